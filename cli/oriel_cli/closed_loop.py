@@ -1,4 +1,4 @@
-"""A small closed-loop load: so many callers, each with one request under way, until the time is over."""
+"""Runs a small closed-loop load: a number of callers, each with one request under way, until the time is over."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ class Shot:
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """What a load brought. latencies_s: of the answers with status 200; others: status or error name -> count."""
+    """The result of a load. latencies_s: of the answers with status 200; others: status or error name -> count."""
 
     elapsed_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Figures:
 
 
 async def drive(client: HttpClient, shot: Shot, *, callers: int, duration_s: float) -> Figures:
-    """Send `shot` from `callers` callers at once for `duration_s`; every request that was begun is waited for."""
+    """Send `shot` from `callers` callers at once for `duration_s`; wait for every request that was begun."""
     figures = Figures()
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:

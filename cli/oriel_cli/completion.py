@@ -1,4 +1,4 @@
-"""`oriel completion bash|zsh|fish`: a script that completes commands, flags and values, made from the parsers."""
+"""`oriel completion bash|zsh|fish`: prints a script, made from the parsers, to complete commands and flags."""
 
 import argparse
 import importlib
@@ -49,7 +49,7 @@ def whole_parser() -> Parser:
 
 
 def _complete_paths(parser: argparse.ArgumentParser) -> None:
-    """Where a path is wanted, files or folders are offered."""
+    """Offer files or folders for options that take a path."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

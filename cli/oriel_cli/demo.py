@@ -1,4 +1,4 @@
-"""`oriel demo`: what batching brings, measured through the gateway on the models `mlp_single` (off) and `mlp` (on)."""
+"""`oriel demo` measures what batching brings, through the gateway on the models `mlp_single` (off) and `mlp` (on)."""
 
 import argparse
 import asyncio
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _gateway(admin_port: int | None) -> Iterator[tuple[str, int]]:
-    """Address of the running demo's gateway; if none runs, of one started for as long as the context lasts."""
+    """Yield the address of the running demo's gateway; if none runs, start one for as long as the context lasts."""
     try:
         instance = state.pick(admin_port)
     except CommandFailed:

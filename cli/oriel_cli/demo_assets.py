@@ -1,4 +1,4 @@
-"""Where the demo's files are: in the installed package, else in the checkout around it; and what it generates."""
+"""Finds the demo's files, in the installed package or else in the checkout around it, and generates its models."""
 
 import hashlib
 import sys
@@ -28,14 +28,14 @@ class DemoAssets:
 
     @property
     def prepare(self) -> Sequence[str]:
-        """The command that generates the models; empty when they are there."""
+        """Return the command that generates the models; empty if they are there."""
         if self.generated.is_dir():
             return ()
         return [sys.executable, "-P", "-m", "oriel_cli.generate", *map(str, self.generators), str(self.generated)]
 
 
 def find() -> DemoAssets:
-    """The demo's files. Raises StartFailed when this installation has none."""
+    """Find the demo's files. Raises StartFailed if this installation has none."""
     package = Path(__file__).resolve().parent
     roots = [(package / "_demo" / "examples", package / "_demo" / "policies")]
     checkout = package.parent.parent

@@ -1,7 +1,7 @@
-"""What the command line and the supervisor refuse.
+"""Errors of the command line and the supervisor.
 
 CommandFailed              the command cannot do what was asked; one line for a person, exit code 1
-StartFailed (oriel_wire)   something cannot start; one line with the mend, exit code 2
+StartFailed (oriel_wire)   something cannot start; one line that says how to fix it, exit code 2
 """
 
 __all__ = ["CommandFailed"]

@@ -1,4 +1,4 @@
-"""`oriel policies explain`: what would apply to a call with this credential, and why; never the credential itself."""
+"""`oriel policies explain` prints what would apply to a call with a credential, never the credential itself."""
 
 import argparse
 import asyncio
@@ -14,6 +14,7 @@ from oriel_cli.errors import CommandFailed
 from oriel_policies.documents import ApiKey, Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
 from oriel_policies.explain import Asked, explain
+from oriel_wire.objects.errors import BadStoreUrl
 
 __all__ = ["add_arguments", "read", "run"]
 
@@ -36,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(where: str) -> Mapping[str, bytes]:
-    """The files a gateway would read: of a folder, or of an object store's. Raises CommandFailed."""
-    from oriel_gateway.sources import FolderSource
+    """Read the files that a gateway would read, from a folder or an object store. Raises CommandFailed."""
+    from oriel_gateway.documents.source import FolderSource
 
     try:
         if "://" in where:
             return asyncio.run(_fetched(where))
         return FolderSource(Path(where)).read()
-    except ValueError as error:
+    except BadStoreUrl as error:
         raise CommandFailed(str(error)) from error
     except BadDocument as bad:
         raise CommandFailed(f"'{where}': {bad.reason}") from bad
@@ -51,10 +52,10 @@ def read(where: str) -> Mapping[str, bytes]:
 
 async def _fetched(url: str) -> Mapping[str, bytes]:
     from oriel_gateway.app import mirror_of
-    from oriel_gateway.mirror import StoreFailed
-    from oriel_gateway.sources import FolderSource, store_url
+    from oriel_gateway.documents.mirror import StoreFailed
+    from oriel_gateway.documents.source import FolderSource, store_location
 
-    mirror = mirror_of(store_url(url), None)
+    mirror = mirror_of(store_location(url), None)
     try:
         await mirror.start()
         return FolderSource(mirror.folder).read()
@@ -65,7 +66,7 @@ async def _fetched(url: str) -> Mapping[str, bytes]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per room; 0 if the call would go to a pool, 1 if it would be refused."""
+    """Print one line per step of the decision; return 0 if the call would go to a pool, 1 if it would be refused."""
     try:
         documents = read(args.policies)
         snapshot = compile_documents(documents)
@@ -113,11 +114,11 @@ def _identify(snapshot: Snapshot, credential: str) -> ApiKey | None:
     key = snapshot.keys.get(digest)
     if key is not None or not snapshot.issuers:
         return key
-    from oriel_gateway.identity import looks_like_token
+    from oriel_gateway.identity.keys import looks_like_token
 
     if not looks_like_token(credential):
         return None
-    from oriel_gateway.explain_token import explain_token
+    from oriel_gateway.identity.explain_token import explain_token
 
     found, why = explain_token(snapshot, credential, digest)
     if found is None:

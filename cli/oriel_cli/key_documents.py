@@ -45,7 +45,7 @@ def add_key(path: Path, tenant: str, key: dict[str, Any]) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One writer at a time in the document's folder: of two, the one that reads first would lose its key again."""
+    """Lock the document's folder: of two writers at once, one would lose its key."""
     try:
         folder = os.open(path.resolve().parent, os.O_RDONLY)
     except OSError as error:
@@ -116,7 +116,7 @@ def _in_toml(text: str, tenant: str, key: dict[str, Any]) -> str | None:
 
 
 def _same(changed: str, wanted: dict[str, Any], tenant: str) -> bool:
-    """Whether the text means `wanted`; the order of the tenant's keys says nothing."""
+    """Tell whether the text means `wanted`, in any order of the tenant's keys."""
     try:
         got = tomllib.loads(changed)
         for document in (got, wanted):
@@ -127,7 +127,7 @@ def _same(changed: str, wanted: dict[str, Any], tenant: str) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """A reader sees the old document or the new one."""
+    """Replace the document at once: a reader sees the old one or the new one."""
     try:
         old = path.stat()
         descriptor, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.resolve().parent)

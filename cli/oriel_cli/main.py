@@ -36,7 +36,7 @@ COMMANDS = {
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
     "logic new": _Entry("oriel_logic.dev.new", "make a folder with a service, its test, a sample and its settings"),
-    "logic dev": _Entry("oriel_logic.dev.command", "run a service while you write it: reloads when you save"),
+    "logic dev": _Entry("oriel_logic.dev_command", "run a service while you write it: reloads when you save"),
     "logic build": _Entry("oriel_logic.dev.build", "make a folder from which an image of your services is built"),
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),
     "models": _Entry("oriel_cli.models", "list, load and unload a server's models, and how they do"),

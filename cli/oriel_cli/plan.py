@@ -1,4 +1,4 @@
-"""From the flags of `oriel up` to the three units it supervises."""
+"""Turns the flags of `oriel up` into the three units that it supervises."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ from oriel_wire.errors import StartFailed
 __all__ = ["add_arguments", "units"]
 
 LOOPBACK = "127.0.0.1"
-# Fixed defaults: DESIGN.md names them and clients rely on them.
+# Fixed defaults: clients rely on them.
 PORTS = {
     "gateway": {"http": 8080, "grpc": 8081, "admin": 8082},
     "logic": {"http": 8090, "admin": 8092},

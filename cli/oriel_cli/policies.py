@@ -1,4 +1,4 @@
-"""`oriel policies check|schema|explain`: would a gateway take these documents, and what would they do to a call?"""
+"""`oriel policies check|schema|explain`: checks policy documents and explains what they do to a call."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What `oriel up` says when everything is ready: for people, or as one line of JSON."""
+"""Prints the state of `oriel up` once everything is ready: for people, or as one line of JSON."""
 
 import json
 import os

@@ -1,7 +1,7 @@
-"""What survives between commands: which instances run, and files generated for the demo.
+"""Keeps state between commands: the running instances, and files generated for the demo.
 
 Everything lies under $ORIEL_STATE, else ${XDG_STATE_HOME:-~/.local/state}/oriel. A running `oriel up` is one small
-file named by its admin port; the file goes when the instance stops, and one left by a killed instance is told by its
+file named by its admin port; the file goes when the instance stops, and one of a killed instance is recognised by its
 process id.
 """
 
@@ -51,7 +51,7 @@ def remember(instance: Instance) -> None:
 
 
 def forget(admin_port: int) -> None:
-    """The instance has stopped."""
+    """Remove the file of an instance that has stopped."""
     _path(admin_port).unlink(missing_ok=True)
 
 

@@ -2,8 +2,8 @@
 
 Start: all at once; each must answer its readiness URL. A unit that dies before all are ready ends everything: the
 reason is on stderr, printed by the unit itself. Afterwards a unit that dies is started again, after 0.2 s doubling to
-5 s. Stop: in the order of the list, SIGTERM to the unit, SIGKILL to its process group when it has gone or the grace
-is over; a unit that takes longer than a second is named with what it says of itself and the time it has left. Each unit
+5 s. Stop: in the order of the list, SIGTERM to the unit, SIGKILL to its process group when it has ended or the grace
+is over; a unit that takes longer than a second is named with its own report and the time it has left. Each unit
 leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor.
 
 Should the supervisor itself be killed, the kernel closes the write end of the lifeline pipe and every unit sees it.
@@ -32,7 +32,7 @@ REAP_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """How patient a supervisor is, in seconds."""
+    """Time limits of a supervisor, in seconds."""
 
     start_s: float = 180.0
     prepare_s: float = 120.0
@@ -111,7 +111,7 @@ class Supervisor:
             try:
                 await unit.start()
             except StartFailed:
-                # The unit said why on stderr; ended() returns at once and the next try waits longer.
+                # The reason is on stderr; ended() returns at once and the next try waits longer.
                 continue
             except OSError as refused:
                 self._say(f"{unit.name} cannot be started: {refused.strerror}")
@@ -172,7 +172,10 @@ class Unit:
         return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
 
     async def stop(self, deadline: float, say: Callable[[str], None]) -> None:
-        """SIGTERM, wait until `deadline` (monotonic), SIGKILL to the whole group. say: hears what it is waited for."""
+        """SIGTERM, wait until `deadline` (monotonic), SIGKILL to the whole group.
+
+        say: gets a line about what the stop waits for.
+        """
         process = self._process
         if process is None:
             return
@@ -209,12 +212,12 @@ class Unit:
             ended.cancel()
 
     def kill(self) -> None:
-        """SIGKILL to whatever is left of the process group."""
+        """Send SIGKILL to what is left of the process group."""
         if self._process is not None:
             _kill_group(self._process.pid)
 
     async def reap(self) -> None:
-        """Take note of the end of a killed process, so that no zombie stays."""
+        """Collect the exit status of a killed process, so that no zombie stays."""
         if self._process is not None:
             try:
                 async with asyncio.timeout(REAP_S):
@@ -225,7 +228,7 @@ class Unit:
             self._process = None
 
     async def models(self) -> list[dict[str, Any]]:
-        """What the unit says it serves; empty when it serves none or does not answer."""
+        """Return the models that the unit reports; empty if it serves none or does not answer."""
         if self.spec.models is None:
             return []
         label, path = self.spec.models

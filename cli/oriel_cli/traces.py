@@ -1,4 +1,4 @@
-"""The last traces in memory: what `oriel up` keeps so that `oriel trace` can show one without a collector.
+"""Keeps the last traces in memory, so that `oriel trace` can show one without a collector.
 
 `TraceStore` is the bounded memory; `routes` is its OTLP/HTTP receiver and reader, served on loopback.
 """
@@ -49,7 +49,7 @@ class StoredSpan:
 
     @property
     def size_bytes(self) -> int:
-        """What it may hold in memory: a fixed share and its texts."""
+        """Estimate its memory: a fixed share and its texts."""
         texts = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in self.attributes.items())
         return 512 + len(self.name) + len(self.unit) + len(self.error) + 64 * len(self.attributes) + texts
 

@@ -1,4 +1,4 @@
-"""What the supervisor needs to know of a unit, as data."""
+"""Describes a unit to the supervisor, as data."""
 
 import errno
 import random

@@ -95,7 +95,7 @@ class _Session:
 
 
 def _refuse_unready(models: Sequence[Mapping[str, Any]]) -> None:
-    """The demo without one of its models shows nothing; elsewhere the others go on serving."""
+    """Refuse to start the demo without one of its models; elsewhere the others are served."""
     unready = [model for model in models if model.get("state") != "READY"]
     if unready:
         names = ", ".join(str(model.get("name")) for model in unready)

@@ -9,7 +9,7 @@ WIDTH = 100
 NAME_COLUMNS = 34
 UNIT_COLUMNS = 10
 BAR_COLUMNS = 34
-# Said once in the heading, or noise in a picture of time.
+# Shown once in the heading, or noise in a picture of time.
 HEADING = ("oriel.tier", "oriel.tenant")
 HIDDEN = frozenset({*HEADING, "oriel.request_id"})
 

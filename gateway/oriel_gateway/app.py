@@ -3,25 +3,27 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from oriel_gateway.access_log import AccessLog
-from oriel_gateway.admin import admin_app
-from oriel_gateway.compiler import BadFolder, FolderCompiler
+from oriel_gateway.admin.app import admin_app
+from oriel_gateway.admin.guard import admin_token
 from oriel_gateway.core import Gateway
-from oriel_gateway.guard import admin_token
-from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.documents.compiler import BadFolder, FolderCompiler
+from oriel_gateway.documents.mirror import Mirror, StoreFailed
+from oriel_gateway.documents.reload import Reloader
+from oriel_gateway.documents.source import FolderSource, PolicySource
+from oriel_gateway.documents.stored import LIMITS, StoredDocuments
+from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.ingress.http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
-from oriel_gateway.mirror import Documents, Mirror, StoreFailed
-from oriel_gateway.reload import Reloader
+from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.settings import Settings
-from oriel_gateway.sources import FolderSource, PolicySource, StoreUrl
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
@@ -31,24 +33,25 @@ from oriel_wire.engine.process import connection_places, listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
-
-__all__ = ["compiler_of", "documents_at", "load", "mirror_of", "public_limits", "serve"]
+from oriel_wire.objects.client import Location
+from oriel_wire.objects.errors import ClientUnusable
+from oriel_wire.objects.opening import open_client
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
-REFUSE_S = 5.0  # before the end of the drain: what still waits then is refused
-# Young objects before a walk, and walks before the older are walked: a call that waits is walked each time, and one
-# that has ended leaves nothing that only the collector could free.
+REFUSE_S = 5.0  # so long before the end of the drain, calls that still wait are refused
+# The young generation is collected rarely, and the older ones after few collections: a call that waits is traversed
+# each time, and a call that has ended leaves nothing that only the collector could free.
 COLLECTOR = (20_000, 5, 20)
 
 
 def compiler_of(settings: Settings, folder: Path) -> FolderCompiler:
-    """Of documents in `folder` that have the pools whose addresses the command line names."""
+    """Return the compiler of the documents in `folder` that have the pools whose addresses the command line names."""
     return FolderCompiler(folder, {*settings.endpoints, *settings.grpc_endpoints})
 
 
 async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
-    """The documents of the compiler with the addresses of the command line. Raises BadDocument.
+    """Return the compiler's documents with the addresses of the command line. Raises BadDocument.
 
     compiler: see `compiler_of`.
     """
@@ -73,7 +76,9 @@ def _addressed(settings: Settings, snapshot: Snapshot) -> Snapshot:
 
 
 async def _limiter(settings: Settings) -> Limiter:
-    """Raises StartFailed for a limiter that cannot be; one that does not answer is no reason not to start."""
+    """Build the limiter. Raises StartFailed if it cannot be built; one that does not answer does not prevent the
+    start.
+    """
     if settings.limiter == "embedded":
         if settings.quota_file is None:
             return EmbeddedLimiter()
@@ -82,7 +87,7 @@ async def _limiter(settings: Settings) -> Limiter:
         return EmbeddedLimiter(file=file)
     parts = urlsplit(settings.limiter)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise StartFailed("the limiter is neither 'embedded' nor redis://HOST:PORT/DB: mend --limiter or ORIEL_LIMITER")
+        raise StartFailed("the limiter is neither 'embedded' nor redis://HOST:PORT/DB: fix --limiter or ORIEL_LIMITER")
     try:
         from oriel_gateway.limits.redis_ledger import RedisLedger
     except ImportError as error:
@@ -102,7 +107,7 @@ async def _limiter(settings: Settings) -> Limiter:
 
 
 def public_limits() -> HttpLimits:
-    """Of the HTTP port. How large a body may be is its pool's to say, once its sender is known."""
+    """Return the limits of the HTTP port. A body's size is limited by its pool, once its sender is known."""
     return HttpLimits(max_connections=connection_places(HttpLimits().max_connections), max_body_bytes=1 << 40)
 
 
@@ -119,35 +124,22 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         with compiler_of(settings, mirror.folder) as compiler:
             await _serve(settings, stop, compiler, FolderSource(mirror.folder), mirror)
     except StoreFailed as error:
-        raise StartFailed(f"the policies cannot be had: {error}") from error
+        raise StartFailed(f"the policies cannot be fetched: {error}") from error
     finally:
         await mirror.leave()
 
 
-def documents_at(url: StoreUrl) -> Documents:
-    """Raises StartFailed if the client's package is missing, StoreFailed if it cannot use the environment."""
+def mirror_of(location: Location, state: Path | None) -> Mirror:
+    """A mirror of the documents at `location`; no request is sent yet. Raises StartFailed."""
+    # obstore's own variable for an S3-compatible store; aiobotocore reads AWS_ENDPOINT_URL itself.
+    endpoint = os.environ.get("AWS_ENDPOINT", "") if location.kind == "s3" else ""
     try:
-        if url.kind == "s3":
-            from oriel_gateway.sources_s3 import S3Documents
-
-            return S3Documents(url)
-        from oriel_gateway.sources_object import ObjectDocuments
-
-        return ObjectDocuments(url)
-    except ImportError as error:
-        extra = {"s3": "s3", "gs": "gcs", "az": "azure"}[url.kind]
-        lacking = f"policies at {url.kind}:// need more packages: pip install 'oriel-serving[{extra}]'"
-        raise StartFailed(lacking) from error
-
-
-def mirror_of(url: StoreUrl, state: Path | None) -> Mirror:
-    """Of what lies at `url`; nothing is asked yet. Raises StartFailed."""
-    try:
-        return Mirror(url, documents_at(url), state)
-    except StoreFailed as error:
-        raise StartFailed(str(error)) from error
+        documents = StoredDocuments(location, open_client(replace(location, endpoint=endpoint), LIMITS))
+        return Mirror(location, documents, state)
+    except ClientUnusable as error:
+        raise StartFailed(f"the policies cannot be read: {error}") from error
     except OSError as error:
-        raise StartFailed(f"there is no place for a copy of the policies: {error.strerror}") from error
+        raise StartFailed(f"a folder for a copy of the policies cannot be made: {error.strerror}") from error
 
 
 async def _serve(
@@ -175,14 +167,14 @@ async def _serve(
         sample_ratio=settings.trace_sample_ratio,
         cache_bytes=settings.cache_bytes,
     )
-    gateway.access_log = access_log
+    gateway.records.access_log = access_log
     gateway.documents.store = mirror.state if mirror is not None else None
     try:
         http: HttpServer = HttpServer(limits)
         tls = certificates.context if certificates is not None else None
         await http.open(lambda: ClientConnection(http, gateway), http_socket, tls=tls)
         grpc = await serve_grpc(gateway, grpc_socket, certificates)
-        # What exists now lives as long as the process: keep it out of every later collection.
+        # All objects of now live as long as the process: they are kept out of every later collection.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECTOR)
@@ -226,8 +218,8 @@ async def _serve(
 
 
 def _ask(reloader: Reloader, mirror: Mirror | None) -> None:
-    """Somebody wants the documents read now."""
-    reloader.ask()
+    """Read the documents now (SIGHUP)."""
+    reloader.request()
     if mirror is not None:
         mirror.ask()
 

@@ -1,4 +1,4 @@
-"""Why the gateway does not pass a request on.
+"""The errors with which the gateway refuses a request.
 
 Refused    carries an `Outcome` (the metric label and `error.reason`) and a sentence; ingress files map it to a status
 """
@@ -10,10 +10,12 @@ __all__ = ["Outcome", "Refused", "stopping"]
 
 
 class Outcome(StrEnum):
-    """How a call ended, as metrics and `error.reason` name it. docs/errors.md is the catalogue."""
+    """How a request ended. The names are the events of `oriel_wire.outcomes`; the values are published, as
+    `error.reason`, metric label and log field, and docs/errors.md lists them.
+    """
 
     ANSWERED = "answered"
-    BAD_REQUEST = "bad_request"
+    INVALID_REQUEST = "bad_request"
     UNAUTHENTICATED = "unauthenticated"
     IDENTITY_UNAVAILABLE = "identity_unavailable"
     TIER_NOT_ALLOWED = "tier_not_allowed"
@@ -34,16 +36,17 @@ class Outcome(StrEnum):
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     UPSTREAM_BROKEN = "upstream_broken"
     SERVER_STOPPING = "server_stopping"
-    CLIENT_LEFT = "client_left"
+    CALLER_LEFT = "client_left"
 
     __hash__ = str.__hash__  # the enumeration's own is a function in Python, called wherever outcomes are counted
 
 
 class Refused(Exception):
-    """A call is not, or not any more, served. retry_after_s: whole seconds, None = retrying does not help.
+    """A call is not served, or not any more.
 
-    headers: further header lines for HTTP, lower-case names. more: further members of the error's JSON object, for
-    clients of the OpenAI API.
+    retry_after_s: whole seconds; None if a retry does not help.
+    headers: further header lines for HTTP, with lower-case names.
+    more: further members of the error's JSON object, for clients of the OpenAI API.
     """
 
     def __init__(
@@ -64,6 +67,6 @@ class Refused(Exception):
 
 
 def stopping() -> Refused:
-    """Of a call that this gateway, which shuts down, has sent to nobody."""
+    """Build the refusal of a call that this gateway has not sent to a server before it shuts down."""
     message = "the gateway is shutting down, and the call has not been sent to a server"
     return Refused(Outcome.SERVER_STOPPING, message, retry_after_s=1)

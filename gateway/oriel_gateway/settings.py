@@ -1,48 +1,179 @@
-"""What one gateway process is told at start."""
+"""The settings of one gateway process, with the flags of `oriel gateway` in their metadata."""
 
+import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from oriel_gateway.routing_state import CACHE_BYTES
-from oriel_gateway.sources import StoreUrl
-
-__all__ = ["Settings"]
+from oriel_gateway.documents.source import store_location
+from oriel_wire.flags import Flag, flag
+from oriel_wire.objects.client import Location
+from oriel_wire.objects.errors import BadStoreUrl
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
+
+_OVERRIDE = re.compile(r"([A-Za-z0-9._-]+)=(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
+
+
+def _override(text: str) -> tuple[str, tuple[str, int]]:
+    match = _OVERRIDE.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not POOL=HOST:PORT")
+    return match[1], (match[2].strip("[]"), int(match[3]))
+
+
+def _limiter(text: str) -> str:
+    parts = urlsplit(text)
+    if text != "embedded" and (parts.scheme not in ("redis", "rediss") or not parts.hostname):
+        raise argparse.ArgumentTypeError("a limiter is 'embedded', redis://HOST:PORT/DB or rediss://HOST:PORT/DB")
+    if parts.password:
+        raise argparse.ArgumentTypeError(
+            "others can read this process's arguments: put the password into ORIEL_LIMITER_PASSWORD"
+        )
+    return text
+
+
+def _policies(text: str) -> Path | Location:
+    if "://" not in text:
+        return Path(text)
+    try:
+        return store_location(text)
+    except BadStoreUrl as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")
+    return int(text)
+
+
+def _addresses(name: str, protocol: str) -> dict[str, tuple[Flag, ...]]:
+    return flag(
+        name,
+        dest=name.removeprefix("--").replace("-", "_"),
+        type=_override,
+        action="append",
+        default=[],
+        metavar="POOL=HOST:PORT",
+        help=f"{protocol} address of a pool, instead of the document's; may be repeated",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """policies: a folder, or where it is kept in an object store. state: a folder for what outlives this process, None:
-    nothing does.
-    endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
+    """The help of each flag describes its field; this is the rest.
 
-    quota_file: where the embedded limiter keeps its quotas, None: nowhere. limiter: "embedded" or the URL of a Redis;
-    limiter_replicas: gateways that share it, as long as it has not said how many there are. limiter_ca: PEM file of who
-    signs for a rediss:// one; None, or not there at start: whom this machine trusts.
-    tls_cert, tls_key: PEM files of both public ports, or neither; they are looked at each second.
-    cache_bytes: for kept answers of deterministic routes, 0 = keep none.
-    admin_pages: "token", or "loopback": without a token only whoever asks from this machine reads them.
+    endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
+    limiter: "embedded" or the URL of a Redis. limiter_replicas: used until the limiter has counted the gateways itself.
+    limiter_ca: if it is None, or there is no such file at start, the machine's own certificate authorities count.
+    tls_cert, tls_key: both or neither; they are checked for changes each second.
+    access_log: a path or "-"; "" writes none. quota_file: None keeps the quotas in memory only.
+    state: a folder for files that outlive this process; None if nothing does.
     """
 
-    policies: Path | StoreUrl
-    state: Path | None = None
-    host: str = "127.0.0.1"
-    http_port: int = 8080
-    grpc_port: int = 8081
-    admin_host: str = "127.0.0.1"
-    admin_port: int = 8082
-    admin_pages: str = "token"
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    endpoints: Addresses = field(default_factory=dict)
-    grpc_endpoints: Addresses = field(default_factory=dict)
-    trace_sample_ratio: float = 1.0
-    access_log: str = ""  # a path or "-", "" is none
-    quota_file: Path | None = None
-    limiter: str = field(default="embedded", repr=False)
+    policies: Path | Location = field(
+        metadata=flag(
+            "--policies",
+            type=_policies,
+            required=True,
+            metavar="DIR|URL",
+            help="folder of policy documents (TOML), or s3://bucket/prefix, gs://bucket/prefix, "
+            "az://account/container/prefix; credentials come from the environment",
+        )
+    )
+    host: str = field(
+        default="127.0.0.1", metadata=flag("--host", help="address of the public ports (default %(default)s)")
+    )
+    http_port: int = field(
+        default=8080, metadata=flag("--http-port", type=int, help="public HTTP (default %(default)s)")
+    )
+    grpc_port: int = field(
+        default=8081, metadata=flag("--grpc-port", type=int, help="public gRPC (default %(default)s)")
+    )
+    admin_host: str = field(
+        default="127.0.0.1", metadata=flag("--admin-host", help="address of the admin port (default %(default)s)")
+    )
+    admin_port: int = field(
+        default=8082, metadata=flag("--admin-port", type=int, help="health, metrics, queues (default %(default)s)")
+    )
+    admin_pages: str = field(
+        default="token",
+        metadata=flag(
+            "--admin-pages",
+            choices=("token", "loopback"),
+            help="where --admin-host is wider than loopback and there is no token: do not start, or show queues, "
+            "decisions and policies to this machine only (default %(default)s)",
+        ),
+    )
+    tls_cert: Path | None = field(
+        default=None,
+        metadata=flag("--tls-cert", type=Path, metavar="FILE", help="certificate chain of both public ports, PEM"),
+    )
+    tls_key: Path | None = field(
+        default=None,
+        metadata=flag("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change"),
+    )
+    cache_bytes: int = field(
+        default=64 << 20,
+        metadata=flag(
+            "--cache-bytes",
+            type=_count,
+            metavar="N",
+            help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
+        ),
+    )
+    endpoints: Addresses = field(default_factory=dict, metadata=_addresses("--endpoint", "HTTP"))
+    grpc_endpoints: Addresses = field(default_factory=dict, metadata=_addresses("--grpc-endpoint", "gRPC"))
+    limiter: str = field(
+        default="embedded",
+        repr=False,
+        metadata=flag(
+            "--limiter",
+            type=_limiter,
+            default=None,
+            metavar="URL",
+            help="who counts: 'embedded' (this process), or redis://HOST:PORT/DB or rediss://... for several "
+            "gateways together; its password comes from ORIEL_LIMITER_PASSWORD (default: ORIEL_LIMITER, else "
+            "embedded)",
+        ),
+    )
+    limiter_replicas: int = field(
+        default=1,
+        metadata=flag(
+            "--limiter-replicas",
+            type=int,
+            metavar="N",
+            help="gateways that share the limiter, until it says how many there are (default %(default)s)",
+        ),
+    )
+    limiter_ca: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--limiter-ca",
+            type=Path,
+            metavar="FILE",
+            help="who signs for a rediss:// limiter, PEM; if there is no such file: whom this machine trusts",
+        ),
+    )
+    access_log: str = field(
+        default="",
+        metadata=flag(
+            "--access-log", metavar="PATH|-", help="a JSON line per request; - is standard output (default none)"
+        ),
+    )
+    quota_file: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--quota-file",
+            type=Path,
+            metavar="FILE",
+            help="where the embedded limiter keeps its quotas over a restart (default: quotas.db in ORIEL_STATE or "
+            "~/.local/state/oriel); 'none' keeps nothing",
+        ),
+    )
     limiter_password: str | None = field(default=None, repr=False)
-    limiter_replicas: int = 1
-    limiter_ca: Path | None = None
-    cache_bytes: int = CACHE_BYTES
+    state: Path | None = None
+    trace_sample_ratio: float = 1.0

@@ -1,4 +1,4 @@
-"""Time and the loop as a seam, so that tests run queues and timers in virtual time."""
+"""An interface for time and the loop, so that tests run queues and timers in virtual time."""
 
 import asyncio
 import heapq
@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "LoopClock", "Timer", "VirtualClock"]
-
 
 class Timer(Protocol):
-    """A scheduled call that may be called off; cancelling twice is fine."""
+    """A scheduled call that may be cancelled; cancelling twice is allowed."""
 
     def cancel(self) -> None: ...
 
@@ -25,7 +23,7 @@ class Clock(Protocol):
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer: ...
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
-        """The only method other threads may call."""
+        """Schedule a callback from any thread. Other methods are for the loop's thread only."""
         ...
 
 
@@ -49,7 +47,7 @@ class LoopClock:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            # The loop closed while a batch was on the device; nobody is left to answer.
+            # The loop closed while a batch was on the device, so there is no caller left to answer.
             if not self._loop.is_closed():
                 raise
 

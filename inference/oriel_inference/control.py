@@ -1,15 +1,16 @@
-"""Model control: what is loaded when. How versions take one another's place is `rollout`'s.
+"""Model control: decides which models are loaded when. `rollout` decides how versions replace one another.
 
-Poll mode acts on a change when two looks in a row found the same: files that are still being copied are left alone. A
-change is looked at a second time shortly after the first, and the polls leave time for that: what is whole is being
-loaded one poll later at the latest. Each repository is followed by itself: one that cannot be read changes nothing and
-keeps no other waiting. So is each model: one that takes long to load keeps no other waiting.
+Poll mode acts on a change when two scans in a row found the same files, so that files that are still being copied are
+left alone. A change is scanned a second time shortly after the first, and the time between polls allows for that, so
+that a complete upload is being loaded one poll later at the latest. Each repository is scanned separately: one that
+cannot be read changes nothing and delays no other. The same holds for models: one that takes long to load delays no
+other.
 
-In the other modes nothing is followed, but what the start could not have for a reason that may pass (a repository that
-could not be read, an object that was refused, a full disk) is looked at again until it has it.
+In the other modes nothing is polled, except for what was missing at the start for a reason that may pass (a repository
+that could not be read, an object that was refused, a full disk): that is scanned again until it is loaded.
 
-Loading an ensemble loads the models of its steps first, those that do not serve yet. Unloading it with its dependents
-unloads them again, but for those that were asked for by name or that another ensemble runs on.
+Loading an ensemble first loads the models of its steps that do not serve yet. Unloading it with its dependents unloads
+them again, except for those that were requested by name or that another ensemble runs on.
 """
 
 import asyncio
@@ -27,20 +28,17 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.ensembles.parts import MAX_DEPTH
 from oriel_inference.errors import ControlRefused, InferenceError, LoadFailed, LoadRefused, ServerStopping, UnknownModel
 from oriel_inference.lifecycle import Catalog, Entry
-from oriel_inference.load_failures import LoadFailures
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, read_parts
-from oriel_inference.repository.survey import Look, Repositories, Repository
-from oriel_inference.rollout import Rollout
+from oriel_inference.repository.scan import Found, Repositories, Repository
+from oriel_inference.rollout import LoadFailures, Rollout
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.near_names import did_you_mean
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.proto import model_config_pb2 as pb
-
-__all__ = ["ModelControl"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +47,12 @@ SETTLE_S = 0.5
 
 
 class ModelControl:
-    """mode: "none", "poll" or "explicit". leave_s: how long a version that leaves may take to finish its requests."""
+    """Loads and unloads models.
+
+    mode: "none", "poll" or "explicit".
+    poll_s: time between polls.
+    leave_s: how long a version that is replaced may take to finish its requests.
+    """
 
     def __init__(
         self,
@@ -90,37 +93,37 @@ class ModelControl:
 
     @property
     def repository_up(self) -> bool:
-        """Whether the last look at the repository found one that can be read."""
+        """Return whether every repository could be read at the last scan."""
         return all(each.up for each in self._repositories)
 
     @property
     def repositories_up(self) -> Mapping[str, bool]:
-        """The same of each, by how it is shown."""
+        """Return the same for each repository, by its shown name."""
         shown = {each.store.shown for each in self._repositories}
         return {name: all(each.up for each in self._repositories if each.store.shown == name) for name in sorted(shown)}
 
     @property
     def unread(self) -> str:
-        """Why a repository could not be read since the start, "" if all were."""
+        """Return why a repository could not be read since the start; "" if all were."""
         return next((each.failure for each in self._repositories.unseen()), "")
 
     @property
     def stores(self) -> Sequence[ModelStore]:
-        """The model repositories."""
+        """Return the model repositories."""
         return self._stores
 
     @property
     def failures(self) -> LoadFailures:
-        """Loads that were refused."""
+        """Return the counts of refused loads."""
         return self._rollout.failures
 
     # Start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self, load_models: Sequence[str] = ()) -> None:
-        """Load what the mode says, then follow the repositories in poll mode. Raises LoadFailed if none can be read, or
-        a folder cannot.
+        """Load what the mode asks for, then poll the repositories in poll mode. Raises LoadFailed if none can be read,
+        or if a folder cannot.
         """
-        await self._repositories.look()
+        await self._repositories.scan()
         unseen = self._repositories.unseen()
         for each in unseen:
             if len(unseen) == len(self._stores) or not each.store.fetches:
@@ -153,11 +156,11 @@ class ModelControl:
             if self._mode == "explicit":
                 await self._load_parts(name, where, None, models=models)
             await self._rollout.replace(name, where, models=models)
-        for each, look in seen.items():
-            each.looks.applied(name, look)
+        for each, found in seen.items():
+            each.changes.applied(name, found)
 
     async def close(self) -> None:
-        """End what is under way; nothing is loaded afterwards. What serves is left to the caller."""
+        """End what is in progress and load nothing afterwards. What serves is left to the caller."""
         self._closed = True
         self._repositories.close()
         self._rollout.close()
@@ -170,7 +173,7 @@ class ModelControl:
             await asyncio.to_thread(self._check.end)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that ends with this object."""
+        """Start a task that ends with this object."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -179,14 +182,14 @@ class ModelControl:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # A refusal is its caller's, who may have left.
+        # A refusal belongs to the caller of the task, who may have left.
         if error is not None and not isinstance(error, InferenceError):
             _log.error("model control failed unexpectedly", exc_info=error)
 
-    # What clients ask for ---------------------------------------------------------------------------------------
+    # Requests of clients ----------------------------------------------------------------------------------------
 
     async def index(self, *, ready: bool = False) -> list[Entry | str]:
-        """The catalog's entries, and the names of models that lie in a repository and were never loaded."""
+        """Return the catalog's entries, and the names of models in the repositories that were never loaded."""
         entries: list[Entry | str] = [
             entry for entry in self._catalog.index() if not ready or entry.state is ModelState.READY
         ]
@@ -196,23 +199,27 @@ class ModelControl:
         return entries
 
     async def _stored(self) -> set[str]:
-        """The models of all repositories, as far as these can be listed."""
-        await self._repositories.look()
+        """Return the models of all repositories that can be listed."""
+        await self._repositories.scan()
         return self._repositories.names()
 
     async def load(
         self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes | memoryview] | None = None
     ) -> None:
-        """Load or reload a model. config: instead of its file. files: `<version>/<path>` -> bytes, instead of its
-        version folders. Goes on if the caller is cancelled. Raises InferenceError.
+        """Load or reload a model. Continues if the caller is cancelled. Raises InferenceError.
+
+        config: replaces the configuration file.
+        files: `<version>/<path>` -> bytes; replaces the version folders.
         """
         self._permit("load")
         await asyncio.shield(self.spawn(self._load(name, config, files or {})))
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Take a model out of service; its requests in flight finish afterwards. dependents: also the models of an
-        ensemble's steps, but for those somebody asked for by name or another ensemble runs on. What is not loaded but
-        could be is left as it is. Raises InferenceError.
+        """Take a model out of service; its requests in flight finish afterwards. A model that is not loaded but could
+        be stays as it is. Raises InferenceError.
+
+        dependents: also unload the models of an ensemble's steps, except for those that were requested by name or that
+        another ensemble runs on.
         """
         self._permit("unload")
         parts = self._rollout.parts(name) if dependents else []
@@ -243,7 +250,7 @@ class ModelControl:
                     raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
                 failure_text = await self._load_from(name, (LocalStore(folder, runs_code=False),), config)
             finally:
-                # The runtime has read or mapped what it needs.
+                # The runtime has read or mapped the files it needs.
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         else:
             try:
@@ -272,7 +279,7 @@ class ModelControl:
         models: int,
         above: tuple[str, ...] = (),
     ) -> None:
-        """Load the models of an ensemble's steps that do not serve; what goes wrong is in their lines of the index."""
+        """Load the models of an ensemble's steps that do not serve; errors are shown in their lines of the index."""
         parts = await asyncio.to_thread(read_parts, stores[0], name, config)
         above = (*above, name)
         missing = [part for part in parts if part not in above and not self._catalog.is_ready(part)]
@@ -289,7 +296,7 @@ class ModelControl:
             await self._load_parts(name, where, None, models=models, above=above)
             await self._rollout.replace(name, where, models=models)
 
-    # Following the repositories ---------------------------------------------------------------------------------
+    # Polling the repositories -----------------------------------------------------------------------------------
 
     async def _watch(self, repository: Repository) -> None:
         delay_s = self._poll_s - self._settle_s
@@ -298,39 +305,39 @@ class ModelControl:
             try:
                 delay_s = await self._poll(repository)
             except Exception:
-                # A surprise in one look must not end the looking.
-                _log.exception("looking at the model repository failed")
+                # An unexpected error in one scan must not end the polling.
+                _log.exception("scanning the model repository failed")
                 delay_s = max(self._poll_s, OUTAGE_POLL_S)
 
     async def _poll(self, repository: Repository) -> float:
-        """One look, two if something has changed; seconds until the next."""
+        """Scan once, and a second time if something has changed; return the seconds until the next poll."""
         began = time.monotonic()
-        looks = await self._look(repository)
-        if looks and repository.looks.unsettled:
+        readable = await self._scan(repository)
+        if readable and repository.changes.unsettled:
             await sleep(self._settle_s)
-            looks = await self._look(repository)
-        if not looks:
+            readable = await self._scan(repository)
+        if not readable:
             return max(self._poll_s, OUTAGE_POLL_S)
         return max(self._settle_s, began + self._poll_s - self._settle_s - time.monotonic())
 
-    async def _look(self, repository: Repository) -> bool:
-        """False if it cannot be read."""
-        if not await repository.look():
+    async def _scan(self, repository: Repository) -> bool:
+        """Scan a repository and act on settled changes; return False if it cannot be read."""
+        if not await repository.scan():
             return False
-        found = repository.found or {}
-        self._seen(repository, found)
-        for name, look in repository.looks.due(found):
-            self.spawn(self._follow(repository, name, look))
+        models = repository.found or {}
+        self._seen(repository, models)
+        for name, found in repository.changes.due(models):
+            self.spawn(self._follow(repository, name, found))
         return True
 
     def _seen(self, repository: Repository, models: Iterable[str]) -> None:
-        """One that could not be read at the start can be now: its models are those of the start too."""
+        """Add the models of a repository that can be read for the first time: they belong to the start, too."""
         if repository.store.shown in self._catalog.unseen:
             self._catalog.unseen.remove(repository.store.shown)
             self._catalog.required.update(models)
 
-    async def _follow(self, repository: Repository, name: str, look: Look) -> None:
-        """Make what serves follow what the repositories hold."""
+    async def _follow(self, repository: Repository, name: str, found: Found) -> None:
+        """Load, replace or unload a model according to what the repositories hold."""
         try:
             if where := self._repositories.where(name):
                 await self._rollout.replace(name, where, models=len(self._repositories.names()))
@@ -338,19 +345,19 @@ class ModelControl:
                 self._catalog.required.discard(name)
                 await self._rollout.remove(name)
         finally:
-            repository.looks.applied(name, look)
+            repository.changes.applied(name, found)
 
     async def _complete(self, repository: Repository, wanted: set[str], *, everything: bool) -> None:
-        """Of the models of the start, those that failed for a reason that may pass.
+        """Load those models of the start that failed for a reason that may pass.
 
-        everything: all models of the repository are wanted, not only those that were named.
+        everything: all models of the repository are wanted, not only the named ones.
         """
         store = repository.store
         lacking = {name for name in wanted if store.retries(name)}
         while lacking or repository.found is None:
             first = repository.found is None
             await sleep(OUTAGE_POLL_S)
-            if not await repository.look():
+            if not await repository.scan():
                 continue
             found = set(repository.found or ())
             if first:
@@ -372,7 +379,9 @@ class ModelControl:
 
 
 def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:
-    """Files a client sent with its load. Raises LoadFailed for a name that is not `<version>/<path>`."""
+    """Write the files that a client sent with its load request. Raises LoadFailed for a name that is not
+    `<version>/<path>`.
+    """
     for name, data in files.items():
         parts = name.split("/")
         inside = all(part not in ("", ".", "..") and "\0" not in part and len(part) <= 255 for part in parts)

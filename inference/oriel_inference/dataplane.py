@@ -1,24 +1,24 @@
-"""From a decoded v2 request to its answer: model, fit, deadline, batcher, response. Knows no protocol.
+"""Leads a decoded v2 request to its answer: model, fit, deadline, batcher, response. It knows no protocol.
 
-`infer` is synchronous and never waits: the reply comes later on the loop, or now if the request is refused. There is
-no task per request.
+`infer` is synchronous and never waits: the reply comes later on the loop, or immediately if the request is refused.
+There is no task per request.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.batching.call import Emit as CallEmit
-from oriel_inference.classification import top_classes
-from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
+from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, NotSupported
 from oriel_inference.fitting import Fitted, check_parameters
 from oriel_inference.lifecycle import Catalog, ServingModel
+from oriel_inference.model import TensorSpec
 from oriel_wire.context import CallContext
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, RequestedOutput, Tensor
-
-__all__ = ["Completion", "Dataplane", "Emit", "respond"]
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +26,13 @@ Emit = Callable[[InferResponse, Callable[[], None], bool], None]
 
 
 class Completion:
-    """How a call ended. answer: set on success, else error; response with it, unless the model is decoupled.
+    """The outcome of a call.
 
-    queued_s: when it entered the queue. serving: the version that had it. rows: its own.
+    answer: set on success, else `error` is set.
+    response: set on success, unless the model is decoupled.
+    queued_s: when the call was queued.
+    serving: the version that it was queued for.
+    rows: rows of the call.
     """
 
     __slots__ = ("answer", "error", "queued_s", "response", "rows", "serving")
@@ -56,10 +60,10 @@ def _nobody(_: Completion) -> None:
 
 
 class _Inference:
-    """One that is under way: what its answer needs, and no more. Thousands may wait: each of their objects is walked by
-    the garbage collector and has left the processor's caches when its turn comes.
+    """An inference in progress: what its answer needs, and no more. Thousands may wait, and the garbage collector walks
+    each of their objects, which have left the caches of the processor when their turn comes.
 
-    asked: the outputs wanted; None for all.
+    asked: the requested outputs; None for all.
     """
 
     __slots__ = ("asked", "call", "left", "queued_s", "reply", "request_id", "rows", "serving")
@@ -84,7 +88,7 @@ class _Inference:
         self.left = left
 
     def finish(self, result: Answer | InferenceError) -> None:
-        """The batcher's word."""
+        """Take the batcher's result and call the reply."""
         error: InferenceError | None = None
         response: InferResponse | None = None
         answer: Answer | None = None
@@ -99,24 +103,26 @@ class _Inference:
             except InferenceError as refusal:
                 error = refusal
         self.reply(Completion(self.queued_s, self.serving, self.rows, response=response, answer=answer, error=error))
-        self.reply = self.left = _nobody  # they know the exchange, which knows `leave`: a circle
+        self.reply = self.left = _nobody  # they refer to the exchange, which refers to `leave`: a cycle
 
     def leave(self) -> None:
-        """The caller's departure."""
+        """Remove the call, because its caller went away."""
         if self.serving.batcher.leave(self.call):
             self.left(Completion(self.queued_s, self.serving, self.rows, error=CallerLeft()))
             self.reply = self.left = _nobody
 
 
 class Dataplane:
-    """now: the batchers' clock."""
+    """Starts inferences. now: the clock of the batchers."""
 
     def __init__(self, catalog: Catalog, now: Callable[[], float]) -> None:
         self._catalog = catalog
         self.now = now
 
     def parts(self, model: str, version: str) -> set[str]:
-        """The models of an ensemble's steps, and of theirs if they are ensembles; none of what does not serve."""
+        """Return the models of an ensemble's steps, and of their steps if they are ensembles; none for what does not
+        serve.
+        """
         found: set[str] = set()
         ahead = [(model, version)]
         while ahead:
@@ -138,12 +144,16 @@ class Dataplane:
         left: Callable[[Completion], None],
         emit: Emit | None = None,
     ) -> Callable[[], None]:
-        """Start one inference. size_bytes: what the request occupies while it waits. emit: takes the responses of a
-        decoupled model, each with what to call once it is written and whether the model said that it is the last; the
-        reply then only says how it ended.
+        """Start one inference.
 
-        Returns the function to call when the caller leaves: then the reply never comes, `left` is called instead.
-        Raises InferenceError or BadMessage, and then neither comes.
+        size_bytes: memory that the request occupies while it waits.
+        reply: called with the outcome.
+        left: called instead of `reply` when the caller leaves.
+        emit: receives the responses of a decoupled model, each with a function to call once it is written, and whether
+        the model marked it as the last; `reply` then has no response.
+
+        Returns the function to call when the caller leaves. Raises InferenceError or BadMessage; then neither `reply`
+        nor `left` is called.
         """
         serving = self._catalog.get(request.model_name, request.model_version)
         decoupled = serving.spec.decoupled
@@ -184,9 +194,10 @@ class Dataplane:
         request: InferRequest,
         emit: CallEmit | None = None,
     ) -> Call:
-        """A request that fits as its model's batcher sees it. inputs: in place of those it was fitted with.
+        """Make the batcher's call of a request that fits its model.
 
-        request: what the client sent, but for the inputs.
+        inputs: used instead of the inputs of `fitted`.
+        request: the client's request; its inputs may be missing.
         """
         policy = serving.spec.queue.of(fitted.level)
         deadline, give_up_s = policy.limits(queued_s, ctx.deadline, fitted.timeout_s)
@@ -235,7 +246,7 @@ def _relayed(
 def respond(
     serving: ServingModel, asked: Sequence[RequestedOutput] | None, request_id: str, found: Sequence[Array]
 ) -> InferResponse:
-    """The outputs asked for (None: all), in that order; a Python model may leave some out."""
+    """Build the response with the requested outputs (None: all) in that order. A Python model may leave some out."""
     spec = serving.spec
     if asked is None:
         outputs = [
@@ -259,3 +270,26 @@ def respond(
     if type(found) is Outputs:
         response.parameters = found.parameters
     return response
+
+
+def top_classes(array: Array, spec: TensorSpec, count: int, *, batched: bool) -> Array:
+    """Return the `count` largest values, largest first, as `value:index` or `value:index:label` (BYTES).
+
+    array: [rows, ...] -> [rows, min(count, values per row)]; without a batch dimension [...] -> [classes].
+    Raises InvalidRequest for an output whose elements are not numbers.
+    """
+    if array.dtype.kind not in "fiu" or spec.datatype == "BF16":
+        raise InvalidRequest(f"output {spec.name[:64]!r} has datatype {spec.datatype}, classes need numbers")
+    rows = array.reshape(array.shape[0] if batched else 1, -1)
+    count = min(count, rows.shape[1])
+    # A stable sort, so that equal values keep the order of their indexes.
+    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    result = np.empty(order.shape, dtype=object)
+    for row, indexes in enumerate(order):
+        result[row] = [_class(rows[row, index], int(index), spec.labels) for index in indexes]
+    return result if batched else result[0]
+
+
+def _class(value: float, index: int, labels: tuple[str, ...]) -> bytes:
+    text = f"{value:f}:{index}" if isinstance(value, np.floating) else f"{value}:{index}"
+    return f"{text}:{labels[index]}".encode() if index < len(labels) else text.encode()

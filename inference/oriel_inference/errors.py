@@ -1,31 +1,31 @@
-"""What can go wrong with a request or a model.
+"""The errors of a request and of a model.
 
 InferenceError              one request cannot be answered; carries an Outcome and facts, never a status code
 ├── InvalidRequest          it does not fit the model
-├── RequestTooLarge         its body, decompressed, passes the limit
+├── RequestTooLarge         its body, decompressed, exceeds the limit
 ├── UnknownModel            no such model or version
-├── ModelNotReady           known, but it does not serve
-│   └── NoVersion           nor will it before someone loads it, or mends what failed to load
+├── ModelNotReady           the model is known but does not serve
+│   └── NoVersion           nor will it before someone loads it, or fixes what failed to load
 ├── NotSupported            this server does not do that
-├── QueueFull               never entered the queue, or displaced by a more urgent call
+├── QueueFull               it never entered the queue, or was displaced by a more urgent call
 ├── QueueTimeout            the model's own queue policy gave up on it
 ├── DeadlineExceeded        its deadline passed
 ├── DeadlineTooShort        its deadline would pass before the model could be done
 ├── CallerLeft              the client went away (nobody reads the answer)
 ├── ServerStopping          the server shuts down
 ├── StepFailed              a step of an ensemble failed; its outcome is the step's
-├── ControlRefused          the model control mode does not allow to load or unload
-├── LoadRefused             a load that a client asked for failed
-├── BackendFailed           the runtime refused or broke
+├── ControlRefused          the model control mode does not allow loading and unloading
+├── LoadRefused             a load requested by a client failed
+├── BackendFailed           the runtime refused the batch or failed
 └── ModelError              the model's own code refused it, with a code of its choice
 
 LoadFailed                  a model version cannot serve; the text is for the operator and for the model index
 ├── ConfigInvalid           its configuration is wrong: file, field, reason
 ├── StoreUnavailable        the object store cannot be reached, breaks off, or refuses this server
-├── NotKept                 this machine cannot keep what was fetched: no room, no right, no folder
+├── NotKept                 this machine cannot keep what was fetched: no space, no permission, no folder
 ├── ObjectChanged           an object is not the one that was listed
-├── ObjectRefused           the store answers, and does not give this server this one object
-└── TooManyObjects          more lie below a prefix than are listed
+├── ObjectRefused           the store answers, but refuses this server this one object
+└── TooManyObjects          there are more objects below a prefix than are listed
 """
 
 from collections.abc import Callable, Collection
@@ -35,73 +35,46 @@ from typing import ClassVar
 from oriel_wire.near_names import did_you_mean
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = [
-    "BackendFailed",
-    "CallerLeft",
-    "ConfigInvalid",
-    "ControlRefused",
-    "DeadlineExceeded",
-    "DeadlineTooShort",
-    "InferenceError",
-    "InvalidRequest",
-    "LoadFailed",
-    "LoadRefused",
-    "ModelError",
-    "ModelNotReady",
-    "NoVersion",
-    "NotKept",
-    "NotSupported",
-    "ObjectChanged",
-    "ObjectRefused",
-    "Outcome",
-    "QueueFull",
-    "QueueTimeout",
-    "RequestTooLarge",
-    "ServerStopping",
-    "StepFailed",
-    "StoreUnavailable",
-    "TooManyObjects",
-    "UnknownModel",
-]
-
 MAX_TEXT = 500
 
 
 class Outcome(Enum):
-    """How a request ended; the values are metric labels and the `reason` of error bodies."""
+    """How a request ended. The names are the events of `oriel_wire.outcomes`; the values are published, as
+    `error.reason`, metric label and log field, and docs/errors.md lists them.
+    """
 
     OK = "ok"
-    INVALID = "invalid_request"
+    INVALID_REQUEST = "invalid_request"
     TOO_LARGE = "too_large"
     NOT_FOUND = "not_found"
-    WRONG_METHOD = "method_not_allowed"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
     UNKNOWN_MODEL = "unknown_model"
-    NOT_READY = "model_not_ready"
-    NO_VERSION = "no_available_version"
+    MODEL_NOT_READY = "model_not_ready"
+    NO_AVAILABLE_VERSION = "no_available_version"
     NOT_SUPPORTED = "not_supported"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
-    DEADLINE = "deadline_exceeded"
-    TOO_SHORT = "deadline_too_short"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    DEADLINE_TOO_SHORT = "deadline_too_short"
     CALLER_LEFT = "caller_left"
-    STOPPING = "server_stopping"
-    CONTROL = "control_refused"
-    LOAD = "load_failed"
-    BACKEND = "backend_failed"
-    MODEL_NOT_FOUND = "model_says_not_found"
-    MODEL_EXISTS = "model_says_exists"
-    MODEL_UNAVAILABLE = "model_says_unavailable"
-    MODEL_CANCELLED = "model_says_cancelled"
-    MODEL_UNKNOWN = "model_says_unknown"
+    SERVER_STOPPING = "server_stopping"
+    CONTROL_REFUSED = "control_refused"
+    LOAD_FAILED = "load_failed"
+    BACKEND_FAILED = "backend_failed"
+    MODEL_SAYS_NOT_FOUND = "model_says_not_found"
+    MODEL_SAYS_EXISTS = "model_says_exists"
+    MODEL_SAYS_UNAVAILABLE = "model_says_unavailable"
+    MODEL_SAYS_CANCELLED = "model_says_cancelled"
+    MODEL_SAYS_UNKNOWN = "model_says_unknown"
 
 
 class InferenceError(Exception):
-    """Root of what ends one request. `message` is a sentence for its sender, at most MAX_TEXT characters.
+    """Root of the errors that end one request. `message` is a sentence for its sender, at most MAX_TEXT characters.
 
-    detail: what only the log may have, in place of the message.
+    detail: text for the log only, in place of the message.
     """
 
-    outcome = Outcome.BACKEND
+    outcome = Outcome.BACKEND_FAILED
 
     def __init__(self, message: str, detail: str = "") -> None:
         self.detail = detail
@@ -112,17 +85,17 @@ class InferenceError(Exception):
 class InvalidRequest(InferenceError):
     """The request does not fit the model it names."""
 
-    outcome = Outcome.INVALID
+    outcome = Outcome.INVALID_REQUEST
 
 
 class RequestTooLarge(InferenceError):
-    """The body is larger than the server takes once it is decompressed."""
+    """The decompressed body is larger than the server accepts."""
 
     outcome = Outcome.TOO_LARGE
 
 
 class UnknownModel(InferenceError):
-    """No model, or no version of it, has that name. asked: the name; known: those that there are."""
+    """No model or version has that name. asked: the requested name. known: the existing names."""
 
     outcome = Outcome.UNKNOWN_MODEL
 
@@ -132,7 +105,9 @@ class UnknownModel(InferenceError):
         self._known = known
 
     def with_near_name(self, may_see: Callable[[str], bool]) -> "UnknownModel":
-        """The same, naming the model that was probably meant. may_see: whether the caller may know that name."""
+        """Return the same error with the name of the model that was probably meant. may_see: returns whether the caller
+        may know a name.
+        """
         near = did_you_mean(self._asked, (name for name in self._known if may_see(name)))
         return UnknownModel(f"{self.message}{near}") if near else self
 
@@ -140,23 +115,23 @@ class UnknownModel(InferenceError):
 class ModelNotReady(InferenceError):
     """The model exists but cannot serve now."""
 
-    outcome = Outcome.NOT_READY
+    outcome = Outcome.MODEL_NOT_READY
 
 
 class NoVersion(ModelNotReady):
     """The model exists, but no version of it is loaded or on its way."""
 
-    outcome = Outcome.NO_VERSION
+    outcome = Outcome.NO_AVAILABLE_VERSION
 
 
 class NotSupported(InferenceError):
-    """A valid request for something this server does not do."""
+    """A valid request for something that this server does not do."""
 
     outcome = Outcome.NOT_SUPPORTED
 
 
 class QueueFull(InferenceError):
-    """The model's queue has no place, or gave this call's place to a more urgent one."""
+    """The model's queue has no place, or gave the place of this call to a more urgent one."""
 
     outcome = Outcome.QUEUE_FULL
 
@@ -168,7 +143,7 @@ class QueueTimeout(InferenceError):
 
 
 class DeadlineExceeded(InferenceError):
-    """The call's deadline passed. `stage`: where it was then, a key of `STAGES`."""
+    """The call's deadline passed. `stage`: where the call was then, a key of `STAGES`."""
 
     STAGES: ClassVar[dict[str, str]] = {
         "queue": "waited in the queue",
@@ -177,7 +152,7 @@ class DeadlineExceeded(InferenceError):
         "order": "was answered, but waited for the answers before it",
     }
 
-    outcome = Outcome.DEADLINE
+    outcome = Outcome.DEADLINE_EXCEEDED
 
     def __init__(self, stage: str) -> None:
         super().__init__(f"the deadline passed while the request {self.STAGES[stage]}")
@@ -185,9 +160,9 @@ class DeadlineExceeded(InferenceError):
 
 
 class DeadlineTooShort(InferenceError):
-    """What is left until its deadline is less than this model takes even when it is quick."""
+    """The time until its deadline is shorter than this model takes even when it is quick."""
 
-    outcome = Outcome.TOO_SHORT
+    outcome = Outcome.DEADLINE_TOO_SHORT
 
     def __init__(self) -> None:
         super().__init__("the time left until the deadline is shorter than this model takes")
@@ -203,9 +178,9 @@ class CallerLeft(InferenceError):
 
 
 class ServerStopping(InferenceError):
-    """The server is going away and takes nothing new."""
+    """The server is shutting down and accepts nothing new."""
 
-    outcome = Outcome.STOPPING
+    outcome = Outcome.SERVER_STOPPING
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
@@ -222,19 +197,19 @@ class StepFailed(InferenceError):
 class ControlRefused(InferenceError):
     """The server's model control mode does not allow it."""
 
-    outcome = Outcome.CONTROL
+    outcome = Outcome.CONTROL_REFUSED
 
 
 class LoadRefused(InferenceError):
-    """The model a client wanted loaded cannot serve; what served before still does."""
+    """The model that a client wanted to load cannot serve; what served before still does."""
 
-    outcome = Outcome.LOAD
+    outcome = Outcome.LOAD_FAILED
 
 
 class BackendFailed(InferenceError):
     """The runtime could not execute the batch."""
 
-    outcome = Outcome.BACKEND
+    outcome = Outcome.BACKEND_FAILED
 
 
 class ModelError(InferenceError):
@@ -246,9 +221,9 @@ class ModelError(InferenceError):
 
 
 class LoadFailed(Exception):
-    """A model version cannot serve; `reason` names what to mend, without absolute paths.
+    """A model version cannot serve; `reason` names what to fix, without absolute paths.
 
-    config: what was read of its configuration, None if nothing was. Filled in by whoever loads.
+    config: the configuration as far as it was read, None if it was not. Set by the code that loads.
     """
 
     config: pb.ModelConfig | None = None
@@ -268,11 +243,11 @@ class ConfigInvalid(LoadFailed):
 
 
 class StoreUnavailable(LoadFailed):
-    """The object store does not answer, or not this server. Another try may go better."""
+    """The object store does not answer, or refuses this server. Another try may succeed."""
 
 
 class NotKept(LoadFailed):
-    """This machine cannot keep what was fetched: no room, no right, no folder. Another try may go better."""
+    """This machine cannot keep what was fetched: no space, no permission, no folder. Another try may succeed."""
 
 
 class ObjectChanged(LoadFailed):
@@ -280,8 +255,10 @@ class ObjectChanged(LoadFailed):
 
 
 class ObjectRefused(LoadFailed):
-    """The store answers, and does not give this server this one object: for want of a right or a key, or archived."""
+    """The store answers but refuses this server this one object: a permission or a key is missing, or the object is
+    archived.
+    """
 
 
 class TooManyObjects(LoadFailed):
-    """Below a prefix lie more objects than are listed."""
+    """There are more objects below a prefix than are listed."""

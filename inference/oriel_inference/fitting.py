@@ -1,4 +1,6 @@
-"""Does a request fit its model? Names, datatypes, shapes, outputs; and what the batcher needs to know of it. Pure."""
+"""Checks whether a request fits its model (names, datatypes, shapes, outputs), and finds what the batcher needs to
+know. Pure.
+"""
 
 from collections.abc import Hashable
 
@@ -10,16 +12,16 @@ from oriel_wire.v2.datatypes import quoted, shown
 from oriel_wire.v2.http import resolve_raw
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
 
-__all__ = ["Fitted", "RequestFitter", "check_parameters"]
-
-
 MAX_PARAMETERS = 64 << 10
 
 
 class Fitted(msgspec.Struct, frozen=True, gc=False):
-    """inputs: name -> array as sent. rows: of the batch dimension, 1 without one.
+    """A request that fits its model.
 
-    timeout_s, level: the request's own `timeout`, and its `priority` as a rank, the lowest first.
+    inputs: name -> array as sent.
+    rows: size of the batch dimension, 1 without one.
+    timeout_s: the request's own `timeout`.
+    level: the request's own `priority` as a rank, the lowest first.
     """
 
     inputs: dict[str, Array]
@@ -30,7 +32,7 @@ class Fitted(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestFitter:
-    """Judges requests against one model."""
+    """Checks requests against one model."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
@@ -42,7 +44,9 @@ class RequestFitter:
         self._ranked = bool(spec.queue.priority_levels or spec.steps)
 
     def fit(self, request: InferRequest) -> Fitted:
-        """Raises InvalidRequest with a sentence for the sender; BadMessage for a raw request that does not fill."""
+        """Check a request. Raises InvalidRequest with a sentence for the sender, and BadMessage for a raw request whose
+        bytes do not fill its shape.
+        """
         if len(request.inputs) == 1 and not request.inputs[0].datatype:
             self._resolve_raw(request)
         spec = self._spec
@@ -101,7 +105,7 @@ class RequestFitter:
         resolve_raw(request, name=tensor.name, datatype=tensor.datatype, shape=shape)
 
     def _level(self, parameters: dict[str, ParameterValue]) -> int:
-        """1 is the most urgent; 0 and what lies above the model's levels mean its default.
+        """Return the level: 1 is the most urgent; 0 and values above the model's levels mean its default.
 
         An ensemble passes the value on to the models of its steps, each of which has levels of its own.
         """
@@ -121,7 +125,7 @@ class RequestFitter:
 
 
 def check_parameters(request: InferRequest) -> None:
-    """Can what the client said beside its tensors travel to the process of a Python model? Raises InvalidRequest."""
+    """Check that the request's other values can be sent to the process of a Python model. Raises InvalidRequest."""
     size = len(request.id)
     for name, value in request.parameters.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -142,7 +146,7 @@ def _listed(names: object) -> str:
 
 
 def _timeout_s(parameters: dict[str, ParameterValue]) -> float | None:
-    """The `timeout` parameter, microseconds; 0 means none."""
+    """Return the `timeout` parameter, which is in microseconds; 0 means none."""
     value = parameters.get("timeout", 0)
     if value == 0 and type(value) is int:
         return None

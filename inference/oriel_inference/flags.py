@@ -1,8 +1,8 @@
-"""tritonserver's flags that this server takes without effect, or refuses. docs/tritonserver-flags.md lists all.
+"""Flags of tritonserver that this server accepts without effect, or refuses. docs/tritonserver-flags.md lists all.
 
-What only tunes Triton's own engine, or has no counterpart that could change an answer, is accepted with one warning.
-What would change answers or security if it were ignored stops the start. A value that asks for what holds here anyway
-is silent either way.
+A flag that only tunes Triton's own engine, or has no counterpart that could change an answer, is accepted with one
+warning. A flag that would change answers or security if it were ignored stops the start. A value that asks for what
+holds here anyway is silent in both cases.
 """
 
 import argparse
@@ -12,12 +12,15 @@ from typing import Any
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["FOREIGN", "ForeignFlag", "add_foreign", "settle"]
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignFlag:
-    """why: ends a sentence. refused: stops the start. silent: values, lower case, that ask for what holds anyway."""
+    """A flag of tritonserver.
+
+    why: the end of a sentence.
+    refused: stops the start.
+    silent: values in lower case that ask for what holds anyway.
+    """
 
     name: str
     why: str
@@ -31,7 +34,7 @@ _THREADS = "requests are read by one event loop, models compute in --cores threa
 _POOL = "memory is taken as it is needed, there are no pools"
 _GPU = "GPU memory is managed by the runtime of each model"
 _CACHE = "there is no response cache yet"
-_TRACE = "traces leave over OTLP: set OTEL_EXPORTER_OTLP_ENDPOINT"
+_TRACE = "traces are exported over OTLP: set OTEL_EXPORTER_OTLP_ENDPOINT"
 _PLUGIN = "backends are Python packages, no shared libraries are loaded"
 _TLS = "the server has no TLS of its own: put it behind a proxy that has, on the same machine or network"
 _RESTRICT = "the server cannot restrict single APIs: put a gateway in front of it"
@@ -57,7 +60,7 @@ _ROWS = [
     *_ignored(
         "answers are not compressed over gRPC", "--grpc-infer-response-compression-level", silent=frozenset({"none"})
     ),
-    *_ignored("metrics are read when they are asked for", "--metrics-interval-ms"),
+    *_ignored("metrics are read on request", "--metrics-interval-ms"),
     *_ignored("there are no metrics of GPUs", "--allow-gpu-metrics", silent=_OFF),
     *_ignored("the processor's metrics are always there", "--allow-cpu-metrics", silent=frozenset({"true", "1", "on"})),
     *_ignored(_CACHE, "--cache-config", "--cache-directory", "--response-cache-byte-size"),
@@ -94,14 +97,16 @@ class _Remember(argparse.Action):
 
 
 def add_foreign(parser: argparse.ArgumentParser) -> None:
-    """Let the parser take them; hidden from --help. They come as `foreign`, (name, value) in their order."""
+    """Add the flags to the parser, hidden from --help. Their values are stored as `foreign`: (name, value) in their
+    order.
+    """
     parser.set_defaults(foreign=[])
     for name in FOREIGN:
         parser.add_argument(name, action=_Remember, dest="foreign", help=argparse.SUPPRESS)
 
 
 def settle(given: Iterable[tuple[str, str]]) -> Sequence[str]:
-    """The warnings, one for each flag without effect. Raises StartFailed for the first that is refused."""
+    """Return one warning for each flag without effect. Raises StartFailed for the first one that is refused."""
     warnings: dict[str, str] = {}
     for name, value in given:
         flag = FOREIGN[name]

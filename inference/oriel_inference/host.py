@@ -1,16 +1,18 @@
-"""The machine's processors and memory, read from the kernel as Triton reads them; nothing where there is no /proc."""
+"""The processors and memory of the machine, read from the kernel as Triton reads them; unknown where there is no
+/proc.
+"""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["HostLoad"]
-
 MIN_WINDOW_S = 1.0
 
 
 class HostLoad:
-    """Utilisation is that of the window since the last reading at least MIN_WINDOW_S ago; 0 in the first one."""
+    """Utilisation and memory. Utilisation is that of the time since the last reading at least MIN_WINDOW_S ago; 0 at
+    first.
+    """
 
     def __init__(self, proc: Path = Path("/proc"), now: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
@@ -20,7 +22,7 @@ class HostLoad:
         self._utilization = 0.0
 
     def utilization(self) -> float | None:
-        """Busy share of all processors, 0 to 1; None if the kernel does not say."""
+        """Return the busy share of all processors, 0 to 1; None if unknown."""
         now = self._now()
         if now - self._read_s >= MIN_WINDOW_S:
             before, self._ticks, self._read_s = self._ticks, self._read_ticks(), now
@@ -29,7 +31,7 @@ class HostLoad:
         return None if self._ticks is None else self._utilization
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """All memory of the machine, and what of it cannot be had; None if the kernel does not say."""
+        """Return (all memory of the machine, memory that is not available); None if unknown."""
         try:
             lines = (self._proc / "meminfo").read_text(encoding="ascii").splitlines()
             sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
@@ -38,7 +40,7 @@ class HostLoad:
             return None
 
     def _read_ticks(self) -> tuple[int, int] | None:
-        """(busy, all) clock ticks of all processors since the machine started."""
+        """Return (busy, all) clock ticks of all processors since the machine started."""
         try:
             with (self._proc / "stat").open(encoding="ascii") as file:
                 name, *ticks = file.readline().split()

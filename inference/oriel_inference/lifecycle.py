@@ -1,4 +1,4 @@
-"""Which models there are and which of them serve: the catalog. `control` fills it. Single writer: the loop."""
+"""The catalog: which models exist and which of them serve. `control` fills it. Single writer: the loop."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,21 +14,22 @@ from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.recognise import Templates
 
-__all__ = ["UNLOADED", "UNTRIED", "Catalog", "Entry", "Fallback", "ServingModel"]
-
-UNLOADED = "unloaded"  # the reason of versions that somebody took out of service
+UNLOADED = "unloaded"  # the reason of versions that were taken out of service on request
 
 
 UNTRIED = "published untried: nothing has been executed yet, and no model_warmup is configured"
 
 
 class ServingModel:
-    """One version that serves. provider: the execution provider in use, as the runtime says.
+    """One version that serves.
 
-    identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
-    `templates` may stand for the full decoder. takes_requests: its sessions take requests one by one. wants_source:
-    they, or models of its steps, want to know what the client sent. holds: requests of ensembles that began with it
-    and calls on their way to it; it does not close before these have come. Writers: the ensembles, `servers.gather`.
+    provider: the execution provider in use, as the runtime reports it.
+    identity: what its files looked like when they were loaded, "" if they came with a request.
+    recognises: whether `templates` may stand for the full decoder.
+    takes_requests: its sessions take requests one by one.
+    wants_source: they, or models of its steps, need the client's request.
+    holds: calls of ensembles that began with it, and calls on their way to it; it does not close before these have
+    ended. Writers: the ensembles and `servers.gather`.
     """
 
     __slots__ = (
@@ -80,11 +81,13 @@ class ServingModel:
 
     @property
     def untried(self) -> bool:
-        """Whether it was published without having been executed, and no request has been answered since."""
+        """Return whether it was published without having been executed, and has not answered a request since."""
         return not self._tried and self.batcher.statistics.success.count == self._answered_before
 
     def close(self) -> None:
-        """Close the sessions, together; blocks. Nothing may run, unless they take requests one by one."""
+        """Close the sessions at the same time; blocks. Nothing may run, unless the sessions take requests one by
+        one.
+        """
         if self.takes_requests:
             with ThreadPoolExecutor(len(self.sessions)) as closers:
                 list(closers.map(lambda session: session.close(), self.sessions))
@@ -95,9 +98,12 @@ class ServingModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the repository index. version 0: the model as a whole. serving: only in state READY.
+    """A line of the repository index.
 
-    reason: also of a READY version, if newer files of it were refused. needs: the model that an ensemble lacks.
+    version: 0 for the model as a whole.
+    serving: set only in state READY.
+    reason: also set for a READY version if newer files of it were refused.
+    needs: the model that an ensemble lacks.
     config: of a version that failed to load, as far as it was read.
     """
 
@@ -120,16 +126,17 @@ class Fallback:
 
     @property
     def reason(self) -> str:
-        """Says of the version that serves why it does."""
+        """Return the text for the version that serves, with the reason why it does."""
         return f"serves in place of version {self.newest}, which is unavailable"
 
 
 class Catalog:
-    """Models by name and version. `loading` is true until the first load of everything has ended.
+    """Models by name and version.
 
-    required: models without which a strict server is not ready. unseen: repositories of the start that could not be
-    read yet. leaving: versions that take nothing new and finish
-    what they have.
+    loading: true until the first load of all models has ended.
+    required: models without which a strict server is not ready.
+    unseen: repositories of the start that could not be read yet.
+    leaving: versions that accept nothing new and finish their requests.
     """
 
     def __init__(self) -> None:
@@ -156,40 +163,40 @@ class Catalog:
         del self._entries[name]
 
     def knows(self, name: str) -> bool:
-        """Whether a model has that name, serving or not."""
+        """Return whether a model has that name, serving or not."""
         return name in self._entries
 
     def serves(self, name: str, version: int) -> bool:
-        """Whether that version serves."""
+        """Return whether that version serves."""
         return (name, str(version)) in self._by_request
 
     def identities(self) -> set[str]:
-        """What the files of everything that serves, or still finishes, looked like. Any thread may ask."""
+        """Return the identities of everything that serves or still finishes. Any thread may call this."""
         serving = [*tuple(self._by_request.values()), *tuple(self.leaving)]
         return {each.identity for each in serving if each.identity}
 
     def names(self) -> list[str]:
-        """Every model known, sorted."""
+        """Return the names of all known models, sorted."""
         return sorted(self._entries)
 
     def entries(self, name: str) -> list[Entry]:
-        """The versions of one model, sorted; empty if it is unknown."""
+        """Return the versions of one model, sorted; empty if it is unknown."""
         return [entry for _, entry in sorted(self._entries.get(name, {}).items())]
 
     def missing(self) -> str:
-        """A required model of which no version serves; empty if there is none."""
+        """Return a required model of which no version serves; "" if there is none."""
         return next((name for name in sorted(self.required) if not self.is_ready(name)), "")
 
     def serves_any(self) -> bool:
-        """Whether any model serves, of the start or later."""
+        """Return whether any model serves, whether loaded at the start or later."""
         return bool(self._by_request)
 
     def is_ready(self, name: str) -> bool:
-        """Whether a version of it serves."""
+        """Return whether a version of it serves."""
         return (name, "") in self._by_request
 
     def get(self, name: str, version: str = "") -> ServingModel:
-        """The version asked for, the latest one by default. Raises UnknownModel, NoVersion or ModelNotReady."""
+        """Return a version, by default the latest one. Raises UnknownModel, NoVersion or ModelNotReady."""
         found = self._by_request.get((name, version))
         if found is not None:
             return found
@@ -213,7 +220,9 @@ class Catalog:
         raise UnknownModel(f"unknown model: {quoted(name)} has no version {quoted(version)}")
 
     def config(self, name: str, version: str = "") -> pb.ModelConfig:
-        """The configuration of what `get` gives, or else of what failed to load. Raises as `get`."""
+        """Return the configuration of the version that `get` returns, or else of one that failed to load. Raises as
+        `get`.
+        """
         try:
             return self.get(name, version).config
         except ModelNotReady:
@@ -224,12 +233,12 @@ class Catalog:
             return wanted[-1].config
 
     def metadata(self, serving: ServingModel) -> ModelMetadata:
-        """What clients are told about a model."""
+        """Return the model metadata for clients."""
         versions = [str(v) for v, entry in sorted(self._entries[serving.spec.name].items()) if entry.serving]
         return describe(serving.config, versions)
 
     def fallback(self, name: str) -> Fallback | None:
-        """Whether an older version of a model serves because the newest one cannot be loaded."""
+        """Return the fallback if an older version of a model serves because the newest one cannot be loaded."""
         entries = self.entries(name)
         ready = [entry.version for entry in entries if entry.serving is not None]
         if not ready or entries[-1].state is not ModelState.UNAVAILABLE:
@@ -237,11 +246,13 @@ class Catalog:
         return Fallback(name=name, serving=ready[-1], newest=entries[-1].version)
 
     def fallbacks(self) -> list[Fallback]:
-        """Every model of which an older version serves than the newest, sorted."""
+        """Return every model of which an older version than the newest serves, sorted."""
         return [found for name in self.names() if (found := self.fallback(name)) is not None]
 
     def unavailable(self) -> list[str]:
-        """Every model of which no version serves because one could not be loaded, sorted; unloaded ones are none."""
+        """Return every model of which no version serves because one could not be loaded, sorted; unloaded models are
+        left out.
+        """
         return [
             name
             for name in self.names()
@@ -250,7 +261,9 @@ class Catalog:
         ]
 
     def index(self) -> list[Entry]:
-        """Every model and version, sorted; a version that is leaving has its line unless another took its place."""
+        """Return every model and version, sorted; a version that is leaving has a line unless another one took its
+        place.
+        """
         lines = {(entry.name, entry.version): entry for name in self.names() for entry in self.entries(name)}
         for found in self.fallbacks():
             entry = lines[found.name, found.serving]
@@ -266,5 +279,5 @@ class Catalog:
         return [entry for _, entry in sorted(lines.items())]
 
     def serving(self) -> Iterator[ServingModel]:
-        """Every version that serves, sorted."""
+        """Return every version that serves, sorted."""
         return (e.serving for name in self.names() for e in self.entries(name) if e.serving is not None)

@@ -1,8 +1,8 @@
-"""How many models load at once, and apart from that, how many fetch their files.
+"""Limits how many models load at once, and separately how many fetch their files.
 
-A load from a folder has a slot from its beginning to its end. One from an object store first fetches, which takes as
-long as the network likes: it gets a thread of its own for that, at most FETCHES per store, and a slot only once its
-files are here. So a slow store keeps no model of another waiting, and none whose files have come.
+A load from a folder holds a slot from its beginning to its end. A load from an object store first fetches its files,
+which may take long: it gets a thread of its own for that, at most FETCHES per store, and a slot only once its files are
+here. So a slow store delays no model of another store, and none whose files have arrived.
 """
 
 import asyncio
@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary
 from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import ModelStore
 
-__all__ = ["LoadSlots", "Slot"]
-
 FETCHES = 16
 
 P = ParamSpec("P")
@@ -25,7 +23,7 @@ T = TypeVar("T")
 
 
 class LoadSlots:
-    """Made and used on the loop. count: models that load at once."""
+    """The slots. Created and used on the loop. count: models that load at once."""
 
     def __init__(self, count: int) -> None:
         self._slots = asyncio.Semaphore(count)
@@ -36,7 +34,9 @@ class LoadSlots:
 
     @asynccontextmanager
     async def turn(self, store: ModelStore, model: str) -> AsyncIterator["Slot"]:
-        """Wait for it. Inside, `run` the load and publish what came of it: then the store hears that it is over."""
+        """Wait for a turn. Inside the block, `run` the load and publish its result; then the store is told that the
+        load is over.
+        """
         if not store.fetches:
             async with self._slots:
                 yield Slot(None, None)
@@ -52,7 +52,7 @@ class LoadSlots:
                 store.loaded(model)
 
     def close(self) -> None:
-        """Threads that wait for a slot, now or later, raise LoadFailed."""
+        """Make threads that wait for a slot, now or later, raise LoadFailed."""
         with self._lock:
             self._closed = True
             waiting = list(self._waiting)
@@ -63,7 +63,7 @@ class LoadSlots:
 
     @contextmanager
     def taken(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """A slot, for a thread. Blocks. Raises LoadFailed."""
+        """Hold a slot, for a thread. Blocks. Raises LoadFailed."""
         with self._lock:
             if self._closed:
                 raise LoadFailed("the server is stopping")
@@ -84,7 +84,7 @@ class LoadSlots:
 
 
 class Slot:
-    """One load's. slots: where it has to take its slot, None: it has it."""
+    """The slot of one load. slots: where it has to take its slot; None if it holds one already."""
 
     def __init__(self, slots: LoadSlots | None, threads: ThreadPoolExecutor | None) -> None:
         self._slots = slots
@@ -92,12 +92,12 @@ class Slot:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, load: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In a thread."""
+        """Run a load in a thread."""
         return await self._loop.run_in_executor(self._threads, lambda: load(*args, **kwargs))
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Around what a load does once its files are here. Blocks; called by the load. Raises LoadFailed."""
+        """Hold a slot while the load does what follows the fetch; called by the load. Blocks. Raises LoadFailed."""
         if self._slots is None:
             yield
             return

@@ -1,8 +1,8 @@
-"""The logging extension's settings: which lines this process writes to its log.
+"""The settings of the logging extension: which lines this process writes to its log.
 
-`log_info`, `log_warning` and `log_error` switch those lines, `log_verbose_level` above 0 brings debug lines as well.
-The place of the log, the process's stderr or the file named at start, stays what it is. Lines carry ISO 8601 times, so
-both names of `log_format` mean the same form.
+`log_info`, `log_warning` and `log_error` switch those lines on and off; `log_verbose_level` above 0 adds debug lines.
+The destination of the log, stderr or the file given at the start, does not change. Lines carry ISO 8601 times, so both
+names of `log_format` mean the same form.
 """
 
 import logging
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from oriel_inference.errors import InvalidRequest, NotSupported
 from oriel_wire.v2.datatypes import quoted
-
-__all__ = ["LogSettings"]
 
 Setting = bool | int | str
 
@@ -21,7 +19,7 @@ _MAX_LEVEL = 2**31 - 1
 
 
 class LogSettings:
-    """Holds for the handlers the root logger has now, until `close`. Single writer: the loop."""
+    """Applies to the handlers that the root logger has now, until `close`. Single writer: the loop."""
 
     def __init__(self, file: str = "") -> None:
         log = logging.getLogger(_LOGGERS[0])
@@ -39,18 +37,18 @@ class LogSettings:
             handler.addFilter(self._wanted)
 
     def close(self) -> None:
-        """Leave logging as it was found."""
+        """Restore logging as it was."""
         for handler in self._handlers:
             handler.removeFilter(self._wanted)
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
 
     def shown(self) -> dict[str, Setting]:
-        """All settings by their names."""
+        """Return all settings by their names."""
         return dict(self._values)
 
     def change(self, settings: Mapping[str, object]) -> None:
-        """Set some of them: all that are given, or none. Raises InvalidRequest, NotSupported for `log_file`."""
+        """Set all given settings, or none. Raises InvalidRequest, and NotSupported for `log_file`."""
         changed = {name: self._checked(name, value) for name, value in settings.items()}
         if not changed:
             return

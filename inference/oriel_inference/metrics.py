@@ -1,38 +1,38 @@
-"""The metrics, read from the models' own counters when somebody asks: Triton's names, and ours beside them.
+"""The metrics, read from the models' own counters on request: Triton's names, and Oriel's beside them.
 
-Every family is one line of FAMILIES or of the server's own, `docs/metrics.md` has the same lines. A version that is
-loaded again goes on counting; one that leaves has its series until its last request has ended.
+Every family is one line of FAMILIES or of the server's own families; `docs/metrics.md` has the same lines. A version
+that is loaded again continues to count; a version that leaves keeps its series until its last request has ended.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from oriel_inference.batching.statistics import Statistics
 from oriel_inference.errors import Outcome
-from oriel_inference.exposition import head, histogram, label_text, pieces
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Catalog, ServingModel
-from oriel_inference.statistics import Statistics
 from oriel_inference.stores.remote import StoreCounts
-
-__all__ = ["FAMILIES", "Family", "ServerCounts", "Source", "exposition"]
+from oriel_wire.telemetry import head, histogram, label_text, pieces
 
 PIECE_LINES = 2000
 _REASONS = {
     Outcome.QUEUE_FULL: "REJECTED",
     Outcome.QUEUE_TIMEOUT: "REJECTED",
-    Outcome.DEADLINE: "REJECTED",
-    Outcome.TOO_SHORT: "REJECTED",
-    Outcome.STOPPING: "REJECTED",
+    Outcome.DEADLINE_EXCEEDED: "REJECTED",
+    Outcome.DEADLINE_TOO_SHORT: "REJECTED",
+    Outcome.SERVER_STOPPING: "REJECTED",
     Outcome.CALLER_LEFT: "CANCELED",
-    Outcome.BACKEND: "BACKEND",
+    Outcome.BACKEND_FAILED: "BACKEND",
 }
 _ALL_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One version's labels and counters. queues: of what serves, and of what it replaced and still finishes."""
+    """The labels and counters of one version. queues: the schedulers of what serves, and of what it replaced and still
+    finishes.
+    """
 
     labels: str
     statistics: Statistics
@@ -42,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric of every version. lines: its samples, complete with name and labels."""
+    """One metric of every version. lines: returns its samples, complete with name and labels."""
 
     name: str
     kind: str
@@ -52,9 +52,10 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounts:
-    """What is counted outside the versions.
+    """Counts outside the versions.
 
-    refused: (model, tier, outcome) -> requests that came to no version. failed_loads: (model, reason) -> times.
+    refused: (model, tier, outcome) -> requests that reached no version.
+    failed_loads: (model, reason) -> times.
     """
 
     refused: Mapping[tuple[str, str, Outcome], int]
@@ -66,7 +67,9 @@ class ServerCounts:
 
 
 def exposition(catalog: Catalog, counts: ServerCounts, host: HostLoad, *, openmetrics: bool) -> Iterator[str]:
-    """The text, in pieces of at most PIECE_LINES lines: who runs on a loop can let it go on in between."""
+    """Yield the text in pieces of at most PIECE_LINES lines, so that a caller on the loop can let it go on in
+    between.
+    """
     sources = _sources(catalog)
     for family in FAMILIES:
         yield head(family.name, family.kind, family.text, openmetrics=openmetrics)
@@ -178,54 +181,54 @@ FAMILIES = (
     Family(
         "nv_inference_request_duration_us",
         "counter",
-        "From the queue's entrance to the answer, summed",
+        "Total time from entering the queue to the answer",
         _number(lambda s: s.success.ns // 1000),
     ),
     Family(
-        "nv_inference_queue_duration_us", "counter", "Time in the queue, summed", _number(lambda s: s.queue.ns // 1000)
+        "nv_inference_queue_duration_us", "counter", "Total time in the queue", _number(lambda s: s.queue.ns // 1000)
     ),
     Family(
         "nv_inference_compute_input_duration_us",
         "counter",
-        "Assembling batches, summed over their requests",
+        "Total time of assembling batches, counted once per request",
         _number(lambda s: s.stages.input.ns // 1000),
     ),
     Family(
         "nv_inference_compute_infer_duration_us",
         "counter",
-        "Executing batches, summed over their requests",
+        "Total time of executing batches, counted once per request",
         _number(lambda s: s.stages.infer.ns // 1000),
     ),
     Family(
         "nv_inference_compute_output_duration_us",
         "counter",
-        "Splitting batches, summed over their requests",
+        "Total time of splitting batches, counted once per request",
         _number(lambda s: s.stages.output.ns // 1000),
     ),
     Family("nv_inference_pending_request_count", "gauge", "Requests that wait", _pending),
-    Family("nv_model_load_duration_secs", "gauge", "How long loading took", _load_seconds),
+    Family("nv_model_load_duration_secs", "gauge", "Duration of loading the model", _load_seconds),
     Family(
         "nv_inference_first_response_histogram_ms",
         "histogram",
-        "From the queue's entrance to the first response of a decoupled model",
+        "Time from entering the queue to the first response of a decoupled model",
         _first_response,
     ),
     Family(
         "oriel_request_duration_seconds",
         "histogram",
-        "From a request's arrival to its answer, of requests that were answered",
+        "Time from arrival to answer of the requests that were answered",
         _latency,
     ),
-    Family("oriel_requests_total", "counter", "Requests by how they ended", _requests),
+    Family("oriel_requests_total", "counter", "Requests by outcome", _requests),
     Family("oriel_queue_depth", "gauge", "Requests that wait, by priority (0 is the most urgent)", _depth),
     Family(
         "oriel_expected_wait_seconds",
         "gauge",
-        "How long a request of that priority would wait if it came now",
+        "Estimated wait of a new request of that priority",
         _expected_wait,
     ),
     Family("oriel_batch_rows", "histogram", "Rows of executed batches", _batch_rows),
-    Family("oriel_batches_released_total", "counter", "Batches by why they were started", _releases),
+    Family("oriel_batches_released_total", "counter", "Batches by the reason for which they were started", _releases),
 )
 
 
@@ -248,22 +251,28 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
     for repository, each in counts.repositories_up.items():
         yield f"{name}{{{label_text({'repository': repository})}}} {int(each)}\n"
     stores = counts.stores
-    yield from single("oriel_model_store_read_bytes_total", "counter", "Read from object stores", stores.read_bytes)
-    yield from single("oriel_model_cache_bytes", "gauge", "Held of object stores on this machine", stores.cache_bytes)
+    yield from single(
+        "oriel_model_store_read_bytes_total", "counter", "Bytes read from object stores", stores.read_bytes
+    )
+    yield from single(
+        "oriel_model_cache_bytes", "gauge", "Bytes from object stores kept on this machine", stores.cache_bytes
+    )
     name = "oriel_model_store_failures_total"
-    yield head(name, "counter", "What object stores failed to give, by why", openmetrics=openmetrics)
+    yield head(name, "counter", "Failed reads from object stores by reason", openmetrics=openmetrics)
     for reason, count in stores.failures.items():
         yield f'{name}{{reason="{reason}"}} {count}\n'
     name = "oriel_model_load_failures_total"
-    yield head(name, "counter", "Loads that were refused, by why", openmetrics=openmetrics)
+    yield head(name, "counter", "Refused loads by reason", openmetrics=openmetrics)
     for (model, reason), count in sorted(counts.failed_loads.items()):
         yield f"{name}{{{label_text({'model': model, 'reason': reason})}}} {count}\n"
     name = "oriel_model_unavailable"
-    yield head(name, "gauge", "No version serves, one could not be loaded", openmetrics=openmetrics)
+    yield head(name, "gauge", "1 if no version serves because one could not be loaded", openmetrics=openmetrics)
     for model in catalog.unavailable():
         yield f"{name}{{{label_text({'model': model})}}} 1\n"
     name = "oriel_model_fallback"
-    yield head(name, "gauge", "An older version serves, the newest cannot be loaded", openmetrics=openmetrics)
+    yield head(
+        name, "gauge", "1 if an older version serves because the newest cannot be loaded", openmetrics=openmetrics
+    )
     for found in catalog.fallbacks():
         labels = {"model": found.name, "version": str(found.serving), "newest": str(found.newest)}
         yield f"{name}{{{label_text(labels)}}} 1\n"

@@ -1,4 +1,4 @@
-"""What a model is to the rest of the server: names, shapes, bounds. Values only."""
+"""A model as the rest of the server knows it: names, shapes, bounds. Values only."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,36 +7,22 @@ from enum import Enum
 
 from oriel_policies.batch import BatchBounds
 
-__all__ = [
-    "EngineOptions",
-    "EnsembleStep",
-    "Gpu",
-    "ModelSpec",
-    "ModelState",
-    "QueuePolicy",
-    "QueueRules",
-    "TensorInfo",
-    "TensorSpec",
-    "is_model_name",
-    "is_version",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 
 
 def is_model_name(name: str) -> bool:
-    """Letters, digits, `.`, `_`, `-`; 1 to 128 of them; no leading dot."""
+    """Return whether the name consists of 1 to 128 letters, digits, `.`, `_` and `-` without a leading dot."""
     return _NAME.match(name) is not None
 
 
 def is_version(text: str) -> bool:
-    """A positive decimal number without leading zeros."""
+    """Return whether the text is a positive decimal number without leading zeros."""
     return _VERSION.match(text) is not None
 
 
 class ModelState(Enum):
-    """States of the repository index."""
+    """The states of the repository index."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -46,8 +32,9 @@ class ModelState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """An input or output as the model file has it. shape: batch dimension included; -1 is variable.
+    """An input or output as the model file has it.
 
+    shape: includes the batch dimension; -1 is variable.
     optional: an input for which the file has a value of its own.
     """
 
@@ -61,8 +48,9 @@ class TensorInfo:
 class TensorSpec:
     """An input or output as clients see it.
 
-    dims: without the batch dimension; -1 is variable. engine_dims: what the runtime sees where it differs (the
-    configuration's `reshape`). labels: class names by index.
+    dims: without the batch dimension; -1 is variable.
+    engine_dims: the shape that the runtime sees where it differs (the configuration's `reshape`).
+    labels: class names by index.
     """
 
     name: str
@@ -75,10 +63,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """How the model's owner wants one level to wait.
+    """How the requests of one level wait.
 
-    max_items: 0 for as many as the server allows. timeout_s: how long a request may wait, None for as long as its
-    deadline. delays: then it waits on behind those of its level that have not timed out, instead of being refused.
+    max_items: 0 for as many as the server allows.
+    timeout_s: how long a request may wait; None for as long as its deadline.
+    delays: after that it waits on behind those of its level that have not timed out, instead of being refused.
     allow_override: a request's own `timeout` may shorten timeout_s.
     """
 
@@ -88,9 +77,10 @@ class QueuePolicy:
     allow_override: bool = False
 
     def limits(self, now: float, deadline: float, timeout_s: float | None) -> tuple[float, float | None]:
-        """A request's deadline and when this policy gives up on it, absolute; timeout_s: its own `timeout`.
+        """Return a request's deadline and when this policy gives up on it, both absolute. timeout_s: its own `timeout`.
 
-        A policy with a timeout rules over `timeout`, as in Triton; elsewhere `timeout` shortens the deadline.
+        A policy with a timeout takes precedence over `timeout`, as in Triton; otherwise `timeout` shortens the
+        deadline.
         """
         patience_s = self.timeout_s
         if patience_s is None:
@@ -102,10 +92,13 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRules:
-    """The model owner's queue policies and priorities. default_priority: of requests that name no level.
+    """The queue policies and priorities of a model.
 
-    by_level: the levels whose policy is not `policy`. priority_levels: 0 without priorities; then the only level is 0.
-    preserve_ordering: answers leave in the order in which their requests came, within a tier and tenant.
+    policy: for levels that are not in by_level.
+    by_level: levels with a policy of their own.
+    priority_levels: 0 without priorities; then the only level is 0.
+    default_priority: for requests that name no level.
+    preserve_ordering: answers are delivered in the order in which their requests came, within a tier and tenant.
     """
 
     policy: QueuePolicy = field(default_factory=QueuePolicy)
@@ -115,29 +108,29 @@ class QueueRules:
     preserve_ordering: bool = False
 
     def of(self, level: int) -> QueuePolicy:
-        """The policy of `level`."""
+        """Return the policy of `level`."""
         return self.by_level.get(level, self.policy)
 
     @property
     def max_items(self) -> int:
-        """What all levels together may hold; 0 if one of them has no bound."""
+        """Return how many requests all levels together may hold; 0 if one of them is not bounded."""
         sizes = [self.of(level).max_items for level in self.levels]
         return sum(sizes) if all(sizes) else 0
 
     @property
     def bounded(self) -> bool:
-        """Whether a level has a bound of its own."""
+        """Return whether a level has a bound of its own."""
         return any(self.of(level).max_items for level in self.levels)
 
     @property
     def levels(self) -> range:
-        """Every level a request can have."""
+        """Return every level that a request can have."""
         return range(1, self.priority_levels + 1) if self.priority_levels else range(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """capability: CUDA's compute capability, "9.0"."""
+    """A GPU. capability: CUDA's compute capability, such as "9.0"."""
 
     number: int
     capability: str
@@ -147,9 +140,10 @@ class Gpu:
 class EngineOptions:
     """How a backend opens a model file.
 
-    providers: (execution provider, its options) in order of preference; what none of them takes, and everything if
-    there is none, runs on the CPU. graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations. session_entries,
-    run_entries: the runtime's own settings of a session and of each run.
+    providers: (execution provider, its options) in order of preference; what none of them runs, and everything if there
+    is none, runs on the CPU.
+    graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations.
+    session_entries, run_entries: the runtime's own settings of a session and of each run.
     """
 
     providers: Sequence[tuple[str, Mapping[str, str]]] = ()
@@ -165,7 +159,11 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleStep:
-    """One model of an ensemble. version: 0 for the latest. inputs, outputs: the model's tensor -> the ensemble's."""
+    """One model of an ensemble.
+
+    version: 0 for the latest.
+    inputs, outputs: the model's tensor -> the ensemble's tensor.
+    """
 
     model: str
     version: int
@@ -177,9 +175,12 @@ class EnsembleStep:
 class ModelSpec:
     """One version of one model.
 
-    max_batch_size: 0 means that tensors have no batch dimension. bounds: None means that every request runs alone.
-    instances: executions that may run at once. decoupled: a request has any number of responses.
-    steps: of an ensemble, which runs nothing itself. max_inflight: how often one of them may run at once, 0 unbounded.
+    max_batch_size: 0 means that tensors have no batch dimension.
+    bounds: None means that every request runs alone.
+    instances: executions that may run at once.
+    decoupled: a request has any number of responses.
+    steps: of an ensemble, which runs nothing itself.
+    max_inflight: how often one step may run at once; 0 means unbounded.
     """
 
     name: str
@@ -199,9 +200,9 @@ class ModelSpec:
 
     @property
     def batched(self) -> bool:
-        """Whether tensors carry a batch dimension."""
+        """Return whether tensors carry a batch dimension."""
         return self.max_batch_size > 0
 
     def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
-        """The shape clients send or get, -1 for the batch and for variable dimensions."""
+        """Return the shape that clients send or get, with -1 for the batch and for variable dimensions."""
         return (-1, *tensor.dims) if self.batched else tensor.dims

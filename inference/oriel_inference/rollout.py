@@ -1,20 +1,22 @@
-"""How one set of versions takes the place of another, and what follows for the ensembles that run on it.
+"""Replaces one set of versions by another, and updates the ensembles that run on it.
 
 Rules.
-1. A version is loaded, checked and warmed before it is published; only then the one it replaces leaves. What leaves
-   takes nothing new and finishes what it has, also what ensembles have begun with it.
-2. What serves goes on serving when newer files of it are refused; the index names the reason. Where nothing serves yet
+1. A version is loaded, checked and warmed up before it is published; only then the one it replaces leaves. A version
+   that leaves accepts nothing new and finishes its requests, including those that ensembles have begun with it.
+2. What serves continues to serve when newer files of it are refused; the index shows the reason. If nothing serves yet
    and the newest version is refused, the newest one that works serves in its place.
-3. One load per model at a time, SLOTS models at a time, each in a thread; everything else on the loop. A load that was
-   begun is finished. A load that hangs keeps one slot until its check gives up. One that fetches its files from an
-   object store has no slot meanwhile, see `load_slots`.
-4. An ensemble serves while every model of its steps does and fits. Whenever one of them changes it is judged anew in
-   the same turn of the loop: nobody sees the new part with the old verdict. It comes back by itself.
+3. One load per model at a time, MAX_SLOTS models at a time, each in a thread; everything else runs on the loop. A load
+   that has begun is finished. A load that hangs holds one slot until its check gives up. A load that fetches its files
+   from an object store holds no slot meanwhile, see `load_slots`.
+4. An ensemble serves while every model of its steps serves and fits. Whenever one of them changes, the ensemble is
+   checked again in the same turn of the loop, so that no request sees the new model with the old result. An ensemble
+   that fits again serves again by itself.
 """
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,19 +25,16 @@ from oriel_inference.backends import Backend
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.lifecycle import UNLOADED, UNTRIED, Catalog, Entry, ServingModel
-from oriel_inference.load_failures import LoadFailures
 from oriel_inference.load_slots import LoadSlots
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.config import CONFIG_FILE
 from oriel_inference.repository.defaults import LoadDefaults
-from oriel_inference.repository.load import LoadedVersion, load_model
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
-
-__all__ = ["Rollout"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +45,33 @@ LEAVE_POLL_S = 0.02
 _Versions = Mapping[int, LoadedVersion | LoadFailed | None]
 
 
-class Rollout:
-    """spawn: starts a task that ends with the server. leave_s: how long what leaves may take to finish its requests.
+MAX_NAMES = 4096
 
+
+class LoadFailures:
+    """How often loads were refused. Single writer: the loop.
+
+    counts: (model, kind) -> times; beyond MAX_NAMES pairs the model's name is left out.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, model: str, failure: LoadFailed | None = None, *, kind: str = "") -> None:
+        """Count a refused load. kind: "repository" or "internal"; it follows from `failure` if that is given."""
+        if failure is not None:
+            kind = "config" if isinstance(failure, ConfigInvalid) else "model"
+        key = (model, kind)
+        if key not in self.counts and len(self.counts) >= MAX_NAMES:
+            key = ("", kind)
+        self.counts[key] += 1
+
+
+class Rollout:
+    """Loads, publishes and closes versions.
+
+    spawn: starts a task that ends with the server.
+    leave_s: how long a version that leaves may take to finish its requests.
     load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
     """
 
@@ -73,25 +96,26 @@ class Rollout:
         self._check = check
         self._spawn = spawn
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        # One file that hangs must not stop everything, not even on one core.
+        # One file that hangs must not stop all loads, not even on one core.
         self._slots = LoadSlots(min(MAX_SLOTS, load_threads or max(2, cores)))
-        self._defaults = defaults
+        self._defaults = defaults or LoadDefaults()
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
         self.failures = LoadFailures()
 
-    # Coming -----------------------------------------------------------------------------------------------------
+    # Loading and publishing -------------------------------------------------------------------------------------
 
     async def replace(
         self, name: str, stores: Sequence[ModelStore], *, models: int, override: pb.ModelConfig | None = None
     ) -> str:
-        """Load `name` and publish the outcome. Returns why (part of) it was refused, empty if all went well.
+        """Load `name` and publish the result. Returns why (part of) it was refused, "" if all went well.
 
-        models: how many share the machine. override: instead of the model's configuration file.
+        models: how many models share the machine.
+        override: replaces the model's configuration file.
         """
         async with self._lock(name), self._slots.turn(stores[0], name) as slot:
             if len(stores) > 1:
-                # Which one answers must not depend on their order.
+                # The result must not depend on the order of the repositories.
                 return self.refuse(name, f"model {name!r} is in more than one model repository")
             old = self._serving(name)
             if not old:
@@ -99,8 +123,7 @@ class Rollout:
             have = {version: serving.identity for version, serving in old.items()}
             began = time.monotonic()
             try:
-                versions = await slot.run(
-                    load_model,
+                loading = Loading(
                     stores[0],
                     name,
                     find_backend=self._find_backend,
@@ -110,12 +133,13 @@ class Rollout:
                     override=override,
                     have=have,
                     defaults=self._defaults,
-                    taken=slot.taken,
+                    slot=slot.taken,
                 )
+                versions = await slot.run(load_model, loading)
             except LoadFailed as failure:
                 return self.refuse(name, failure.reason, failure)
             except Exception:
-                # One model's surprise must not keep the others from serving.
+                # An unexpected error in one model must not keep the others from serving.
                 _log.exception("model %s could not be loaded", name)
                 return self.refuse(name, "the model could not be loaded, the server's log says why", kind="internal")
             finally:
@@ -123,11 +147,11 @@ class Rollout:
             return self._publish(name, versions, old, time.monotonic() - began)
 
     def close(self) -> None:
-        """Loads that wait for their turn fail."""
+        """Make loads that wait for a slot fail."""
         self._slots.close()
 
     def refuse(self, name: str, reason: str, failure: LoadFailed | None = None, *, kind: str = "repository") -> str:
-        """The model as a whole cannot be (re)loaded: what serves goes on."""
+        """Record that the model as a whole cannot be (re)loaded; what serves continues. Returns the reason."""
         self.failures.add(name, failure, kind=kind)
         _log.error("model %s: %s", name, reason)
         ready = [e for e in self._catalog.entries(name) if e.serving is not None]
@@ -138,7 +162,9 @@ class Rollout:
         return reason
 
     def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel], load_s: float) -> str:
-        """old: what served when the load began. An ensemble may have lost a part since, and with it its place."""
+        """Publish loaded versions. old: those that served when the load began; meanwhile an ensemble may have lost a
+        model, and its place.
+        """
         current = self._serving(name)
         entries: dict[int, Entry] = {}
         reasons: list[str] = []
@@ -165,7 +191,7 @@ class Rollout:
             if entry.reason and entry.state is not ModelState.LOADING:
                 reasons.append(loaded.reason if isinstance(loaded, LoadFailed) else entry.reason)
         if reasons:
-            # Something was refused: the versions that would have made room for it stay.
+            # A version was refused: those that it would have replaced stay.
             for version, serving in current.items():
                 if version not in entries:
                     entries[version] = Entry(name=name, version=version, state=ModelState.READY, serving=serving)
@@ -203,11 +229,11 @@ class Rollout:
     # Ensembles --------------------------------------------------------------------------------------------------
 
     def users(self, name: str) -> list[str]:
-        """The ensembles with a step that runs on `name`, whether they can serve now or not."""
+        """Return the ensembles with a step that runs on `name`, whether they can serve now or not."""
         return sorted(user for user in self._ensembles if name in self.parts(user))
 
     def parts(self, name: str) -> list[str]:
-        """The models an ensemble is made of; empty for other models."""
+        """Return the models of an ensemble's steps; empty for other models."""
         known = [*self._ensembles.get(name, {}).values(), *self._serving(name).values()]
         return sorted({step.model for each in known for step in each.spec.steps})
 
@@ -215,7 +241,9 @@ class Rollout:
         return {e.version: e.serving for e in self._catalog.entries(name) if e.serving is not None}
 
     def _entry(self, newest: ServingModel, current: ServingModel | None) -> Entry:
-        """The line of a version. newest: what is wanted; current: what serves, which stays if the newest cannot."""
+        """Return the line of a version. newest: the wanted one. current: the one that serves, which stays if the newest
+        cannot.
+        """
         name, version = newest.spec.name, newest.spec.version
         reason = needs = ""
         state = ModelState.READY
@@ -238,14 +266,14 @@ class Rollout:
         return verdict.state, verdict.reason, verdict.needs
 
     def _set(self, name: str, entries: Sequence[Entry]) -> None:
-        """Publish the lines of a model and judge the ensembles on it anew."""
+        """Publish the lines of a model and check the ensembles that run on it again."""
         self._catalog.publish(name, entries)
         self._settle(name)
 
     def _settle(self, name: str) -> None:
-        """Judge the ensembles that run on `name`, directly or not, until none changes for requests any more.
+        """Check the ensembles that run on `name`, directly or not, until none of them changes for requests.
 
-        Also where the model in between stays as it is: whether ensembles nest too deep depends on all of them.
+        This includes ensembles above an unchanged one: whether ensembles nest too deep depends on all of them.
         """
         above: list[str] = []
         found = [name]
@@ -259,14 +287,14 @@ class Rollout:
                 return
 
     def _judge_again(self, user: str) -> bool:
-        """Whether an ensemble comes or goes by that, or another version of it serves."""
+        """Check an ensemble again; return whether it starts or stops serving, or another version of it serves."""
         before = {entry.version: entry for entry in self._catalog.entries(user)}
         after = dict(before)
         for version, newest in self._ensembles[user].items():
             current = before[version].serving if version in before else None
             entry = self._entry(newest, current)
             if current is None or entry.serving is not current:
-                after[version] = entry  # else it goes on, with what its line says
+                after[version] = entry  # otherwise it continues with the text of its line
         if after == before:
             return False
         for version, entry in after.items():
@@ -280,17 +308,17 @@ class Rollout:
         return _seen(after) != _seen(before)
 
     def _want(self, name: str, newest: Mapping[int, ServingModel]) -> None:
-        """From now on these versions are followed, as far as they are ensembles; others that waited leave."""
+        """Follow these versions from now on, if they are ensembles; others that waited leave."""
         old = self._ensembles.pop(name, {})
         if ensembles := {version: each for version, each in newest.items() if each.spec.steps}:
             self._ensembles[name] = ensembles
         staying = [*newest.values(), *self._serving(name).values()]
         self._leave(each for each in old.values() if each not in staying)
 
-    # Leaving ----------------------------------------------------------------------------------------------------
+    # Unloading and closing --------------------------------------------------------------------------------------
 
     async def unload(self, name: str) -> bool:
-        """Take a model out of service; its requests in flight finish afterwards. False if it is not known."""
+        """Take a model out of service; its requests in flight finish afterwards. Returns False if it is unknown."""
         async with self._lock(name):
             entries = self._catalog.entries(name)
             self._want(name, {})
@@ -303,7 +331,7 @@ class Rollout:
             return True
 
     async def remove(self, name: str) -> None:
-        """The same for a model that has left its repository; nothing of it stays in the index."""
+        """Do the same for a model that has left its repository; nothing of it stays in the index."""
         async with self._lock(name):
             entries = self._catalog.entries(name)
             self._want(name, {})
@@ -311,11 +339,11 @@ class Rollout:
                 self._catalog.remove(name)
                 self._settle(name)
             self._leave(entry.serving for entry in entries)
-            _log.info("model %s has left its repository", name)
+            _log.info("model %s was removed from its repository", name)
 
     def _lock(self, name: str) -> asyncio.Lock:
         lock = self._locks.get(name)
-        if lock is None:  # kept as long as somebody holds it or waits for it
+        if lock is None:  # kept as long as a task holds it or waits for it
             lock = self._locks[name] = asyncio.Lock()
         return lock
 
@@ -338,7 +366,7 @@ class Rollout:
             # Ending processes takes a while.
             await asyncio.to_thread(serving.close)
         self._catalog.leaving.remove(serving)
-        _log.info("model %s version %s has left", serving.spec.name, serving.version)
+        _log.info("model %s version %s is closed", serving.spec.name, serving.version)
 
 
 def _refused(

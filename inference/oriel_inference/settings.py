@@ -1,5 +1,9 @@
-"""What the unit is told from outside."""
+"""The settings of an inference server, with the flags of `oriel inference` in their metadata.
 
+tritonserver's spellings are honoured where the meaning is the same. `oriel_inference.flags` lists those that are not.
+"""
+
+import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,67 +12,364 @@ from pathlib import Path
 from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_wire.flags import Flag, flag, flags, number, switch
 
-__all__ = ["Settings", "available_cores"]
+# tritonserver's flags that are options of gRPC.
+GRPC_OPTIONS = {
+    "--grpc-keepalive-time": "grpc.keepalive_time_ms",
+    "--grpc-keepalive-timeout": "grpc.keepalive_timeout_ms",
+    "--grpc-keepalive-permit-without-calls": "grpc.keepalive_permit_without_calls",
+    "--grpc-http2-max-pings-without-data": "grpc.http2.max_pings_without_data",
+    "--grpc-http2-min-recv-ping-interval-without-data": "grpc.http2.min_ping_interval_without_data_ms",
+    "--grpc-http2-max-ping-strikes": "grpc.http2.max_ping_strikes",
+    "--grpc-max-connection-age": "grpc.max_connection_age_ms",
+    "--grpc-max-connection-age-grace": "grpc.max_connection_age_grace_ms",
+}
+_whole = number(int, 0, 2**31 - 1)
+
+
+def _repository(text: str) -> Path | str:
+    if "://" not in text:
+        return Path(text)
+    from oriel_wire.objects.client import location_of
+    from oriel_wire.objects.errors import BadStoreUrl
+
+    try:
+        location_of(text)
+    except BadStoreUrl as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _readiness(text: str) -> bool | Literal["any"]:
+    try:
+        return "any" if text.lower() == "any" else switch(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither true, false nor any") from error
+
+
+def _level(text: str) -> int:
+    level: int = {"true": 1, "false": 0}[text.lower()] if text.lower() in ("true", "false") else _whole(text)
+    return level
+
+
+def _host(name: str) -> dict[str, tuple[Flag, ...]]:
+    dest = f"{name}_address"
+    return flag(f"--{name}-address", group="ports", dest=dest, metavar="HOST", help=argparse.SUPPRESS)
+
+
+def _port(name: str, default: int) -> dict[str, tuple[Flag, ...]]:
+    return flag(
+        f"--{name}-port", group="ports", type=int, metavar="N", help=f"default {default}; 0 takes any free port"
+    )
+
+
+def _allow(name: str) -> dict[str, tuple[Flag, ...]]:
+    return flag(
+        f"--allow-{name}",
+        group="ports",
+        dest=f"allow_{name}",
+        type=switch,
+        default=True,
+        metavar="BOOL",
+        help="false: the port is not opened",
+    )
+
+
+def _log(name: str) -> dict[str, tuple[Flag, ...]]:
+    return flag(
+        f"--log-{name}",
+        group="log",
+        dest=f"log_{name}",
+        type=switch,
+        metavar="BOOL",
+        help=f"{name} lines (default true)",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Port 0 takes any free one, None is not opened. Bounds of the queues are per model version.
+    """The help of each flag describes its field; this is the rest. Bounds of the queues are per model version.
 
-    max_batch_bytes: inputs of one execution; a single request may have more.
-    cores: what running batches may use together. default_timeout_s: the deadline of a request that brings none.
-    control_mode: "none" loads everything at start, "poll" also follows the folders every `poll_s`, "explicit" loads
-    `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
-    serves (True), once the first load has ended (False), or only while one model serves if the start had any ("any").
+    repositories: folders, and URLs of object stores as text. model_cache: None keeps them in the user's cache folder.
+    http_port, grpc_port, metrics_port: 0 takes any free port, None opens none.
+    cores: cores that running batches share. max_batch_bytes: a single request may have more.
+    load_models: in control mode "explicit"; "*" loads all. load_threads: 0 lets the server choose.
+    strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
+    log: the logging settings that differ from their defaults. grpc_options: `grpc.*`, beside the server's own.
     check_timeout_s: for opening one model file in the process that tries it first.
-    load_threads: how many models load at once, 0 lets the server choose. trusted_peers: addresses or networks whose
-    `x-oriel-*` headers count. repositories: folders, and URLs of object stores as text; versions of these are kept
-    below model_cache (None: where caches lie), at most max_cache_bytes. access_log: a file, "-" for standard output, ""
-    for none.
-    exit_on_error: do not serve at all if a model of the start cannot. server_id: the server's name in its metadata.
-    log: what differs from the logging settings' defaults. grpc_options: gRPC's own (`grpc.*`), beside ours.
     """
 
-    repositories: tuple[Path | str, ...]
-    model_cache: Path | None = None
-    max_cache_bytes: int = 32 << 30
-    http_host: str = "127.0.0.1"
-    http_port: int | None = 8000
+    repositories: tuple[Path | str, ...] = field(
+        metadata=flag(
+            "--model-repository",
+            "--model-store",
+            group="models",
+            dest="model_repository",
+            metavar="DIR|URL",
+            type=_repository,
+            action="append",
+            required=True,
+            help="folder of models, <model>/config.pbtxt and <model>/<version>/model.onnx, or the same in an object "
+            "store: s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (repeatable)",
+        )
+    )
+    model_cache: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--model-cache",
+            group="models",
+            type=Path,
+            metavar="DIR",
+            help="where versions from object stores are kept, one server per folder (default: ~/.cache/oriel/models)",
+        ),
+    )
+    max_cache_bytes: int = field(
+        default=32 << 30,
+        metadata=flag(
+            "--model-cache-bytes",
+            group="models",
+            type=number(int, 1 << 20, (1 << 50) - 1),
+            metavar="N",
+            help="size limit of that folder; the least recently used versions are removed, never those that serve "
+            "(default 32 GiB)",
+        ),
+    )
+    access_log: str = field(
+        default="",
+        metadata=flag(
+            "--access-log",
+            group="models",
+            metavar="PATH",
+            help="append one JSON line per request to this file, or to standard output for - (default: none)",
+        ),
+    )
+    control_mode: str = field(
+        default="none",
+        metadata=flag(
+            "--model-control-mode",
+            group="models",
+            type=str.lower,
+            choices=("none", "poll", "explicit"),
+            help="none: load everything at start; poll: also follow changes; explicit: load on request only",
+        ),
+    )
+    poll_s: float = field(
+        default=15.0,
+        metadata=flag(
+            "--repository-poll-secs",
+            group="models",
+            type=number(float, 0.01, 86_400),
+            metavar="S",
+            help="time between scans in poll mode; a change is loaded when a second scan finds the same files",
+        ),
+    )
+    load_models: tuple[str, ...] = field(
+        default=(),
+        metadata=flag(
+            "--load-model",
+            group="models",
+            action="append",
+            metavar="NAME",
+            help="explicit mode: load this model at start (repeatable; * for all)",
+        ),
+    )
+    load_threads: int = field(
+        default=0,
+        metadata=flag(
+            "--model-load-thread-count",
+            group="models",
+            type=_whole,
+            metavar="N",
+            help="models that are loaded at once, at most 16 (default: as many as cores, at least 2)",
+        ),
+    )
+    exit_on_error: bool = field(
+        default=False,
+        metadata=flag(
+            "--exit-on-error",
+            group="models",
+            type=switch,
+            metavar="BOOL",
+            help="end with code 2 if a model of the start cannot be loaded (default false: the others serve)",
+        ),
+    )
+    strict_readiness: bool | Literal["any"] = field(
+        default=True,
+        metadata=flag(
+            "--strict-readiness",
+            group="models",
+            type=_readiness,
+            metavar="BOOL",
+            help="ready only while every model of the start serves (default true); false: once the first load has "
+            "ended; any: then, if one model serves or the start had none",
+        ),
+    )
+    load_defaults: LoadDefaults = field(
+        default_factory=LoadDefaults,
+        metadata=flags(
+            flag(
+                "--disable-auto-complete-config",
+                group="models",
+                dest="strict_model_config",
+                action="store_true",
+                help="refuse models whose configuration leaves out inputs or outputs",
+            ),
+            flag(
+                "--strict-model-config",
+                group="models",
+                dest="strict_model_config",
+                type=switch,
+                metavar="BOOL",
+                help=argparse.SUPPRESS,
+            ),
+            flag(
+                "--backend-config",
+                group="models",
+                dest="backend_config",
+                action="append",
+                default=[],
+                metavar="B,K=V",
+                help="default of a backend, as onnxruntime,intra_op_thread_count=2 (also inter_op_thread_count, "
+                "default-max-batch-size; repeatable)",
+            ),
+        ),
+    )
+    http_host: str = field(
+        default="127.0.0.1",
+        metadata=flag(
+            "--host",
+            group="ports",
+            dest="host",
+            default="127.0.0.1",
+            help="address of every port without an address flag of its own",
+        ),
+    )
+    http_port: int | None = field(default=8000, metadata=flags(_port("http", 8000), _host("http"), _allow("http")))
     grpc_host: str = "127.0.0.1"
-    grpc_port: int | None = 8001
+    grpc_port: int | None = field(default=8001, metadata=flags(_port("grpc", 8001), _host("grpc"), _allow("grpc")))
     metrics_host: str = "127.0.0.1"
-    metrics_port: int | None = 8002
-    cores: int = 1
-    default_timeout_s: float = 60.0
-    max_body_bytes: int = 64 << 20
-    max_queue_items: int = 10_000
-    max_queue_bytes: int = 256 << 20
-    max_batch_bytes: int = 64 << 20
-    trusted_peers: tuple[str, ...] = ("127.0.0.0/8", "::1")
-    drain_s: float = 25.0
-    control_mode: str = "none"
-    poll_s: float = 15.0
-    load_models: tuple[str, ...] = ()
-    strict_readiness: bool | Literal["any"] = True
-    exit_on_error: bool = False
-    server_id: str = "oriel"
-    log: Mapping[str, bool | int | str] = field(default_factory=dict)
-    log_file: str = ""
-    grpc_options: tuple[tuple[str, int], ...] = ()
-    load_threads: int = 0
-    load_defaults: LoadDefaults = field(default_factory=LoadDefaults)
+    metrics_port: int | None = field(
+        default=8002, metadata=flags(_port("metrics", 8002), _host("metrics"), _allow("metrics"))
+    )
+    grpc_options: tuple[tuple[str, int], ...] = field(
+        default=(),
+        metadata=flags(
+            *(
+                flag(name, group="ports", dest=option, type=_whole, metavar="N", help=argparse.SUPPRESS)
+                for name, option in GRPC_OPTIONS.items()
+            )
+        ),
+    )
+    trusted_peers: tuple[str, ...] = field(
+        default=("127.0.0.0/8", "::1"),
+        metadata=flag(
+            "--trusted-peer",
+            group="ports",
+            action="append",
+            metavar="NETWORK",
+            help="address or network whose deadline and tier headers count (repeatable; default: loopback)",
+        ),
+    )
+    server_id: str = field(
+        default="oriel",
+        metadata=flag("--id", group="ports", metavar="NAME", help="name in the server's metadata (default oriel)"),
+    )
+    cores: int = field(
+        default=1,
+        metadata=flag(
+            "--cores",
+            group="bounds",
+            type=int,
+            default=0,
+            metavar="N",
+            help="cores that running batches share (default: all available)",
+        ),
+    )
+    default_timeout_s: float = field(
+        default=60.0,
+        metadata=flag(
+            "--default-timeout-s", group="bounds", type=float, metavar="S", help="deadline of requests that set none"
+        ),
+    )
+    max_body_bytes: int = field(
+        default=64 << 20,
+        metadata=flag(
+            "--max-body-bytes",
+            "--http-max-input-size",
+            group="bounds",
+            type=_whole,
+            metavar="N",
+            help="largest request (HTTP body or gRPC message)",
+        ),
+    )
+    max_queue_items: int = field(
+        default=10_000,
+        metadata=flag(
+            "--max-queue-items", group="bounds", type=int, metavar="N", help="requests that may wait per model version"
+        ),
+    )
+    max_queue_bytes: int = field(
+        default=256 << 20,
+        metadata=flag(
+            "--max-queue-bytes",
+            group="bounds",
+            type=int,
+            metavar="N",
+            help="bytes of requests that may wait per model version",
+        ),
+    )
+    max_batch_bytes: int = field(
+        default=64 << 20,
+        metadata=flag(
+            "--max-batch-bytes", group="bounds", type=int, metavar="N", help="bytes of the requests of one batch"
+        ),
+    )
+    drain_s: float = field(
+        default=25.0,
+        metadata=flag(
+            "--exit-timeout-secs",
+            group="bounds",
+            type=number(float, 0, 86_400),
+            metavar="S",
+            help="stop: how long requests in flight may take to finish (default 25)",
+        ),
+    )
+    log: Mapping[str, bool | int | str] = field(
+        default_factory=dict,
+        metadata=flags(
+            flag(
+                "--log-verbose",
+                group="log",
+                dest="log_verbose",
+                type=_level,
+                metavar="N",
+                help="above 0: debug lines as well",
+            ),
+            _log("info"),
+            _log("warning"),
+            _log("error"),
+        ),
+    )
+    log_file: str = field(
+        default="",
+        metadata=flags(
+            flag("--log-file", group="log", metavar="FILE", help="append to this file instead of stderr"),
+            flag(
+                "--log-format", group="log", dest="log_format", choices=("default", "ISO8601"), help=argparse.SUPPRESS
+            ),
+        ),
+    )
     check_timeout_s: float = 60.0
-    access_log: str = ""
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity and its control group's quota, at least 1."""
+    """Return the cores that this process may use: its affinity and the quota of its control group, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         if quota != "max":
             cores = min(cores, ceil(int(quota) / int(period)))
     except (OSError, ValueError):
-        pass  # no control group v2: the affinity is all there is to know
+        pass  # no control group v2: only the affinity is known
     return max(1, cores)

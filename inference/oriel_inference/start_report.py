@@ -1,12 +1,10 @@
-"""What the log shows once the models of the start are loaded: a table of models and one of ports. Pure."""
+"""The log's report once the models of the start are loaded: a table of models and one of ports. Pure."""
 
 import textwrap
 from collections.abc import Sequence
 
 from oriel_inference.lifecycle import Entry
 from oriel_inference.model import ModelState
-
-__all__ = ["models_table", "ports_table"]
 
 MAX_ROWS = 200
 MIN_WIDTH, MAX_WIDTH = 60, 200
@@ -15,9 +13,10 @@ _HEADING = ("Model", "Version", "Status", "Runs on")
 
 
 def models_table(entries: Sequence[Entry], width: int) -> str:
-    """Model, version, status with the reason, and where it runs; at most `width` columns (60 at least).
+    """Return a table with model, version, status with the reason, and where it runs; at most `width` columns (60 at
+    least).
 
-    With more than MAX_ROWS lines those that serve are cut, so that what failed is seen.
+    With more than MAX_ROWS lines those that serve are left out, so that the failures are visible.
     """
     shown = sorted(entries, key=lambda entry: entry.state is ModelState.READY) if len(entries) > MAX_ROWS else entries
     rows = [_row(entry) for entry in shown[:MAX_ROWS]]
@@ -30,7 +29,7 @@ def models_table(entries: Sequence[Entry], width: int) -> str:
 
 
 def ports_table(ports: Sequence[tuple[str, str]]) -> str:
-    """(what, address) of every port."""
+    """Return a table with name and address of every port."""
     return "\n".join(_table(("Port", "Address"), ports, MAX_WIDTH))
 
 
@@ -47,7 +46,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
     widths = [max(len(cell) for cell in column) for column in zip(heading, *rows, strict=True)]
     room = width - 3 * len(widths) - 1
     while sum(widths) > room:
-        # The widest gives way, the reason first among equals; what does not fit is wrapped.
+        # The widest column is narrowed, the reason first among equals; what does not fit is wrapped.
         widest = max(range(len(widths)), key=lambda index: (widths[index], index == 2))
         if widths[widest] <= _SHORTEST:
             break

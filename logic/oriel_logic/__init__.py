@@ -8,23 +8,23 @@
         def pre(self, request): ...
         async def post(self, outputs): ...
 
-`oriel_logic.images` reads pictures safely. What is named here is loaded when it is first used: a worker process in an
-environment of its own has only the packages that its handlers brought.
+`oriel_logic.images` reads pictures safely. The names of this package are loaded when they are first used: a worker
+process in an environment of its own has only the packages that its handlers brought.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oriel_logic.batching import batched
     from oriel_logic.bodies.audio import Audio
+    from oriel_logic.bodies.messages import Answer, Request
     from oriel_logic.bodies.tensors import Tensors
     from oriel_logic.bodies.upload import Upload
-    from oriel_logic.context import Context
-    from oriel_logic.definition import service
+    from oriel_logic.client.models import Models, ModelSpec, Outputs, TensorSpec
     from oriel_logic.errors import InputTooLarge, MediaUnsupported, ModelBusy, ModelError, Refused
-    from oriel_logic.messages import Answer, Request
-    from oriel_logic.models import Models, ModelSpec, Outputs, TensorSpec
+    from oriel_logic.services.batching import batched
+    from oriel_logic.services.context import Context
+    from oriel_logic.services.definition import service
 
 __all__ = [
     "Answer",
@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 HOMES = {
-    "batching": ("batched",),
-    "definition": ("service",),
+    "services.batching": ("batched",),
+    "services.definition": ("service",),
     "errors": ("InputTooLarge", "MediaUnsupported", "ModelBusy", "ModelError", "Refused"),
-    "messages": ("Answer", "Request"),
-    "models": ("ModelSpec", "Models", "Outputs", "TensorSpec"),
-    "context": ("Context",),
+    "bodies.messages": ("Answer", "Request"),
+    "client.models": ("ModelSpec", "Models", "Outputs", "TensorSpec"),
+    "services.context": ("Context",),
     "bodies.audio": ("Audio",),
     "bodies.tensors": ("Tensors",),
     "bodies.upload": ("Upload",),

@@ -1,4 +1,4 @@
-"""Puts a logic server together and runs it: the only place that knows all its parts."""
+"""Builds a logic server from its parts and runs it."""
 
 import asyncio
 import gc
@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from oriel_logic.contained import contained
-from oriel_logic.definition import Definition
-from oriel_logic.deploying import Deployer, SetUpFailed
-from oriel_logic.envelope import Envelope
-from oriel_logic.folder_config import BadConfig
-from oriel_logic.ingress import Dispatch
-from oriel_logic.listing import Listing, read_listing
-from oriel_logic.loading import load, setup_problem
-from oriel_logic.metrics import Metrics
-from oriel_logic.openapi import Description
-from oriel_logic.pipeline import Pipeline
-from oriel_logic.registry import Registry
-from oriel_logic.rehearsal import that_come_up
-from oriel_logic.releases import Deployment, Pool, Release
-from oriel_logic.samples import with_shown_sample
-from oriel_logic.server import open_server
+from oriel_logic.client.upstreams import Upstreams
+from oriel_logic.deploy.deploying import Deployer, SetUpFailed
+from oriel_logic.deploy.samples import with_shown_sample
+from oriel_logic.deploy.scratch import loadable_together
+from oriel_logic.deploy.updates import Updates
+from oriel_logic.loading.folder_config import BadConfig
+from oriel_logic.loading.handlers import load, setup_problem
+from oriel_logic.loading.listing import Listing, read_listing
+from oriel_logic.observe.metrics import Metrics
+from oriel_logic.observe.watchdog import Watchdog
+from oriel_logic.server.connection import open_server
+from oriel_logic.server.contained import contained
+from oriel_logic.server.envelope import Envelope
+from oriel_logic.server.ingress import Dispatch
+from oriel_logic.server.openapi import Description
+from oriel_logic.server.pipeline import Pipeline
+from oriel_logic.server.registry import Registry
+from oriel_logic.server.releases import Deployment, Pool, Release
+from oriel_logic.services.definition import Definition
+from oriel_logic.services.serving import Services
 from oriel_logic.settings import Settings
-from oriel_logic.totals import Totals
-from oriel_logic.updates import Updates
-from oriel_logic.upstreams import Upstreams
-from oriel_logic.watchdog import Watchdog
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
-from oriel_logic.workers.references import Services
+from oriel_logic.workers.tally import Totals
 from oriel_wire.engine.api_page import DOCS, OPENAPI
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.listener import HttpServer
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from oriel_logic.dev.session import Session
     from oriel_logic.openai.dispatch import OpenAI
 
-__all__ = ["Unit", "admin_app", "serve_unit"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,15 +56,16 @@ _log = logging.getLogger(__name__)
 async def serve_unit(
     settings: Settings,
     server: ForkServer,
-    rehearsal: ForkServer,
+    scratch: ForkServer,
     listing: Listing,
     stop: asyncio.Event,
     dev: "Session | None" = None,
 ) -> None:
     """Run until `stop` is set, then drain. Raises StartFailed (a port is taken).
 
-    server, rehearsal: launched with the services that share their first processes. listing: what lay in the folders
-    before. dev: of `oriel logic dev`.
+    server, scratch: launched with the services that share the first worker processes.
+    listing: the folders as they were before that.
+    dev: set by `oriel logic dev`.
     """
     asyncio.get_running_loop().set_task_factory(contained)
     open_port = listen if dev is None else dev.listen
@@ -79,7 +79,7 @@ async def serve_unit(
     beside = AsyncExitStack()
 
     async def serve() -> None:
-        files = await that_come_up(server.files, listing, rehearsal, max_frame_bytes=settings.max_frame_bytes)
+        files = await loadable_together(server.files, listing, scratch, max_frame_bytes=settings.max_frame_bytes)
         first = server
         if len(files) < len(server.files):
             await asyncio.to_thread(server.close)
@@ -87,7 +87,7 @@ async def serve_unit(
         unit = Unit(settings, first, listing, sink, dev.models if dev is not None else None, metrics)
         units.append(unit)
         await unit.start()
-        # What exists now lives as long as the process: keep it out of every later collection.
+        # Objects that exist now live as long as the process: exclude them from later garbage collections.
         gc.collect()
         gc.freeze()
         ports = (*http.getsockname()[:2], *admin.getsockname()[:2])
@@ -96,8 +96,8 @@ async def serve_unit(
         fronts.append(front)
         if dev is not None:
             await unit.pool.wait_ready()
-            await unit.updates.settled()  # services in environments of their own
-            await dev.greet(unit.registry, unit.updates, "http://{}:{}".format(*http.getsockname()[:2]))
+            await unit.updates.settled()  # services with their own environments
+            await dev.print_addresses(unit.registry, unit.updates, "http://{}:{}".format(*http.getsockname()[:2]))
             trying = asyncio.create_task(dev.try_samples(unit.try_sample), name="samples at the start")
         await stop.wait()
         if dev is not None:
@@ -120,7 +120,7 @@ async def serve_unit(
             stopping = group.create_task(stop.wait())
             await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             if not units or not units[0].has_started:
-                serving.cancel()  # nobody is served yet
+                serving.cancel()  # no request is served yet
             await asyncio.wait([serving])
             stopping.cancel()
             admin_stop.set()  # health answers until the last request is done
@@ -137,7 +137,7 @@ async def serve_unit(
 def admin_app(
     metrics: Metrics, stop: asyncio.Event, is_ready: Callable[[], bool], under_way: Callable[[], int] = lambda: 0
 ) -> Starlette:
-    """Health and metrics. It is not ready any more once `stop` is set, and says how many calls are under way then."""
+    """Make the app for health and metrics. It is not ready once `stop` is set, and reports the calls under way then."""
 
     def ready() -> tuple[bool, str]:
         if stop.is_set():
@@ -148,10 +148,11 @@ def admin_app(
 
 
 class Unit:
-    """A logic server without its sockets: `open` gives it one. `envelope` answers requests, with or without.
+    """A logic server without its sockets: `open` adds one. `envelope` answers requests, with or without a socket.
 
-    server: for the services that share their first processes; listing: of all, from before it was launched.
-    models: stand in for inference servers.
+    server: for the services that share the first worker processes.
+    listing: of all services, from before the fork server was launched.
+    models: replaces the inference servers.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class Unit:
         self._watch_numbers()
 
     async def start(self) -> None:
-        """Set services up and begin to start workers; requests that come before they are ready wait for them."""
+        """Set services up and begin to start workers; requests that arrive before they are ready wait."""
         await self._upstreams.start()
         self._watchdog.start()
         await self.pool.start()
@@ -252,7 +253,7 @@ class Unit:
         self.has_started = True
 
     async def try_sample(self, release: Release) -> tuple[str, str]:
-        """(which sample a release of the start has answered, "" without one; what was wrong with the answer)."""
+        """Return (the sample that a release of the start has answered, "" without one; the error of the answer)."""
         source = self._listing.sources.get(release.file.origin)
         if source is None:
             return "", ""
@@ -262,7 +263,7 @@ class Unit:
             return "", str(error)
 
     def _set_up(self, definition: Definition) -> str:
-        """Why it cannot run here, "" if it can."""
+        """Set a service up in this process; return why that failed, "" if it worked."""
         if all(definition.runs_in_worker(each) for each in definition.stages()):
             return ""
         try:
@@ -272,7 +273,7 @@ class Unit:
         return ""
 
     def _serve_openai(self) -> None:
-        """Serve what handler files, imported already, made for clients of the OpenAI API."""
+        """Serve the models that imported handler files define for clients of the OpenAI API."""
         if "oriel_logic.openai" not in sys.modules:
             return
         from oriel_logic.openai.dispatch import OpenAI
@@ -284,7 +285,7 @@ class Unit:
             self.registry.fail(each.file, each.served_as, problem)
 
     async def open(self, sock: socket.socket) -> HttpServer:
-        """Serve on `sock`; end it with `drain` before `close`."""
+        """Serve on `sock`; call the result's `drain` before `close`."""
         settings = self._settings
         return await open_server(
             self.envelope,
@@ -304,8 +305,8 @@ class Unit:
 
     @property
     def is_ready(self) -> bool:
-        """Whether everything that was there at start has been set up, or cannot be."""
-        # What hung at start, and was replaced by something that does not, keeps nobody waiting.
+        """Whether everything that existed at start has been set up or has failed."""
+        # A deployment that hung at start and was replaced does not count.
         is_up = self.pool.is_ready or self._together not in self.updates.deployments
         return is_up and self.updates.has_begun
 
@@ -318,17 +319,15 @@ class Unit:
         def pools() -> list[Pool]:
             return [each.pool for each in updates.deployments]
 
-        metrics.watch("oriel_logic_in_flight", "Requests under way", lambda: self.envelope.in_flight)
-        metrics.watch(
-            "oriel_logic_jobs_waiting", "Jobs that wait for a worker", lambda: sum(p.waiting for p in pools())
-        )
-        metrics.watch("oriel_logic_workers_busy", "Workers that work on a job", lambda: sum(p.busy for p in pools()))
-        metrics.watch("oriel_logic_workers_ready", "Workers that are up", lambda: sum(len(p.pids) for p in pools()))
+        metrics.watch("oriel_logic_in_flight", "Requests in flight", lambda: self.envelope.in_flight)
+        metrics.watch("oriel_logic_jobs_waiting", "Jobs waiting for a worker", lambda: sum(p.waiting for p in pools()))
+        metrics.watch("oriel_logic_workers_busy", "Workers running a job", lambda: sum(p.busy for p in pools()))
+        metrics.watch("oriel_logic_workers_ready", "Workers that are ready", lambda: sum(len(p.pids) for p in pools()))
         metrics.watch_by("oriel_logic_releases", "Releases of services, by state", "state", updates.states)
         self._totals.offer(metrics, lambda: [pool.tally for pool in pools()])
 
     def _report(self, deployment: Deployment, problems: Mapping[str, str]) -> None:
-        """What a worker of this deployment could not set up: {service or file: why}."""
+        """Take the releases out of service that a worker could not set up. problems: {service or file: reason}."""
         for release in deployment.releases:
             problem = problems.get(release.name) or problems.get(release.file.name)
             if problem:
@@ -336,7 +335,7 @@ class Unit:
 
 
 def pool_limits(settings: Settings, workers: int) -> PoolLimits:
-    """workers: 0 for the server's own number."""
+    """Return the limits of a pool. workers: 0 for the server's number."""
     return PoolLimits(
         workers=workers or settings.workers,
         max_waiting=settings.max_waiting,

@@ -3,7 +3,7 @@ reason) and a sentence for people; only `replies` turns them into statuses.
 
 LogicError
 ├── BadRequest             no request of HTTP as this server reads it
-├── ClientLeft             nobody waits for the answer any more
+├── CallerLeft             nobody waits for the answer any more
 ├── Refused                the input's fault; handlers raise it with a sentence of their own
 │   ├── MediaUnsupported   a kind of body the service does not read
 │   ├── NotAcceptable      the client takes none of the media types that the service gives
@@ -29,52 +29,27 @@ LogicError
 from enum import Enum
 from typing import ClassVar
 
-__all__ = [
-    "BadRequest",
-    "ClientLeft",
-    "DeadlineExceeded",
-    "HandlerFailed",
-    "HandlerTimedOut",
-    "InputTooLarge",
-    "LogicError",
-    "MediaUnsupported",
-    "MemoryExceeded",
-    "ModelBusy",
-    "ModelError",
-    "ModelFailed",
-    "ModelInputWrong",
-    "ModelUnavailable",
-    "ModelUnknown",
-    "ModelUnreachable",
-    "NotAcceptable",
-    "Outcome",
-    "ParameterWrong",
-    "Refused",
-    "Saturated",
-    "ServiceBroken",
-    "ServiceUnknown",
-    "WorkerDied",
-]
-
 MAX_MESSAGE = 500
 
 
 class Outcome(Enum):
-    """How a request ended. The values are public: they are `error.reason` and a metric label."""
+    """How a request ended. The names are the events of `oriel_wire.outcomes`; the values are published, as
+    `error.reason`, metric label and log field, and docs/errors.md lists them.
+    """
 
     OK = "ok"
-    CLIENT_LEFT = "client_left"
-    BAD_REQUEST = "bad_request"
+    CALLER_LEFT = "client_left"
+    INVALID_REQUEST = "bad_request"
     INPUT_REFUSED = "input_refused"
     MEDIA_UNSUPPORTED = "media_unsupported"
     NOT_ACCEPTABLE = "not_acceptable"
-    INPUT_TOO_LARGE = "input_too_large"
+    TOO_LARGE = "input_too_large"
     PARAMETER_WRONG = "parameter_wrong"
-    MODEL_UNKNOWN = "model_unknown"
+    UNKNOWN_MODEL = "model_unknown"
     SERVICE_UNKNOWN = "service_unknown"
     SERVICE_BROKEN = "service_broken"
     DEADLINE_EXCEEDED = "deadline_exceeded"
-    SATURATED = "saturated"
+    QUEUE_FULL = "saturated"
     HANDLER_FAILED = "handler_failed"
     WORKER_DIED = "worker_died"
     HANDLER_TIMED_OUT = "handler_timed_out"
@@ -98,13 +73,13 @@ class LogicError(Exception):
 
 
 class BadRequest(LogicError):
-    outcome = Outcome.BAD_REQUEST
+    outcome = Outcome.INVALID_REQUEST
 
 
-class ClientLeft(LogicError):
+class CallerLeft(LogicError):
     """Nobody is there to answer."""
 
-    outcome = Outcome.CLIENT_LEFT
+    outcome = Outcome.CALLER_LEFT
 
     def __init__(self) -> None:
         super().__init__("the client left")
@@ -138,7 +113,7 @@ class NotAcceptable(Refused):
 class InputTooLarge(Refused):
     """The body passes a size bound."""
 
-    outcome = Outcome.INPUT_TOO_LARGE
+    outcome = Outcome.TOO_LARGE
 
 
 class ParameterWrong(Refused):
@@ -155,7 +130,7 @@ class ParameterWrong(Refused):
 class ModelUnknown(LogicError):
     """No model is served under this name, or not for this caller: the same words for both."""
 
-    outcome = Outcome.MODEL_UNKNOWN
+    outcome = Outcome.UNKNOWN_MODEL
 
 
 class ServiceUnknown(LogicError):
@@ -177,7 +152,7 @@ class DeadlineExceeded(LogicError):
 
 
 class Saturated(LogicError):
-    outcome = Outcome.SATURATED
+    outcome = Outcome.QUEUE_FULL
 
 
 class HandlerFailed(LogicError):

@@ -1,6 +1,6 @@
-"""Pictures from outside, read safely: PNG and JPEG only, bounded before a pixel is allocated, one kind of error.
+"""Reads pictures safely: PNG and JPEG only, bounded before a pixel is allocated, with one kind of error.
 
-Reading costs CPU: call it in a plain `def` stage, which runs in a worker process.
+Decoding costs CPU: do it in a plain `def` stage, which runs in a worker process.
 """
 
 import base64
@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from oriel_logic.bodies.messages import Request
 from oriel_logic.errors import MediaUnsupported, Refused
-from oriel_logic.messages import Request
 
 __all__ = ["MAX_PIXELS", "TooManyPixels", "grey", "image_bytes", "read"]
 
 MAX_PIXELS = 24_000_000
 FORMATS = ("PNG", "JPEG")
 SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
-# What clients send when they do not say what they send: curl's --data-binary says the second one.
+# The media types that clients send by default; curl's --data-binary sends the second one.
 UNSAID = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 NOT_AN_IMAGE = "the body is not an image this service can read (PNG or JPEG)"
 
@@ -29,7 +29,7 @@ Image.preinit()  # loads Pillow's readers now, once, instead of in every worker
 
 
 def image_bytes(request: Request, *, field: str = "image") -> bytes:
-    """The picture of a request: its body, or the base64 text in `field` of a JSON body (a data: URL is fine too).
+    """Return the picture of a request: its body, or the base64 text (or data: URL) in `field` of a JSON body.
 
     Raises MediaUnsupported for other kinds of bodies, Refused for JSON without such a field.
     """
@@ -52,9 +52,10 @@ def image_bytes(request: Request, *, field: str = "image") -> bytes:
 
 
 def read(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A decoded picture, upright (EXIF). Raises Refused for what is no PNG or JPEG, is damaged, or is too large.
+    """Decode a picture and turn it upright by its EXIF data.
 
-    The size is judged by the header: a small file that would unpack to more than `max_pixels` is never unpacked.
+    Raises Refused for data that is not PNG or JPEG, is damaged, or has more than `max_pixels`. The header decides the
+    size, so a small file that would decompress to a larger one is never decompressed.
     """
     try:
         with warnings.catch_warnings():
@@ -62,20 +63,20 @@ def read(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             picture = Image.open(BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise too_large("far too many", max_pixels) from error
-    except Exception as error:  # Pillow's readers raise many kinds for bytes that are no picture
+    except Exception as error:  # Pillow's readers raise many kinds for bytes that are not a picture
         raise Refused(NOT_AN_IMAGE) from error
     if picture.width * picture.height > max_pixels:
         raise too_large(f"{picture.width} x {picture.height}", max_pixels)
     try:
         picture.load()
-        ImageOps.exif_transpose(picture, in_place=True)  # else it is copied, also where it is upright
+        ImageOps.exif_transpose(picture, in_place=True)  # else an upright picture is copied too
         return picture
-    except Exception as error:  # likewise for pictures that break off or lie about themselves
+    except Exception as error:  # likewise for pictures that are cut off or inconsistent
         raise Refused("the image is damaged: it cannot be decoded to the end") from error
 
 
 class TooManyPixels(Refused):
-    """Judged by the header, before anything is unpacked."""
+    """The header announces more pixels than the limit; nothing was decompressed."""
 
 
 def too_large(what: str, max_pixels: int) -> TooManyPixels:
@@ -85,7 +86,9 @@ def too_large(what: str, max_pixels: int) -> TooManyPixels:
 
 
 def grey(picture: Image.Image) -> NDArray[Any]:
-    """[height, width] FP32, 0 black .. 1 white. What is transparent is white; 16-bit pictures keep their range."""
+    """Convert to [height, width] FP32, 0 black to 1 white. Transparent pixels are white; 16-bit pictures keep their
+    range.
+    """
     if picture.mode.startswith(("I", "F")):
         values = np.asarray(picture, dtype=np.float32)
         return values / 65535.0

@@ -1,46 +1,84 @@
-"""What a logic server is told at start, with every limit and its default."""
+"""The settings of a logic server: every limit and its default, with the flags of `oriel logic` in their metadata."""
 
-from dataclasses import dataclass
+import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["LOOPBACK", "Settings"]
-
-LOOPBACK = ("127.0.0.0/8", "::1")
+from oriel_wire.flags import flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """services: folders of services, or a service's own file or folder. named: `module:attribute` of services that
-    are installed. watch: whether the folders are looked at again, every poll_s. release_drain_s: for what a replaced
-    release still has to do. sample_timeout_s: for the answer to a new version's sample.
-    inference, inference_grpc: (host, port) of each inference server, for calls and streams. Sizes in bytes, times
-    in seconds.
+    """Sizes are in bytes, times in seconds.
 
-    default_timeout_s: the deadline of a request that brings none (it did not come through a gateway).
-    max_in_flight: requests at a time, further ones are refused. max_waiting: jobs that wait for a worker.
-    max_held_bytes: of request bodies, all together. stream_idle_s: the longest silence in a streamed answer.
-    trusted_peers: addresses and networks whose `x-oriel-*` headers count.
+    services: folders of services, or the file or folder of one service. named: `module:attribute` of installed ones.
+    watch: whether the folders are polled for changes, every poll_s.
+    inference, inference_grpc: (host, port) of each inference server, for calls and for streams.
+    trusted_peers: addresses and networks whose `x-oriel-*` headers are honoured.
+    release_drain_s: time for a replaced release to finish its requests.
+    sample_timeout_s: time for a new version to answer its sample.
+    default_timeout_s: the deadline of a request that brings none, because it did not come through a gateway.
+    max_in_flight: requests at a time; further ones are refused. max_waiting: jobs that wait for a worker.
+    max_held_bytes: request bodies held in memory, all together. stream_idle_s: longest silence in a streamed answer.
     overrun_s: how long after its deadline a job may keep its worker busy before the worker is killed.
     """
 
-    services: tuple[Path, ...]
-    inference: tuple[tuple[str, int], ...]
-    inference_grpc: tuple[tuple[str, int], ...] = ()
-    named: tuple[str, ...] = ()
-    watch: bool = True
+    services: tuple[Path, ...] = field(
+        metadata=flag("--services", action="append", type=Path, metavar="DIR", help="folder of services; repeatable")
+    )
+    named: tuple[str, ...] = field(
+        default=(),
+        metadata=flag(
+            "--service",
+            action="append",
+            metavar="MODULE:NAME",
+            help="a service that is installed; repeatable, beside those of the entry points 'oriel.services'",
+        ),
+    )
+    watch: bool = field(
+        default=True,
+        metadata=flag(
+            "--watch", action=argparse.BooleanOptionalAction, help="set up what changes in the folders; default yes"
+        ),
+    )
+    inference: tuple[tuple[str, int], ...] = field(
+        metadata=flag(
+            "--inference",
+            action="append",
+            metavar="HOST:PORT",
+            help="v2 inference server (HTTP); a name stands for all its addresses; repeatable; default 127.0.0.1:8000",
+        )
+    )
+    inference_grpc: tuple[tuple[str, int], ...] = field(
+        default=(),
+        metadata=flag(
+            "--inference-grpc",
+            action="append",
+            metavar="HOST:PORT",
+            help="the same servers' gRPC, for models.stream; repeatable; default 127.0.0.1:8001",
+        ),
+    )
+    host: str = field(default="127.0.0.1", metadata=flag("--host", help="address to listen on"))
+    http_port: int = field(default=8090, metadata=flag("--http-port", type=int))
+    admin_port: int = field(default=8092, metadata=flag("--admin-port", type=int, help="health and metrics"))
+    trusted_peers: tuple[str, ...] = field(
+        default=("127.0.0.0/8", "::1"),
+        metadata=flag(
+            "--trusted-peer",
+            action="append",
+            metavar="ADDRESS",
+            help="address or network whose x-oriel headers count; repeatable; default loopback",
+        ),
+    )
+    workers: int = field(default=2, metadata=flag("--workers", type=int, help="worker processes for CPU work"))
     poll_s: float = 0.5
     release_drain_s: float = 60.0
     sample_timeout_s: float = 30.0
-    host: str = "127.0.0.1"
-    http_port: int = 8090
-    admin_port: int = 8092
-    workers: int = 2
     default_timeout_s: float = 30.0
     max_in_flight: int = 1024
     max_body_bytes: int = 16 << 20
     max_held_bytes: int = 512 << 20
     stream_idle_s: float = 60.0
-    trusted_peers: tuple[str, ...] = LOOPBACK
     max_frame_bytes: int = 64 << 20
     max_waiting: int = 256
     max_waiting_bytes: int = 256 << 20

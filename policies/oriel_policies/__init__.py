@@ -1,1 +1,1 @@
-"""What was promised, and what follows from it: pure rules without I/O, shared by the gateway and the batcher."""
+"""The rules of the service levels, without I/O, shared by the gateway, the logic server and the inference server."""

@@ -1,7 +1,7 @@
-"""Who may go now: bounded concurrency in front of one pool, with the SLA queue behind it.
+"""Admission of calls to one pool: a bounded number of permits, and the SLA queue for calls that find none free.
 
-A permit is taken by `enter` or handed out by `next_admitted`, and given back by `leave`, once. While anything waits,
-nobody overtakes: `enter` refuses and the caller has to `wait`.
+A permit is acquired by `enter`, or granted to a waiting call by `next_admitted`, and released by `leave`, exactly once.
+A new call never overtakes waiting ones: `enter` then refuses, and the caller has to `wait`.
 """
 
 from math import ceil
@@ -30,7 +30,7 @@ class Charges:
         return self._known.get((route, tenant), self.default_s)
 
     def learn(self, route: str, tenant: str, actual_s: float) -> None:
-        """A call cost this much."""
+        """Update the estimate with the actual charge of a finished call."""
         key = (route, tenant)
         before = self._known.get(key)
         if before is None:
@@ -42,7 +42,7 @@ class Charges:
 
 
 class Admission:
-    """Permits of one pool and the queue for them. limit: permits; inflight: how many are out."""
+    """The permits of one pool and the queue for them. limit: number of permits; inflight: permits in use."""
 
     __slots__ = ("_mean_s", "inflight", "limit", "queue")
 
@@ -53,7 +53,7 @@ class Admission:
         self._mean_s = 0.0
 
     def enter(self) -> bool:
-        """Take a permit if one is free and nobody waits for it."""
+        """Acquire a permit if one is free and no call waits for it."""
         if self.inflight < self.limit and not self.queue.items:
             self.inflight += 1
             return True
@@ -64,7 +64,7 @@ class Admission:
         return self.queue.push(ticket)
 
     def next_admitted(self, now: float = 0.0) -> Ticket | None:
-        """The waiting ticket that gets a permit now, if there is one of each. now: see `SlaQueue.pop`."""
+        """The waiting ticket that is granted a permit now, or None. now: see `SlaQueue.pop`."""
         if self.inflight >= self.limit:
             return None
         ticket = self.queue.pop(now)
@@ -73,10 +73,10 @@ class Admission:
         return ticket
 
     def leave(self, held_s: float) -> None:
-        """Give a permit back after holding it for `held_s` seconds."""
+        """Release a permit that was held for `held_s` seconds."""
         self.inflight -= 1
         self._mean_s += 0.05 * (held_s - self._mean_s)
 
     def retry_after_s(self) -> int:
-        """Whole seconds, 1 to 60, until what waits now has probably gone."""
+        """Whole seconds, 1 to 60, after which the queue has probably emptied."""
         return max(1, min(60, ceil((len(self.queue) + 1) * self._mean_s / self.limit)))

@@ -1,7 +1,7 @@
-"""Answers kept for a while: bounded in bytes, least recently used first out, each with its own time to live.
+"""A cache of answers: bounded in bytes, evicting the least recently used, each entry with its own time to live.
 
-Every entry has an owner (a tenant, or "" for what all share). An owner may fill at most `owner_share` of the bytes:
-past that its own oldest entry goes, so that nobody can empty the cache of others.
+Every entry has an owner: a tenant, or "" for entries that all tenants share. An owner may use at most `owner_share` of
+the bytes. Beyond that its own oldest entry is evicted, so that no tenant can evict the entries of others.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ class _Entry(Generic[T]):
 
 
 class AnswerCache(Generic[T]):
-    """Values by key. max_bytes: over all entries, 0 = keep nothing. One writer; times are monotonic seconds."""
+    """Values by key. max_bytes: bound over all entries; 0 keeps nothing. Single writer; times are monotonic seconds."""
 
     def __init__(self, *, max_bytes: int, owner_share: float = 0.25) -> None:
         self.max_bytes = max_bytes
@@ -38,7 +38,7 @@ class AnswerCache(Generic[T]):
         return len(self._entries)
 
     def get(self, key: bytes, now: float) -> tuple[T, float] | None:
-        """The value and its age in seconds, if it is there and still good."""
+        """The value and its age in seconds, or None if there is none or it has expired."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -50,7 +50,7 @@ class AnswerCache(Generic[T]):
         return entry.value, now - entry.stored_s
 
     def put(self, key: bytes, owner: str, value: T, size_bytes: int, now: float, ttl_s: float) -> bool:
-        """Keep a value in place of an older one; False when it is too large for its owner's share."""
+        """Store a value, replacing an older one. False if it is larger than its owner's share."""
         before = self._entries.get(key)
         if before is not None:
             self._drop(key, before)
@@ -68,7 +68,7 @@ class AnswerCache(Generic[T]):
         return True
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._entries.clear()
         self._owners.clear()
         self._owner_bytes.clear()

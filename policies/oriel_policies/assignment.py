@@ -1,4 +1,4 @@
-"""Who goes where, by a stable hash: sides of a canary by weight, endpoints by name.
+"""Stable assignment by hash: of calls to the sides of a canary by weight, and of keys to endpoints by name.
 
 Both are rendezvous hashing (Thaler and Ravishankar 1996): every candidate draws a number from (key, candidate) and the
 highest wins, so a candidate that comes or goes moves only what it wins or had won. With weights (Schindelhauer and
@@ -22,12 +22,14 @@ def _number(text: str) -> int:
 
 
 def unit(text: str) -> float:
-    """A number 0 < u < 1 that depends on `text` only, evenly spread over texts."""
+    """A number 0 < u < 1 that depends on `text` alone and is uniformly distributed over texts."""
     return ((_number(text) >> 12) + 0.5) / _HALF
 
 
 class Sides:
-    """Shares of one split. salt: keeps the splits of two routes apart; names: of the sides, unlike one another."""
+    """The sides of one traffic split. salt: makes the splits of two routes independent. names: of the sides, all
+    different.
+    """
 
     __slots__ = ("_salt", "_sides")
 
@@ -36,7 +38,7 @@ class Sides:
         self._sides = [(index, name, share) for index, (name, share) in enumerate(zip(names, shares, strict=True))]
 
     def of(self, key: str) -> int:
-        """The index of the side on which `key` is, and stays while the shares do."""
+        """The index of the side of `key`; it stays the same as long as the weights do."""
         best, best_draw = 0, -1.0
         for index, name, share in self._sides:
             if share > 0.0:
@@ -47,7 +49,7 @@ class Sides:
 
 
 class Rendezvous:
-    """Candidates by name. The names are hashed once, a key once; the draws are a multiplication each."""
+    """Candidates by name. Each name is hashed once, each key once per look-up; a draw then costs one multiplication."""
 
     __slots__ = ("_numbers", "names")
 
@@ -56,7 +58,7 @@ class Rendezvous:
         self._numbers = [_number(name) for name in names]
 
     def first(self, key: str, barred: Sequence[int] = ()) -> int | None:
-        """The index of the name that wins `key` among those that are not barred; None when all are."""
+        """The index of the winning name for `key` among those that are not barred; None if all are barred."""
         number = _number(key)
         best: int | None = None
         best_draw = -1

@@ -1,12 +1,12 @@
-"""Whether one more call of a flow that waits could still be answered in time. Pure: told when turns came.
+"""Decides whether one more call of a waiting flow could still be answered in time, from the times of the flow's turns.
 
-How fast a flow gets turns follows from everything at once: the pool's speed, bands, shares, weights. So it is measured
-where it comes out: the mean time between two turns while the flow waited all along.
+How fast a flow gets turns follows from everything at once: the pool's speed, bands, shares, weights. So the result is
+measured: the mean time between two turns while the flow was waiting.
 
 A burst may wait until its deadlines. A standing queue may not: where everything admitted waits longer than its target,
 waiting only makes every answer late (the observation behind CoDel: Nichols, Jacobson 2012). So once calls have been
 late for as long as their deadline allows, newcomers are judged by the target, until none of them had to be refused for
-a target's length. Then what is admitted is answered in time, and what is not hears so at once. Calls that are late
+a target's length. Admitted calls are then answered in time, and the others are refused at once. Calls that are late
 already are behind a newcomer: it is never refused while few that are in time wait, or nobody would be answered in time.
 """
 
@@ -19,7 +19,7 @@ FEW = 0.25  # of the target
 
 
 class Backlog:
-    """Of one flow. turn_s: mean seconds between two turns. One writer."""
+    """Measures one flow. turn_s: mean seconds between two turns. Single writer."""
 
     __slots__ = ("_late_from", "_late_s", "_last_s", "_refused", "_strict_s", "turn_s", "turns")
 
@@ -32,24 +32,24 @@ class Backlog:
         self._refused = 0
 
     def turn(self, now: float, waits: bool) -> None:
-        """The flow got a turn at `now`; waits: more of it wait."""
+        """Record a turn of the flow at `now`. waits: whether further calls of it wait."""
         if self._last_s:
             self.turns += 1
             self.turn_s += max(WEIGHT, 1.0 / self.turns) * (now - self._last_s - self.turn_s)
         self._last_s = now if waits else 0.0
 
     def emptied(self) -> None:
-        """Nothing waits any more: the time until the next turn says nothing."""
+        """Record that the flow no longer waits, so that the time until its next turn is not measured."""
         self._last_s = 0.0
 
     def late(self, now: float, target_s: float) -> None:
-        """A call was found to be late. target_s: how long a call may take to be in time."""
+        """Record that a call was late. target_s: the longest a call may take to be in time."""
         if now - self._late_s > target_s:
             self._late_from = now
         self._late_s = now
 
     def wait_s(self, waiting: int, now: float) -> float:
-        """Seconds until `waiting` others will have had their turns; 0.0 while too little is known."""
+        """Seconds until `waiting` others have had their turns; 0.0 while there are too few measurements."""
         if self.turns < TURNS:
             return 0.0
         turned_s = waiting * self.turn_s
@@ -59,11 +59,11 @@ class Backlog:
     def refuses(
         self, waiting: int, now: float, *, behind: int = 0, target_s: float, left_s: float, quick_s: float
     ) -> float:
-        """Seconds until `waiting` others had their turns, if a newcomer should be refused for that, else 0.0.
+        """Seconds until `waiting` others have had their turns if a new call should be refused for that, else 0.0.
 
-        behind: those of the others that are late already; target_s, left_s: from now to the newcomer's target and to
-        its deadline; quick_s: what it takes at least once it runs.
-        One in PROBE that should be refused is admitted all the same.
+        behind: those of the others that are late already. target_s, left_s: from now to the new call's target and
+        to its deadline. quick_s: the least time it takes once it runs.
+        One in PROBE of the calls that should be refused is admitted as a probe.
         """
         if self.turns < TURNS or not waiting:
             return 0.0

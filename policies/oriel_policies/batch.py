@@ -1,4 +1,4 @@
-"""The batch plan: run now, or wait, and how many rows. Pure: the batcher acts, this decides.
+"""The batch plan: whether to run a batch now or to wait, and with how many rows. Pure; the batcher acts on it.
 
 Theory. An instance that idles while calls wait loses capacity for ever, so the plan is *work-conserving*: with an
 idle instance and a backlog it runs at once, and batches grow by themselves because calls gather while the previous
@@ -8,8 +8,8 @@ deadline minus the time the batch needs (the "schedulable window" of Symphony, a
 learned per row count, which works because inference is predictable (Clockwork, OSDI 2020).
 
 How many rows: calls join in queue order while the batch stays within its bounds of rows and bytes and still ends
-before the tightest deadline among its members. A member that would be late even alone binds nobody: shrinking the
-batch for it helps no one. The first call is always taken, whatever its size.
+before the tightest deadline among its members. A member that would be late even alone is ignored here, because
+a smaller batch would not help it. The first call is always taken, whatever its size.
 
 Under overload that alone would collapse: the earliest deadlines are those that just cannot be met any more, and each
 makes the batch small. Two rules against it. A batch takes at most half of the time that callers usually give
@@ -44,7 +44,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBounds:
-    """What the model's owner allows. max_rows: rows of one execution; the others as Triton's `dynamic_batching`.
+    """The bounds set by the model's owner. max_rows: rows of one execution; the others as in Triton's
+    `dynamic_batching`.
 
     max_bytes: input bytes of one execution, so that many large calls do not make one huge copy.
     """
@@ -65,9 +66,9 @@ class BatchBounds:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits: rows and bytes of all calls, when the oldest of them arrived, the tightest deadline among them.
+    """The calls that wait: their rows and bytes, the arrival of the oldest, and the tightest deadline among them.
 
-    soon_rows: what will have come by soon_s as well, probably within lag_s from now, see `returns`.
+    soon_rows: rows that are expected by soon_s as well, probably within lag_s from now, see `returns`.
     """
 
     rows: int
@@ -183,10 +184,11 @@ class ServiceCurve:
 
 
 class RecentMinimum:
-    """The fastest a batch of a size class has lately been: what it takes when nobody else wants the processor.
+    """The recent minimum per size class: how long a batch takes when nothing else uses the processor.
 
-    The mean of `ServiceCurve` holds waiting for a core or for the interpreter, which is right for deadlines; whether a
-    batch is short in itself is another question. A slower observation raises the minimum by `CREEP` of the difference.
+    The mean of `ServiceCurve` includes waiting for a core or for the interpreter, which is right for deadlines but not
+    for deciding whether a batch is short in itself. A slower observation raises the minimum by `CREEP` of the
+    difference.
     """
 
     __slots__ = ("_fastest",)
@@ -206,7 +208,7 @@ class RecentMinimum:
             self._fastest[key] = known + self.CREEP * (seconds - known)
 
     def seconds(self, rows: int) -> float:
-        """Infinite while the size class is unknown."""
+        """The minimum for the size class of `rows`; infinite while it is unknown."""
         return self._fastest.get(size_class(rows), inf)
 
 
@@ -234,7 +236,7 @@ def _non_decreasing(points: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> Decision:
-    """What an idle instance does with `backlog`."""
+    """The decision of an idle instance for this backlog."""
     rows = backlog.rows
     if rows <= 0:
         return _IDLE
@@ -257,7 +259,7 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
 
 
 def _gathers(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> bool:
-    """Whether to wait for callers who are about to return: it has to pay, and to cost no deadline."""
+    """Whether to wait for callers that are about to return: only if it pays and endangers no deadline."""
     soon = min(backlog.soon_rows, bounds.max_rows - backlog.rows)
     together_s = curve.bound(backlog.rows + soon)
     in_time = backlog.soon_s + together_s <= backlog.tightest_s and backlog.size_bytes < bounds.max_bytes
@@ -267,8 +269,8 @@ def _gathers(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: fl
 class Fill:
     """One batch being filled in queue order, at one moment.
 
-    limit_rows: from `Run.rows`; limit_bytes: of the batch's inputs. `admit` answers for the next call in the order and
-    adds it if the answer is yes; after the first no the batch is complete.
+    limit_rows: from `Run.rows`; limit_bytes: of the batch's inputs. `admit` decides about the next call in the
+    order and adds it if it fits. After the first call that does not fit the batch is complete.
     """
 
     __slots__ = ("_curve", "_limit", "_limit_bytes", "_now", "_tightest", "_whole_ends_s", "rows", "size_bytes")
@@ -290,7 +292,7 @@ class Fill:
         return deadline < self._whole_ends_s
 
     def admit(self, rows: int, deadline: float, size_bytes: int = 0) -> bool:
-        """Whether a call of `rows` rows, `deadline` and `size_bytes` joins."""
+        """Whether a call joins; if so, its `rows`, `deadline` and `size_bytes` are counted."""
         total, total_bytes = self.rows + rows, self.size_bytes + size_bytes
         curve, now, tightest = self._curve, self._now, self._tightest
         if deadline < tightest and now + curve.bound(rows) <= deadline:

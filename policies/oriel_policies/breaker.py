@@ -1,8 +1,8 @@
-"""Whether something that others depend on is worth asking: a circuit breaker that is slower to trust what flaps.
+"""A circuit breaker that needs more evidence to close the more often its dependency has failed again.
 
-Closed: it is asked. After `threshold` failures in a row it opens: nobody asks, a probe may every `probe_s`. A probe
-that succeeds closes it, but on probation: for `probation_s` a single failure opens it again, and each time that happens
-four times as many probes in a row have to succeed, at most `MAX_PROBES`.
+While it is closed, requests go through. After `threshold` failures in a row it opens: only one probe per `probe_s` goes
+through. A successful probe closes it, on probation: for `probation_s` a single failure opens it again. Each time that
+happens, four times as many probes in a row have to succeed, at most `MAX_PROBES`.
 """
 
 __all__ = ["Breaker"]
@@ -34,10 +34,10 @@ class Breaker:
         self._good = 0  # probes that succeeded in a row
         self._needed = 1
         self._next_probe_s = 0.0
-        self._trusted_s = 0.0  # until then on probation
+        self._trusted_s = 0.0  # end of the probation
 
     def probe(self, now: float) -> bool:
-        """Whether the open breaker wants to be tried now; one answer of True per `probe_s`."""
+        """Whether a probe of the open breaker is due; True once per `probe_s`."""
         if self.closed or now < self._next_probe_s:
             return False
         self._next_probe_s = now + self._probe_s
@@ -48,7 +48,7 @@ class Breaker:
         return now < self._trusted_s
 
     def succeeded(self, now: float) -> None:
-        """An answer came in time."""
+        """Record an answer that came in time."""
         self._failures = 0
         if self.closed:
             if now >= self._trusted_s:
@@ -60,7 +60,7 @@ class Breaker:
             self._trusted_s = now + self._probation_s
 
     def failed(self, now: float) -> None:
-        """No answer came, or too late."""
+        """Record an answer that did not come, or came too late."""
         self._good = 0
         self._failures += 1
         if not self.closed:

@@ -1,4 +1,4 @@
-"""How much may be sent twice: a budget in proportion to the traffic, so that retries never become the load.
+"""A retry budget in proportion to the traffic, so that retries never become the load.
 
 In any 10 s that end with a repeat, repeats are at most one in ten of the requests, rounded up (the "retry budget" of
 Google's SRE book, chapter 21, and of Finagle's `RetryBudget`; here without a floor of so many per second).
@@ -11,15 +11,16 @@ __all__ = ["ABSENT_SHARE", "MAX_ATTEMPTS", "RetryBudget"]
 
 MAX_ATTEMPTS: Final = 2
 RATIO = 0.1
-ABSENT_SHARE = 0.5  # for models that one endpoint has not: a client names what it likes
+ABSENT_SHARE = 0.5  # for models that an endpoint does not have: clients choose the names
 WINDOW_S: Final = 10
 
 
 class RetryBudget:
-    """Requests and repeats of the last seconds. Times are monotonic seconds; one that goes back counts as now.
+    """Counts requests and repeats of the last seconds. Times are monotonic seconds; an earlier one counts as the
+    latest.
 
-    Counted in whole seconds on the safe side: requests of a second that is partly out of the window are not counted,
-    repeats are.
+    Counting is in whole seconds and conservative: of a second that is partly outside the window the requests do not
+    count and the repeats do.
     """
 
     __slots__ = ("_repeats", "_requests", "_until", "spent")
@@ -31,14 +32,14 @@ class RetryBudget:
         self.spent = 0
 
     def requested(self, now: float) -> None:
-        """A request came in."""
+        """Count a request."""
         if now >= self._until:
             self._turn(int(now))
         self._requests[0] += 1
 
     def spend(self, now: float, *, share: float = 1.0) -> bool:
-        """Take one repeat; False: there is none left, and nothing was taken. share: of the budget that may be used up
-        for this, so that what anybody can bring about leaves something for the rest."""
+        """Take one repeat; False if the budget is used up. share: the part of the budget that this kind of repeat may
+        use, so that repeats which any client can cause leave some for the others."""
         if now >= self._until:
             self._turn(int(now))
         if sum(self._repeats) + 1 > ceil(share * RATIO * sum(self._requests)):

@@ -1,4 +1,4 @@
-"""Calendar windows in UTC, on a clock that a jump of the wall clock does not carry away.
+"""Calendar windows in UTC, on a clock that is robust against jumps of the wall clock.
 
 Daily and monthly quotas follow the calendar, so they need the wall clock, and a wall clock may be set: by hand, by a
 broken time source, by a virtual machine that was moved. `CalendarClock` goes on from the monotonic clock and takes
@@ -40,17 +40,17 @@ def window_end(period: Period, number: int) -> float:
 
 
 class CalendarClock:
-    """wall: epoch seconds, such as `time.time`. `now` is monotonic seconds everywhere."""
+    """A wall clock for quotas. wall: reads epoch seconds, like `time.time`. `now` is monotonic seconds everywhere."""
 
     def __init__(self, wall: Callable[[], float], *, patience_s: float = 300.0) -> None:
         self._wall = wall
         self._patience_s = patience_s
         self._offset: float | None = None
         self._read_s = 0.0
-        self._step = 0.0  # difference that has not been taken over yet
+        self._step = 0.0  # a difference that has not been adopted yet
         self._step_since: float | None = None
         self._day = self._month = 0
-        self._until = -1.0  # the two numbers hold until then
+        self._until = -1.0  # the cached pair is valid until then
 
     def epoch(self, now: float) -> float:
         """Epoch seconds at monotonic `now`."""
@@ -70,7 +70,7 @@ class CalendarClock:
         return now + self._offset
 
     def window(self, period: Period, now: float) -> int:
-        """Number of the present window; at most a second behind a change."""
+        """Number of the current window; at most a second behind a change."""
         if now >= self._until:
             epoch_s = self.epoch(now)
             self._day = window_number(Period.DAY, epoch_s)
@@ -79,10 +79,10 @@ class CalendarClock:
         return self._day if period is Period.DAY else self._month
 
     def ends_in(self, period: Period, now: float) -> float:
-        """Seconds until the present window ends, > 0."""
+        """Seconds until the current window ends, > 0."""
         return max(1e-3, window_end(period, self.window(period, now)) - self.epoch(now))
 
     def length(self, period: Period, now: float) -> float:
-        """Seconds that the present window has in all."""
+        """Total length of the current window in seconds."""
         number = self.window(period, now)
         return window_end(period, number) - window_end(period, number - 1)

@@ -1,9 +1,9 @@
-"""How many calls a pool should hold at once, learned from their latency. Pure: told what ended, says how many may run.
+"""The concurrency limit of a pool, learned from the latency of its calls. Pure.
 
-What a pool holds beyond what it can work on only waits there, where nobody can reorder it any more. Latency tells:
+Calls beyond what the pool can work on wait inside it, where they cannot be reordered any more. Latency shows it:
 
 * By Little's law (1961) a full pool of limit L and mean latency W answers L / W calls a second. The gradient of latency
-  over the limit is therefore all there is to know: 0 (W stays while L grows) is free room, 1 (W grows as L does) is
+  over the limit therefore says everything: 0 (W stays while L grows) means free capacity, 1 (W grows as L does) means
   waiting. TCP Vegas (Brakmo, Peterson 1995) and Netflix's concurrency-limits (Gradient2) read it off one unloaded
   latency. A server that batches has none: its latency grows with the batch *and* so does what it answers. So two
   limits are compared directly, one after the other, by L / W.
@@ -13,15 +13,16 @@ What a pool holds beyond what it can work on only waits there, where nobody can 
 A *window* is so many calls, all of them begun while the limit stood and calls of the limit before had left. It counts
 only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. A window most of
 whose calls passed their deadlines in there halves the limit without a rate: before a server that has become slow, or
-goes on with what was given up, a limit of quicker days would let nobody be answered, and nothing be learned. The
-search halves first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with
-windows at a rung beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood
-(another mix of calls, a neighbour on the machine) scales everything known, so that rungs are compared with each other
-and not with yesterday; how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not
-tried at the cost of the promises: only where the answers would still come within `most_s` if nothing were gained, or
-where the rung below has shown that there is room. And where a wait in the pool is no longer than HARMLESS_S, as
-before very quick servers, as many are held there as that allows: there is no order to lose, and fewer calls have to
-queue at all. Load reports (ORCA) say on which side to look; latencies decide, so a false report does no harm.
+goes on with what was given up, a limit of quicker days would let nobody be answered, and nothing be learned. The search
+halves first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with windows at
+a rung beside it, rarer and rarer while nothing is found. The base window also shows how the pool's speed has changed
+(another mix of calls, a neighbour on the machine) and scales all earlier measurements, so that rungs are compared with
+each other and not with yesterday; its scatter is the margin within which the lower rung is preferred. Higher limits are
+not tried at the cost of the tiers' targets: only where the answers would still come within `most_s` if nothing were
+gained, or where the rung below has shown free capacity. Where a wait in the pool is no longer than HARMLESS_S, as in
+front of very quick servers, the limit rises as far as that allows: the order hardly matters there, and fewer calls have
+to queue. Load reports (ORCA) decide which side is tried first; latencies decide the rest, so a false report does no
+harm.
 """
 
 from itertools import cycle
@@ -30,14 +31,14 @@ from math import inf
 __all__ = ["LearnedLimit", "ladder"]
 
 KEEP = 0.98  # share of the best rate that is worth keeping with fewer calls in the pool
-CLIMB = 1.05  # a doubled limit has to bring so much
-FAST = 1.2  # a rung beside the base that brings so much is taken at once
-ROOM = 0.6  # of what free room would bring, and it is taken for that
-DOUBT = 0.02  # at most, taken off KEEP
-MOOD = 0.6  # a base whose rate falls to this share, or rises to its inverse, is searched anew
-WEIGHT = 0.3  # of the newest window in what is known of a rung
+CLIMB = 1.05  # gain that a doubled limit has to bring
+FAST = 1.2  # gain at which a rung beside the base is adopted at once
+ROOM = 0.6  # share of the gain of free capacity that counts as free capacity
+DOUBT = 0.02  # largest amount subtracted from KEEP
+MOOD = 0.6  # a base whose rate falls to this share, or rises to its inverse, starts a new search
+WEIGHT = 0.3  # of the newest window in the mean of a rung
 ENOUGH = 2  # windows before a rung may become the base
-REST = 12  # base windows between two looks beside it, at most
+REST = 12  # largest number of base windows between two trials of a neighbour
 HARMLESS_S = 0.004
 LEAST_CALLS = 16
 LEAST_S = 0.05
@@ -52,9 +53,9 @@ def ladder(ceiling: int) -> tuple[int, ...]:
 
 
 class LearnedLimit:
-    """`limit` is between 1 and `ceiling`; read it after every call of a method. One writer.
+    """A learned limit: `limit` is between 1 and `ceiling`; read it after every call of a method. Single writer.
 
-    most_s: how long answers may take for the sake of learning; a part of the tightest promise.
+    most_s: the longest answers may take for the sake of learning; a part of the tightest target.
     """
 
     def __init__(self, ceiling: int, *, start: int = START, most_s: float = inf) -> None:
@@ -71,7 +72,7 @@ class LearnedLimit:
         self._side = 0
         self._rest = 1
         self._rested = 0
-        self._mood = 1.0  # of the latest base window: its rate over what was known
+        self._mood = 1.0  # rate of the latest base window relative to the earlier mean
         self._moody = 0
         self.limit = self._rungs[self._base]
         self._from = 0.0
@@ -85,13 +86,14 @@ class LearnedLimit:
 
     @property
     def base(self) -> int:
-        """The limit that is held for good; `limit` differs from it while another one is tried."""
+        """The adopted limit; `limit` differs from it while another one is tried."""
         return self._rungs[self._base]
 
     def calm(self) -> None:
-        """The pool had a free permit: what was being measured is void, and nothing is tried while nobody waits.
+        """Record that the pool had a free permit: the current window is void, and nothing is tried while no call waits.
 
-        Before a quick server that happens again and again without end: then one rung more, as long as it is harmless.
+        In front of a quick server that can happen for ever: then the limit rises by one rung, as long as that is
+        harmless.
         """
         if 0.0 < 2.0 * self._held_s <= self._harmless_s and self._base + 1 < len(self._rungs):
             self._move(self._base + 1, self._from)
@@ -101,21 +103,22 @@ class LearnedLimit:
             self._begin(self._from)
 
     def reported(self, side: int) -> None:
-        """A server says it has room (1), more than it can use (-1), or neither (0)."""
+        """Record a load report: the server has free capacity (1), too much work (-1), or neither (0)."""
         self._side = side
 
     def ended(self, held_s: float, now: float, *, good: bool = True, late: bool = False) -> bool:
-        """A call held its permit for `held_s` until `now`, while others waited. True if `limit` is another one now.
+        """Record a call that held its permit for `held_s` until `now`, while others waited. True if `limit` has
+        changed.
 
-        What was not good (turned away in there, given up) took room and counts as no answer. late: its deadline passed
-        in there. If most calls of a window end so, no rate can be read off it: the pool holds too many to answer any.
+        good: False if it was refused by the server or given up: it took capacity and counts as no answer. late: its
+        deadline passed in the pool. If most calls of a window end so, the window has no rate: the pool holds too many.
         """
         self._held_s = held_s
         began = now - held_s
         if began < self._from:
             return False
         if self._settling:
-            # All that runs now began under this limit, beside calls that may not have: the next ones count.
+            # All calls that run now began under this limit, but beside calls that did not: the next ones count.
             self._settling = False
             self._from = now
             return False
@@ -185,7 +188,7 @@ class LearnedLimit:
             self._try(index, now)
 
     def _worth(self, index: int) -> bool:
-        """Whether a rung may be tried: it harms no promise, or there is room."""
+        """Whether a rung may be tried: it endangers no target, or there is free capacity."""
         rungs, rates, base = self._rungs, self._rates, self._base
         if index <= base or not rates[base] or rungs[index] / rates[base] <= self._most_s:
             return True
@@ -222,7 +225,7 @@ class LearnedLimit:
 
     def _looked(self, rate: float, now: float) -> None:
         tried, base = self._tried, self._base
-        rate /= self._mood  # in the mood in which all else is known
+        rate /= self._mood  # normalised to the conditions of the other measurements
         known = self._rates[tried]
         self._rates[tried] = known + WEIGHT * (rate - known) if known else rate
         self._seen[tried] += 1
@@ -247,7 +250,7 @@ class LearnedLimit:
         self._move(self._base, now)
 
     def _lowest(self) -> int:
-        """The lowest rung that gives KEEP of the best; the base keeps its place for a little less."""
+        """The lowest rung that reaches KEEP of the best rate; the base stays for slightly less."""
         known = [index for index, seen in enumerate(self._seen) if seen >= ENOUGH]
         best = max([self._rates[index] for index in known], default=0.0)
         enough = (KEEP - self._doubt) * best

@@ -1,6 +1,6 @@
-"""Deadlines of everything in flight, in a timing wheel (Varghese and Lauck 1987): adding and removing is O(1).
+"""A timing wheel for the deadlines of calls in flight (Varghese and Lauck 1987): adding and removing is O(1).
 
-Nothing expires early; everything is handed out at most one `resolution_s` late, as long as `due` is called that often.
+Nothing expires early. Items come out at most one `resolution_s` late, as long as `due` is called that often.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class DeadlineWheel(Generic[T]):
-    """Items (hashed by identity or otherwise) by deadline. One writer."""
+    """Hashable items by deadline. Single writer."""
 
     __slots__ = ("_buckets", "_count", "_per_s", "_swept", "resolution_s")
 
@@ -27,12 +27,14 @@ class DeadlineWheel(Generic[T]):
         return self._count
 
     def __iter__(self) -> Iterator[T]:
-        """Everything watched, in no order; nothing may be added or discarded meanwhile."""
+        """All watched items, in no order. The wheel must not change meanwhile."""
         for bucket in self._buckets.values():
             yield from bucket
 
     def add(self, item: T, deadline: float, now: float) -> int:
-        """Watch `item`; the answer is the slot to give to `discard`. A past deadline comes out at the next `due`."""
+        """Watch `item`; returns the slot for `discard`. An item whose deadline has passed comes out at the next
+        `due`.
+        """
         if not self._count:
             self._swept = int(now * self._per_s)
         slot = int(deadline * self._per_s) + 1
@@ -46,7 +48,7 @@ class DeadlineWheel(Generic[T]):
         return slot
 
     def discard(self, item: T, slot: int) -> None:
-        """Stop watching; nothing happens if the item has come out already."""
+        """Stop watching; without effect if the item has come out already."""
         bucket = self._buckets.get(slot)
         if bucket is not None and item in bucket:
             del bucket[item]
@@ -55,7 +57,7 @@ class DeadlineWheel(Generic[T]):
                 del self._buckets[slot]
 
     def due(self, now: float) -> list[T]:
-        """Take out what has expired by `now`, earliest slot first."""
+        """Remove and return the items that have expired by `now`, earliest slot first."""
         reached = int(now * self._per_s)
         if reached <= self._swept or not self._count:
             return []

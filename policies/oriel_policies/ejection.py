@@ -1,8 +1,8 @@
-"""Which endpoints of a pool are worse than the others, and for how long they are left alone.
+"""Outlier ejection: which endpoints of a pool are worse than the others, and for how long they get no calls.
 
-Passive outlier detection, after Envoy's (`envoy.config.cluster.v3.OutlierDetection`): an endpoint is judged by what
-came back from it, against the rest of its pool, never by itself; it comes back by a probe, after a time that doubles;
-and at most half of a pool is ejected (the panic threshold), because an error that all share is not the endpoints'.
+Passive outlier detection, after Envoy's (`envoy.config.cluster.v3.OutlierDetection`): an endpoint is judged by its
+answers in comparison with the rest of its pool, never by itself; it comes back by a probe, after a time that doubles;
+and at most half of a pool is ejected (the panic threshold), because an error that all share is not the endpoints' own.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ SLOWER_S = 0.1
 BASE_S = 1.0
 LONGEST_S = 60.0
 FORGIVEN_S = 30.0
-SUSPECT_S = 0.25  # nothing came back for that long: ask whether anybody is there
+SUSPECT_S = 0.25  # silence after which the endpoint is probed
 SILENT_S = 0.6
-SILENT_ANSWERS = 5.0  # times what an answer usually takes
+SILENT_ANSWERS = 5.0  # multiples of the usual answer time
 _ALPHA: Final = 0.1
 
 
 class Cause(StrEnum):
-    """Why an endpoint was ejected; the metric label."""
+    """The reason of an ejection; the value is the metric label."""
 
     BROKEN = "broken"
     ERRORS = "errors"
@@ -35,8 +35,8 @@ class Cause(StrEnum):
 
 
 class Record:
-    """What came back from one endpoint. error_rate, mean_s: exponentially weighted; broken: exchanges in a row without
-    an answer; heard_s: when a byte came, or when it got work after none."""
+    """The answers of one endpoint. error_rate, mean_s: exponentially weighted. broken: exchanges in a row without an
+    answer. heard_s: when the last byte came, or when the endpoint got work after being idle."""
 
     __slots__ = ("answers", "broken", "error_rate", "heard_s", "mean_s")
 
@@ -48,32 +48,34 @@ class Record:
         self.heard_s = 0.0
 
     def answered(self, latency_s: float) -> None:
-        """An answer that is not an error of the server."""
+        """Record an answer that is not an error of the server."""
         self.answers += 1
         self.broken = 0
         self.error_rate -= _ALPHA * self.error_rate
         self.mean_s += (_ALPHA if self.answers > 1 else 1.0) * (latency_s - self.mean_s)
 
     def declined(self) -> None:
-        """A whole answer that is the caller's mistake: how long it took says nothing."""
+        """Record an answer to a caller's mistake; its latency is not counted."""
         self.broken = 0
         self.error_rate -= _ALPHA * self.error_rate
 
     def erred(self) -> None:
-        """A whole answer that says the server failed."""
+        """Record a complete answer that reports a failure of the server."""
         self.answers += 1
         self.broken = 0
         self.error_rate += _ALPHA * (1.0 - self.error_rate)
 
     def broke(self) -> bool:
-        """No whole answer: closed, reset, unreadable. True: that is too often in a row."""
+        """Record an exchange without a complete answer (closed, reset, unreadable). True if there were too many in a
+        row.
+        """
         self.broken += 1
         self.error_rate += _ALPHA * (1.0 - self.error_rate)
         return self.broken >= BROKEN_IN_A_ROW
 
 
 class Ejection:
-    """How long one endpoint is left alone: 1 s, doubled each time up to 60 s; forgiven after 30 s of good service."""
+    """The ejection time of one endpoint: 1 s, doubled each time up to 60 s; reset after 30 s of good service."""
 
     __slots__ = ("_times", "cause", "until_s")
 
@@ -83,7 +85,7 @@ class Ejection:
         self._times = 0
 
     def eject(self, cause: Cause, now: float) -> None:
-        """Leave it alone from now on; also when a probe failed."""
+        """Eject the endpoint, or extend its ejection after a failed probe."""
         if self.cause is None and now > self.until_s + FORGIVEN_S:
             self._times = 0
         self.cause = cause
@@ -91,18 +93,18 @@ class Ejection:
         self._times = min(self._times + 1, 16)
 
     def admit(self, now: float) -> None:
-        """A probe went well."""
+        """Restore the endpoint after a successful probe."""
         self.cause = None
         self.until_s = now
 
 
 def most_ejected(count: int) -> int:
-    """How many of `count` endpoints that could be used may be ejected at once."""
+    """How many of `count` usable endpoints may be ejected at the same time."""
     return count // 2
 
 
 def outliers(records: Sequence[Record]) -> list[tuple[int, Cause]]:
-    """(index, cause) of endpoints that fail or are slow while the others are not. O(n log n)."""
+    """(index, cause) of the endpoints that fail or are slow while the others are not. O(n log n)."""
     known = [(index, record) for index, record in enumerate(records) if record.answers >= MIN_ANSWERS]
     if len(known) < 2:
         return []
@@ -119,9 +121,9 @@ def outliers(records: Sequence[Record]) -> list[tuple[int, Cause]]:
 
 
 def silent_for_too_long(record: Record, now: float) -> bool:
-    """Whether an endpoint with work under way, and nobody to probe it, is silent for longer than it ever takes.
+    """Whether an endpoint that has work, and no probe, has been silent for longer than any of its answers took.
 
-    Judged only by a history: the first call of a slow model looks the same as a stuck server.
+    Needs a history: the first call of a slow model looks the same as a stuck server.
     """
     silence_s = now - record.heard_s
     return record.answers >= MIN_ANSWERS and silence_s > max(SILENT_S, SILENT_ANSWERS * record.mean_s)

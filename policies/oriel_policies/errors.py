@@ -1,7 +1,7 @@
-"""What can be wrong with a promise.
+"""The errors of this package.
 
 PolicyError
-└── BadDocument    a document does not say what it has to; names file, path in it and reason
+└── BadDocument    a document is invalid; names the file, the path inside it and the reason
 """
 
 __all__ = ["BadDocument", "PolicyError"]
@@ -12,9 +12,9 @@ class PolicyError(Exception):
 
 
 class BadDocument(PolicyError):
-    """file: as given to `compile_documents`; path: dotted, inside the document ("" for the whole).
+    """A document is invalid. file: as given to `compile_documents`; path: dotted, inside it ("" for the whole).
 
-    others: further mistakes of the same set. What a document holds may be long: path and reason are cut.
+    others: further mistakes of the same set. Path and reason are truncated, as a document's text may be long.
     """
 
     def __init__(self, file: str, path: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What a stream has asked and was answered, and whether anything of it may still be at work. Pure.
+"""Matches the messages of a stream with its answers, and decides whether the server may still be working on it. Pure.
 
 A message may have one answer, none, or many (a decoupled model). An answer names its model; some servers (Triton, ours)
 also say whether it is the last to its message, others do not. Hence:
@@ -22,7 +22,7 @@ __all__ = ["MAX_MODELS", "Exchange", "Habits"]
 
 MAX_KNOWN = 4096
 _PLAIN = (False, False)
-MAX_MODELS = 64  # of one stream that are told apart at a time
+MAX_MODELS = 64  # of one stream that are distinguished at a time
 
 
 class Habits:
@@ -41,11 +41,11 @@ class Habits:
         return len(self._known)
 
     def of(self, tenant: str, model: str) -> tuple[bool, bool]:
-        """(more, gathers); neither for a model that is not known."""
+        """(more, gathers); both False for an unknown model."""
         return self._known.get((tenant, model), _PLAIN)
 
     def note(self, tenant: str, model: str, *, more: bool = False, gathers: bool) -> None:
-        """What was seen of it."""
+        """Record what was observed of a model."""
         key = (tenant, model)
         before = self._known.get(key, _PLAIN)
         after = (more or before[0], gathers)
@@ -60,7 +60,7 @@ class Habits:
 
 
 class Exchange:
-    """Messages and answers of one stream. unanswered: messages without any answer, as far as can be told."""
+    """The messages and answers of one stream. unanswered: messages without any answer, as far as can be known."""
 
     __slots__ = ("_asked", "_habits", "_open", "_talked_s", "_tenant", "unanswered")
 
@@ -74,7 +74,7 @@ class Exchange:
         self.unanswered = 0
 
     def asked(self, model: str) -> None:
-        """A message went to the server."""
+        """Record a message that was sent to the server."""
         if model not in self._asked and len(self._asked) >= MAX_MODELS:
             self._asked = {name: counts for name, counts in self._asked.items() if counts[1] or counts[2]}
             if len(self._asked) >= MAX_MODELS:
@@ -86,7 +86,7 @@ class Exchange:
         self.unanswered += 1
 
     def answered(self, model: str, final: bool | None, now: float) -> None:
-        """An answer came. final: whether it is the last to its message; None: it does not say."""
+        """Record an answer. final: whether it is the last one to its message; None if it does not say."""
         counts = self._asked.get(model) if model else None
         if final is not False:
             sure = [counts] if counts is not None else [each for each in self._asked.values() if each[2]]
@@ -116,13 +116,13 @@ class Exchange:
             self._talked_s = now
 
     def held(self) -> None:
-        """What was asked has not come to its end for so long that nothing should wait for it."""
+        """Record that a message has gone without an end for so long that nothing should wait for it."""
         for model, counts in self._asked.items():
             if counts[1]:
                 self._habits.note(self._tenant, model, gathers=True)
 
     def silent(self) -> None:
-        """The server has said nothing for so long that whatever it has begun to answer is over."""
+        """Record that the server has been silent for so long that every answer it has begun counts as over."""
         if self.unanswered:
             self.held()
             return
@@ -131,16 +131,18 @@ class Exchange:
         self._open = 0
 
     def rests(self, now: float, after_s: float) -> bool:
-        """Nothing of it is at work. after_s: how long a model that says no end may pause before it says more."""
+        """Whether nothing of the stream is being computed. after_s: the longest pause of a model that marks no last
+        answer.
+        """
         return not self._open and now - self._talked_s >= after_s
 
     @property
     def ends(self) -> bool:
-        """All that is at work will come to an end that can be seen, and soon, as far as is known."""
+        """Whether everything that is being computed will end soon and visibly, as far as is known."""
         habits, tenant = self._habits, self._tenant
         return not any(any(habits.of(tenant, model)) for model, counts in self._asked.items() if counts[1])
 
     @property
     def at_work(self) -> list[str]:
-        """Models of which a message is not surely over: they may compute."""
+        """The models that may still compute: a message to them may not be over."""
         return [model for model, counts in self._asked.items() if counts[2]]

@@ -1,7 +1,7 @@
-"""What would apply to a call, and why: the gateway's rooms in words, without a gateway. Pure.
+"""Explains which rules would apply to a call and why, stage by stage, without a gateway. Pure.
 
-It asks the same objects the gateway asks (`Snapshot`, `Tenant`, `Route`), so it cannot say something else than happens;
-what depends on the moment (queue, health, what was used of a limit) is named as such and not guessed.
+It asks the same objects the gateway asks (`Snapshot`, `Tenant`, `Route`), so its result cannot differ from what
+happens. What depends on the moment (queue, health, use of limits) is named as such and not guessed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _TIER = "x-request-tier"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call: either a model, perhaps in a version, or a service. headers: lower-case name -> value."""
+    """The call to explain: of a model, perhaps in one version, or of a service. headers: lower-case name -> value."""
 
     model: str | None = None
     service: str | None = None
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One room's say. refused: the `error.reason` the client would see, "" when the call goes on."""
+    """The result of one stage. refused: the `error.reason` the client would see, "" if the call continues."""
 
     room: str
     says: str
@@ -55,7 +55,7 @@ def explain(
     now: float,
     documents: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[Step]:
-    """Every room in order, up to the one that refuses. key: what the credential stands for, None if nothing does.
+    """The stages in order, up to the one that refuses. key: the credential's key, None if it is not known.
 
     now: epoch seconds. documents: what `snapshot` was compiled from, so that fields are named with their files.
     """
@@ -107,7 +107,7 @@ def _tier(tenant: Tenant, decided: str) -> str:
 
 
 def _decided(snapshot: Snapshot, key: ApiKey, reading: Reading) -> str:
-    """The field that says by which tier a credential is served, wherever its calls go."""
+    """The document field that decides the tier of a credential, whatever the route."""
     name = key.tenant.name
     file, table = next(((file, table) for file, each, table in reading.tenants() if each == name), ("", None))
     own = f"{_in(file)}tenants.{name}.tier"
@@ -126,7 +126,9 @@ def _decided(snapshot: Snapshot, key: ApiKey, reading: Reading) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ByTier:
-    """The tenant by the tier that serves a call, None if none does, and what a route and a request did about it."""
+    """The tenant with the tier that serves a call, None if none does, and the effect of the route and of the
+    request.
+    """
 
     tenant: Tenant | None
     steps: list[Step]
@@ -171,7 +173,7 @@ def _in(file: str) -> str:
 
 
 def _misses(route: Route, asked: Asked) -> str:
-    """Why a route is not for this call; "" when it is."""
+    """The reason why a route does not fit this call; "" if it fits."""
     pattern = route.model if asked.kind == "model" else route.service
     if pattern is None or not fits(pattern, asked.name):
         return "name"
@@ -184,7 +186,7 @@ def _misses(route: Route, asked: Asked) -> str:
 
 
 def _passed_over(snapshot: Snapshot, asked: Asked) -> list[str]:
-    """The routes before the one that fits which bear the name, and what they lack."""
+    """The routes of this name before the one that fits, and why each of them does not."""
     said = []
     for route in snapshot.routes:
         why = _misses(route, asked)

@@ -1,10 +1,11 @@
-"""Whether a call can still be answered in time, and how much time callers give. Pure: learned from what happened.
+"""Decides whether a call can still be answered in time, from observed service times. Pure.
 
-A model's service times are predictable (Clockwork, OSDI 2020), so what cannot end before its deadline need not begin.
-But a wrong refusal costs more than a wasted run: nothing is refused before SAMPLES batches were seen, nor while even a
-quick batch would be in time, and one in PROBE is let through all the same, so that a model that became quicker shows.
+A model's service times are predictable (Clockwork, OSDI 2020), so a call that cannot end before its deadline should not
+start. But a wrong refusal costs more than a wasted run: nothing is refused before SAMPLES batches were observed, nor
+while a quick batch would be in time, and one call in PROBE is admitted anyway, so that a model that became quicker is
+noticed.
 
-Quantiles are followed by stochastic approximation (Robbins, Monro 1951) in relative steps: one number, no samples kept.
+Quantiles are tracked by stochastic approximation (Robbins, Monro 1951) in relative steps: one number, no samples kept.
 """
 
 from enum import Enum
@@ -19,9 +20,10 @@ PROBE = 20
 
 
 class LowQuantile:
-    """About the 10th percentile of what was lately observed: positive numbers. Infinite at first. Single writer.
+    """A running estimate of the 10th percentile of positive numbers. Infinite at first. Single writer.
 
-    step: how far one observation moves it; a rare extreme hardly does, a change is followed within some 100 / step.
+    step: how far one observation moves it. A rare extreme hardly counts; a change is followed within some 100 / step
+    samples.
     """
 
     __slots__ = ("_down", "_up", "value")
@@ -34,16 +36,16 @@ class LowQuantile:
         self._up = 1.0 + step * self.QUANTILE
 
     def observe(self, sample: float) -> None:
-        """One more sample."""
+        """Add one sample."""
         value = self.value
         if value == inf:
-            self.value = max(sample, 1e-9)  # nothing times anything is nothing
+            self.value = max(sample, 1e-9)  # steps are relative: a zero would never change again
         else:
             self.value = value * (self._down if sample < value else self._up)
 
 
 class ServiceFloor:
-    """What a batch of some rows takes when it is quick, per row count; a larger batch is never quicker."""
+    """The service time of quick batches per row count; a larger batch is never quicker."""
 
     __slots__ = ("_quick", "_refused", "_seen", "ceiling_s")
 
@@ -68,12 +70,12 @@ class ServiceFloor:
             self.ceiling_s = quick.value
 
     def seconds(self, rows: int) -> float:
-        """No batch with `rows` rows in it is likely to take less; 0.0 while too little is known."""
+        """A lower bound for the time of a batch with `rows` rows; 0.0 while there are too few samples."""
         known = [quick.value for size, quick in self._quick.items() if size <= rows and self._seen[size] >= SAMPLES]
         return max(known, default=0.0)
 
     def refuses(self, rows: int, left_s: float) -> bool:
-        """Whether a call of `rows` rows with `left_s` seconds to its deadline should not begin."""
+        """Whether a call of `rows` rows should be refused because only `left_s` seconds are left until its deadline."""
         if left_s >= self.ceiling_s or left_s >= self.seconds(rows):
             return False
         self._refused += 1
@@ -81,7 +83,7 @@ class ServiceFloor:
 
 
 class Verdict(Enum):
-    """TOO_SHORT: no call has ever been that quick. INFEASIBLE: nine of ten are not."""
+    """A judgement. TOO_SHORT: no call has ever been that quick. INFEASIBLE: nine of ten are not."""
 
     ADMIT = "admit"
     TOO_SHORT = "too_short"
@@ -89,10 +91,10 @@ class Verdict(Enum):
 
 
 class AnswerTimes:
-    """What the calls of one kind take from their permit to the last byte, by size class of their bodies in bytes.
+    """The times of one kind of calls from the permit to the last byte, by size class of their bodies in bytes.
 
-    fastest_s: the quickest call so far. likely_s: few take longer: the mean and twice the mean deviation, as TCP judges
-    round trips (Jacobson 1988).
+    fastest_s: the quickest call so far. likely_s: the mean plus twice the mean deviation, which few calls exceed, as in
+    TCP's estimate of round trips (Jacobson 1988).
     """
 
     __slots__ = ("_count", "_deviation_s", "_mean_s", "_refused", "fastest_s", "floor")
@@ -108,7 +110,7 @@ class AnswerTimes:
         return self._mean_s + 2.0 * self._deviation_s
 
     def observe(self, size_bytes: int, seconds: float) -> None:
-        """A call was answered well."""
+        """Record a call that was answered successfully."""
         if seconds < self.fastest_s:
             self.fastest_s = seconds
         self._count = count = self._count + 1
@@ -119,11 +121,13 @@ class AnswerTimes:
         self.floor.observe(max(1, size_bytes), seconds)
 
     def quick_s(self, size_bytes: int) -> float:
-        """One in ten calls of this size class takes less; 0.0 while too little is known."""
+        """The 10th percentile for this size class; 0.0 while there are too few samples."""
         return self.floor.seconds(size_class(max(1, size_bytes)))
 
     def judge(self, size_bytes: int, left_s: float) -> Verdict:
-        """Whether a call with `left_s` to its deadline should begin. One in PROBE that should not does all the same."""
+        """Whether a call with `left_s` to its deadline should start. One in PROBE that should not is admitted as a
+        probe.
+        """
         floor = self.floor
         if left_s >= floor.ceiling_s:
             return Verdict.ADMIT

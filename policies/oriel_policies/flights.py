@@ -1,11 +1,12 @@
 """Equal calls at the same time are made once (single-flight).
 
-    join     the first with a key founds a flight, whoever comes while it is open becomes a member
-    leave    a member gives up; when it was the last one, the work has no taker any more and the flight is closed
-    land     the work is done or failed: the flight is closed and its members come out, oldest first
+    join     the first call with a key creates a flight; further calls while it is open become members
+    leave    a member gives up; if it was the last one, nobody waits for the work and the flight is closed
+    land     the work has finished or failed: the flight is closed and its members are returned, oldest first
 
-The work belongs to the flight, not to its founder: a founder that leaves fails nobody. Who founds, starts the work;
-who is told that nobody is left, stops it. After `land` or the last `leave` the next join founds anew.
+The work belongs to the flight, not to the call that created it, so that a creator that leaves fails no other call. The
+creator starts the work; the call that hears that no member is left stops it. After `land` or the last `leave` the next
+join creates a new flight.
 """
 
 from collections.abc import Hashable
@@ -17,7 +18,7 @@ M = TypeVar("M", bound=Hashable)
 
 
 class Flight(Generic[M]):
-    """One piece of work and who waits for it.."""
+    """One piece of work and the members that wait for it.."""
 
     __slots__ = ("key", "members")
 
@@ -27,7 +28,7 @@ class Flight(Generic[M]):
 
 
 class Flights(Generic[M]):
-    """Open flights by key. One writer. A member is in one flight at a time."""
+    """Open flights by key. Single writer. A member is in one flight at a time."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, Flight[M]] = {}
@@ -40,7 +41,7 @@ class Flights(Generic[M]):
         return self._open.get(key)
 
     def join(self, key: Hashable, member: M) -> tuple[Flight[M], bool]:
-        """The flight, and whether it was founded just now."""
+        """The flight, and whether it was created by this call."""
         flight = self._open.get(key)
         founded = flight is None
         if flight is None:
@@ -49,7 +50,7 @@ class Flights(Generic[M]):
         return flight, founded
 
     def leave(self, flight: Flight[M], member: M) -> bool:
-        """True when the flight was open and nobody is left in it: stop its work."""
+        """True if the flight was open and has no member left: the caller stops its work."""
         if member not in flight.members:
             return False
         del flight.members[member]
@@ -59,7 +60,7 @@ class Flights(Generic[M]):
         return True
 
     def land(self, flight: Flight[M]) -> list[M]:
-        """The members, each handed out once; none when the flight has landed or was given up before."""
+        """The members, each returned once; none if the flight has landed or was given up before."""
         if self._open.get(flight.key) is flight:
             del self._open[flight.key]
         members = list(flight.members)

@@ -1,8 +1,8 @@
-"""One tenant's waiting tickets, and which of all that wait is due next. Parts of `queue`, which has the rules.
+"""The waiting tickets of one tenant, and the ticket that expires next. Parts of `queue`, which has the rules.
 
 A flow keeps its tickets by `Ticket.order`. That is the deadline for almost all of them, so the earliest deadline of a
 flow is its head's; only a flow that holds others too has a heap of deadlines. `Expiry` has an entry per flow, not per
-ticket: in a long queue nothing is sorted twice, and a ticket that was popped is nowhere any more.
+ticket: in a long queue nothing is sorted twice, and a ticket that was popped is in no structure any more.
 """
 
 from collections import deque
@@ -22,11 +22,11 @@ _BEHIND = 1e9  # seconds: later than any deadline
 class Ticket:
     """One waiting call.
 
-    band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
-    weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
-    never moves an expiry. rows: counted by `rows_ahead`. admitted: other bounds than this queue's let it in, see above.
-    late_s: from then on it cannot be in time any more and goes behind those of its flow that can; target_s: how long
-    a call like it may take to be in time. payload: the caller's own, never looked at.
+    band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit; weight: the
+    tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it never moves an
+    expiry. rows: counted by `rows_ahead`. admitted: bounds elsewhere admitted it, so it takes no room here.
+    late_s: from then on it cannot be in time and goes behind those of its flow that can. target_s: the longest a call
+    like it may take to be in time. payload: the caller's own object, never read here.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Ticket:
         self.rows = rows
         self.payload = payload
         self._queued = False
-        self._number = 0  # by arrival in its queue
+        self._number = 0  # order of arrival in its queue
         self._flow: Flow | None = None
 
     def __repr__(self) -> str:
@@ -86,8 +86,8 @@ class Ticket:
 class _Line:
     """The tickets of a flow by (`Ticket.order`, arrival), with lazy removal.
 
-    Nearly all of them come in that order already, since a tenant's calls have the same time each: they stand in a
-    line, and one that comes or goes touches no other. Only those that come out of order are sorted, in a heap.
+    Nearly all of them arrive in that order already, since a tenant's calls have the same time each. They are kept in a
+    list, where one that comes or goes moves no other. Only those that arrive out of order are sorted, in a heap.
     """
 
     __slots__ = ("_dead", "line", "sorted")
@@ -98,7 +98,7 @@ class _Line:
         self._dead = 0
 
     def __iter__(self) -> Iterator[Ticket]:
-        """Those that wait, in no order."""
+        """The tickets that wait, in no order."""
         return (ticket for ticket in chain(self.line, (entry[2] for entry in self.sorted)) if ticket._queued)
 
     def push(self, ticket: Ticket) -> None:
@@ -124,7 +124,7 @@ class _Line:
         return ticket
 
     def take(self, ticket: Ticket) -> None:
-        """Take out what `head` has just shown."""
+        """Remove the ticket that `head` has just returned."""
         line = self.line
         if line and line[0] is ticket:
             line.popleft()
@@ -132,7 +132,7 @@ class _Line:
             heappop(self.sorted)
 
     def buried(self) -> None:
-        """One more ticket has left without being taken out."""
+        """Count a ticket that has left the queue but is still stored here."""
         self._dead += 1
         if self._dead > 64 and self._dead * 2 > len(self.line) + len(self.sorted):
             self.line = deque([ticket for ticket in self.line if ticket._queued])
@@ -170,7 +170,7 @@ class _Heap:
         return None
 
     def buried(self) -> None:
-        """One more ticket of this heap has left without being taken out."""
+        """Count a ticket that has left the queue but is still stored in this heap."""
         self._dead += 1
         if self._dead > 64 and self._dead * 2 > len(self._entries):
             self._entries = [entry for entry in self._entries if entry[2]._queued]
@@ -179,7 +179,7 @@ class _Heap:
 
 
 class Flow:
-    """One tenant inside one band. key: of its entry among the band's active flows, or 0. watched: see `Expiry`.
+    """One tenant inside one band. key: of its entry among the band's active flows, or 0.
 
     watched: see `Expiry`. waiting: tickets, of which `behind` were found to be late. backlog: only if turns are timed.
     """
@@ -188,7 +188,7 @@ class Flow:
 
     def __init__(self) -> None:
         self._tickets = _Line()
-        self._by_deadline: _Heap | None = None  # as long as the order is the deadlines'
+        self._by_deadline: _Heap | None = None  # None while the order is that of the deadlines
         self.virtual = 0.0
         self.waiting = 0
         self.behind = 0
@@ -197,7 +197,7 @@ class Flow:
         self.backlog: Backlog | None = None
 
     def push(self, ticket: Ticket) -> None:
-        """One more that waits. `Ticket._number` says when it came."""
+        """Add a ticket. `Ticket._number` is its order of arrival."""
         if self._by_deadline is not None:
             self._by_deadline.push(ticket)
         elif ticket.order != ticket.deadline:
@@ -206,14 +206,14 @@ class Flow:
         self.waiting += 1
 
     def head(self, now: float = 0.0) -> Ticket | None:
-        """The next by order; what is late at `now` has gone behind."""
+        """The next ticket by order; those that are late at `now` have been moved behind the others."""
         tickets = self._tickets
         while (ticket := tickets.head()) is not None and ticket.late_s <= now:
             if self._by_deadline is None:
                 self._by_deadline = _Heap(tickets)
             tickets.take(ticket)
             ticket.late_s = inf
-            # Whoever has most time left first: the first to expire may be the one that cannot be answered at all.
+            # The one with most time left goes first: the first to expire may be one that cannot be answered at all.
             ticket.order = 2.0 * _BEHIND - ticket.order
             self.behind += 1
             heappush(tickets.sorted, (ticket.order, ticket._number, ticket))
@@ -222,11 +222,11 @@ class Flow:
         return ticket
 
     def earliest(self) -> Ticket | None:
-        """The next to expire."""
+        """The next ticket to expire."""
         return self._tickets.head() if self._by_deadline is None else self._by_deadline.head()
 
     def take_head(self, ticket: Ticket) -> None:
-        """What `head` has just shown leaves."""
+        """Remove the ticket that `head` has just returned."""
         self._tickets.take(ticket)
         ticket._queued = False
         if self._by_deadline is not None:
@@ -234,7 +234,7 @@ class Flow:
         self._one_less(ticket)
 
     def bury(self, ticket: Ticket) -> None:
-        """Any other has left: its `_queued` is false."""
+        """Note that another ticket has left; its `_queued` is False."""
         self._tickets.buried()
         if self._by_deadline is not None:
             self._by_deadline.buried()
@@ -254,8 +254,9 @@ class Flow:
 class Expiry:
     """Flows by the earliest deadline among their tickets.
 
-    A flow that waits has an entry at `Flow.watched`, which is never later than its earliest deadline: what comes adds
-    an earlier entry, what leaves changes nothing until the entry surfaces and is put right. All others are stale.
+    A flow that waits has an entry at `Flow.watched`, which is never later than its earliest deadline. A new ticket
+    may add an earlier entry; one that leaves changes nothing until the entry surfaces and is corrected. All other
+    entries are stale.
     """
 
     __slots__ = ("_entries", "_flows", "_sequence")
@@ -266,7 +267,7 @@ class Expiry:
         self._sequence = 0
 
     def watch(self, flow: Flow, deadline: float) -> None:
-        """A ticket of `deadline` has come to `flow`."""
+        """Note a new ticket of `flow` with this deadline."""
         watched = flow.watched
         if watched is None:
             self._flows += 1
@@ -282,12 +283,12 @@ class Expiry:
             heapify(self._entries)
 
     def forget(self, flow: Flow) -> None:
-        """Nothing of `flow` waits any more."""
+        """Note that no ticket of `flow` waits any more."""
         flow.watched = None
         self._flows -= 1
 
     def earliest(self) -> Ticket | None:
-        """The next to expire of all."""
+        """The next ticket to expire, of all flows."""
         entries = self._entries
         while entries:
             deadline, _, flow = entries[0]

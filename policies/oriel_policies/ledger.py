@@ -1,10 +1,10 @@
-"""The lease protocol: how gateways share one number, and the arithmetic of whoever keeps it.
+"""The lease protocol by which gateways share limits, and the arithmetic of the ledger.
 
-A *ledger* keeps one record per bound of a tenant. Gateways ask it for units ahead of need and hand them out by
-themselves: a lease. An `Ask` says, about one record, what was used beyond what was granted (`owed`: all of it counts;
-`spent`: handed out while the ledger could not be asked, which empties a rate but never puts it into debt), how many
-units are needed at least and how many are wanted. The asks of one call are judged together: all get what they need, or
-none gets anything. What they report counts in any case. Negative `owed` gives unused units back.
+A *ledger* keeps one record per bound of a tenant. Gateways acquire units ahead of need, a lease, and grant them to
+calls by themselves. An `Ask` reports, for one record, the use beyond the granted units (`debt`: counted in full;
+`spent`: granted while the ledger could not be reached, which empties a rate but never puts it into debt), and asks for
+a least and a wanted number of units. The asks of one call are judged together: all get what they need, or none gets
+anything. Their reports count in any case. A negative `debt` returns unused units.
 
 Records, times in microseconds of the ledger's own clock (so that the gateways' clocks do not matter):
     rate     the theoretical arrival time of GCRA, and when it was written: if the ledger's clock was set back since, as
@@ -14,8 +14,8 @@ Records, times in microseconds of the ledger's own clock (so that the gateways' 
     window   which calendar window (UTC), what is used of it, and an identity. Askers show what they saw last: a ledger
              that was flushed takes the largest of those, so that a quota is not handed out twice
 
-`judge` is the reference, and what a ledger in a process of ours runs. The Lua script of the Redis ledger says the same
-in its own words, and tests/conformance holds both to it.
+`judge` is the reference, used by a ledger inside our own process. The Lua script of the Redis ledger implements the
+same, and tests/conformance runs both against one suite.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -31,7 +31,7 @@ _US = 1_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Ask:
-    """About one record; see the module's head. All amounts in units.
+    """A request about one record; see the module's docstring. All amounts are in units.
 
     key: the record's name within its tenant. limit: burst, slots or units of the window.
     step: rate: microseconds per unit; window: 0 for days, 1 for months. number, born, used: of a window, as last seen;
@@ -44,7 +44,7 @@ class Ask:
     step: float
     need: float = 0.0
     want: float = 0.0
-    owed: float = 0.0
+    debt: float = 0.0
     spent: float = 0.0
     number: int = -1
     born: int = 0
@@ -53,7 +53,7 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """granted: units that are the asker's now. wait_us: > 0: the needed units are not there, until then.
+    """granted: units that the asker now has. wait_us: if > 0, the time until the needed units are available.
 
     used: of a window, or the slots that the asker holds. ends_us: until the window ends.
     """
@@ -69,7 +69,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Record:
-    """What a ledger keeps under one key. at: when it was written; holders: slots and expiry."""
+    """The ledger's record of one key. at: when it was written; holders: slots and expiry of each."""
 
     arrival: float = 0.0
     at: float = 0.0
@@ -82,7 +82,9 @@ class Record:
 def judge(
     records: MutableMapping[str, Record], asks: Sequence[Ask], *, holder: str, ttl_us: float, now_us: float
 ) -> list[Answer]:
-    """Answer the asks of one call; `records` are those of its tenant. ttl_us: how long slots last without a word."""
+    """Answer the asks of one call; `records` are those of its tenant. ttl_us: how long slots are held without a
+    report.
+    """
     found = [records.setdefault(ask.key, Record()) for ask in asks]
     free = [_report(record, ask, holder, ttl_us, now_us) for record, ask in zip(found, asks, strict=True)]
     fits = all(there + 1e-6 >= _least(ask) for there, ask in zip(free, asks, strict=True))
@@ -97,12 +99,12 @@ def judge(
 
 
 def _least(ask: Ask) -> float:
-    """More than there ever is fits when all of it is there."""
+    """The least units needed; more than the limit is granted when the whole limit is free."""
     return min(ask.need, ask.limit)
 
 
 def _report(record: Record, ask: Ask, holder: str, ttl_us: float, now_us: float) -> float:
-    """Take in what the asker says; the units that are free."""
+    """Apply the asker's report and return the free units."""
     if ask.kind == RATE:
         full = ask.limit * ask.step
         arrival = record.arrival
@@ -111,7 +113,7 @@ def _report(record: Record, ask: Ask, holder: str, ttl_us: float, now_us: float)
         arrival = max(arrival, now_us)
         if ask.spent:
             arrival = min(arrival + ask.spent * ask.step, max(arrival, now_us + full))
-        record.arrival = max(arrival + ask.owed * ask.step, now_us)
+        record.arrival = max(arrival + ask.debt * ask.step, now_us)
         record.at = now_us
         return (now_us + full - record.arrival) / ask.step
     if ask.kind == SLOTS:
@@ -124,7 +126,7 @@ def _report(record: Record, ask: Ask, holder: str, ttl_us: float, now_us: float)
             elif name != holder:
                 others += slots
         mine = ask.used if ask.number >= 0 else record.holders.get(holder, (0.0, 0.0))[0]
-        mine = max(0.0, mine + ask.owed)
+        mine = max(0.0, mine + ask.debt)
         record.holders[holder] = (mine, now_us + ttl_us)
         return ask.limit - others - mine
     number = window_number(Period.MONTH if ask.step else Period.DAY, now_us / _US)
@@ -136,7 +138,7 @@ def _report(record: Record, ask: Ask, holder: str, ttl_us: float, now_us: float)
     if ask.number == number:
         if ask.born != record.born:
             record.used = max(record.used, ask.used)
-        record.used = max(0.0, record.used + ask.owed)
+        record.used = max(0.0, record.used + ask.debt)
     return ask.limit - record.used
 
 

@@ -1,4 +1,4 @@
-"""Limit arithmetic: what one bound of an allowance has let through, and how long the next call would have to wait.
+"""Limit arithmetic: counts the use of one bound, and computes how long the next call would have to wait.
 
 A `Bound` says what is counted and how much of it there may be; `Gcra`, `Slots` and `Window` count. All of them judge
 units (requests, bytes, microseconds of computing) at a moment that the caller passes in: monotonic seconds for rates
@@ -6,8 +6,8 @@ and slots, and for calendar windows what `calendar.CalendarClock` makes of the w
 
 GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual schedule: the state is one number, the theoretical
 arrival time of the next unit that would conform exactly. Equivalent to a token bucket of `burst` tokens refilled at the
-rate, without refilling. A call of more units than the burst is let through when nothing is owed and charged in full, so
-that the mean holds and no size is impossible.
+rate, without refilling. A call of more units than the burst is admitted when nothing is owed and is charged in full, so
+that the mean rate holds and no size is impossible.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,7 @@ _DAYS = {Period.DAY: 1, Period.MONTH: 31}
 
 
 class Counts(IntEnum):
-    """What one unit of a bound is; the index of a call's amounts."""
+    """The kind of unit that a bound counts; the index into a call's amounts."""
 
     REQUESTS = 0
     BYTES = 1
@@ -50,12 +50,12 @@ class Bound:
 
     @cached_property
     def policy(self) -> str:
-        """Its member of `RateLimit-Policy`; a month is the longest there is."""
+        """The bound's member of `RateLimit-Policy`; a month counts with its longest length."""
         return policy_item(self, _DAYS[self.period] * 86400.0 if self.period else 0.0)
 
 
 def bounds(allowance: Allowance) -> tuple[Bound, ...]:
-    """The bounds of an allowance, those that are given back most cheaply first."""
+    """The bounds of an allowance; those whose units are cheapest to return come first."""
     prefix = "" if allowance.name == "all" else f"{allowance.name}/"
     found = []
     if allowance.concurrency is not None:
@@ -79,7 +79,7 @@ def bounds(allowance: Allowance) -> tuple[Bound, ...]:
 
 
 class Gcra:
-    """One limited thing. Times are monotonic seconds; the single writer is the limiter that owns it."""
+    """A rate limit. Times are monotonic seconds; the single writer is the limiter that owns it."""
 
     __slots__ = ("arrival",)
 
@@ -87,7 +87,9 @@ class Gcra:
         self.arrival = 0.0
 
     def take(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
-        """0.0 when the units conform, and they are counted; else the seconds until they would, and nothing changes."""
+        """Count the units and return 0.0 if they conform; otherwise change nothing and return the seconds until they
+        would.
+        """
         interval = 1.0 / limit.requests_per_s
         arrival = self.arrival if self.arrival > now else now
         free = limit.burst - units
@@ -104,7 +106,7 @@ class Gcra:
         return early if early > 1e-9 * limit.burst else 0.0
 
     def charge(self, limit: RateLimit, now: float, units: float) -> None:
-        """Count units without asking; negative ones are given back."""
+        """Count units unconditionally; negative ones are returned."""
         arrival = self.arrival if self.arrival > now else now
         self.arrival = arrival + units / limit.requests_per_s
 
@@ -118,17 +120,17 @@ class Gcra:
 
 
 class Slots:
-    """Calls at once. hold_s: how long a call lately took, for the estimate of the next free slot."""
+    """A concurrency limit. hold_s: recent duration of a call, to estimate when the next slot is free."""
 
     __slots__ = ("_since", "hold_s", "used")
 
     def __init__(self) -> None:
         self.used = 0
         self.hold_s = 0.0
-        self._since: list[float] = []  # when the calls at hand began, of few
+        self._since: list[float] = []  # starts of the running calls, while they are few
 
     def take(self, limit: int, now: float) -> float:
-        """0.0 and a slot is taken, or the seconds after which one is probably free."""
+        """Take a slot and return 0.0, or return the seconds after which one is probably free."""
         if self.used < limit:
             self.used += 1
             if limit <= _FEW_SLOTS:
@@ -137,20 +139,20 @@ class Slots:
         return self.wait(limit, now)
 
     def wait(self, limit: int, now: float) -> float:
-        """The same without taking one: when the oldest call has taken as long as calls lately did."""
+        """Like `take` without taking a slot: until the oldest call has run as long as calls recently did."""
         if self.used < limit:
             return 0.0
         left_s = self.hold_s - (now - self._since[0]) if self._since else self.hold_s / limit
         return max(left_s, 1e-3)
 
     def undo(self) -> None:
-        """The slot that was taken last was not needed."""
+        """Return the slot that was taken last, as it was not needed."""
         self.used = max(0, self.used - 1)
         if self._since:
             self._since.pop()
 
     def leave(self, held_s: float, now: float) -> None:
-        """Give a slot back that was held for `held_s`."""
+        """Release a slot that was held for `held_s`."""
         self.used = max(0, self.used - 1)
         if self._since:
             place = bisect_left(self._since, now - held_s - 1e-6)
@@ -159,20 +161,20 @@ class Slots:
 
 
 class Window:
-    """Units used in the present calendar window. number: which window `used` belongs to."""
+    """A quota: units used in the current calendar window. number: the window that `used` belongs to."""
 
     __slots__ = ("_left", "number", "used")
 
     def __init__(self, number: int = -1, used: int = 0) -> None:
         self.number = number
         self.used = used
-        self._left: tuple[int, int] | None = None  # the window before this one came, and what was used of it then
+        self._left: tuple[int, int] | None = None  # the previous window and the units used in it
 
     def roll(self, number: int) -> None:
-        """The present window is `number`.
+        """Move on to window `number`, the current one.
 
-        A clock that was wrong for a while forgives nothing. Set back, the count goes on, and it goes on when the clock
-        is right again; if it was ahead, what was used before and meanwhile is one count.
+        A clock that was wrong for a while resets nothing. If it was set back, the count continues, also when the clock
+        is right again; if it was ahead, the units used before and meanwhile are counted together.
         """
         if number == self.number:
             return
@@ -185,7 +187,7 @@ class Window:
         self.number = number
 
     def take(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
-        """0.0 and the units are counted, or the seconds until the window ends."""
+        """Count the units and return 0.0, or return the seconds until the window ends."""
         number = clock.window(period, now)
         if number != self.number:
             self.roll(number)
@@ -195,14 +197,14 @@ class Window:
         return 0.0
 
     def wait(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
-        """The same without counting them."""
+        """Like `take` without counting the units."""
         self.roll(clock.window(period, now))
         if self.used + (units if units < limit else limit) > limit:
             return clock.ends_in(period, now)
         return 0.0
 
     def charge(self, units: int) -> None:
-        """Count units without asking; negative ones are given back, at most what was counted."""
+        """Count units unconditionally; negative ones are returned, at most as many as were counted."""
         self.used = max(0, self.used + units)
 
 
@@ -223,7 +225,7 @@ def policy_item(bound: Bound, window_s: float = 0.0) -> str:
 
 
 def state_item(bound: Bound, remaining: float, wait_s: float) -> str:
-    """One member of `RateLimit`: what is left, and the whole seconds until there is more; 0.0 leaves them out."""
+    """One member of `RateLimit`: the remaining units, and the whole seconds until there are more (0.0 omits them)."""
     left = 0 if remaining < 0.0 else int(remaining)
     if bound.counts is Counts.COMPUTE_US:
         left //= 1000

@@ -1,9 +1,9 @@
-"""Which endpoint next: the better of two, by Peak-EWMA over outstanding work.
+"""Endpoint picking: the better of two random endpoints, by Peak-EWMA over outstanding work.
 
 Two random endpoints are compared and the one with less load takes the call ("power of two choices", Mitzenmacher,
 1996): the cost does not grow with their number, and no two gateways herd to the same one. Load is Finagle's Peak-EWMA
 (twitter/finagle, `com.twitter.finagle.loadbalancer.PeakEwma`): what an answer costs times what is outstanding, where
-the cost leaps up to a slow answer at once and comes down exponentially.
+the cost rises to a slow answer at once and decays exponentially.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from typing import Final
 __all__ = ["PeakEwma", "two_of"]
 
 DECAY_S: Final = 10.0
-PENALTY_S: Final = 1000.0  # an endpoint that has work and never answered, or has no room: behind every one that did
+PENALTY_S: Final = 1000.0  # for an endpoint that has work and never answered, or has no capacity
 BUSY_S = 0.1
 LONGEST_BUSY_S = 5.0
 
 
 class PeakEwma:
-    """How long one endpoint takes. cost_s: seconds per answer at `stamp_s`, from where it decays. busy_s: until then
-    it has no room.
+    """The cost of one endpoint. cost_s: seconds per answer at `stamp_s`, decaying from there. busy_s: until then it
+    reports no capacity.
 
     Times are monotonic seconds and do not go back.
     """
@@ -34,7 +34,7 @@ class PeakEwma:
         self._refusals = 0
 
     def observed(self, latency_s: float, now: float) -> None:
-        """An answer took this long."""
+        """Record the latency of an answer."""
         cost_s = self.cost_s
         if latency_s >= cost_s:
             self.cost_s = latency_s
@@ -44,19 +44,19 @@ class PeakEwma:
         self._refusals = 0
 
     def failed(self, latency_s: float, now: float, *, typical_s: float = 0.0) -> None:
-        """It took this long to give no good answer: it may look slower for that, never quicker, not even by time that
-        passes. typical_s: what others take, for an endpoint that never gave a good one."""
+        """Record the latency of a failure. It may raise the cost, never lower it, not even by decay. typical_s: the
+        latency of the others, for an endpoint without any good answer."""
         self.cost_s = max(latency_s, self.cost_s, typical_s)
         self.stamp_s = now
 
     def refused(self, now: float, wait_s: float = 0.0) -> None:
-        """It says that it has no room, and perhaps for how long: 0.1 s to 5 s, doubled while it goes on saying so."""
+        """Record that it reports no capacity, perhaps for `wait_s`: 0.1 s to 5 s, doubled while the reports go on."""
         if now >= self.busy_s:
             self.busy_s = now + min(LONGEST_BUSY_S, max(wait_s, BUSY_S * 2.0 ** min(self._refusals, 8)))
             self._refusals += 1
 
     def load(self, outstanding: int, now: float) -> float:
-        """Expected seconds of work before a further call; less is better."""
+        """Expected seconds of work ahead of a further call; less is better."""
         cost_s = self.cost_s
         if now < self.busy_s:
             return PENALTY_S + outstanding

@@ -1,4 +1,4 @@
-"""The SLA queue: who goes next. One ordering for the gateway's admission and for the inference batcher.
+"""The SLA queue: the order of waiting calls, shared by the gateway's admission and the batchers.
 
 Rules, in this order:
 
@@ -39,7 +39,7 @@ _IDLE_FLOWS = 1024
 
 
 class Pushed(Enum):
-    """What became of an offered ticket."""
+    """The result of offering a ticket."""
 
     QUEUED = "queued"
     FULL = "full"
@@ -64,25 +64,25 @@ class _Band:
     def __init__(self, number: int) -> None:
         self.number = number
         self.flows: dict[str, Flow] = {}
-        self.active: list[tuple[float, int, Flow]] = []  # none later than its flow's virtual time; see `Flow.key`
+        self.active: list[tuple[float, int, Flow]] = []  # never later than the flow's virtual time; see `Flow.key`
         self.entered = 0
-        self.newest: dict[Ticket, None] = {}  # those that take room, by arrival
+        self.newest: dict[Ticket, None] = {}  # tickets that take room, by arrival
         self.items = 0
         self.rows = 0
-        self.bounded = 0  # of the items, those that take room
+        self.bounded = 0  # items that take room
         self.size_bytes = 0
         self.virtual = 0.0
         self.finish = 0.0  # the largest virtual time any flow has reached
         self.credit = 0.0
 
     def next_flow(self) -> Flow:
-        """The flow whose turn it is; its entry is the first, and right."""
+        """The flow whose turn it is; its entry is then the first one and up to date."""
         active = self.active
         while True:
             virtual, key, flow = active[0]
             if flow.key != key:
                 heappop(active)
-            elif flow.virtual > virtual:  # charged since: one look puts right what may have been several charges
+            elif flow.virtual > virtual:  # charged since: one correction covers several charges
                 self.entered += 1
                 flow.key = self.entered
                 heapreplace(active, (flow.virtual, flow.key, flow))
@@ -90,11 +90,11 @@ class _Band:
                 return flow
 
     def waiting(self, tenants: Collection[str]) -> int:
-        """Tickets of these tenants."""
+        """Number of waiting tickets of these tenants."""
         return sum([flow.waiting for tenant in tenants if (flow := self.flows.get(tenant)) is not None])
 
     def enter(self, flow: Flow) -> None:
-        """`flow` waits again, or owes less than its entry says: a new one, before which the others are nothing."""
+        """Add a new entry for a flow that waits again, or owes less than its entry says. Older entries become stale."""
         self.entered += 1
         flow.key = self.entered
         active = self.active
@@ -115,7 +115,7 @@ def _virtual(flow: Flow) -> float:
 class SlaQueue:
     """Bounded queue of tickets in the order of this module's rules.
 
-    items: tickets. max_items, max_bytes: bounds over all bands (bytes as given by `Ticket.size_bytes`).
+    items: tickets. max_items, max_bytes: bounds over all bands (bytes by `Ticket.size_bytes`).
     floor_share: turns per turn earned by each band that is passed over, 0 <= share < 1.
     """
 
@@ -153,14 +153,14 @@ class SlaQueue:
         return sum([self._bands[number].rows for number in self._waiting if number <= band])
 
     def backlog(self, band: int, tenant: str) -> tuple[Backlog | None, int, int]:
-        """What is known of how fast this tenant gets turns in `band`, how many of its tickets wait there, and how many
-        of those were found to be late."""
+        """The measured turns of this tenant in `band`, the number of its tickets that wait there, and how many of them
+        were found to be late."""
         found = self._bands.get(band)
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
     def others_wait(self, band: int, tenants: Collection[str]) -> bool:
-        """Whether somebody waits in a more urgent band than `band`, or another tenant than these in it."""
+        """Whether a ticket waits in a more urgent band than `band`, or one of another tenant than these in `band`."""
         if not self._waiting:
             return False
         if (first := self._waiting[0]) != band:
@@ -228,7 +228,9 @@ class SlaQueue:
         return self._take(band, band.next_flow(), now) if band is not None else None
 
     def pop_other(self, band: int, tenants: Collection[str], now: float = 0.0) -> Ticket | None:
-        """`pop` among those whom `others_wait` means; if it is the turn of somebody else, that one keeps it."""
+        """`pop` among the tickets that `others_wait` considers. If it is the turn of another ticket, that one keeps
+        it.
+        """
         if not self.others_wait(band, tenants):
             return None
         chosen = self._choose()
@@ -264,14 +266,14 @@ class SlaQueue:
         return ticket
 
     def remove(self, ticket: Ticket) -> bool:
-        """A caller left: free its place. False when the ticket does not wait here."""
+        """Remove the ticket of a caller that left. False if it does not wait here."""
         if not ticket._queued:
             return False
         self._leave(ticket)
         return True
 
     def expire(self, now: float) -> list[Ticket]:
-        """Take out every ticket whose deadline is at or before `now`, earliest first."""
+        """Remove and return the tickets whose deadline is at or before `now`, earliest first."""
         expired: list[Ticket] = []
         while True:
             ticket = self._expiry.earliest()
@@ -286,7 +288,7 @@ class SlaQueue:
         return ticket.deadline if ticket else None
 
     def settle(self, ticket: Ticket, actual_cost: float) -> None:
-        """Correct the charge of a popped ticket from its estimate to `actual_cost`. Call at most once."""
+        """Correct the charge of a popped ticket from its estimate to `actual_cost`. Call it at most once."""
         flow = ticket._flow
         if flow is None or ticket._queued:
             return

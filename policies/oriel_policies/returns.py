@@ -1,4 +1,4 @@
-"""Callers who come back as soon as they are answered: how many rows of a batch just answered will wait again. Pure.
+"""Predicts how many rows of a batch that was just answered come back at once, in closed loops. Pure.
 
 Theory. Where each caller sends its next request on the answer to the last (a closed loop), an instance that starts
 whatever waits the moment a batch ends splits the callers into two groups that never meet: 57 rows, 7 rows, 57 rows ...,
@@ -20,7 +20,7 @@ MAX_WINDOW_S = 0.050
 WINDOW_SHARE = 0.2
 ALPHA = 0.4
 GAIN = 0.95
-MOST = 0.7  # a smaller share is chance: they come anyway, and not together
+MOST = 0.7  # a smaller share is chance: such calls come anyway, and not together
 
 
 class _Curve(Protocol):
@@ -28,7 +28,7 @@ class _Curve(Protocol):
 
 
 def pays(rows: int, soon: int, wait_s: float, curve: _Curve) -> bool:
-    """Whether `rows` that wait and `soon` that come within `wait_s` had better run together."""
+    """Whether it is cheaper to run `rows` that wait together with `soon` that arrive within `wait_s`."""
     if rows < 1 or soon < 1:
         return False
     apart = curve.predict(rows) + curve.predict(soon)
@@ -36,9 +36,10 @@ def pays(rows: int, soon: int, wait_s: float, curve: _Curve) -> bool:
 
 
 class Returns:
-    """Single writer. until_s: end of the window after the last answers; calls that come before it have returned.
+    """Learns the share of returning rows. until_s: end of the window after the last answers; calls before it have
+    returned. Single writer.
 
-    lag_s: how long after the answers the last of them comes.
+    lag_s: how long after the answers the last of them arrives.
     """
 
     __slots__ = ("_answered", "_answered_s", "_came", "_last_s", "_share", "lag_s", "until_s")
@@ -53,24 +54,24 @@ class Returns:
         self.until_s = 0.0
 
     def answered(self, rows: int, took_s: float, now: float) -> None:
-        """A batch of `rows` that took `took_s` has just been answered."""
+        """Record a batch of `rows` that took `took_s` and has just been answered."""
         self._close()
         self._answered = rows
         self._answered_s = now
         self.until_s = now + min(MAX_WINDOW_S, max(MIN_WINDOW_S, WINDOW_SHARE * took_s))
 
     def came(self, rows: int, now: float) -> None:
-        """A call of `rows` was queued."""
+        """Record a queued call of `rows` rows."""
         if now < self.until_s:
             self._came += rows
             self._last_s = now
 
     def expected(self, rows: int) -> int:
-        """How many of `rows` that are about to be answered will return at once."""
+        """How many of the `rows` that are about to be answered will return at once."""
         return int(self._share * rows) if self._share >= MOST else 0
 
-    def outlook(self, now: float) -> tuple[int, float, float]:
-        """Rows that are still to come, by when at the latest, and how long after the answers they usually take."""
+    def coming(self, now: float) -> tuple[int, float, float]:
+        """Rows still expected, the latest time of their arrival, and their usual delay after the answers."""
         if now >= self.until_s:
             return 0, 0.0, 0.0
         return max(0, self.expected(self._answered) - self._came), self.until_s, self.lag_s

@@ -1,8 +1,8 @@
-"""Which routes may answer for a name: the first that fits decides; finding it costs the same however many there are.
+"""Look-up of the routes for a name: the first one that fits decides. The cost does not grow with their number.
 
 A route without `*` is found by its name, one with `*` by the text before it; of what is found so, the order of the
-documents decides. A route that asks for headers may or may not fit a call, so the answer is a list: routes that ask,
-in order, and at last one that does not.
+documents decides. A route with header conditions may or may not fit a call, so the result is a list: the routes with
+conditions, in order, and at the end one without.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -63,7 +63,9 @@ class RouteTable:
         return self._services.exact.keys()
 
     def for_model(self, name: str, version: str = "") -> tuple[Route, ...]:
-        """Routes that may fit, in order; all but the last ask for headers. version: "" when the call names none."""
+        """Routes that may fit, in order; all but the last have header conditions. version: "" if the call names
+        none.
+        """
         return self._find(("model", name, version))
 
     def for_service(self, name: str) -> tuple[Route, ...]:

@@ -1,7 +1,7 @@
-"""Which tier serves a call: the tenant's, a key's, a route's, or a lower one that the client asks for.
+"""The tier that serves a call: the tenant's, a key's, a route's, or a lower one that the client asks for.
 
-A key has spoken before this: `ApiKey.tenant` is the tenant by the key's tier. The route speaks next, and the client
-last, so nothing a client says is ever above what the documents give it.
+The key's tier has been applied before: `ApiKey.tenant` is the tenant with that tier. The route's tier comes next and
+the client's wish last, so a client never gets a tier above that of the documents.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,19 @@ def on_route(own: Tier, route: Route, tiers: Mapping[str, Tier]) -> Tier:
 
 
 def lowered(own: Tier, asked: str, tiers: Mapping[str, Tier]) -> Tier | None:
-    """The tier of this name, for a caller who has `own`; None if it is above that, or no tier."""
+    """The tier of this name for a caller whose tier is `own`; None if it is above that or does not exist."""
     found = tiers.get(asked)
     return None if found is None or found.above(own) else found
 
 
 def flex(own: Tier, tiers: Mapping[str, Tier]) -> Tier:
-    """The tier for `service_tier: "flex"` of the OpenAI API: the one named so, else the lowest; never above `own`."""
+    """The tier for `service_tier: "flex"` of the OpenAI API: the tier of that name, else the lowest; never above
+    `own`.
+    """
     found = tiers.get(_FLEX) or max(tiers.values(), key=lambda t: (t.band, t.target_s), default=own)
     return own if found.above(own) else found
 
 
 def offered(own: Tier, tiers: Mapping[str, Tier]) -> list[Tier]:
-    """The tiers that a caller who has `own` may ask for, the most urgent first."""
+    """The tiers that a caller whose tier is `own` may ask for, the most urgent first."""
     return sorted((t for t in tiers.values() if not t.above(own)), key=lambda t: (t.band, t.target_s, t.name))

@@ -1,9 +1,10 @@
-"""How long a request that arrives now would wait, from what is ahead of it and how fast that has been computed. Pure.
+"""Estimates how long a request that arrives now would wait, from the work ahead of it and its measured speed. Pure.
 
-Work ahead is rows: those that wait in its own band and in more urgent ones, and what is left of the batches that run.
-It leaves at the best rate the service curve promises, since full batches form by themselves while there is a backlog.
-More urgent arrivals, the guaranteed share of lower bands, deadlines that pass and cores that other models hold are not
-foreseen: it is what a caller may expect, not what it is promised.
+The work ahead is counted in rows: those that wait in its own band and in more urgent ones, and the rest of the running
+batches. It is done at the best rate of the service curve, since full batches form by themselves while there is a
+backlog. More urgent arrivals, the guaranteed share of lower bands, expiring deadlines and cores used by other models
+are not
+foreseen: the result is an expectation and not a guarantee.
 """
 
 from collections.abc import Callable

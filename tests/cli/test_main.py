@@ -86,18 +86,18 @@ def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.parametrize(
-    ("package", "mend"),
+    ("package", "remedy"),
     [("onnxruntime", "pip install 'oriel-serving[cpu]'\n"), ("uvloop", "pip install oriel-serving\n")],
 )
-def test_a_missing_package_is_one_line_with_the_mend(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str, mend: str
+def test_a_missing_package_is_one_line_with_the_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str, remedy: str
 ) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=f"{package}.capi")
 
     monkeypatch.setattr(main_module.importlib, "import_module", missing)
     code, line = refused(capsys, "inference")
-    assert code == 2 and package in line and mend in line and "make clean setup" in line
+    assert code == 2 and package in line and remedy in line and "make clean setup" in line
 
 
 def test_a_bug_in_our_own_imports_is_not_called_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

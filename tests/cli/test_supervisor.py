@@ -15,6 +15,8 @@ from oriel_cli.units import Address, UnitSpec, free_ports, refuse_busy_ports
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
+from ..waiting import until
+
 FAKE = Path(__file__).with_name("fake_unit.py")
 QUICK = Timings(start_s=120, probe_every_s=0.01, first_delay_s=0.01, longest_delay_s=0.05, grace_s=30)
 
@@ -68,8 +70,7 @@ def alive(pid: int) -> bool:
 
 async def gone(pid: int) -> None:
     """Wait until `pid` is gone; another process's end is no event of ours."""
-    while alive(pid):
-        await asyncio.sleep(0.01)
+    await until(lambda: not alive(pid))
 
 
 async def test_units_start_become_ready_and_stop_in_order() -> None:
@@ -184,8 +185,7 @@ async def test_cancelling_kills_at_once(moment: str) -> None:
     pid = stage.units["one"].pid
     if moment == "stopping":
         stage.stop.set()
-        while stage.units["one"].state != "stopping":
-            await asyncio.sleep(0.001)
+        await until(lambda: stage.units["one"].state == "stopping")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -215,7 +215,7 @@ KILLED = """
 import asyncio, os, sys
 sys.path[:0] = {path!r}
 from oriel_cli.supervisor import Supervisor
-from test_supervisor import spec
+from tests.cli.test_supervisor import spec
 
 async def main():
     supervisor = Supervisor([spec("one"), spec("two")], say=print, environ=os.environ)
@@ -227,7 +227,7 @@ asyncio.run(main())
 
 
 async def test_units_stop_when_the_supervisor_is_killed() -> None:
-    path = [str(FAKE.parent), *sys.path]
+    path = [str(FAKE.parents[2]), *sys.path]
     supervisor = subprocess.Popen(
         [sys.executable, "-c", KILLED.format(path=path)],
         stdout=subprocess.PIPE,

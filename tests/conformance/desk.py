@@ -6,7 +6,7 @@ from time import monotonic
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits import Grant, Limiter
-from oriel_gateway.targets import resolve
+from oriel_gateway.routing.targets import resolve
 from oriel_policies.documents import compile_documents
 from oriel_policies.routing import RouteTable
 
@@ -59,7 +59,7 @@ class Desk:
     async def take(self, model: str = "m", size: int = 0) -> Grant:
         """Raises Refused, holding nothing."""
         now = monotonic()
-        grant = self.limiter.take(self.tenant, self._targets[model], size, now)
+        grant = self.limiter.acquire(self.tenant, self._targets[model], size, now)
         assert grant is not None
         if not grant.ready:
             call = Call()

@@ -8,7 +8,7 @@ import pytest
 
 from oriel_inference.backends import find_backend
 from oriel_inference.errors import LoadFailed
-from oriel_inference.repository.load import LoadedVersion, load_model
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores import ModelStore
 
 from . import onnx_files
@@ -119,7 +119,7 @@ class ModelStoreSuite:
 
     def test_a_model_of_it_loads(self, repository: Written) -> None:
         (loaded,) = load_model(
-            self._without(repository, "m/12").store, "m", find_backend=find_backend, cores=1, models=1
+            Loading(self._without(repository, "m/12").store, "m", find_backend=find_backend, cores=1, models=1)
         ).values()
         assert isinstance(loaded, LoadedVersion) and (loaded.spec.version, loaded.spec.max_batch_size) == (3, 4)
         loaded.close()

@@ -22,6 +22,11 @@ import httpx
 import pytest
 from object_servers import tool
 
+from oriel_gateway.documents.source import store_location
+from oriel_gateway.documents.stored import LIMITS, StoredDocuments
+from oriel_wire.objects.client import ClientLimits, ObjectClient, location_of
+from oriel_wire.objects.opening import open_client
+
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "repository"
 # Azurite's one account and its published key.
@@ -268,3 +273,15 @@ class Stub:
             self.left.set()
         finally:
             writer.transport.abort()
+
+
+def client_of(url: str, limits: ClientLimits | None = None) -> tuple[ObjectClient, str]:
+    """A client for the bucket of `url`, and the prefix of its keys."""
+    location = location_of(url)
+    return open_client(location, limits), location.prefix
+
+
+def documents_at(url: str) -> StoredDocuments:
+    """The policy documents at `url`, as a gateway reads them."""
+    location = store_location(url)
+    return StoredDocuments(location, open_client(location, LIMITS))

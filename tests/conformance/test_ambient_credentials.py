@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway.app import documents_at
-from oriel_gateway.sources import store_url
-from oriel_inference.stores.objects import client_of
+from .object_stores import client_of, documents_at
 
 TOKEN = {"access_token": "AMBIENT", "token_type": "Bearer", "resource": "x", "expires_on": "4000000000"}
 POD_IDENTITY = {"AccessKeyId": "AMBIENT", "SecretAccessKey": "k", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"}
@@ -49,7 +47,7 @@ async def cloud() -> AsyncIterator[tuple[str, list[str]]]:
 
 
 async def gateway(url: str) -> object:
-    documents = documents_at(store_url(url))
+    documents = documents_at(url)
     found = await documents.listing()
     await documents.close()
     return found

@@ -86,13 +86,13 @@ async def test_a_rate_grants_its_burst_across_gateways_and_says_how_long_the_nex
     assert got.granted == 2, "no more than there is"
     (got,) = await ask(ledgers.one, rate(need=1, want=1))
     assert got.granted == 0 and 0.99 * HOUR_US < got.wait_us <= HOUR_US
-    (got,) = await ask(ledgers.one, rate(owed=-2))
+    (got,) = await ask(ledgers.one, rate(debt=-2))
     (got,) = await ask(ledgers.two, rate(need=2, want=2))
     assert got.granted == 2, "what one gave back the other may have"
 
 
-async def test_owed_is_a_debt_and_spent_only_empties(ledgers: Pair) -> None:
-    await ask(ledgers.one, rate("a", owed=50))
+async def test_debt_counts_in_full_and_spent_only_empties(ledgers: Pair) -> None:
+    await ask(ledgers.one, rate("a", debt=50))
     (got,) = await ask(ledgers.two, rate("a", need=1, want=1))
     assert 45.9 * HOUR_US < got.wait_us <= 46 * HOUR_US
     await ask(ledgers.one, rate("b", spent=50))
@@ -100,7 +100,7 @@ async def test_owed_is_a_debt_and_spent_only_empties(ledgers: Pair) -> None:
     assert 0.99 * HOUR_US < got.wait_us <= HOUR_US
 
 
-async def test_more_than_a_burst_is_granted_when_nothing_is_owed(ledgers: Pair) -> None:
+async def test_more_than_a_burst_is_granted_when_there_is_no_debt(ledgers: Pair) -> None:
     (got,) = await ask(ledgers.one, rate(need=50, want=50))
     assert got.granted == 50
     (got,) = await ask(ledgers.one, rate(need=1, want=1))
@@ -110,7 +110,7 @@ async def test_more_than_a_burst_is_granted_when_nothing_is_owed(ledgers: Pair) 
 async def test_asks_of_one_call_are_granted_together_or_not_at_all(ledgers: Pair) -> None:
     await ask(ledgers.one, window(need=10, want=10))
     first, second, third = await ask(
-        ledgers.two, rate(need=1, want=1), slots(need=1, want=1), window(need=1, want=1, owed=0)
+        ledgers.two, rate(need=1, want=1), slots(need=1, want=1), window(need=1, want=1, debt=0)
     )
     assert (first.granted, second.granted, third.granted) == (0, 0, 0)
     assert (first.wait_us, second.wait_us) == (0, 0) and third.wait_us > 0, "the one that refused is known"
@@ -125,7 +125,7 @@ async def test_slots_are_shared_and_come_back(ledgers: Pair) -> None:
     assert (got.granted, got.used) == (1, 1)
     (got,) = await ask(ledgers.two, slots(need=1, want=1))
     assert got.granted == 0 and got.wait_us > 0
-    await ask(ledgers.one, slots(owed=-1))
+    await ask(ledgers.one, slots(debt=-1))
     (got,) = await ask(ledgers.two, slots(need=1, want=1))
     assert (got.granted, got.used) == (1, 2)
     assert SLOT_TTL_S < 10
@@ -139,7 +139,7 @@ async def test_windows_are_calendar_windows_and_tenants_are_apart(ledgers: Pair)
     assert 2024 * 12 < month.number < 2200 * 12 and 0 < month.ends_us <= 31 * 86400e6
     (got,) = await ask(ledgers.two, window(need=7, want=7))
     assert got.granted == 0 and got.used == 4 and abs(got.wait_us - got.ends_us) < 1
-    (got,) = await ask(ledgers.two, window(number=day.number, born=day.born, used=0, owed=-3, need=7, want=7))
+    (got,) = await ask(ledgers.two, window(number=day.number, born=day.born, used=0, debt=-3, need=7, want=7))
     assert (got.granted, got.used) == (7, 8)
     (got,) = await ask(ledgers.two, window(need=7, want=7), tenant="other")
     assert got.granted == 7
@@ -153,7 +153,7 @@ async def test_a_flushed_ledger_takes_quotas_from_what_gateways_saw_last(ledgers
     assert got.used == 5
     (got,) = await ask(ledgers.two, window(number=second.number, born=second.born, used=second.used, need=1, want=1))
     assert got.used == 8, "the larger of the two views, once"
-    (got,) = await ask(ledgers.one, window(number=got.number, born=got.born, used=9999, owed=1))
+    (got,) = await ask(ledgers.one, window(number=got.number, born=got.born, used=9999, debt=1))
     assert got.used == 9, "what is seen counts only after a flush"
 
 
@@ -178,14 +178,14 @@ async def test_gateways_are_counted(ledgers: Pair, monkeypatch: pytest.MonkeyPat
 
 
 class Jumping:
-    """Two gateways on a ledger whose clock may be set; their own is told by the test."""
+    """Two gateways on a ledger whose clock may be set; the test sets their own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.ahead_s = 1000.0, 0.0
         for name in ("_SCRIPT", "_HELLO"):
-            told = "local time = {redis.call('GET', 'clock'), redis.call('GET', 'us')}"
-            script = getattr(redis_ledger, name).replace("local time = redis.call('TIME')", told)
-            assert told in script
+            test_time = "local time = {redis.call('GET', 'clock'), redis.call('GET', 'us')}"
+            script = getattr(redis_ledger, name).replace("local time = redis.call('TIME')", test_time)
+            assert test_time in script
             monkeypatch.setattr(redis_ledger, name, script)
         monkeypatch.setattr(redis_ledger, "monotonic", lambda: self.now)
 
@@ -263,9 +263,9 @@ async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypa
     """600 random calls while the ledgers' clock runs, jumps days ahead and is set back."""
     clock = {"us": 1_790_000_000_000_000}
     plain = redis_ledger._arguments
-    told = "local time = {ARGV[#ARGV - 1], ARGV[#ARGV]}"
-    script = redis_ledger._SCRIPT.replace("local time = redis.call('TIME')", told)
-    assert told in script
+    test_time = "local time = {ARGV[#ARGV - 1], ARGV[#ARGV]}"
+    script = redis_ledger._SCRIPT.replace("local time = redis.call('TIME')", test_time)
+    assert test_time in script
     monkeypatch.setattr(redis_ledger, "_SCRIPT", script)
     monkeypatch.setattr(redis_ledger, "_arguments", lambda asks: [*plain(asks), *divmod(clock["us"], 1_000_000)])
     chance = random.Random(4)
@@ -281,7 +281,7 @@ async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypa
             asks = []
             for key in chance.sample(["r", "s", "w", "m"], chance.randint(1, 4)):
                 need = chance.choice([0, 0, 1, 2, 7])
-                more = {"need": need, "want": need + chance.choice([0, 1, 5]), "owed": chance.choice([0, 0, 1, -1, -4])}
+                more = {"need": need, "want": need + chance.choice([0, 1, 5]), "debt": chance.choice([0, 0, 1, -1, -4])}
                 if key == "r":
                     asks.append(rate(spent=chance.choice([0, 0, 3, 30]), **more))
                 elif key == "s":

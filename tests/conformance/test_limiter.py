@@ -11,6 +11,7 @@ from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_gateway.limits.redis_ledger import RedisLedger
 
+from ..waiting import until
 from .desk import Call, Desk
 from .redis_server import PASSWORD, redis_server
 
@@ -93,13 +94,13 @@ async def test_a_refusal_by_one_bound_gives_back_what_the_others_took(make: Make
 
 
 async def test_of_two_bounds_that_refuse_the_longer_wait_is_told(make: Make) -> None:
-    """Whoever came back when the rate allowed it was told then that the day's quota is used up."""
+    """Whoever came back when the rate allowed it learned then that the day's quota is used up."""
     desk = make('limit = { requests_per_s = 0.2, burst = 1 }\nlimits = [{ model = "m", requests_per_day = 1 }]')
     assert await desk.admitted()
     until_midnight = 86400 - time() % 86400
     for _ in range(3):
-        told = await refused(desk)
-        assert told.outcome is Outcome.QUOTA_EXCEEDED and abs((told.retry_after_s or 0) - until_midnight) < 3
+        refusal = await refused(desk)
+        assert refusal.outcome is Outcome.QUOTA_EXCEEDED and abs((refusal.retry_after_s or 0) - until_midnight) < 3
     assert (await refused(desk, "big")).outcome is Outcome.RATE_LIMITED
 
 
@@ -112,8 +113,7 @@ async def test_slots_are_held_until_settled(make: Make) -> None:
         grant.settle(0, True, monotonic())
     async with asyncio.timeout(60):
         for _ in range(2):
-            while not await _took(desk):
-                await asyncio.sleep(0.005)
+            await until(lambda: _took(desk))
     assert not await _took(desk)
 
 
@@ -155,7 +155,7 @@ async def test_bytes_are_admitted_by_size_and_answers_paid_later(make: Make) -> 
 async def test_a_call_that_leaves_while_its_limiter_thinks_holds_nothing(make: Make) -> None:
     desk = make("limit = { concurrency = 1 }")
     now = monotonic()
-    grant = desk.limiter.take(desk.tenant, desk._targets["m"], 0, now)
+    grant = desk.limiter.acquire(desk.tenant, desk._targets["m"], 0, now)
     assert grant is not None
     if not grant.ready:
         grant.waiter = call = Call()
@@ -165,8 +165,7 @@ async def test_a_call_that_leaves_while_its_limiter_thinks_holds_nothing(make: M
     else:
         grant.settle(0, False, now)
     async with asyncio.timeout(60):
-        while not await _took(desk):
-            await asyncio.sleep(0.005)
+        await until(lambda: _took(desk))
 
 
 async def test_a_high_rate_is_leased_and_no_call_waits(make: Make) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from oriel_cli.units import free_ports
 
+from ..waiting import wait_until
 from . import onnx_files
 from .object_stores import ObjectServer, object_server
 
@@ -79,8 +80,7 @@ class Running:
 def inference(url: str, cache: Path, environment: Mapping[str, str]) -> Iterator[Running]:
     running = Running(url, cache, environment)
     try:
-        while not running.ready():
-            time.sleep(0.05)
+        wait_until(lambda: running.ready())
         yield running
     finally:
         running.close()
@@ -114,8 +114,7 @@ def test_models_of_a_store_serve_through_a_bad_upload_an_outage_and_a_restart(
             time.sleep(0.05)
         # The store dies: what is loaded serves, the server stays ready.
         store.kill()
-        while "StoreUnavailable" not in running.metrics() and "cannot be listed" not in running.log.read_text():
-            time.sleep(0.05)
+        wait_until(lambda: "StoreUnavailable" in running.metrics() or "cannot be listed" in running.log.read_text())
         assert running.ready() and running.answer("1") == running.answer("2") == doubled
         told = running.log.read_text() + running.metrics() + running.reason("3")
     with inference(url, cache, environment) as again:

@@ -6,10 +6,10 @@ from contextlib import aclosing
 
 import pytest
 
-from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable, TooManyObjects
-from oriel_inference.stores.objects import ObjectClient, Stored, client_of
+from oriel_wire.objects.client import ClientLimits, ObjectClient, Stored
+from oriel_wire.objects.errors import ObjectChanged, ObjectStoreError, StoreUnavailable, TooManyObjects
 
-from .object_stores import BUCKET, SERVERS, ObjectServer, Stub, object_server, point_to
+from .object_stores import BUCKET, SERVERS, ObjectServer, Stub, client_of, object_server, point_to
 
 MANY = 1003  # one more page than one
 # Names a bucket may hold and a file system, a URL or XML may trip over.
@@ -191,13 +191,11 @@ PART = (
 async def test_a_store_that_falls_silent_is_left_after_a_bounded_time(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("oriel_inference.stores.obstores", "oriel_inference.stores.s3"):
-        monkeypatch.setattr(f"{module}.READ_TIMEOUT_S", 0.2)
     server = SERVERS[kind]()
     for said, call in ((b"", "list"), (PART, "read")):
         async with Stub(said) as stub:
             point_to(monkeypatch, server, stub.port)
-            client, _ = client_of(server.url)
+            client, _ = client_of(server.url, ClientLimits(read_s=0.2))
             async with asyncio.timeout(30):
                 with pytest.raises(StoreUnavailable):
                     await (client.list("", limit=10) if call == "list" else read(client, "f", 0, 100, "e"))
@@ -243,12 +241,12 @@ async def test_a_reader_that_ends_early_lets_go_of_the_connection(kind: str, mon
     [
         ("gs://user:password@bucket/models", "credentials"),
         ("az://account/container/models?sig=x", "credentials"),
-        ("ftp://bucket/models", "no object store"),
+        ("ftp://bucket/models", "not a known object store"),
         ("az://account", "az://account/container/prefix"),
     ],
 )
 def test_urls_that_are_refused(url: str, said: str) -> None:
-    with pytest.raises(LoadFailed, match=said) as caught:
+    with pytest.raises(ObjectStoreError, match=said) as caught:
         client_of(url)
     assert "password" not in str(caught.value)
 
@@ -258,8 +256,8 @@ def test_without_the_package_the_extra_is_named(url: str, monkeypatch: pytest.Mo
     import sys
 
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "oriel_inference.stores.obstores", raising=False)
-    with pytest.raises(LoadFailed, match=r"pip install 'oriel-serving\[(gcs|azure)\]'"):
+    monkeypatch.delitem(sys.modules, "oriel_wire.objects.obstore", raising=False)
+    with pytest.raises(ObjectStoreError, match=r"pip install 'oriel-serving\[(gcs|azure)\]'"):
         client_of(url)
 
 
@@ -274,6 +272,6 @@ async def test_an_object_no_file_can_be_named_after_is_named(monkeypatch: pytest
 
 async def test_credentials_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "!not-base64-S3CRET!")
-    with pytest.raises(LoadFailed, match="az://account/container: the credentials") as caught:
+    with pytest.raises(ObjectStoreError, match="az://account/container: the credentials") as caught:
         client_of("az://account/container")
     assert "S3CRET" not in str(caught.value) and caught.value.__cause__ is None

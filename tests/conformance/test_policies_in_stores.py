@@ -17,6 +17,7 @@ import pytest
 from oriel_cli.main import main
 from oriel_cli.units import free_ports
 
+from ..waiting import wait_until
 from .object_stores import ACCOUNT_KEY, BUCKET, SERVERS, ObjectServer, object_server, point_to
 
 POLICIES = """
@@ -91,8 +92,7 @@ class Running:
 def gateway(url: str, state: Path, environment: Mapping[str, str]) -> Iterator[Running]:
     running = Running(url, state, environment)
     try:
-        while not running.ready():
-            time.sleep(0.05)
+        wait_until(lambda: running.ready())
         yield running
     finally:
         running.process.terminate()
@@ -133,7 +133,7 @@ def test_a_gateway_lives_on_policies_in_a_store(server: ObjectServer, tmp_path: 
     assert other.process.wait(timeout=60) == 2
     other.close()
     said = other.log.read_text()
-    assert f"oriel gateway: the policies cannot be had: {url} cannot be listed: no connection" in said
+    assert f"oriel gateway: the policies cannot be fetched: {url} cannot be listed: no connection" in said
     assert "Traceback" not in said
     secrets = [value for name, value in environment.items() if "KEY" in name and value != "of-a-test"]
     assert not any(secret in text for secret in secrets for text in [*told, said])
@@ -161,8 +161,7 @@ def test_a_prefix_with_too_many_objects_is_refused(
     server: ObjectServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point_to(monkeypatch, server)
-    for module in ("sources_object", "sources_s3"):
-        monkeypatch.setattr(f"oriel_gateway.{module}.MAX_OBJECTS", 3)
+    monkeypatch.setattr("oriel_gateway.documents.stored.MAX_OBJECTS", 3)
     server.put_many({f"crowd/models/{place}": b"x" for place in range(3)} | {"crowd/all.toml": POLICIES.encode()})
     assert main(["policies", "check", f"{server.url}/crowd"]) == 1
     assert "holds more than 3 objects: give policies a prefix alone" in capsys.readouterr().err
@@ -181,8 +180,8 @@ def test_without_the_package_the_extra_is_named(
 ) -> None:
     for package in ("obstore", "obstore.exceptions", "aiobotocore.config"):
         monkeypatch.setitem(sys.modules, package, None)
-    for module in ("sources_object", "sources_s3", "s3_http"):
-        monkeypatch.delitem(sys.modules, f"oriel_gateway.{module}", raising=False)
+    for module in ("obstore", "s3", "s3_http"):
+        monkeypatch.delitem(sys.modules, f"oriel_wire.objects.{module}", raising=False)
     assert main(["policies", "check", url]) == 2
     assert f"pip install 'oriel-serving[{extra}]'" in capsys.readouterr().err
 

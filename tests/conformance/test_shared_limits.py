@@ -1,7 +1,7 @@
 """R12 to R15: two gateways' limiters on one real Redis: healthy, down, slow, silent, flapping, flushed, replaced.
 
 Counted over seconds of real time, so bounds have room for a busy machine; what calls waited is measured by
-tests/bench/limits_redis.py.
+benchmarks/shared_limits.py.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import SharedLimiter
-from oriel_gateway.limits.metrics import CourierCollector
+from oriel_gateway.limits.metrics import LedgerClientCollector
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_policies.ledger import Ask
 
@@ -54,13 +54,13 @@ class Rig:
 
     async def until(self, up: bool) -> None:
         async with asyncio.timeout(60):
-            while any(limiter.courier.up is not up for limiter in self.limiters):
+            while any(limiter.ledger_client.up is not up for limiter in self.limiters):
                 await asyncio.sleep(0.01)
 
     async def settled(self) -> None:
         """Both know of one another, and the burst is used up."""
         async with asyncio.timeout(60):
-            while any(limiter.courier.replicas < 2 for limiter in self.limiters):
+            while any(limiter.ledger_client.replicas < 2 for limiter in self.limiters):
                 await asyncio.sleep(0.01)
         await self.press(0.3)
 
@@ -134,7 +134,7 @@ async def test_r13_a_flapping_redis_stays_within_the_bound() -> None:
 async def test_r12_r14_a_flush_and_a_redis_that_was_replaced_cost_one_burst_at_most() -> None:
     async with rig(LOW) as it:
         await it.settled()
-        ledger = it.limiters[0].courier._ledger
+        ledger = it.limiters[0].ledger_client._ledger
         assert isinstance(ledger, RedisLedger)
         await ledger._redis.flushall()
         assert await it.press(0.6) <= 1.05 * LOW * it.lasted_s + 2 * BURST
@@ -147,7 +147,11 @@ async def test_r12_r14_a_flush_and_a_redis_that_was_replaced_cost_one_burst_at_m
 
 async def test_r12_two_of_three_that_are_cut_off_exceed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """They used to admit a whole limit on top of that which the third had from Redis: 2 x."""
-    for name, value in (("courier.BEAT_S", 0.1), ("courier.CAREFUL_S", 1.0), ("redis_ledger.PRESENCE_S", 0.5)):
+    for name, value in (
+        ("ledger_client.BEAT_S", 0.1),
+        ("ledger_client.CAREFUL_S", 1.0),
+        ("redis_ledger.PRESENCE_S", 0.5),
+    ):
         monkeypatch.setattr(f"oriel_gateway.limits.{name}", value)
     async with rig(HIGH) as it:
         third = SharedLimiter(RedisLedger(it.server.url, holder="three", password=PASSWORD), replicas=3)
@@ -156,22 +160,24 @@ async def test_r12_two_of_three_that_are_cut_off_exceed_nothing(monkeypatch: pyt
         it.desks.append(desk)
         it.limiters.append(third)
         async with asyncio.timeout(60):
-            while any(limiter.courier.replicas < 3 for limiter in it.limiters):
+            while any(limiter.ledger_client.replicas < 3 for limiter in it.limiters):
                 await asyncio.sleep(0.01)
         await it.press(0.3)
         await it.proxy.set("reset")
         assert await it.press(0.7) <= 1.55 * HIGH * it.lasted_s + 2 * BURST, "before the third knows"
         async with asyncio.timeout(60):
-            while third.courier.rest == 1.0 or any(limiter.courier.share < 0.5 for limiter in it.limiters[:2]):
+            while third.ledger_client.rest == 1.0 or any(
+                limiter.ledger_client.share < 0.5 for limiter in it.limiters[:2]
+            ):
                 await asyncio.sleep(0.01)
-        assert third.courier.rest == pytest.approx(0.5)
-        families = {family.name: family for family in CourierCollector(third.courier).collect()}
-        assert families["oriel_gateway_limiter_rest"].samples[0].value == third.courier.rest
+        assert third.ledger_client.rest == pytest.approx(0.5)
+        families = {family.name: family for family in LedgerClientCollector(third.ledger_client).collect()}
+        assert families["oriel_gateway_limiter_rest"].samples[0].value == third.ledger_client.rest
         await it.press(0.1)
         assert await it.press(0.7) <= 1.55 * HIGH * it.lasted_s + HIGH // 4, "when it has made room"
         await it.proxy.set("through")
         async with asyncio.timeout(60):
-            while third.courier.rest < 1.0:
+            while third.ledger_client.rest < 1.0:
                 await asyncio.sleep(0.01)
 
 
@@ -189,7 +195,7 @@ async def test_a_quota_outlives_a_flush_and_one_gateway() -> None:
             limiter.open()
         for desk in (one, one, two, two, two):
             assert await desk.admitted()
-        ledger = limiters[0].courier._ledger
+        ledger = limiters[0].ledger_client._ledger
         assert isinstance(ledger, RedisLedger)
         await ledger._redis.flushall()
         assert [await two.admitted() for _ in range(7)] == [True] * 5 + [False] * 2
@@ -207,7 +213,7 @@ async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out(monkeypatch:
         one, two = (Desk(limiter, limits) for limiter in limiters)
         for _ in range(2):
             await one.take()
-        ticking = limiters[0].courier._ticking
+        ticking = limiters[0].ledger_client._ticking
         assert ticking is not None
         ticking.cancel()  # it says nothing more, as if it had died
         assert await two.take()
@@ -236,14 +242,14 @@ async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:
         until_midnight = 86400 - time() % 86400
         with pytest.raises(Refused) as caught:
             await two.take()
-        told = caught.value
-        assert told.outcome is Outcome.RATE_LIMITED or abs((told.retry_after_s or 0) - until_midnight) < 3
+        refusal = caught.value
+        assert refusal.outcome is Outcome.RATE_LIMITED or abs((refusal.retry_after_s or 0) - until_midnight) < 3
 
 
 async def test_metrics_say_whether_the_ledger_is_asked() -> None:
     async with rig(LOW) as it:
         await it.settled()
-        families = {family.name: family for family in CourierCollector(it.limiters[0].courier).collect()}
+        families = {family.name: family for family in LedgerClientCollector(it.limiters[0].ledger_client).collect()}
         values = {name: family.samples[0].value for name, family in families.items()}
         assert values["oriel_gateway_limiter_rest"] == 1.0
         assert values["oriel_gateway_limiter_up"] == 1 and values["oriel_gateway_limiter_replicas"] == 2

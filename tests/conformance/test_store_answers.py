@@ -1,69 +1,29 @@
 """What a store may answer and must not cost anything: redirects, answers without end, listings that lack something.
 
-The clients of both units, against a stub that says it and a sink that counts who comes.
+The client, as both units use it, against a stub that answers so and a sink that counts the requests.
 """
 
-import asyncio
 import re
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from oriel_gateway import s3_http as gateway_http
-from oriel_gateway.app import documents_at
-from oriel_gateway.mirror import Listed, StoreFailed
-from oriel_gateway.sources import store_url
-from oriel_inference.errors import StoreUnavailable
-from oriel_inference.stores import s3_http as inference_http
-from oriel_inference.stores.objects import client_of
+from oriel_gateway.documents.mirror import Listed, StoreFailed
+from oriel_gateway.documents.source import store_location
+from oriel_gateway.documents.stored import StoredDocuments
+from oriel_wire.objects import s3_http
+from oriel_wire.objects.errors import StoreUnavailable
+from oriel_wire.objects.opening import open_client
 
-from .object_stores import SERVERS, point_to
+from .object_stores import client_of, documents_at
+from .store_answers import TOKEN, answering, pointed
 
-TOKEN = "TOKEN-OF-THE-SESSION"
 MIB = 1024 * 1024
-Asked = list[str]
-Answer = Callable[[str], bytes]
 Look = Callable[[str], Awaitable[object]]
 FAILED = (StoreFailed, StoreUnavailable)
-
-
-@asynccontextmanager
-async def answering(
-    answer: Answer, *, endless: bytes = b"", host: str = "127.0.0.1"
-) -> AsyncIterator[tuple[str, Asked]]:
-    """Its address, and each request's head. endless: what follows the answer until the client goes."""
-    asked: Asked = []
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
-            writer.write(answer(asked[-1]))
-            while endless:
-                writer.write(endless)
-                await writer.drain()
-                await asyncio.sleep(0)  # a drain that need not wait lets nobody else run
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(take, host, 0)
-    try:
-        yield f"{host}:{server.sockets[0].getsockname()[1]}", asked
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def said(status: str, body: str = "", *headers: str) -> bytes:
@@ -80,16 +40,8 @@ def empty(head: str) -> bytes:
     return said("200 OK", "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
 
 
-def pointed(monkeypatch: pytest.MonkeyPatch, kind: str, address: str) -> str:
-    server = SERVERS[kind]()
-    point_to(monkeypatch, server, int(address.rpartition(":")[2]))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,127.0.0.9")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
-    return server.url
-
-
 async def policies(url: str) -> object:
-    documents = documents_at(store_url(f"{url}/p"))
+    documents = documents_at(f"{url}/p")
     try:
         return await documents.listing()
     finally:
@@ -97,9 +49,10 @@ async def policies(url: str) -> object:
 
 
 async def policy(url: str) -> object:
-    documents = documents_at(store_url(f"{url}/p"))
+    documents = documents_at(f"{url}/p")
     try:
-        return await documents.fetch("a.toml", Listed(etag="e", size=4), Path("/nonexistent/a.toml"))
+        with TemporaryDirectory() as folder:
+            return await documents.fetch("a.toml", Listed(etag="e", size=4), Path(folder, "a.toml"))
     finally:
         await documents.close()
 
@@ -174,7 +127,7 @@ async def test_a_bucket_of_another_region_is_said_to_be_and_not_turned_to(
 async def test_a_region_that_is_none_is_not_repeated(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = said("301 Moved", "", "x-amz-bucket-region: evil.example/S3CRET")
     async with answering(lambda head: answer) as (address, _):
-        with pytest.raises(FAILED, match="sends elsewhere") as caught:
+        with pytest.raises(FAILED, match="redirects") as caught:
             await look(pointed(monkeypatch, "s3", address))
         assert "evil" not in str(caught.value)
 
@@ -213,8 +166,7 @@ BEGUN = (
 async def test_an_answer_without_end_is_left_before_it_costs_memory(
     look: Look, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (gateway_http, inference_http):
-        monkeypatch.setattr(module, "MAX_ANSWER_BYTES", MIB)
+    monkeypatch.setattr(s3_http, "MAX_ANSWER_BYTES", MIB)
     async with answering(lambda head: BEGUN.format(status).encode(), endless=b" " * 65536) as (address, _):
         url = pointed(monkeypatch, "s3", address)
         with pytest.raises(FAILED, match=f"more than {MIB} bytes"):
@@ -297,13 +249,10 @@ async def test_a_head_without_size_or_etag_is_a_failure_of_the_store(
 async def test_a_listing_of_gs_and_az_without_end_is_given_up_in_time(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oriel_gateway.sources_object.LISTING_S", 0.3)
     begun = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n<ListBucketResult>"
     async with answering(lambda head: begun, endless=b" ") as (address, _):
+        location = store_location(f"{pointed(monkeypatch, kind, address)}/p")
+        documents = StoredDocuments(location, open_client(location), listing_s=0.3)
         with pytest.raises(StoreFailed, match="had not ended after 0.3 s"):
-            await policies(pointed(monkeypatch, kind, address))
-
-
-def test_both_units_speak_to_s3_in_the_same_way() -> None:
-    gateway, inference = (Path(module.__file__).read_text() for module in (gateway_http, inference_http))
-    assert gateway == inference
+            await documents.listing()
+        await documents.close()

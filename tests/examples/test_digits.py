@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from oriel_logic import images as pictures
-from oriel_logic.loading import load
-from oriel_logic.sources import handler_files
+from oriel_logic.loading.handlers import load
+from oriel_logic.loading.sources import handler_files
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODEL = EXAMPLES / "models" / "digits" / "1" / "model.onnx"

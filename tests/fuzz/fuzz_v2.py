@@ -1,7 +1,7 @@
-"""Byte-level fuzzing of the v2 codecs and of HTTP/1.1: `make fuzz ARGS="--seconds 60"`.
+"""Byte-level fuzzing of the v2 codecs and of HTTP/1.1: `python tests/fuzz/fuzz_v2.py --seconds 60`.
 
 Starts from the corpus, changes inputs at random, and keeps those that bring a refusal or a kind of message not seen
-before. What breaks a rule of `targets` is written into the corpus: mend the codec and leave the file there, the test
+before. What breaks a rule of `targets` is written into the corpus: fix the codec and leave the file there, the test
 replays it. With `--atheris` (pip install atheris; not among our requirements) libFuzzer's coverage guides the search.
 """
 
@@ -84,7 +84,7 @@ def search(codecs: list[str], seconds: float, seed: int) -> int:
                 broken += 1
                 name = "broken" if isinstance(error, Broken) else type(error).__name__.lower()
                 said = f"{name} {error}"
-                # One input of a kind is enough to mend it.
+                # One input of a kind is enough to fix it.
                 if kind_of(codec, data, said) not in found[codec]:
                     path = keep(codec, data, name)
                     print(f"{codec}: {type(error).__name__}: {str(error)[:300]!r}\n  kept as {path.name}")

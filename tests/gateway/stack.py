@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.ingress.http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter, Limiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits

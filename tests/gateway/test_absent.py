@@ -74,7 +74,7 @@ async def test_anothers_model_takes_as_long_as_none(path: str) -> None:
 
         def asking() -> None:
             try:
-                core.target(tenant, line, "POST", target, "")
+                core.targets.of_line(tenant, line, "POST", target, "")
             except Refused:
                 pass
 

@@ -1,28 +1,18 @@
 """What a hostile review found, one test each."""
 
 import asyncio
-import gc
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any
 
 import pytest
 
-from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limits import EmbeddedLimiter
-from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.upstream import UpstreamConnection
-from oriel_wire.trace import ListSink
 
+from ..waiting import until
+from .fake_transport import ASKED, HEAD, core_connections, wired
+from .gate import INFER, Gate, idle
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
-from .test_ingress_http import INFER, Gate, idle, settle
-
-HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
 
 
 @pytest.fixture
@@ -37,13 +27,13 @@ async def test_stalled_uploads_of_a_lower_tier_hold_no_permit(up: Upstream) -> N
         stalled = [await Client(port).__aenter__() for _ in range(4)]
         for client in stalled:
             client.writer.write(HEAD % BRONZE.encode() + b"content-length: 500000\r\n\r\n" + b"x" * 200_000)
-        await settle(lambda: core.pools["p"].held_bytes == 4 * 200_000)
+        await until(lambda: core.pools["p"].held_bytes == 4 * 200_000)
         assert core.pools["p"].admission.inflight == 0
         async with Client(port) as gold:
             assert (await gold.ask(INFER)).status == 200
         for client in stalled:
             client.writer.close()
-        await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
+        await until(lambda: idle(core) and core.pools["p"].held_bytes == 0)
 
 
 async def test_the_byte_budget_of_incoming_bodies_keeps_a_quarter_for_the_most_urgent_tier(up: Upstream) -> None:
@@ -52,7 +42,7 @@ async def test_the_byte_budget_of_incoming_bodies_keeps_a_quarter_for_the_most_u
     async with gateway(files) as (port, core):
         async with Client(port) as bronze, Client(port) as late, Client(port) as gold:
             bronze.writer.write(HEAD % BRONZE.encode() + b"content-length: 500000\r\n\r\n" + b"x" * 290_000)
-            await settle(lambda: core.pools["p"].held_bytes == 290_000)
+            await until(lambda: core.pools["p"].held_bytes == 290_000)
             late.writer.write(HEAD % BRONZE.encode() + b"content-length: 500000\r\n\r\n" + b"x" * 90_000)
             refused = await late.reply()
             assert refused.status == 503 and json.loads(refused.body)["reason"] == "queue_full"
@@ -62,7 +52,7 @@ async def test_the_byte_budget_of_incoming_bodies_keeps_a_quarter_for_the_most_u
             await asyncio.sleep(0.01)  # the head alone, so that the body is collected
             gold.writer.write(b"x" * 90_000)
             assert (await gold.reply()).status == 200
-        await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
+        await until(lambda: idle(core) and core.pools["p"].held_bytes == 0)
 
 
 async def test_a_client_that_does_not_read_its_answers_gets_no_further_request_read(up: Upstream) -> None:
@@ -74,11 +64,7 @@ async def test_a_client_that_does_not_read_its_answers_gets_no_further_request_r
         (connection,) = core_connections(core)
         assert connection.transport.get_write_buffer_size() < 1_000_000
         client.writer.transport.abort()
-        await settle(lambda: not core_connections(core))
-
-
-def core_connections(core: object) -> list:  # type: ignore[type-arg]
-    return [o for o in gc.get_objects() if isinstance(o, ClientConnection) and o.gateway is core and o.state != 4]
+        await until(lambda: not core_connections(core))
 
 
 async def test_refused_credentials_in_a_row_close_the_connection(up: Upstream) -> None:
@@ -89,52 +75,6 @@ async def test_refused_credentials_in_a_row_close_the_connection(up: Upstream) -
             assert reply.status == 401
             closing.append(reply.headers.get("connection"))
         assert closing == [None] * 7 + ["close"]
-
-
-class FakeTransport:
-    """Remembers what a transport was asked to do; `full` makes each write cross the high-water mark."""
-
-    def __init__(self) -> None:
-        self.protocol: Any = None
-        self.full = False
-        self.unsent = 0
-        self.calls: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **more: self.calls.append(name)
-
-    def write(self, data: bytes) -> None:
-        self.calls.append("write")
-        if self.full:
-            self.protocol.pause_writing()
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def get_extra_info(self, name: str) -> Any:
-        return ("127.0.0.1", 1)
-
-    def is_closing(self) -> bool:
-        return False
-
-
-@asynccontextmanager
-async def wired() -> AsyncIterator[tuple[ClientConnection, FakeTransport, UpstreamConnection, FakeTransport]]:
-    """One client connection and one upstream connection, between fake transports."""
-    core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
-    endpoint = core.pools["p"].endpoints[0]
-    client, upstream = ClientConnection(HttpServer(HttpLimits()), core), UpstreamConnection(endpoint)
-    towards_client, towards_upstream = FakeTransport(), FakeTransport()
-    for connection, transport in ((client, towards_client), (upstream, towards_upstream)):
-        transport.protocol = connection
-        connection.connection_made(transport)  # type: ignore[arg-type]
-    upstream.idle_since = monotonic()
-    endpoint.idle.append(upstream)
-    yield client, towards_client, upstream, towards_upstream
-    await core.close()
-
-
-ASKED = HEAD % GOLD.encode() + b"content-length: 1\r\n\r\nx"
 
 
 async def test_the_last_write_to_a_slow_reader_does_not_pause_a_pooled_connection() -> None:
@@ -260,7 +200,7 @@ async def test_the_time_in_the_queue_is_told_in_a_refusal(up: Upstream) -> None:
     up.answer = answer
     async with gateway(documents([up.port], max_inflight=1)) as (port, _), Client(port) as a, Client(port) as b:
         a.send(INFER)
-        await settle(lambda: len(up.seen) == 1)
+        await until(lambda: len(up.seen) == 1)
         reply = await b.ask(INFER, headers="x-request-timeout-ms: 60\r\n")
         assert reply.status == 504
         assert float(reply.headers["server-timing"].partition("dur=")[2]) > 20
@@ -293,14 +233,14 @@ async def test_an_incomplete_head_makes_room_and_a_request_under_way_does_not(up
         Client(port) as second,
     ):
         busy.send(INFER)
-        await settle(lambda: len(gate.order) == 1)
+        await until(lambda: len(gate.order) == 1)
         for client in (first, second):
             client.writer.write(b"GET /v2 HT")
             await client.writer.drain()
-        await settle(lambda: len(core_connections(core)) == 3 and sum(not c.idle for c in core_connections(core)) == 3)
+        await until(lambda: len(core_connections(core)) == 3 and sum(not c.idle for c in core_connections(core)) == 3)
         async with Client(port) as late:
             late.send(INFER)
-            await settle(lambda: len(gate.order) == 2)
+            await until(lambda: len(gate.order) == 2)
             gate.go.release()
             gate.go.release()
             assert (await busy.reply()).status == (await late.reply()).status == 200

@@ -13,9 +13,10 @@ from oriel_wire.engine import listener
 from oriel_wire.engine.large_messages import GIVE_BACK_BYTES, LargeMessages
 from oriel_wire.engine.limits import HttpLimits
 
+from ..waiting import until
+from .fake_transport import HEAD, FakeTransport, core_connections, wired
+from .gate import INFER, Gate, idle
 from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
-from .test_attacks import HEAD, FakeTransport, core_connections, wired
-from .test_ingress_http import INFER, Gate, idle, settle
 
 
 async def test_a_body_in_tiny_pieces_weighs_what_it_is() -> None:
@@ -73,13 +74,13 @@ async def test_bodies_that_came_with_their_heads_count_while_they_wait() -> None
             for number, client in enumerate(clients):
                 client.send(INFER, b"x" * 12_000, key=BRONZE)
                 if number == 0:
-                    await settle(lambda: len(hold.order) == 1)
+                    await until(lambda: len(hold.order) == 1)
             refused = await clients[3].reply()
             assert refused.status == 503 and core.pools["p"].held_bytes == 24_000
             for _ in range(3):
                 hold.go.release()
             assert [(await client.reply()).status for client in clients[:3]] == [200] * 3
-            await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
+            await until(lambda: idle(core) and core.pools["p"].held_bytes == 0)
             for client in clients:
                 client.writer.close()
 
@@ -127,7 +128,7 @@ async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -
         assert sent == total and events >= total - 20  # a name may lie across two pieces
         writer.close()
         await writer.wait_closed()
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
     server.close()
     await server.wait_closed()
 
@@ -186,7 +187,7 @@ async def test_slow_heads_bodies_readers_and_idlers_are_cut_while_others_are_ser
                 async with Client(port) as canary:
                     assert (await canary.ask(INFER)).status == 200
                 await asyncio.sleep(0.01)
-            await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
+            await until(lambda: idle(core) and core.pools["p"].held_bytes == 0)
         assert all(slow.got.startswith(b"HTTP/1.1 408 ") for slow in (*heads, *bodies))
         assert not any(slow.got for slow in silent)
         for slow in (*heads, *bodies, *silent, *readers):
@@ -226,7 +227,7 @@ async def test_a_stranger_is_read_no_more_than_a_mebibyte() -> None:
 
 async def _read_of(port: int, core: object, data: bytes) -> int:
     """How many bytes of `data` the gateway reads before it is cut."""
-    from oriel_gateway.ingress_http import ClientConnection
+    from oriel_gateway.ingress.http import ClientConnection
 
     read = 0
     receive = ClientConnection.data_received
@@ -332,4 +333,4 @@ async def test_what_large_bodies_took_is_given_back() -> None:
             assert (await client.ask(INFER, body)).status == 200
         assert (await client.ask(INFER, b"small")).status == 200 and not given_back
         assert (await client.ask(INFER, body)).status == 200
-        await settle(lambda: len(given_back) == 1)
+        await until(lambda: len(given_back) == 1)

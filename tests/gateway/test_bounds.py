@@ -9,12 +9,12 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway import pools
 from oriel_gateway.app import public_limits
 from oriel_gateway.errors import Refused
-from oriel_gateway.forwarded import MAX_HOPS, forwarded_for
-from oriel_gateway.identity import identify
-from oriel_gateway.ingress_grpc import GrpcLimits
+from oriel_gateway.identity.keys import identify
+from oriel_gateway.ingress.forwarded import MAX_HOPS, forwarded_for
+from oriel_gateway.ingress.grpc import GrpcLimits
+from oriel_gateway.pools import pool
 from oriel_policies.documents import compile_documents
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine import tls
@@ -23,11 +23,12 @@ from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.h1 import LineMemo, parse_request_head
 
+from ..waiting import until
 from .certificates import certificate
+from .endpoint_pools import IDEMPOTENT, first_route
+from .fake_transport import HEAD, FakeTransport
+from .grpc_stack import Backend, stack
 from .stack import GOLD, Client, Seen, digest, documents, gateway, upstream
-from .test_attacks import HEAD, FakeTransport
-from .test_endpoints import IDEMPOTENT, first_route
-from .test_ingress_grpc import Backend, stack
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ def test_only_the_nearest_addresses_are_read() -> None:
 
 
 def test_kinds_of_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_MAX_WORKS", 3)
-    gate = pools.PoolGate(compile_documents(documents([1])).pools["p"])
+    monkeypatch.setattr(pool, "_MAX_WORKS", 3)
+    gate = pool.PoolGate(compile_documents(documents([1])).pools["p"])
     for number in range(10):
         gate._time(f"kind {number}", 1, 0.1)
     assert list(gate._times) == ["kind 7", "kind 8", "kind 9"]
@@ -144,8 +145,7 @@ async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.
         assert await ask(size=1000).code() is exhausted
         assert await ask(long="x" * 2000).code() is exhausted
         first = ask()
-        while not backend.seen:
-            await asyncio.sleep(0.001)
+        await until(lambda: backend.seen)
         assert await ask().code() is exhausted, "one at once"
         backend.hold.set()
         assert await first.code() is grpc.StatusCode.OK
@@ -153,7 +153,7 @@ async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.
 
 async def test_a_grpc_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left open for two minutes."""
-    monkeypatch.setattr(GrpcLimits, "GREETING_S", 0.2)
+    monkeypatch.setattr(GrpcLimits, "HANDSHAKE_S", 0.2)
     async with stack(Backend()) as (address, _), asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"PRI * HTTP/2.0\r\n")

@@ -13,8 +13,9 @@ import pytest
 
 from oriel_gateway.limits.meters import QuotaMeter
 
+from ..waiting import until
+from .special_routes import INFER, House, house
 from .stack import GOLD, Client, Reply, Seen, digest
-from .test_special_routes import INFER, House, house, until
 
 PLAIN = '[[routes]]\nmodel = "*"\npool = "p0"\n'
 COST_US = 5000

@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-from oriel_gateway.compiler import compile_folder
-from oriel_gateway.reload import Reloader
-from oriel_gateway.sources import FolderSource
+from oriel_gateway.documents.compiler import compile_folder
+from oriel_gateway.documents.reload import Reloader
+from oriel_gateway.documents.source import FolderSource
 
+from .documents import changed
+from .gate import INFER
 from .stack import GOLD, Client, digest, documents, gateway, upstream
-from .test_ingress_http import INFER
-from .test_reload import changed
 
 
 def publish(folder: Path, documents: dict[str, bytes]) -> None:
@@ -37,6 +37,6 @@ async def test_a_config_map_is_taken_up_when_it_is_swapped(tmp_path: Path) -> No
             assert (await client.ask(INFER)).status == 200
             publish(tmp_path, changed(files, digest(GOLD), digest("new")))
             assert source.stamp() not in (seen, ())
-            await reloader.look()
+            await reloader.poll()
             assert (await client.ask(INFER)).status == 401
             assert (await client.ask(INFER, key="new")).status == 200

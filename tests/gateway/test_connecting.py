@@ -9,13 +9,15 @@ from time import monotonic
 import pytest
 from grpc import aio
 
-from oriel_gateway.endpoints import Reach
+from oriel_gateway.pools.endpoints import Reach
 from oriel_wire.engine.upstream import Endpoint
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
 
+from ..waiting import until
+from .gate import idle
+from .grpc_endpoints import ANSWER, MESSAGE, house
+from .grpc_streams import INFER
 from .stack import GOLD, Client, documents, gateway, upstream
-from .test_grpc_second_tries import ANSWER, INFER, MESSAGE, house
-from .test_ingress_http import idle, settle
 
 
 @pytest.fixture
@@ -47,11 +49,11 @@ async def test_calls_go_to_the_other_server(hole: int, timeout_ms: int) -> None:
     """The deadline cut the attempt, which taught nothing: every call of a single caller was lost, for ever."""
     async with upstream() as up, gateway(documents([hole, up.port])) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
-        these[1].answered(monotonic(), 5.0)  # so that the first call goes to the other one
+        these[1].note_answer(monotonic(), 5.0)  # so that the first call goes to the other one
         headers = f"x-request-timeout-ms: {timeout_ms}\r\n"
         first = (await client.ask("/v1/services/echo", b"x", headers=headers)).status
         assert first == (200 if timeout_ms == 1000 else 504)
-        await settle(lambda: these[0].reach is Reach.UNREACHABLE)
+        await until(lambda: these[0].reach is Reach.UNREACHABLE)
         for _ in range(10):
             assert (await client.ask("/v1/services/echo", b"x", headers=headers)).status == 200
         assert idle(core) and not these[0].outstanding
@@ -71,8 +73,8 @@ async def test_grpc_calls_go_to_the_other_server(hole: int) -> None:
         these = it.these
         these.assign((("127.0.0.1", hole), good.address))
         for timeout_s, codes in ((0.1, {"DEADLINE_EXCEEDED"}), (1.0, {"OK"})):
-            these.found(these[0], Reach.UNKNOWN)
-            these[1].answered(monotonic(), 5.0)
+            these.note_reach(these[0], Reach.UNKNOWN)
+            these[1].note_answer(monotonic(), 5.0)
             call = it.channel.unary_unary(INFER)(MESSAGE, metadata=(("x-api-key", GOLD),), timeout=timeout_s)
             try:
                 assert await call == ANSWER
@@ -81,7 +83,7 @@ async def test_grpc_calls_go_to_the_other_server(hole: int) -> None:
             else:
                 assert "OK" in codes
         assert these[0].reach is Reach.UNREACHABLE and [await it.infer() for _ in range(5)] == ["OK"] * 5
-        await settle(lambda: idle(core) and not any(one.outstanding for one in these))
+        await until(lambda: idle(core) and not any(one.outstanding for one in these))
 
 
 async def test_an_attempt_outlives_who_asked_for_it_once() -> None:

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from .gate import INFER
 from .stack import GOLD, Client, Reply, Seen, Upstream, documents, gateway, upstream
-from .test_ingress_http import INFER
 
 APP = "https://app.example"
 ASKED = f"origin: {APP}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n"

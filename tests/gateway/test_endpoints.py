@@ -2,60 +2,30 @@
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from time import monotonic
-from typing import Any
 
 import pytest
 
 from oriel_cli.units import free_ports
-from oriel_gateway import watch
-from oriel_gateway.discovery import Address, DiscoveryFailed, ScriptedDiscovery
-from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
-from oriel_gateway.watch import Watch
+from oriel_gateway.pools import health
+from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.health import Watch
 from oriel_policies import ejection
-from oriel_policies.documents import Pool, compile_documents
 from oriel_policies.ejection import Cause
+from oriel_wire.engine.discovery import Address, DiscoveryFailed, ScriptedDiscovery
 
+from ..waiting import until
+from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, PROBED, endpoints, first_route, served, with_probe
+from .gate import INFER, idle
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, nobody, upstream
-from .test_ingress_http import INFER, idle, settle
-
-PROBED = 'probe = "/v2/health/ready"\nprobe_interval_ms = 50'
 
 
 @pytest.fixture
 async def two() -> AsyncIterator[tuple[Upstream, Upstream]]:
     async with upstream() as a, upstream() as b:
         yield a, b
-
-
-def pool(count: int, **more: int) -> Pool:
-    return compile_documents(documents(list(range(1, count + 1)), **more)).pools["p"]
-
-
-def endpoints(count: int, *, max_parked: int = 10) -> EndpointSet[HttpEndpoint]:
-    made = pool(count)
-    return EndpointSet(
-        lambda a: HttpEndpoint(a, made), made.endpoints, max_parked=max_parked, random=random.Random(5).random
-    )
-
-
-def with_probe(ports: list[int]) -> dict[str, bytes]:
-    """One pool over HTTP alone whose endpoints are probed."""
-    text = documents(ports, pool=PROBED)["all.toml"]
-    return {"all.toml": b"\n".join(line for line in text.split(b"\n") if not line.startswith(b"grpc_endpoints"))}
-
-
-@asynccontextmanager
-async def served(handler: Any, port: int = 0) -> AsyncIterator[int]:
-    """A server for raw connections; its port."""
-    server = await asyncio.start_server(handler, "127.0.0.1", port)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
 
 
 def not_ready(status: int = 503) -> bytes:
@@ -70,12 +40,12 @@ async def test_at_most_half_are_ejected_and_what_is_left_is_used() -> None:
     assert [these.eject(member, Cause.BROKEN, 10.0) for member in these] == [True, True, False, False, False]
     assert these.usable == these.members[2:] and these.ejections == {Cause.BROKEN: 2}
     # Two of the others are lost: of three that can be reached one may be ejected, so one comes back.
-    these.found(these[2], Reach.UNREACHABLE)
-    these.found(these[3], Reach.UNREACHABLE)
+    these.note_reach(these[2], Reach.UNREACHABLE)
+    these.note_reach(these[3], Reach.UNREACHABLE)
     assert len(these.usable) == 2 and these[4] in these.usable
-    these.found(these[4], Reach.NOT_READY)
+    these.note_reach(these[4], Reach.NOT_READY)
     assert len(these.usable) == 1  # an ejected one is better than none
-    these.found(these[2], Reach.READY)
+    these.note_reach(these[2], Reach.READY)
     assert these[2] in these.usable
     await these.close()
 
@@ -90,19 +60,19 @@ async def test_a_readmitted_endpoint_gets_one_call_at_a_time_until_it_has_proven
     back, other = these
     these.eject(back, Cause.STUCK, 1.0)
     assert {these.pick(1.0) for _ in range(20)} == {other}
-    these.admit(back, 2.0)
+    these.restore(back, 2.0)
     back.outstanding = 1
     other.outstanding = 50
-    other.answered(2.0, 0.5)
+    other.note_answer(2.0, 0.5)
     assert {these.pick(2.0) for _ in range(20)} == {other}
     for _ in range(5):
-        back.answered(2.0, 0.01)
+        back.note_answer(2.0, 0.01)
     assert {these.pick(2.0) for _ in range(20)} == {back}
-    these.broke(back, 3.0)
+    these.note_broken(back, 3.0)
     assert back.ejection.cause is None  # it is trusted again: one broken exchange is not enough
     these.eject(back, Cause.STUCK, 3.0)
-    these.admit(back, 6.0)
-    these.broke(back, 6.0)
+    these.restore(back, 6.0)
+    these.note_broken(back, 6.0)
     assert back.ejection.cause is Cause.BROKEN  # on trial one is
 
 
@@ -111,20 +81,20 @@ async def test_an_endpoint_that_lost_a_connection_gets_no_further_call_until_it_
     these = endpoints(2)
     dying, other = these
     dying.outstanding, other.outstanding = 3, 50
-    dying.answered(1.0, 0.01)
-    other.answered(1.0, 0.5)
+    dying.note_answer(1.0, 0.01)
+    other.note_answer(1.0, 0.5)
     assert {these.pick(1.0) for _ in range(20)} == {dying}
-    these.broke(dying, 2.0)
+    these.note_broken(dying, 2.0)
     assert {these.pick(2.0) for _ in range(20)} == {other}
     assert {these.pick(2.3) for _ in range(20)} == {dying}  # it lives: a call, not the process, went wrong
-    these.broke(dying, 3.0)
+    these.note_broken(dying, 3.0)
     dying.outstanding = 0
     assert {these.pick(3.0) for _ in range(20)} == {dying}  # one more tells
     dying.outstanding = 1
-    dying.answered(3.1, 0.001)
+    dying.note_answer(3.1, 0.001)
     assert {these.pick(3.1) for _ in range(20)} == {dying}
     for one in these:
-        these.broke(one, 4.0)
+        these.note_broken(one, 4.0)
     assert {these.pick(4.0) for _ in range(20)} == {dying}  # nobody is better
 
 
@@ -153,13 +123,13 @@ async def test_an_endpoint_that_is_not_ready_is_not_asked_until_it_is(two: tuple
 
     b.answer = starting
     async with gateway(with_probe([a.port, b.port])) as (port, core), Client(port) as client:
-        await settle(lambda: [e.reach for e in core.pools["p"].endpoints] == [Reach.READY, Reach.NOT_READY])
-        await settle(lambda: core.ready)
+        await until(lambda: [e.reach for e in core.pools["p"].endpoints] == [Reach.READY, Reach.NOT_READY])
+        await until(lambda: core.ready)
         for _ in range(10):
             assert (await client.ask(INFER)).status == 200
         assert {seen.get("host") for seen in b.seen} and all("/v2/health/ready" in seen.head for seen in b.seen)
         ready = True
-        await settle(lambda: len(core.pools["p"].endpoints.usable) == 2)
+        await until(lambda: len(core.pools["p"].endpoints.usable) == 2)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +149,7 @@ async def test_a_probe_follows_no_redirect_and_reads_no_endless_body(
 
     a.answer = probed
     async with gateway(with_probe([a.port])) as (_, core):
-        await settle(lambda: len(a.seen) >= 2)
+        await until(lambda: len(a.seen) >= 2)
         assert core.pools["p"].endpoints[0].reach is not Reach.READY and not sink.seen
 
 
@@ -194,23 +164,23 @@ async def test_a_gateway_is_not_ready_before_it_has_asked(two: tuple[Upstream, U
     async with gateway(documents([two[0].port], pool=PROBED)) as (port, core), Client(port) as client:
         assert (await client.ask("/v2/health/ready", key=None, method="GET")).status == 503
         go.set()
-        await settle(lambda: core.ready)
+        await until(lambda: core.ready)
         assert (await client.ask("/v2/health/ready", key=None, method="GET")).status == 200
 
 
 async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_again(
     two: tuple[Upstream, Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    monkeypatch.setattr(health, "TICK_S", 0.01)
     monkeypatch.setattr(ejection, "BASE_S", 0.05)
     async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
         for _ in range(30):
-            these.erred(these[0], 500, monotonic(), 0.01)
-            these[1].answered(monotonic(), 0.01)
-        await settle(lambda: these.ejections == {Cause.ERRORS: 1})
+            these.note_error(these[0], 500, monotonic(), 0.01)
+            these[1].note_answer(monotonic(), 0.01)
+        await until(lambda: these.ejections == {Cause.ERRORS: 1})
         assert (await client.ask(INFER)).status == 200
-        await settle(lambda: these[0].ejection.cause is None and these[0].trial > 0)
+        await until(lambda: these[0].ejection.cause is None and these[0].trial > 0)
         assert len(these.usable) == 2 and not two[0].seen  # no path to probe: it was only connected to
 
 
@@ -241,35 +211,26 @@ async def test_discovery_adds_and_removes_without_dropping_a_call(
     a.answer = held
     async with gateway(files) as (port, core), Client(port) as early, Client(port) as client:
         early.send(INFER)  # before the first lookup: it waits
-        await settle(lambda: len(a.seen) == 1)
+        await until(lambda: len(a.seen) == 1)
         assert asked[0] == ("pods.example", 8000)
         these = core.pools["p"].endpoints
         source.addresses = (("127.0.0.1", b.port),)
-        await settle(lambda: [e.port for e in these] == [b.port])
+        await until(lambda: [e.port for e in these] == [b.port])
         assert (await client.ask(INFER)).status == 200 and len(b.seen) == 1
         hold.set()
         assert (await early.reply()).status == 200  # its endpoint has left the answer, the call has not noticed
-        await settle(lambda: not these.leaving)
+        await until(lambda: not these.leaving)
         source.error = DiscoveryFailed("the name server is down")
         before = source.lookups
-        await settle(lambda: source.lookups > before + 1)
+        await until(lambda: source.lookups > before + 1)
         assert [e.port for e in these] == [b.port] and (await client.ask(INFER)).status == 200
 
 
 # What is sent again ----------------------------------------------------------------------------------------------
 
-IDEMPOTENT = '[[routes]]\nmodel = "*"\npool = "p"\nidempotent = true\n'
-
-
-def first_route(files: dict[str, bytes], lines: str) -> dict[str, bytes]:
-    return {"all.toml": files["all.toml"].replace(b'[[routes]]\nmodel = "*"\npool = "p"\n', lines.encode(), 1)}
-
 
 async def ask_both(client: Client, two: tuple[Upstream, Upstream], times: int = 20) -> list[int]:
     return [(await client.ask(INFER, b"body")).status for _ in range(times)]
-
-
-FULL = b'{"error":"the queue is full","reason":"queue_full"}'
 
 
 async def test_what_a_full_server_did_not_execute_goes_to_another(two: tuple[Upstream, Upstream]) -> None:
@@ -324,6 +285,24 @@ async def test_only_a_route_that_says_so_is_sent_again_after_it_broke(two: tuple
         assert [up.seen[0].body for up in two] == [b"body", b"body"]  # the second time at the other one
 
 
+@pytest.mark.parametrize("size_bytes", [4, 100_000])
+async def test_an_endpoint_that_breaks_is_ejected_whatever_the_size_of_the_body(
+    two: tuple[Upstream, Upstream], size_bytes: int
+) -> None:
+    """A body of more than 64 KiB is not kept: its failure was not counted, and the endpoint went on failing calls."""
+
+    async def nothing(_: Seen) -> bytes:
+        return b""
+
+    two[0].answer = two[1].answer = nothing
+    async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
+        these = core.pools["p"].endpoints
+        while not these.ejections:
+            assert (await client.ask(INFER, bytes(size_bytes))).status == 502
+            assert len(two[0].seen) + len(two[1].seen) <= 20
+        assert these.ejections == {Cause.BROKEN: 1} and idle(core)
+
+
 async def test_no_call_is_sent_more_than_twice(two: tuple[Upstream, Upstream]) -> None:
     async def nothing(_: Seen) -> bytes:
         return b""
@@ -333,9 +312,6 @@ async def test_no_call_is_sent_more_than_twice(two: tuple[Upstream, Upstream]) -
         async with Client(port) as client:
             assert (await client.ask(INFER, b"body")).status == 502
             assert len(two[0].seen) + len(two[1].seen) == 2 and idle(core)
-
-
-HEDGED = '[[routes]]\nmodel = "*"\npool = "p"\nidempotent = true\nhedge_ms = 30\n'
 
 
 async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins(two: tuple[Upstream, Upstream]) -> None:
@@ -356,7 +332,7 @@ async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins(two: tup
         reply = await client.ask(INFER, b"body")
         assert (reply.status, reply.body) == (200, b"second")
         assert [up.seen[0].body for up in two] == [b"body", b"body"] and core.pools["p"].retries.spent == 1
-        await settle(lambda: slow[0].departures == 1)  # the loser was told
+        await until(lambda: slow[0].departures == 1)  # the loser saw its caller leave
         assert idle(core)
 
 
@@ -426,7 +402,7 @@ async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two:
         these = core.pools["p"].endpoints
         for n, client in enumerate(clients[:4]):
             client.send(INFER, b"x" * 1000, key=BRONZE)
-            await settle(lambda n=n: these.parked == n + 1)  # type: ignore[misc]
+            await until(lambda n=n: these.parked == n + 1)  # type: ignore[misc]
         assert core.pools["p"].admission.inflight == 0 and core.pools["p"].held_bytes == 4000
         full = await clients[4].ask(INFER, key=BRONZE)
         assert full.status == 503 and full.headers["retry-after"] == "1"
@@ -438,7 +414,7 @@ async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two:
         statuses = [(await client.reply()).status for client in (*clients[:3], clients[5])]
         assert statuses == [200] * 4 and len(late.seen) == 4
         assert late.seen[0].get("x-oriel-tier") == "gold"
-        await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
+        await until(lambda: idle(core) and core.pools["p"].held_bytes == 0)
 
 
 async def test_a_call_that_waits_for_a_server_leaves_at_once_with_its_client(two: tuple[Upstream, Upstream]) -> None:
@@ -446,8 +422,8 @@ async def test_a_call_that_waits_for_a_server_leaves_at_once_with_its_client(two
         async with gateway(documents([gone])) as (port, core):
             async with Client(port) as client:
                 client.send(INFER, b"x")
-                await settle(lambda: core.pools["p"].endpoints.parked == 1)
-            await settle(lambda: core.pools["p"].endpoints.parked == 0 and idle(core))
+                await until(lambda: core.pools["p"].endpoints.parked == 1)
+            await until(lambda: core.pools["p"].endpoints.parked == 0 and idle(core))
 
 
 # Malicious upstreams: R28, R29 -----------------------------------------------------------------------------------
@@ -523,7 +499,7 @@ async def test_an_answer_without_a_length_is_cut_at_its_bound(two: tuple[Upstrea
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             async with asyncio.timeout(60):
                 await client.reader.readexactly(1_000_000)  # cut before its end, so that nobody takes it for whole
-        await settle(lambda: idle(core) and cut.is_set())
+        await until(lambda: idle(core) and cut.is_set())
 
 
 @pytest.mark.parametrize("drip", [b"HTTP/1.1 200 OK\r\nx-a: ", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"])
@@ -554,7 +530,7 @@ async def test_an_answer_that_drips_ends_with_the_deadline(two: tuple[Upstream, 
             else:
                 assert (await client.reply()).status == 504
         assert monotonic() - before >= 0.1
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
 
 
 async def test_the_second_half_of_a_split_answer_reaches_nobody(two: tuple[Upstream, Upstream]) -> None:
@@ -591,7 +567,7 @@ async def test_an_answer_nobody_asked_for_closes_its_connection(two: tuple[Upstr
         endpoint = core.pools["p"].endpoints[0]
         assert len(endpoint.idle) == 1
         writers[0].write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nstolen")
-        await settle(lambda: not endpoint.idle)
+        await until(lambda: not endpoint.idle)
         assert (await client.ask(INFER)).body == b"honest"
     for writer in writers:
         writer.close()

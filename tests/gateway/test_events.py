@@ -9,14 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oriel_gateway.call.events import Events, events_of
 from oriel_gateway.errors import Outcome
-from oriel_gateway.events import Events, events_of
 from oriel_wire.chunked import ChunkedDecoder, chunk
 from oriel_wire.h1_response import ResponseMemo, parse_response_head
 
+from ..waiting import until
+from .documents import TIER, written
+from .gate import idle
 from .stack import Client, documents, gateway
-from .test_ingress_http import idle, settle
-from .test_queueing import TIER, written
 
 STREAM = "/v2/models/digits/generate_stream"
 PLAIN = "content-type: text/event-stream; charset=utf-8\r\n"
@@ -132,13 +133,13 @@ async def test_a_stream_of_events_ends_with_the_reason(
         assert head.startswith("HTTP/1.1 200 ") and whole
         *events, last, rest = body.replace(b"\r\n", b"\n").split(b"\n\n")
         assert rest == b"" and all(event == b"data: 1" for event in events) and bool(events) == bool(pieces or again)
-        (decided,) = core.decisions.where()
+        (decided,) = core.records.decisions.where()
         assert json.loads(last.removeprefix(b"data: ")) == {
             "error": sentence, "reason": outcome.value, "request_id": decided.mark.request_id,
         }  # fmt: skip
         assert (decided.outcome, decided.status, decided.error) == (outcome, 200, sentence)
-        assert [series[3] for series in core.stats.series] == [outcome]
-        await settle(lambda: idle(core))
+        assert [series[3] for series in core.records.stats.series] == [outcome]
+        await until(lambda: idle(core))
 
 
 async def test_a_services_stream_says_it_as_services_do() -> None:
@@ -147,7 +148,7 @@ async def test_a_services_stream_says_it_as_services_do() -> None:
         gateway(documents([up])) as (port, core),
     ):
         _, body, whole = await heard(port, "/v1/services/digits")
-        (decided,) = core.decisions.where()
+        (decided,) = core.records.decisions.where()
         said = {"message": DIES, "reason": "upstream_broken", "request_id": decided.mark.request_id}
         assert whole and json.loads(body.removeprefix(b"data: 1\n\ndata: ")) == {"error": said}
 
@@ -168,6 +169,6 @@ async def test_every_other_answer_is_cut(fields: str, piece: bytes, version: str
     async with streaming(fields, piece, dies=True) as up, gateway(documents([up])) as (port, core):
         _, body, whole = await heard(port, version=version)
         assert not whole and b"error" not in body
-        (decided,) = core.decisions.where()
+        (decided,) = core.records.decisions.where()
         assert decided.outcome is Outcome.UPSTREAM_BROKEN
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))

@@ -1,4 +1,4 @@
-"""Whatever the gateway says itself carries its ids, its timing and its reason, and is told once by `/decisions`."""
+"""Whatever the gateway says itself carries its ids, its timing and its reason, and is shown once by `/decisions`."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -12,8 +12,9 @@ from tritonclient.grpc import service_pb2
 
 from oriel_wire.engine.limits import HttpLimits
 
+from ..waiting import until
+from .grpc_stack import Backend, stack
 from .stack import BRONZE, Client, Reply, Seen, documents, gateway, upstream
-from .test_ingress_grpc import Backend, stack
 
 KEY = b"host: x\r\nauthorization: Bearer key-gold\r\n"
 INFER = b"POST /v2/models/digits/infer HTTP/1.1\r\n" + KEY
@@ -59,11 +60,15 @@ async def test_a_refusal_says_who_why_and_how_long_and_is_told_once(name: str) -
         writer.close()
         assert reply.status == status and "server-timing" in reply.headers
         assert abs((parsedate_to_datetime(reply.headers["date"]) - datetime.now(UTC)).total_seconds()) < 60
-        (told,) = core.decisions.where()
-        assert (told.mark.request_id, told.outcome, told.status) == (reply.headers["x-request-id"], reason, status)
-        assert f"-{told.mark.span_id:016x}-" in reply.headers["traceresponse"]
+        (decided,) = core.records.decisions.where()
+        assert (decided.mark.request_id, decided.outcome, decided.status) == (
+            reply.headers["x-request-id"],
+            reason,
+            status,
+        )
+        assert f"-{decided.mark.span_id:016x}-" in reply.headers["traceresponse"]
         if data.startswith(INFER) and b"\r\n\r\n" in data and status != 413:
-            assert told.tenant is not None and told.target is not None, "its sender was known by then"
+            assert decided.tenant is not None and decided.target is not None, "its sender was known by then"
 
 
 @pytest.mark.parametrize(
@@ -99,8 +104,10 @@ async def test_a_grpc_method_that_is_not_served_says_who_and_why(method: str) ->
         call = channel.unary_unary(method)(b"")
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
         said = dict(await call.trailing_metadata())
-        (told,) = core.decisions.where()
-        assert said["x-oriel-reason"] == told.outcome == "not_found" and said["x-request-id"] == told.mark.request_id
+        (decided,) = core.records.decisions.where()
+        assert (
+            said["x-oriel-reason"] == decided.outcome == "not_found" and said["x-request-id"] == decided.mark.request_id
+        )
         assert "server-timing" in said and "traceresponse" in said
 
 
@@ -122,16 +129,14 @@ async def test_grpc_messages_are_on_the_pools_byte_budget_and_within_its_bound()
         assert await large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert dict(await large.trailing_metadata())["x-oriel-reason"] == "too_large"
         first = ask(message(200_000))
-        while len(backend.seen) < 1:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(backend.seen) >= 1)
         second = ask(message(200_000))
         assert await second.code() is grpc.StatusCode.UNAVAILABLE, "a quarter is the most urgent tier's"
         assert dict(await second.trailing_metadata())["x-oriel-reason"] == "queue_full"
         assert core.pools["p"].held_bytes > 200_000
         backend.hold.set()
         await first
-        while core.pools["p"].held_bytes:
-            await asyncio.sleep(0.001)
+        await until(lambda: not core.pools["p"].held_bytes)
 
 
 async def test_an_answer_of_http_1_0_is_passed_on_in_http_1_1() -> None:

@@ -12,11 +12,12 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
+from ..waiting import until
+from .fake_transport import HEAD
+from .gate import INFER
+from .grpc_stack import Backend
 from .process import gateway_process
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, grpc_server, upstream
-from .test_attacks import HEAD
-from .test_ingress_grpc import Backend
-from .test_ingress_http import INFER
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks processes up in /proc")
 MIB, PIECE = 1 << 20, 1 << 13
@@ -27,7 +28,7 @@ CALLS = 250
 async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_path: Path) -> None:
     """Two thousand, five times its files: the idlest make room, nobody spins, all files come back.
 
-    How long who asks waits meanwhile: tests/bench/gateway_canary.py.
+    How long who asks waits meanwhile: benchmarks/neighbours.py gateway.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -48,8 +49,7 @@ async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_
         for writer in idle:
             writer.transport.abort()
         async with asyncio.timeout(60):
-            while process.files() > files + 20:
-                await asyncio.sleep(0.02)
+            await until(lambda: process.files() <= files + 20)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -180,8 +180,7 @@ async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(
                     if not reply.done() and not client.writer.is_closing():
                         client.writer.write(body[start : start + PIECE])
                 await asyncio.sleep(0)
-            while sum(reply.done() for reply in replies) < 150 - budget // MIB:
-                await asyncio.sleep(0.02)
+            await until(lambda: sum(reply.done() for reply in replies) >= 150 - budget // MIB)
             # One that stays lies above them all: what is freed below it does not go back by itself.
             late = await Client(process.port).__aenter__()
             late.writer.write(HEAD % GOLD.encode() + b"content-length: %d\r\n\r\n" % MIB)
@@ -196,8 +195,7 @@ async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(
             for client in clients:
                 client.writer.close()
             async with asyncio.timeout(30):
-                while process.rss_bytes() - before > 0.2 * held:
-                    await asyncio.sleep(0.05)
+                await until(lambda: process.rss_bytes() - before <= 0.2 * held)
             late.writer.close()
 
 
@@ -246,7 +244,6 @@ async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_give
             await asyncio.gather(*asked)
             assert set(answers) == {"OK", "queue_full"} and answers.count("OK") >= 40
             async with asyncio.timeout(30):
-                while process.rss_bytes() - before > 0.2 * held:
-                    await asyncio.sleep(0.05)
+                await until(lambda: process.rss_bytes() - before <= 0.2 * held)
             for channel in channels:
                 await channel.close()

@@ -1,4 +1,4 @@
-"""What operators are told: decisions, queues, metrics, the access log, and who may ask for them."""
+"""What operators can read: decisions, queues, metrics, the access log, and who may ask for them."""
 
 import asyncio
 import json
@@ -11,19 +11,22 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from grpc import aio
 from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
 
-from oriel_gateway.access_log import AccessLog
-from oriel_gateway.admin import admin_app
+from oriel_gateway.admin.app import admin_app
+from oriel_gateway.admin.guard import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, admin_token
 from oriel_gateway.core import Gateway
-from oriel_gateway.decisions import Decided, Decisions, explain, stages
 from oriel_gateway.errors import Outcome
-from oriel_gateway.guard import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, admin_token
-from oriel_gateway.tracing import Mark
+from oriel_gateway.observe.access_log import AccessLog
+from oriel_gateway.observe.decisions import Decided, Decisions, explain, stages
+from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
 
-from . import test_ingress_grpc as over_grpc
+from ..waiting import until
+from .grpc_stack import Backend, infer, stack
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, documents, gateway, upstream
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -46,12 +49,6 @@ async def decision(core: Gateway, request_id: str) -> dict[str, Any]:
         answer = await client.get(f"/decisions/{request_id}")
     (said,) = answer.json()["decisions"]
     return dict(said)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -181,7 +178,7 @@ async def test_waiting_calls_are_listed_and_the_place_in_the_queue_is_kept() -> 
             await client.__aexit__()
         ahead = [(await decision(core, f"r{number}"))["queue"] for number in range(4)]
         assert ahead == [None, *({"ahead_at_arrival": places} for places in (0, 1, 2))]
-        assert core.stats.waits["p", "gold"].count == 2 and core.stats.waits["p", "bronze"].count == 1
+        assert core.records.stats.waits["p", "gold"].count == 2 and core.records.stats.waits["p", "bronze"].count == 1
 
 
 async def test_what_waits_is_listed_when_its_band_or_its_pool_has_gone() -> None:
@@ -222,21 +219,21 @@ async def test_streams_are_timed_until_their_first_byte_and_carry_timing() -> No
 
 
 async def test_grpc_calls_are_explained_and_their_refusals_carry_timing_and_reason() -> None:
-    backend = over_grpc.Backend()
-    async with over_grpc.stack(backend) as (address, core):
-        await over_grpc.infer(address, "digits", GOLD, extra={"x-request-id": "one"})
+    backend = Backend()
+    async with stack(backend) as (address, core):
+        await infer(address, "digits", GOLD, extra={"x-request-id": "one"})
         said = await decision(core, "one")
         assert (said["protocol"], said["method"], said["reason"]) == ("grpc", "ModelInfer", "answered")
         assert said["endpoint"].startswith("127.0.0.1:") and said["bytes_in"] and said["bytes_out"]
-        with pytest.raises(over_grpc.InferenceServerException):
-            await over_grpc.infer(address, "hidden", BRONZE, extra={"x-request-id": "two"})
+        with pytest.raises(InferenceServerException):
+            await infer(address, "hidden", BRONZE, extra={"x-request-id": "two"})
         assert (await decision(core, "two"))["reason"] == "not_found"
-        with pytest.raises(over_grpc.InferenceServerException):
-            await over_grpc.infer(address, "broken", GOLD, extra={"x-request-id": "three"})
+        with pytest.raises(InferenceServerException):
+            await infer(address, "broken", GOLD, extra={"x-request-id": "three"})
         failed = await decision(core, "three")
         assert failed["status"] == 400 and failed["tried"] == [] and failed["endpoint"] == said["endpoint"]
-        assert core.stats.attainment == {("gold", "met"): 1, ("bronze", "excused"): 1, ("gold", "excused"): 1}
-        async with over_grpc.aio.insecure_channel(address) as channel:
+        assert core.records.stats.attainment == {("gold", "met"): 1, ("bronze", "excused"): 1, ("gold", "excused"): 1}
+        async with aio.insecure_channel(address) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
                 b"", metadata=(("x-request-id", "four"),)
             )
@@ -320,7 +317,7 @@ def mark(request_id: str) -> Mark:
 def test_the_ring_keeps_the_latest() -> None:
     kept = Decisions(max_kept=3)
     for number in range(5):
-        outcome = Outcome.BAD_REQUEST if number % 2 else Outcome.TOO_LARGE
+        outcome = Outcome.INVALID_REQUEST if number % 2 else Outcome.TOO_LARGE
         kept.append((float(number), mark(f"r{number}"), "GET", "http", None, None, outcome, 400, "why", 0.5))
     assert [one.mark.request_id for one in kept.where()] == ["r4", "r3", "r2"]
     assert [one.mark.request_id for one in kept.where(reason="bad_request")] == ["r3"]
@@ -340,7 +337,7 @@ def test_every_outcome_can_be_explained(outcome: Outcome) -> None:
 async def test_the_access_log_has_a_line_for_every_end_and_no_secret(tmp_path: Path) -> None:
     path = tmp_path / "access.json"
     async with upstream() as up, gateway(documents([up.port])) as (port, core):
-        core.access_log = AccessLog(str(path), delay_s=60.0)
+        core.records.access_log = AccessLog(str(path), delay_s=60.0)
         async with Client(port) as client:
             await client.ask("/v2/models/digits/infer", b"payload", headers="x-request-id: r1\r\n")
             await client.ask("/v2/models/digits/infer", key="wrong-secret", headers="x-request-id: r2\r\n")
@@ -350,8 +347,8 @@ async def test_the_access_log_has_a_line_for_every_end_and_no_secret(tmp_path: P
         async with held(up), Client(port) as client:
             client.send("/v2/models/digits/infer", b"x", headers="x-request-id: r4\r\n")
             await until(lambda: len(up.seen) == 2)
-        await until(lambda: core.stats.attainment.get(("gold", "excused")))
-        core.access_log.close()
+        await until(lambda: core.records.stats.attainment.get(("gold", "excused")))
+        core.records.access_log.close()
     text = path.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     found = [(line["request_id"], line["status"], line["reason"], line["tenant"]) for line in lines]
@@ -364,12 +361,12 @@ async def test_the_access_log_has_a_line_for_every_end_and_no_secret(tmp_path: P
 
 async def test_a_disk_that_is_stuck_costs_lines_and_no_request(tmp_path: Path) -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
-        core.access_log = AccessLog(str(tmp_path / "log"), max_queued=2, delay_s=60.0)
+        core.records.access_log = AccessLog(str(tmp_path / "log"), max_queued=2, delay_s=60.0)
         for _ in range(5):
             assert (await client.ask("/v2/models/digits/infer")).status == 200
         async with admin(core) as operator:
             assert "oriel_gateway_access_log_dropped_total 3.0" in (await operator.get("/metrics")).text
-        core.access_log.close()
+        core.records.access_log.close()
 
 
 # --- the pages ------------------------------------------------------------------------------------------------------
@@ -390,7 +387,7 @@ async def test_the_page_names_every_metric_with_type_and_labels() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         await client.ask("/v2/models/digits/infer", b"x")
         await client.ask("/v2/models/digits/infer", key=None)
-        core.stats.waited("p", "gold", 0.01)
+        core.records.stats.waited("p", "gold", 0.01)
         core.tokens_refused["expired"] = 1
         async with admin(core) as operator:
             text = (await operator.get("/metrics")).text

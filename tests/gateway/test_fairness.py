@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from oriel_gateway.pools import PoolGate
-from oriel_gateway.targets import resolve
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import resolve
 from oriel_policies.documents import compile_documents
 from oriel_policies.queue import Ticket
 from oriel_policies.routing import RouteTable
@@ -47,7 +47,7 @@ def test_a_tenants_turns_are_neither_free_nor_priceless(cost_us: int, least: int
             running.append(call)
         else:
             more: dict[str, float] = {"received_s": 1e9, "deadline": 2e9}
-            call.ticket = gate.wait(call, tenants[who], targets[who], size_bytes=0, **more)
+            call.ticket = gate.join_queue(call, tenants[who], targets[who], size_bytes=0, **more)
 
     for _ in range(40):
         come("g")
@@ -56,6 +56,6 @@ def test_a_tenants_turns_are_neither_free_nor_priceless(cost_us: int, least: int
         call = running.popleft()
         turns[call.who] += 1
         reported = cost_us if call.who == "g" else 5000
-        gate.leave(targets[call.who], tenants[call.who], call.ticket, 0.04, reported, size_bytes=0, good=True)
+        gate.release_permit(targets[call.who], tenants[call.who], call.ticket, 0.04, reported, size_bytes=0, good=True)
         come(call.who)
     assert min(turns.values()) >= least, turns

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from oriel_gateway import single_flight
-from oriel_gateway.call_state import JOINED
+from oriel_gateway.call.lifecycle import JOINED
+from oriel_gateway.shared import single_flight
 
+from ..waiting import until
+from .special_routes import CACHED, FLOWN, INFER, SHADOWED, Held, answering, house, ok
 from .stack import Client
-from .test_special_routes import CACHED, FLOWN, INFER, SHADOWED, Held, answering, house, ok, until
 
 
 async def test_a_flight_that_queued_gives_its_bytes_back() -> None:
@@ -74,7 +75,7 @@ async def test_many_callers_of_one_flight_are_told_some_at_a_time(status: str, m
         waiting: list[int] = []  # in each turn of the loop
 
         def tick() -> None:
-            waiting.append(sum(call.state == JOINED for call in told))
+            waiting.append(sum(member.call.state == JOINED for member in told))
             if waiting[-1]:
                 asyncio.get_running_loop().call_soon(tick)
 

@@ -1,4 +1,4 @@
-"""Proxies in front: whose word about the client counts, and what the next hop is told."""
+"""Proxies in front: which statements about the client count, and what the next hop gets."""
 
 import re
 from ipaddress import ip_network
@@ -6,16 +6,16 @@ from ipaddress import ip_network
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oriel_gateway.forwarded import forwarded_for
+from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_wire.h1 import LineMemo, parse_request_head
 
+from .gate import INFER
 from .stack import Client, documents, gateway, upstream
-from .test_ingress_http import INFER
 
 NETWORKS = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
 
 
-def told(peer: str, *lines: str, secure: bool = False) -> tuple[str, dict[str, str]]:
+def forwarded(peer: str, *lines: str, secure: bool = False) -> tuple[str, dict[str, str]]:
     block = "\r\n".join(["GET / HTTP/1.1", "host: public.example", *lines]).encode("latin-1")
     head = parse_request_head(block, LineMemo())
     address, out = forwarded_for(head, peer, secure=secure, networks=NETWORKS)
@@ -25,7 +25,7 @@ def told(peer: str, *lines: str, secure: bool = False) -> tuple[str, dict[str, s
 
 
 def test_a_stranger_is_believed_nothing() -> None:
-    address, passed = told(
+    address, passed = forwarded(
         "203.0.113.9", "X-Forwarded-For: 1.1.1.1", "Forwarded: for=1.1.1.1", "X-Forwarded-Proto: https",
         "X-Forwarded-Host: evil", "X-Real-IP: 1.1.1.1", "X-Forwarded-Prefix: /x",
     )  # fmt: skip
@@ -60,7 +60,7 @@ def test_the_host_of_an_absolute_target_counts_and_the_field_is_ignored() -> Non
 
 
 def test_a_trusted_proxys_list_is_continued() -> None:
-    address, passed = told(
+    address, passed = forwarded(
         "10.0.0.2", "x-forwarded-for: 9.9.9.9, 203.0.113.9", "x-forwarded-for: 10.0.0.1",
         "x-forwarded-proto: https", "x-forwarded-host: shop.example", "x-real-ip: 203.0.113.9",
     )  # fmt: skip
@@ -72,7 +72,7 @@ def test_a_trusted_proxys_list_is_continued() -> None:
 
 
 def test_rfc_7239_is_read_and_continued() -> None:
-    address, passed = told(
+    address, passed = forwarded(
         "fd00::1", 'Forwarded: for="_gazonk, x", For="[2001:db8:cafe::17]:4711";proto=http;by=203.0.113.43', secure=True
     )
     assert address == "2001:db8:cafe::17"
@@ -82,16 +82,16 @@ def test_rfc_7239_is_read_and_continued() -> None:
 
 def test_two_lists_that_disagree_leave_the_proxy_itself() -> None:
     """One of them was the client's own: the proxy writes only the other."""
-    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=9.9.9.9")[0] == "10.0.0.1"
-    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=8.8.8.8")[0] == "8.8.8.8"
+    assert forwarded("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=9.9.9.9")[0] == "10.0.0.1"
+    assert forwarded("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=8.8.8.8")[0] == "8.8.8.8"
 
 
 def test_names_and_nonsense_end_the_walk() -> None:
-    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown")[0] == "10.0.0.1"
-    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown, 10.0.0.7:99")[0] == "10.0.0.7"
-    assert told("10.0.0.1", 'x-forwarded-for: fe80::1%any text"')[0] == "10.0.0.1"
-    assert told("::ffff:10.0.0.1", "x-forwarded-for: ::ffff:8.8.8.8")[0] == "8.8.8.8"
-    assert told("10.0.0.1", "x-forwarded-for:", "x-forwarded-host: a b", "x-forwarded-proto: gopher")[1] == {
+    assert forwarded("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown")[0] == "10.0.0.1"
+    assert forwarded("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown, 10.0.0.7:99")[0] == "10.0.0.7"
+    assert forwarded("10.0.0.1", 'x-forwarded-for: fe80::1%any text"')[0] == "10.0.0.1"
+    assert forwarded("::ffff:10.0.0.1", "x-forwarded-for: ::ffff:8.8.8.8")[0] == "8.8.8.8"
+    assert forwarded("10.0.0.1", "x-forwarded-for:", "x-forwarded-host: a b", "x-forwarded-proto: gopher")[1] == {
         "x-forwarded-for": "10.0.0.1", "x-forwarded-proto": "http", "x-forwarded-host": "public.example",
         "forwarded": 'for=10.0.0.1;host="public.example";proto=http',
     }  # fmt: skip
@@ -105,9 +105,9 @@ _OURS = st.sampled_from(["10.1.1.1", "fd00::7", "[fd00::2]:1", "10.9.9.9:80"])
 def test_whatever_a_client_writes_its_own_address_is_named(forged: str, client: str, proxies: list[str]) -> None:
     """The client sends any list; the first proxy appends the client's address, each further one its caller's."""
     true = ", ".join([client, *proxies])
-    assert told("10.0.0.1", f"x-forwarded-for: {forged}, {true}")[0] == client
-    assert told("10.0.0.1", f"x-forwarded-for: {forged}", f"x-forwarded-for: {true}")[0] == client
-    assert told(client, f"x-forwarded-for: {forged}", f"forwarded: {forged}")[0] == client
+    assert forwarded("10.0.0.1", f"x-forwarded-for: {forged}, {true}")[0] == client
+    assert forwarded("10.0.0.1", f"x-forwarded-for: {forged}", f"x-forwarded-for: {true}")[0] == client
+    assert forwarded(client, f"x-forwarded-for: {forged}", f"forwarded: {forged}")[0] == client
 
 
 _QUOTED = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=20).map(
@@ -121,7 +121,7 @@ def test_whatever_a_client_describes_its_own_address_is_named(forged: str, clien
     """The proxy appends an element to the client's text, with values in quotes: also what it copies of the request."""
     element = ";".join([f"for={client}", *(f"host={value}" for value in more), "proto=http"])
     for lines in ([f"forwarded: {forged}, {element}"], [f"forwarded: {forged}", f"forwarded: {element}"]):
-        address, passed = told("10.0.0.1", *lines)
+        address, passed = forwarded("10.0.0.1", *lines)
         assert address == client.strip('"').removesuffix(":99").strip("[]")
         # Whoever reads what is passed on from its left sees no open quote either.
         assert re.sub(r'"(?:[^"\\]|\\.)*"', "", passed["forwarded"]).count('"') == 0
@@ -129,7 +129,7 @@ def test_whatever_a_client_describes_its_own_address_is_named(forged: str, clien
 
 @given(_TEXT, st.sampled_from(["10.0.0.1", "8.8.4.4", "fd00::1", "unix"]))
 def test_whatever_anybody_writes_no_line_is_broken_open(text: str, peer: str) -> None:
-    _, passed = told(peer, f"forwarded: {text}", f"x-forwarded-host: {text}", f"x-forwarded-for: {text}")
+    _, passed = forwarded(peer, f"forwarded: {text}", f"x-forwarded-host: {text}", f"x-forwarded-for: {text}")
     assert not any("\r" in value or "\n" in value for value in passed.values())
 
 

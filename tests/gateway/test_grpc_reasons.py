@@ -9,8 +9,9 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
+from ..waiting import until
+from .grpc_stack import Backend, idle, stack
 from .stack import GOLD, digest, documents
-from .test_ingress_grpc import Backend, idle, stack
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
@@ -73,9 +74,9 @@ async def test_the_charge_a_server_reports_is_what_the_quota_pays(shape: str) ->
         assert idle(core) and len(backend.seen) in (0, 2)
 
 
-@pytest.mark.parametrize("told", ["", "-1", "1e6", "9" * 16, "\u0663"])
-async def test_a_charge_that_is_no_number_is_not_believed(told: str) -> None:
-    backend = Telling(("x-oriel-cost-us", told.encode("ascii", "replace").decode()))
+@pytest.mark.parametrize("reported", ["", "-1", "1e6", "9" * 16, "\u0663"])
+async def test_a_charge_that_is_no_number_is_not_believed(reported: str) -> None:
+    backend = Telling(("x-oriel-cost-us", reported.encode("ascii", "replace").decode()))
     async with stack(backend, extra=paying("limit = { compute_ms_per_day = 1000 }")) as (address, _):
         async with aio.insecure_channel(address) as channel:
             call = channel.unary_unary(INFER)(MESSAGE, metadata=KEY)
@@ -105,8 +106,7 @@ async def test_every_refusal_says_why_when_and_under_which_id() -> None:
         late = await ended(address, INFER, ("x-request-timeout-ms", "100"))
         assert late == (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline_exceeded") and len(backend.seen) == 1
         async with asyncio.timeout(60):
-            while not idle(core):
-                await asyncio.sleep(0.001)
+            await until(lambda: idle(core))
 
 
 @pytest.mark.parametrize(

@@ -2,155 +2,25 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway import places, watch
-from oriel_gateway.core import Gateway
-from oriel_gateway.endpoints import EndpointSet, Reach
-from oriel_gateway.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.ingress_grpc import GrpcIngress, serve_grpc
-from oriel_gateway.limits import EmbeddedLimiter
-from oriel_policies.documents import compile_documents
+from oriel_gateway.pools import health, model_locations
+from oriel_gateway.pools.endpoints import Reach
 from oriel_wire.engine import listener
-from oriel_wire.trace import ListSink
 
-from .stack import GOLD, documents
-from .test_endpoints import first_route
-from .test_ingress_grpc import idle
-from .test_special_grpc import INFER, STREAM
-from .test_special_routes import until
-
-ANSWER = service_pb2.ModelInferResponse(model_name="digits").SerializeToString()
-MESSAGE = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
-CODE = grpc.StatusCode
-
-
-@dataclass(frozen=True)
-class Fails:
-    """A status that a server sends."""
-
-    code: grpc.StatusCode
-    words: str = ""
-    metadata: tuple[tuple[str, str], ...] = ()
-
+from ..waiting import until
+from .grpc_endpoints import ABSENT, ANSWER, CODE, MESSAGE, Fails, house
+from .grpc_stack import idle
+from .grpc_streams import INFER, STREAM
+from .stack import GOLD
 
 FULL = Fails(CODE.UNAVAILABLE, "the queue is full", (("x-oriel-reason", "queue_full"),))
 TRITON_FULL = Fails(CODE.UNAVAILABLE, "[request id: 1] Exceeds maximum queue size")
 STOPS = Fails(CODE.UNAVAILABLE, "the server says so")
-ABSENT = Fails(CODE.NOT_FOUND, "Request for unknown model")
-
-
-class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """One of several servers that take turns: each request gets the next step, then an answer. asked: who was."""
-
-    def __init__(self, asked: list["Script"], steps: list[Fails | float | None]) -> None:
-        self.asked, self.steps = asked, steps
-        self.left = 0
-        self.has = True  # the model
-        self.questions = 0
-        self.server: aio.Server | None = None
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        if details.method.endswith("ModelStreamInfer"):
-            return grpc.stream_stream_rpc_method_handler(self.stream)
-        if details.method.endswith("ServerReady"):
-            return grpc.unary_unary_rpc_method_handler(self.is_ready)
-        if details.method.endswith("ModelReady"):
-            return grpc.unary_unary_rpc_method_handler(self.has_model)
-        return grpc.unary_unary_rpc_method_handler(self.unary)
-
-    async def is_ready(self, message: bytes, context: Any) -> bytes:
-        return service_pb2.ServerReadyResponse(ready=True).SerializeToString()
-
-    async def has_model(self, message: bytes, context: Any) -> bytes:
-        self.questions += 1
-        return service_pb2.ModelReadyResponse(ready=self.has).SerializeToString()
-
-    async def unary(self, message: bytes, context: Any) -> bytes:
-        self.asked.append(self)
-        if not self.has:
-            await context.abort(ABSENT.code, ABSENT.words)
-        step = self.steps.pop(0) if self.steps else None
-        if isinstance(step, Fails):
-            await context.abort(step.code, step.words, step.metadata)
-        try:
-            await asyncio.sleep(step or 0.0)
-        except asyncio.CancelledError:
-            self.left += 1
-            raise
-        return ANSWER
-
-    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        self.asked.append(self)
-        async for _ in messages:
-            yield service_pb2.ModelStreamInferResponse().SerializeToString()
-
-
-@dataclass
-class House:
-    channel: aio.Channel
-    core: Gateway
-    ingress: GrpcIngress
-    asked: list[Script]
-    steps: list[Fails | float | None]
-    servers: list[Script] = field(default_factory=list)
-
-    @property
-    def these(self) -> EndpointSet[GrpcEndpoint]:
-        return self.core.pools["p"].grpc
-
-    async def infer(self, **metadata: str) -> str:
-        """The code's name; an error is kept in `error`."""
-        pairs = (("x-api-key", GOLD), *((name.replace("_", "-"), value) for name, value in metadata.items()))
-        try:
-            await self.channel.unary_unary(INFER)(MESSAGE, metadata=pairs)
-        except aio.AioRpcError as error:
-            self.error = error
-            return error.code().name
-        return "OK"
-
-    def told(self) -> dict[str, str]:
-        return {str(k): str(v) for k, v in self.error.trailing_metadata() or ()}
-
-
-@asynccontextmanager
-async def house(route: str = "", *, servers: int = 2, calls: int = 0, probed: bool = False) -> AsyncIterator[House]:
-    """One pool of so many servers. calls: that the retry budget has seen."""
-    asked: list[Script] = []
-    steps: list[Fails | float | None] = []
-    scripts = [Script(asked, steps) for _ in range(servers)]
-    ports = []
-    async with AsyncExitStack() as exits:
-        for script in scripts:
-            script.server = aio.server()
-            script.server.add_generic_rpc_handlers((script,))
-            ports.append(script.server.add_insecure_port("127.0.0.1:0"))
-            await script.server.start()
-            exits.push_async_callback(script.server.stop, 0.0)
-        files = documents(ports, pool='probe = "/v2/health/ready"' if probed else 'probe = ""')
-        if route:
-            files = first_route(files, f'[[routes]]\nmodel = "*"\npool = "p"\n{route}\n')
-        core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
-        for _ in range(calls):
-            core.pools["p"].retries.requested(monotonic())
-        sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
-        ingress = await serve_grpc(core, sock)
-        try:
-            async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
-                yield House(channel, core, ingress, asked, steps, scripts)
-        finally:
-            await ingress.drain(0.0)
-            await core.close()
 
 
 @pytest.mark.parametrize("refusal", [FULL, TRITON_FULL], ids=["oriel", "triton"])
@@ -163,9 +33,9 @@ async def test_what_a_full_server_did_not_execute_goes_to_another(refusal: Fails
         for _ in range(49):
             assert await it.infer() == "UNAVAILABLE"
         assert len(it.asked) == 49 + 4 and it.core.pools["p"].retries.spent == 5 and idle(it.core)
-        told = it.told()
-        assert (told["x-oriel-retry"], told["retry-after"]) == ("spent", "1")
-        assert told["x-oriel-reason"] == dict(refusal.metadata).get("x-oriel-reason", "upstream_error")
+        metadata = it.error_metadata()
+        assert (metadata["x-oriel-retry"], metadata["retry-after"]) == ("spent", "1")
+        assert metadata["x-oriel-reason"] == dict(refusal.metadata).get("x-oriel-reason", "upstream_error")
         assert not it.these.ejections  # a full server is no broken one
 
 
@@ -203,7 +73,7 @@ async def test_a_server_without_room_is_left_alone_for_a_while() -> None:
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "unprobed"])
 async def test_a_model_is_found_where_it_is_loaded(probed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four has it: 23 of 100 calls were answered with NOT_FOUND, and again when that was forgotten."""
-    monkeypatch.setattr(places, "MOVED_S", 0.0)
+    monkeypatch.setattr(model_locations, "MOVED_S", 0.0)
     async with house(servers=4, probed=probed) as it:
         for script in it.servers[:3]:
             script.has = False
@@ -218,7 +88,7 @@ async def test_a_model_is_found_where_it_is_loaded(probed: bool, monkeypatch: py
 
 
 async def test_a_stream_is_opened_where_the_model_is() -> None:
-    """What a stream is told of a model that is not there comes as a message: nothing could be learned from it."""
+    """What a stream learns of a model that is not there comes as a message: nothing could be learned from it."""
     async with house(servers=4, probed=True) as it:
         for script in it.servers[:3]:
             script.has = False
@@ -255,8 +125,8 @@ async def test_a_connection_that_is_lost_names_no_address() -> None:
         server = it.servers[0].server
         assert server is not None
         await server.stop(0.0)
-        assert await asking == "UNAVAILABLE" and it.told()["x-oriel-reason"] == "upstream_broken"
-        assert it.told()["retry-after"] == "1"
+        assert await asking == "UNAVAILABLE" and it.error_metadata()["x-oriel-reason"] == "upstream_broken"
+        assert it.error_metadata()["retry-after"] == "1"
         words = it.error.details() or ""
         assert words == "the upstream closed the connection before its answer was complete"
     async with house(servers=1) as it:
@@ -268,7 +138,7 @@ async def test_a_connection_that_is_lost_names_no_address() -> None:
         assert await it.infer() == "INTERNAL"
         words = it.error.details() or ""
         assert words.startswith("no backend at (an address) (an address) or (an address) ") and len(words) == 500
-        assert (decided := it.core.decisions.where()[0]).status == 500 and "10.1" not in decided.error
+        assert (decided := it.core.records.decisions.where()[0]).status == 500 and "10.1" not in decided.error
 
 
 async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins() -> None:
@@ -278,9 +148,9 @@ async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins() -> Non
         first, second = it.asked
         assert first is not second and it.core.pools["p"].retries.spent == 1
         await until(lambda: first.left == 1 and idle(it.core) and not any(e.outstanding for e in it.these))
-        (decided,) = it.core.decisions.of("r")
+        (decided,) = it.core.records.decisions.of("r")
         assert decided.endpoint is not None and [e.port for e in decided.tried] != [decided.endpoint.port]
-        assert sum(series.count for series in it.core.stats.series.values()) == 1
+        assert sum(series.count for series in it.core.records.stats.series.values()) == 1
         assert await it.infer() == "OK" and len(it.asked) == 3  # in time: no second copy
 
 
@@ -312,14 +182,14 @@ async def test_a_caller_that_leaves_takes_both_copies_along() -> None:
 
 async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock ran since its last call: it was ejected as soon as it got work again."""
-    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    monkeypatch.setattr(health, "TICK_S", 0.01)
     async with house('sticky = "header:x-session"') as it:
         assert await it.infer(x_session="one") == "OK"
         stuck = it.asked[0]
         await until(lambda: not any(one.heard for one in it.these))
         for one in it.these:
             for _ in range(30):
-                one.answered(monotonic(), 0.001)
+                one.note_answer(monotonic(), 0.001)
             one.record.heard_s = monotonic() - 60.0
         other = it.these[1 - it.servers.index(stuck)]
         it.steps[:] = [0.15]
@@ -340,7 +210,7 @@ async def test_a_stream_is_opened_where_a_connection_can_be_made() -> None:
         await gone.stop(0.0)
         for _ in range(6):
             for one in it.these:
-                it.these.found(one, Reach.UNKNOWN)
+                it.these.note_reach(one, Reach.UNKNOWN)
             call = it.channel.stream_stream(STREAM)(iter([MESSAGE] * 2), metadata=(("x-api-key", GOLD),))
             assert len([answer async for answer in call]) == 2
         assert it.asked == [it.servers[1]] * 6 and idle(it.core)

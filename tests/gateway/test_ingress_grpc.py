@@ -3,9 +3,8 @@
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -13,109 +12,21 @@ import grpc
 import numpy as np
 import pytest
 from grpc import aio
-from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.grpc import aio as triton
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from oriel_cli.units import free_ports
-from oriel_gateway import grpc_call
+from oriel_gateway.call import grpc as grpc_call
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger
+from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
+from .grpc_stack import Backend, Metadata, headers, idle, infer, stack
 from .stack import BRONZE, GOLD, LIMITED, digest, documents, grpc_server, nobody
-
-Metadata = dict[str, str]
-
-
-class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """Answers every infer with the model's name; keeps what it saw."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, Any, Metadata, float]] = []
-        self.hold: asyncio.Event | None = None
-        self.left = 0
-        self.cost_us = ""
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        method = details.method.rpartition("/")[2]
-        if method == "ModelStreamInfer":
-            return grpc.stream_stream_rpc_method_handler(self.stream)
-        return grpc.unary_unary_rpc_method_handler(partial(self.unary, method))
-
-    async def unary(self, method: str, message: bytes, context: Any) -> bytes:
-        kind = service_pb2.ModelInferRequest if method == "ModelInfer" else getattr(service_pb2, f"{method}Request")
-        request = kind.FromString(message)
-        self.seen.append((method, request, dict(context.invocation_metadata()), context.time_remaining()))
-        if self.hold is not None:
-            try:
-                await self.hold.wait()
-            except asyncio.CancelledError:
-                self.left += 1
-                raise
-        if method == "ModelInfer":
-            if self.cost_us:
-                context.set_trailing_metadata((("x-oriel-cost-us", self.cost_us),))
-            if request.model_name == "broken":
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape")
-            return service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id).SerializeToString()
-        if method == "ModelReady":
-            return service_pb2.ModelReadyResponse(ready=True).SerializeToString()
-        if method == "ServerMetadata":
-            return service_pb2.ServerMetadataResponse(name="backend").SerializeToString()
-        return b""
-
-    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for message in messages:
-            request = service_pb2.ModelInferRequest.FromString(message)
-            self.seen.append(("ModelStreamInfer", request, dict(context.invocation_metadata()), 0.0))
-            answer = service_pb2.ModelInferResponse(model_name=request.model_name)
-            yield service_pb2.ModelStreamInferResponse(infer_response=answer).SerializeToString()
-
-
-@asynccontextmanager
-async def stack(
-    backend: Backend,
-    *,
-    files: Callable[[int], dict[str, bytes]] | None = None,
-    shared: bool = False,
-    **more: Any,
-) -> AsyncIterator[tuple[str, Gateway]]:
-    async with grpc_server(backend) as port:
-        ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
-        limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
-        set_of = files(port) if files else documents([port], **more)
-        core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
-        sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
-        ingress = await serve_grpc(core, sock)
-        try:
-            yield f"127.0.0.1:{ingress.port}", core
-        finally:
-            await ingress.drain(0.0)
-            await core.close()
-
-
-def headers(key: str | None, **more: str) -> Metadata:
-    return {**({"authorization": f"Bearer {key}"} if key else {}), **more}
-
-
-def tensor() -> list[InferInput]:
-    tensor = InferInput("x", [1, 2], "FP32")
-    tensor.set_data_from_numpy(np.array([[1, 2]], np.float32))
-    return [tensor]
-
-
-async def infer(address: str, model: str, key: str | None, **more: Any) -> Any:
-    async with triton.InferenceServerClient(address) as client:
-        return await client.infer(model, tensor(), headers=headers(key, **more.pop("extra", {})), **more)
-
-
-def idle(core: Gateway) -> bool:
-    return core.pools["p"].admission.inflight == 0 and not len(core.pools["p"].admission.queue)
 
 
 async def test_tritonclient_infers_through_the_gateway() -> None:
@@ -218,14 +129,13 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         assert '"model:digits/requests-day";r=0;' in trailing["ratelimit"]
         with pytest.raises(aio.AioRpcError) as caught:
             await call(message("digits"), metadata=key)
-        told = dict(caught.value.trailing_metadata())
+        metadata = dict(caught.value.trailing_metadata())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert told["x-oriel-reason"] == "quota_exceeded" and int(told["retry-after"]) > 0
+        assert metadata["x-oriel-reason"] == "quota_exceeded" and int(metadata["retry-after"]) > 0
         backend.hold = asyncio.Event()
         held = call(message("a"), metadata=key)
         async with asyncio.timeout(60):
-            while len(backend.seen) < 2:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(backend.seen) >= 2)
         with pytest.raises(aio.AioRpcError, match="at once"):
             await call(message("b"), metadata=key)
         held.cancel()  # who leaves frees the slot
@@ -246,12 +156,11 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
             await asyncio.sleep(0.2)
             await call(message("d"), metadata=key)
         async with asyncio.timeout(60):
-            while not idle(core):
-                await asyncio.sleep(0.001)
+            await until(lambda: idle(core))
 
 
 async def test_the_charge_a_server_reports_is_what_a_grpc_call_pays() -> None:
-    """It was told over HTTP only: over gRPC the time of the permit was charged, whatever the server had said."""
+    """The cost counted over HTTP only: over gRPC the time of the permit was charged, whatever the server had said."""
     backend = Backend()
     limits = "limit = { compute_ms_per_day = 1000 }"
     extra = f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n'
@@ -286,15 +195,13 @@ async def test_the_deadline_ends_a_wait_in_the_queue_and_cancels_the_upstream() 
     backend.hold = asyncio.Event()
     async with stack(backend, max_inflight=1) as (address, core):
         first = asyncio.ensure_future(infer(address, "digits", GOLD))
-        while not backend.seen:
-            await asyncio.sleep(0.001)
+        await until(lambda: backend.seen)
         with pytest.raises(InferenceServerException) as caught:
             await infer(address, "digits", GOLD, extra={"x-request-timeout-ms": "50"})
         assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED" and "waiting for a permit" in str(caught.value)
         assert len(backend.seen) == 1
         first.cancel()
-        while not (backend.left and idle(core)):
-            await asyncio.sleep(0.001)
+        await until(lambda: backend.left and idle(core))
 
 
 async def test_a_permit_that_comes_after_the_deadline_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,8 +211,7 @@ async def test_a_permit_that_comes_after_the_deadline_sends_nothing(monkeypatch:
     async with stack(backend, max_inflight=1) as (address, core):
         first, *late = [asyncio.ensure_future(infer(address, "digits", GOLD)) for _ in range(3)]
         gate = core.pools["p"]
-        while not backend.seen or len(gate.admission.queue) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: backend.seen and len(gate.admission.queue) >= 2)
         monkeypatch.setattr(grpc_call, "monotonic", lambda: monotonic() + 3600.0)
         backend.hold.set()
         said = await asyncio.gather(first, *late, return_exceptions=True)
@@ -543,8 +449,7 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
             await infer(address, "digits", GOLD, extra={"x-request-timeout-ms": "200"})
         waiting = asyncio.create_task(infer(address, "digits", GOLD))
         async with asyncio.timeout(60):
-            while not core.pools["p"].grpc.parked:
-                await asyncio.sleep(0.005)
+            await until(lambda: core.pools["p"].grpc.parked)
         assert core.pools["p"].admission.inflight == 0
         assert server.add_insecure_port(f"127.0.0.1:{nowhere}") == nowhere
         await server.start()

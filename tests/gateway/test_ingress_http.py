@@ -7,51 +7,19 @@ from time import monotonic
 
 import pytest
 
-from oriel_gateway import recovery
-from oriel_gateway.core import Gateway
+from oriel_gateway.call import http as http_call
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
+from .gate import INFER, Gate, idle
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, documents, gateway, nobody, upstream
-
-INFER = "/v2/models/digits/infer"
-
-
-class Gate:
-    """An event per request: the upstream answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.order: list[str] = []
-        self.go = asyncio.Semaphore(0)
-
-    async def __call__(self, seen: Seen) -> bytes:
-        self.order.append(seen.get("x-tag") or "")
-        await self.go.acquire()
-        return b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
 @pytest.fixture
 async def up() -> AsyncIterator[Upstream]:
     async with upstream() as it:
         yield it
-
-
-async def settle(check: object, timeout_s: float = 60.0) -> None:
-    """Let the loop run until check() holds."""
-    assert callable(check)
-    async with asyncio.timeout(timeout_s):
-        while not check():
-            await asyncio.sleep(0.001)
-
-
-def idle(core: Gateway) -> bool:
-    gate = core.pools["p"]
-    return (
-        gate.admission.inflight == 0
-        and len(gate.admission.queue) == 0
-        and all(e.outstanding == 0 for e in gate.endpoints)
-        and len(core._wheel) == 0
-    )
 
 
 @pytest.mark.parametrize("other", ["5", "9"])
@@ -223,7 +191,7 @@ async def test_gold_overtakes_bronze_in_the_queue(up: Upstream) -> None:
         tags = [("first", GOLD), ("b1", BRONZE), ("b2", BRONZE), ("g1", GOLD), ("g2", GOLD)]
         for n, (client, (tag, key)) in enumerate(zip(clients, tags, strict=True)):
             client.send(INFER, key=key, headers=f"x-tag: {tag}\r\n")
-            await settle(lambda n=n: core.pools["p"].admission.inflight + len(core.pools["p"].admission.queue) == n + 1)
+            await until(lambda n=n: core.pools["p"].admission.inflight + len(core.pools["p"].admission.queue) == n + 1)
         for _ in clients:
             gate.go.release()
         assert [(await client.reply()).status for client in clients] == [200] * 5
@@ -239,7 +207,7 @@ async def test_a_waiting_call_expires_on_time_and_is_never_sent(up: Upstream) ->
     async with gateway(documents([up.port], max_inflight=1)) as (port, core):
         async with Client(port) as first, Client(port) as second:
             first.send(INFER, headers="x-tag: first\r\n")
-            await settle(lambda: gate.order == ["first"])
+            await until(lambda: gate.order == ["first"])
             before = monotonic()
             reply = await second.ask(INFER, headers="x-tag: second\r\nx-request-timeout-ms: 50\r\n")
             assert monotonic() - before >= 0.05
@@ -259,11 +227,11 @@ async def test_a_permit_that_comes_after_the_deadline_sends_nothing(
     async with gateway(documents([up.port], max_inflight=1)) as (port, core):
         async with Client(port) as first, Client(port) as second, Client(port) as third:
             first.send(INFER, headers="x-tag: first\r\n")
-            await settle(lambda: gate.order == ["first"])
+            await until(lambda: gate.order == ["first"])
             for client in (second, third):
                 client.send(INFER, headers="x-tag: late\r\n")
-            await settle(lambda: len(core.pools["p"].admission.queue) == 2)
-            monkeypatch.setattr(recovery, "monotonic", lambda: monotonic() + 3600.0)
+            await until(lambda: len(core.pools["p"].admission.queue) == 2)
+            monkeypatch.setattr(http_call, "monotonic", lambda: monotonic() + 3600.0)
             gate.go.release()
             assert (await first.reply()).status == 200
             for client in (second, third):
@@ -277,7 +245,7 @@ async def test_a_slow_upstream_is_given_up_on_time_and_told_so(up: Upstream) -> 
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         reply = await client.ask(INFER, headers="x-request-timeout-ms: 50\r\n")
         assert reply.status == 504 and "waiting for the upstream" in json.loads(reply.body)["error"]
-        await settle(lambda: up.departures == 1)
+        await until(lambda: up.departures == 1)
         assert idle(core)
 
 
@@ -288,13 +256,13 @@ async def test_a_client_that_leaves_frees_its_place_and_its_upstream(up: Upstrea
         admission = core.pools["p"].admission
         async with Client(port) as running, Client(port) as waiting:
             running.send(INFER)
-            await settle(lambda: len(gate.order) == 1)
+            await until(lambda: len(gate.order) == 1)
             waiting.send(INFER)
-            await settle(lambda: len(admission.queue) == 1)
+            await until(lambda: len(admission.queue) == 1)
             waiting.writer.close()
-            await settle(lambda: len(admission.queue) == 0)
+            await until(lambda: len(admission.queue) == 0)
             running.writer.close()
-            await settle(lambda: up.departures == 1 and idle(core))
+            await until(lambda: up.departures == 1 and idle(core))
 
 
 async def test_a_full_queue_refuses_and_a_higher_tier_displaces(up: Upstream) -> None:
@@ -303,9 +271,9 @@ async def test_a_full_queue_refuses_and_a_higher_tier_displaces(up: Upstream) ->
     async with gateway(documents([up.port], max_inflight=1, max_queue=1)) as (port, core):
         async with Client(port) as a, Client(port) as b, Client(port) as c, Client(port) as d:
             a.send(INFER)
-            await settle(lambda: len(gate.order) == 1)
+            await until(lambda: len(gate.order) == 1)
             b.send(INFER, key=BRONZE)
-            await settle(lambda: len(core.pools["p"].admission.queue) == 1)
+            await until(lambda: len(core.pools["p"].admission.queue) == 1)
             full = await c.ask(INFER, key=BRONZE)
             assert full.status == 503 and json.loads(full.body)["reason"] == "queue_full"
             assert 1 <= int(full.headers["retry-after"]) <= 60
@@ -353,11 +321,11 @@ async def test_an_answer_that_breaks_off_cuts_the_client(up: Upstream) -> None:
         up.answer = closing
         client.send(INFER)
         await client.reader.readuntil(b"\r\n\r\n")
-        await settle(lambda: len(up.seen) == 1)
+        await until(lambda: len(up.seen) == 1)
         async with Client(port) as other:
             assert (await other.ask(INFER)).status == 200
         client.writer.close()
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
 
 
 async def test_503_from_upstream_always_carries_retry_after(up: Upstream) -> None:
@@ -386,10 +354,10 @@ async def test_a_slow_body_is_cut_and_holds_no_permit(up: Upstream) -> None:
                 b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-gold\r\n"
                 b"content-length: 100\r\n\r\nabc"
             )
-            await settle(lambda: len(core._wheel) == 1)
+            await until(lambda: len(core.clock) == 1)
             assert core.pools["p"].admission.inflight == 0
             assert (await client.reply()).status == 408
-            await settle(lambda: idle(core))
+            await until(lambda: idle(core))
 
 
 async def test_any_order_of_arrivals_departures_and_answers_gives_everything_back(up: Upstream) -> None:
@@ -421,4 +389,4 @@ async def test_any_order_of_arrivals_departures_and_answers_gives_everything_bac
 
         for _ in range(6):
             await asyncio.gather(*(one() for _ in range(20)))
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))

@@ -7,16 +7,17 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from oriel_gateway import key_sets as module
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.key_sets import EARLY_S, STALE_S, KeySets
+from oriel_gateway.identity import key_sets as module
+from oriel_gateway.identity.key_sets import EARLY_S, STALE_S, KeySets
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import Issuer, compile_documents
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
+from .gate import INFER
 from .stack import Client, documents, gateway, upstream
-from .test_ingress_http import INFER, settle
 from .tokens import issuer_table, jwk, key_set, token
 
 URL = "https://login.example/keys"
@@ -57,9 +58,8 @@ async def fetching(provider: Provider, issuer: Issuer) -> AsyncIterator[tuple[Ke
     async def turn() -> None:
         """Let what is due happen: the fake clock wakes nobody by itself."""
         sets._wake.set()
-        async with asyncio.timeout(60):
-            while any(known.next_s <= provider.now for known in sets._known.values() if not known.issuer.key_set):
-                await asyncio.sleep(0.001)
+        fetched = [known for known in sets._known.values() if not known.issuer.key_set]
+        await until(lambda: all(known.next_s > provider.now for known in fetched))
         await asyncio.sleep(0.005)  # and what should not happen would
 
     try:
@@ -147,7 +147,7 @@ async def test_an_unknown_key_is_looked_for_early_but_not_often() -> None:
     provider, issuer = Provider(jwk("ES256")), the_issuer()
     async with fetching(provider, issuer) as (sets, turn):
         for _ in range(5):
-            sets.look_again(issuer)
+            sets.fetch_early(issuer)
             await turn()
         assert len(provider.asked) == 1
         provider.now += EARLY_S + 1
@@ -196,13 +196,13 @@ async def test_tokens_before_the_first_keys_are_told_to_come_back_and_replaced_k
             web = httpx.AsyncClient(transport=httpx.MockTransport(provider.handle))
             running = asyncio.ensure_future(core.key_sets.run(web))
             sets, issuer = core.key_sets, core.snapshot.issuers["login"]
-            await settle(lambda: kids(sets, issuer) == ["ES256-0"])
+            await until(lambda: kids(sets, issuer) == ["ES256-0"])
             for _ in range(3):
                 assert (await client.ask(INFER, key=token(exp=4_000_000_000, iat=None))).status == 200
             provider.answer = lambda: answer(key_set(jwk("ES256", 1)))
             sets._known["login"].next_s = 0.0
             sets._wake.set()
-            await settle(lambda: kids(sets, issuer) == ["ES256-1"])
+            await until(lambda: kids(sets, issuer) == ["ES256-1"])
             assert (await client.ask(INFER, key=token(exp=4_000_000_000, iat=None))).status == 401
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -225,8 +225,7 @@ async def test_certificates_that_cannot_be_read_end_nothing(monkeypatch: pytest.
     sets, issuer = KeySets(lambda: None), the_issuer()
     sets.adopt([issuer])
     running = asyncio.ensure_future(sets.run())
-    while not sets.report()[0]["error"]:
-        await asyncio.sleep(0.001)
+    await until(lambda: sets.report()[0]["error"])
     assert "certificates" in sets.report()[0]["error"] and not running.done()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -32,7 +32,7 @@ class World:
 
 
 class Line:
-    """In the courier's place: everything is answered at once, unless `fate` says otherwise."""
+    """Stands for the ledger client: everything is answered at once, unless `fate` says otherwise."""
 
     replicas = 2
     share = 0.5
@@ -44,7 +44,7 @@ class Line:
         self.up = True
         self.fate = "answered"
 
-    def active(self, meter: LeasedMeter) -> None:
+    def activate(self, meter: LeasedMeter) -> None:
         pass
 
     def send(self, tenant: str, asks: list[Ask], done: object) -> None:
@@ -60,12 +60,12 @@ class Line:
     def take(self, meter: LeasedMeter, units: int = 1) -> bool:
         """What a call goes through."""
         now = self.world.now
-        wait_s = meter.take(units, now)
+        wait_s = meter.acquire(units, now)
         if wait_s != ASK:
             return wait_s == 0.0
         ask = meter.ask(units, now)
         answers = self.carry(ask)
-        meter.ended(ask, answers[0] if answers else None, now)
+        meter.ask_finished(ask, answers[0] if answers else None, now)
         if answers is None:
             return meter.alone(units, now) == 0.0
         if answers[0].wait_us > 0.0:
@@ -77,7 +77,7 @@ class Line:
         ask = meter.tick(self.world.now) if self.up else None
         if ask is not None:
             answers = self.carry(ask)
-            meter.ended(ask, answers[0] if answers else None, self.world.now)
+            meter.ask_finished(ask, answers[0] if answers else None, self.world.now)
 
 
 steps = st.lists(
@@ -105,7 +105,7 @@ def test_slots_are_never_lost_and_never_more_than_promised(plan: list[tuple[str,
         if what == "take":
             line.take(meter)
         elif what == "leave" and meter.inflight:
-            meter.leave(0.1, world.now)
+            meter.release_slot(0.1, world.now)
         elif what == "tick":
             line.tick(meter)
         elif what in ("lost before", "lost after"):
@@ -124,7 +124,7 @@ def test_slots_are_never_lost_and_never_more_than_promised(plan: list[tuple[str,
         line.up, line.fate = True, "answered"
         assert isinstance(meter, LeasedSlots)
         while meter.inflight:
-            meter.leave(0.1, world.now)
+            meter.release_slot(0.1, world.now)
     for _ in range(60):  # a little later all of it is back
         world.now += 0.0625
         for line, meter in zip(world.gateways, world.meters, strict=True):
@@ -176,13 +176,13 @@ def test_asks_that_overtake_one_another_take_no_more_slots_than_there_are(plan: 
 
     def judged(ask: Ask) -> None:
         answer = world.answer("one", ask)
-        meter.ended(ask, answer, world.now)
+        meter.ask_finished(ask, answer, world.now)
         if ask.need and answer.wait_us <= 0.0:
             meter.use(1, world.now)
 
     for what, which in plan:
         world.now += 0.03
-        if what == "ask" and meter.take(1, world.now) == ASK:
+        if what == "ask" and meter.acquire(1, world.now) == ASK:
             under_way.append(meter.ask(1, world.now))
         elif what == "tick" and (ask := meter.tick(world.now)) is not None:
             under_way.append(ask)
@@ -190,7 +190,7 @@ def test_asks_that_overtake_one_another_take_no_more_slots_than_there_are(plan: 
             judged(under_way.pop(which % len(under_way)))
         elif what == "leave" and meter.inflight:
             line.fate = "lost before"  # what it would give back at once is not the matter here
-            meter.leave(0.1, world.now)
+            meter.release_slot(0.1, world.now)
             line.fate = "answered"
         assert meter.inflight <= bound.limit and meter.inflight + meter.balance <= bound.limit
     for ask in under_way:
@@ -265,20 +265,20 @@ def test_calls_that_are_decided_alone_because_an_answer_was_late_are_counted_in_
         world.now += 0.01
         for line, meter in zip(world.gateways, world.meters, strict=True):
             for _ in range(3):
-                wait_s = meter.take(1, world.now)
+                wait_s = meter.acquire(1, world.now)
                 if wait_s != ASK:
                     admitted += wait_s == 0.0
                     continue
                 ask = meter.ask(1, world.now)
                 if step % 3:  # late: its units come when the call has been decided
                     admitted += meter.alone(1, world.now) == 0.0
-                    meter.ended(ask, world.answer(line.holder, ask), world.now)
+                    meter.ask_finished(ask, world.answer(line.holder, ask), world.now)
                 else:
                     answer = world.answer(line.holder, ask)
-                    meter.ended(ask, answer, world.now)
+                    meter.ask_finished(ask, answer, world.now)
                     if answer.granted:
                         meter.use(1, world.now)
                         admitted += 1
-            if (told := meter.tick(world.now)) is not None:
-                meter.ended(told, world.answer(line.holder, told), world.now)
+            if (report := meter.tick(world.now)) is not None:
+                meter.ask_finished(report, world.answer(line.holder, report), world.now)
     assert 950 <= admitted <= 1.05 * 1000 + 10

@@ -1,4 +1,4 @@
-"""Which limiter a gateway is told to use, and that its password is nowhere to be seen."""
+"""The settings of a gateway's limiter; its password is visible nowhere."""
 
 import argparse
 import asyncio
@@ -17,6 +17,7 @@ from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_gateway.settings import Settings
 from oriel_wire.errors import StartFailed
 
+from ..waiting import until
 from .certificates import certificate, needs_openssl
 
 SECRET = "hunter2-in-the-clear"
@@ -59,11 +60,10 @@ async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytes
     limiter = await _limiter(
         Settings(policies=Path("."), limiter=f"redis://:{SECRET}@127.0.0.1:1/0", limiter_replicas=2)
     )
-    assert isinstance(limiter, SharedLimiter) and isinstance(limiter.courier._ledger, RedisLedger)
-    limiter.courier._breaker._threshold = 1
+    assert isinstance(limiter, SharedLimiter) and isinstance(limiter.ledger_client._ledger, RedisLedger)
+    limiter.ledger_client._breaker._threshold = 1
     async with asyncio.timeout(60):
-        while limiter.courier.up:
-            await asyncio.sleep(0.01)
+        await until(lambda: not limiter.ledger_client.up)
     await limiter.close()
     assert "does not answer" in caplog.text and SECRET not in caplog.text
 
@@ -92,7 +92,7 @@ async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) ->
             await proxy.close()
 
 
-async def _greets(ledger: RedisLedger) -> bool:
+async def _announces(ledger: RedisLedger) -> bool:
     """Whether it answers; on a busy machine a connection may take longer than it has."""
     try:
         return (await ledger.hello(1.0)).gateways == 1
@@ -119,7 +119,7 @@ async def test_an_authority_that_comes_late_is_believed_from_the_next_connection
                 await ledger.hello(1.0)
             mounted.write_bytes(chain.read_bytes())
             async with asyncio.timeout(60):
-                while not await _greets(ledger):
+                while not await _announces(ledger):
                     pass
         finally:
             await ledger.close()

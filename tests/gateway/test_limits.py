@@ -1,4 +1,4 @@
-"""Allowances on the whole path: what is refused, what is given back, what a client is told, what a restart keeps."""
+"""Allowances on the whole path: what is refused, what is given back, what a client reads, what a restart keeps."""
 
 import asyncio
 import dataclasses
@@ -19,14 +19,13 @@ from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter, embedded
 from oriel_gateway.limits.ledger import MemoryLedger, Presence, Question
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.settings import Settings
-from oriel_gateway.targets import Target, resolve
-from oriel_policies.documents import Snapshot, Tenant, compile_documents
+from oriel_policies.documents import compile_documents
 from oriel_policies.ledger import Answer
-from oriel_policies.routing import RouteTable
 
-from .stack import LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
+from ..waiting import until
+from .limit_desk import INFER, Desk, on, tenant_t
+from .stack import LIMITED, Client, Seen, Upstream, documents, gateway, upstream
 
-INFER = "/v2/models/digits/infer"
 NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
 
 
@@ -34,43 +33,6 @@ NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
 async def up() -> AsyncIterator[Upstream]:
     async with upstream() as it:
         yield it
-
-
-def tenant_t(limits: str) -> dict[str, bytes]:
-    """Documents with tenant `t`, key key-t."""
-    return documents(
-        [1],
-        extra=f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nservices = ["*"]\n'
-        f'keys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n',
-    )
-
-
-def on(port: int, files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: data.replace(b'127.0.0.1:1"', f'127.0.0.1:{port}"'.encode()) for name, data in files.items()}
-
-
-class Desk:
-    """Tenant t in front of an embedded limiter, without a network."""
-
-    def __init__(self, limits: str, **options: object) -> None:
-        self.limiter = EmbeddedLimiter(**options)  # type: ignore[arg-type]
-        self.load(limits)
-        self.now = 100.0
-
-    def load(self, limits: str) -> None:
-        self.snapshot: Snapshot = compile_documents(tenant_t(limits))
-        self.tenant: Tenant = self.snapshot.tenants["t"]
-
-    def target(self, model: str = "m") -> Target:
-        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, RouteTable(self.snapshot.routes))
-
-    def take(self, model: str = "m", size: int = 0):  # type: ignore[no-untyped-def]
-        return self.limiter.take(self.tenant, self.target(model), size, self.now)
-
-    def refused(self, model: str = "m", size: int = 0) -> Refused:
-        with pytest.raises(Refused) as caught:
-            self.take(model, size)
-        return caught.value
 
 
 def test_scopes_count_their_own_calls_and_a_refusal_gives_back_what_others_took() -> None:
@@ -219,7 +181,7 @@ def test_accounts_are_bounded_and_those_that_owe_are_kept_longest() -> None:
         desk.now += 0.0005
         tenant = dataclasses.replace(other, name=f"n{number}")
         target = dataclasses.replace(desk.target(), allowances=tenant.allowances)
-        desk.limiter.take(tenant, target, 0, desk.now)
+        desk.limiter.acquire(tenant, target, 0, desk.now)
         assert desk.limiter.accounts <= 100
     desk.tenant = debtor
     desk.refused()
@@ -236,17 +198,18 @@ async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None
         grants = []
         for _ in range(3):
             for tenant, target in zip(tenants, targets, strict=True):
-                grants.append(desk.limiter.take(tenant, target, 0, desk.now))
+                grants.append(desk.limiter.acquire(tenant, target, 0, desk.now))
                 assert desk.limiter.accounts <= 2
         for tenant, target in zip(tenants, targets, strict=True):
             with pytest.raises(Refused, match="3 requests per month"):
-                desk.limiter.take(tenant, target, 0, desk.now)
+                desk.limiter.acquire(tenant, target, 0, desk.now)
         for grant in grants:  # what comes back late comes back to the same count
             assert grant is not None
             grant.settle(0, False, desk.now)
         for tenant, target in zip(tenants, targets, strict=True):
             assert (
-                '"requests-month";r=2;' in dict(desk.limiter.take(tenant, target, 0, 100.0).headers(100.0))["ratelimit"]
+                '"requests-month";r=2;'
+                in dict(desk.limiter.acquire(tenant, target, 0, 100.0).headers(100.0))["ratelimit"]
             )  # type: ignore[union-attr]
         await desk.limiter.close()
 
@@ -257,7 +220,7 @@ def test_what_is_kept_of_forgotten_quotas_is_bounded(monkeypatch: pytest.MonkeyP
     desk = Desk(limits, max_accounts=2)
     for number in range(20):
         tenant = dataclasses.replace(compile_documents(tenant_t(limits)).tenants["t"], name=f"n{number}")
-        desk.limiter.take(tenant, dataclasses.replace(desk.target(), allowances=tenant.allowances), 0, desk.now)
+        desk.limiter.acquire(tenant, dataclasses.replace(desk.target(), allowances=tenant.allowances), 0, desk.now)
     assert len(desk.limiter._windows) == 3 and desk.limiter.accounts == 2
 
 
@@ -289,7 +252,7 @@ async def test_a_restart_with_a_wrong_clock_forgives_no_quota(tmp_path: Path, wr
 
 
 @pytest.mark.parametrize(
-    ("limits", "size", "told"),
+    ("limits", "size", "retry_after_s"),
     [
         ("limit = { requests_per_s = 0.3, burst = 2 }", 0, 4),
         ("limit = { requests_per_s = 50, burst = 2 }", 0, 1),
@@ -304,7 +267,7 @@ async def test_a_restart_with_a_wrong_clock_forgives_no_quota(tmp_path: Path, wr
         ('limit = { bytes_per_s = 1, bytes_burst = 50 }\nlimits = [{ route = "model:*", bytes_per_s = 9 }]', 40, 30),
     ],
 )
-def test_retry_after_is_true_for_every_kind_of_limit(limits: str, size: int, told: int) -> None:
+def test_retry_after_is_true_for_every_kind_of_limit(limits: str, size: int, retry_after_s: int) -> None:
     """The same call passes then, and did not a second before."""
     noon = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() - 100.0
 
@@ -319,11 +282,11 @@ def test_retry_after_is_true_for_every_kind_of_limit(limits: str, size: int, tol
         return desk
 
     refused = used_up().refused(size=size)
-    assert refused.retry_after_s == told
-    assert f";t={told}" in dict(refused.headers)["ratelimit"]
+    assert refused.retry_after_s == retry_after_s
+    assert f";t={retry_after_s}" in dict(refused.headers)["ratelimit"]
     for early_s, passes in ((0.0, True), (1.001, False)):
         desk = used_up()
-        desk.now += told - early_s
+        desk.now += retry_after_s - early_s
         desk.clock[0] = desk.now  # type: ignore[attr-defined]
         if passes:
             desk.take(size=size)
@@ -345,7 +308,7 @@ async def test_http_tells_what_is_left_and_what_was_refused(up: Upstream) -> Non
         until_midnight = 86400 - time() % 86400
         assert reply.status == 429 and b"quota_exceeded" in reply.body
         assert abs(int(reply.headers["retry-after"]) - until_midnight) <= 2
-        assert core.stats.refused == {Outcome.QUOTA_EXCEEDED: 1}
+        assert core.records.stats.refused == {Outcome.QUOTA_EXCEEDED: 1}
         assert (await client.ask("/v2/models/none!", key="key-t")).status == 404, "not counted, not limited"
 
 
@@ -361,8 +324,7 @@ async def test_a_slot_is_held_to_the_last_byte_and_by_nobody_who_left(up: Upstre
     async with gateway(files) as (port, _), Client(port) as one, Client(port) as two:
         one.send(INFER, b"x", key="key-t")
         async with asyncio.timeout(60):
-            while not up.seen:
-                await asyncio.sleep(0.001)
+            await until(lambda: up.seen)
         assert (reply := await two.ask(INFER, b"x", key="key-t")).status == 429
         assert b"concurrency_limited" in reply.body and reply.headers["retry-after"] == "1"
         one.writer.close()
@@ -402,12 +364,12 @@ async def test_a_streamed_answer_is_counted_as_it_passes(up: Upstream) -> None:
     async with gateway(files) as (port, core), Client(port) as client:
         client.send(INFER, b"x", key="key-t")
         await client.reader.readuntil(b"\r\n\r\n1\r\nx\r\n")
-        target = core.target(core.snapshot.tenants["t"], b"l", "POST", INFER, "")
-        assert core.limiter.take(core.snapshot.tenants["t"], target, 10, monotonic())
+        target = core.targets.of_line(core.snapshot.tenants["t"], b"l", "POST", INFER, "")
+        assert core.limiter.acquire(core.snapshot.tenants["t"], target, 10, monotonic())
         more.set()
         await client.reader.readexactly(5000)
         with pytest.raises(Refused):  # while the stream goes on
-            core.limiter.take(core.snapshot.tenants["t"], target, 10, monotonic())
+            core.limiter.acquire(core.snapshot.tenants["t"], target, 10, monotonic())
     server.close()
     await server.wait_closed()
 
@@ -433,8 +395,7 @@ async def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     desk = Desk(limits, file=QuotaFile(path, save_s=0.01), wall=lambda: NOON)
     desk.take().settle(7000, True, desk.now)
     async with asyncio.timeout(60):  # killed without a word: only what the timer saved is there
-        while not (path.exists() and _rows(path)):
-            await asyncio.sleep(0.01)
+        await until(lambda: path.exists() and _rows(path))
     assert path.stat().st_mode & 0o77 == 0
     desk.take().settle(0, True, desk.now)
     await desk.limiter.close()
@@ -458,7 +419,7 @@ async def test_a_quota_file_is_read_before_the_first_call(tmp_path: Path, monkey
     limiter = await _limiter(settings)
     monkeypatch.setattr(QuotaFile, "_read", None)
     desk = Desk("limit = { requests_per_day = 3 }")
-    limiter.take(desk.tenant, desk.target(), 0, 1.0)
+    limiter.acquire(desk.tenant, desk.target(), 0, 1.0)
     await limiter.close()
 
 
@@ -515,7 +476,7 @@ async def test_an_unlimited_tenant_meets_no_limiter(up: Upstream) -> None:
 
 
 class Thinking:
-    """A ledger that answers when it is told to."""
+    """A ledger that answers on a signal."""
 
     def __init__(self) -> None:
         self.behind = MemoryLedger(lambda: time() * 1e6).seat("one")
@@ -543,8 +504,7 @@ async def test_the_body_is_collected_while_the_limiter_thinks(up: Upstream) -> N
         two.writer.write(f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n".encode())
         two.writer.write(b"content-length: 200000\r\n\r\n" + bytes(199_000))
         async with asyncio.timeout(60):
-            while ledger.asked < 2:
-                await asyncio.sleep(0.001)
+            await until(lambda: ledger.asked >= 2)
         await asyncio.sleep(0.01)
         assert not up.seen
         ledger.go.set()
@@ -555,8 +515,7 @@ async def test_the_body_is_collected_while_the_limiter_thinks(up: Upstream) -> N
         ledger.go.clear()
         two.send(INFER, b"x", key="key-t")  # over the limit: known only when the ledger has said so
         async with asyncio.timeout(60):
-            while ledger.asked < 3:
-                await asyncio.sleep(0.001)
+            await until(lambda: ledger.asked >= 3)
         ledger.go.set()
         reply = await two.reply()
         assert reply.status == 429 and int(reply.headers["retry-after"]) > 900 and "x-request-id" in reply.headers

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway import mirror as module
-from oriel_gateway.mirror import Listed, Mirror, Moved, StoreFailed
-from oriel_gateway.sources import KINDS, FolderSource, StoreUrl, store_url
+from oriel_gateway.documents import mirror as module
+from oriel_gateway.documents.mirror import Listed, Mirror, Moved, StoreFailed
+from oriel_gateway.documents.source import KINDS, FolderSource, store_location
 from oriel_policies.errors import BadDocument
+from oriel_wire.objects.client import Location
+from oriel_wire.objects.errors import BadStoreUrl
 
-URL = store_url("s3://bucket/policies")
+URL = store_location("s3://bucket/policies")
 MakeMirror = Callable[..., Mirror]
 
 
@@ -336,13 +338,13 @@ async def test_a_look_that_is_cancelled_while_it_swaps_leaves_a_whole_set(
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        ("s3://bucket/a/b/", StoreUrl(kind="s3", bucket="bucket", prefix="a/b")),
-        ("gs://bucket", StoreUrl(kind="gs", bucket="bucket", prefix="")),
-        ("as://account/container//x", StoreUrl(kind="az", account="account", bucket="container", prefix="x")),
+        ("s3://bucket/a/b/", Location(kind="s3", bucket="bucket", prefix="a/b/")),
+        ("gs://bucket", Location(kind="gs", bucket="bucket", prefix="")),
+        ("as://account/container//x", Location(kind="az", account="account", bucket="container", prefix="x/")),
     ],
 )
-def test_urls(text: str, url: StoreUrl) -> None:
-    assert store_url(text) == url and store_url(str(url)) == url
+def test_urls(text: str, url: Location) -> None:
+    assert store_location(text) == url and store_location(str(url)) == url
 
 
 @pytest.mark.parametrize(
@@ -350,13 +352,14 @@ def test_urls(text: str, url: StoreUrl) -> None:
     [
         ("s3://user:s3cret@bucket/x", "takes no credentials"),
         ("az://account/container?sig=s3cret", "takes no credentials"),
-        ("https://s3cret/x", "policies are a folder"),
+        ("https://s3cret/x", "not a known object store"),
         ("gs://bucket/../x", "is not gs://bucket/prefix"),
+        ("s3://host:9000/bucket/x", "set AWS_ENDPOINT_URL to the address of the store"),
         ("az://account", "az://account/container/prefix"),
         ("s3://" + "b" * 2000, "more than 1024 characters"),
     ],
 )
 def test_urls_that_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
-        store_url(text)
+    with pytest.raises(BadStoreUrl, match=said) as caught:
+        store_location(text)
     assert "s3cret" not in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from oriel_gateway.named_models import JUDGED_BYTES, MAX_QUOTES
+from oriel_gateway.identity.named_models import JUDGED_BYTES, MAX_QUOTES
 from oriel_policies.documents import compile_documents
 
 from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, digest, documents, gateway, upstream

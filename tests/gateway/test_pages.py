@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway import app, core, decisions, guard, queues, routing_state, top_tenants, unread
-from oriel_gateway.answers import STATUS
+from oriel_gateway import app
+from oriel_gateway.admin import guard, queues
 from oriel_gateway.api_docs import document, pages, published, reading
+from oriel_gateway.call import unread
 from oriel_gateway.errors import Outcome
-from oriel_gateway.ingress_grpc import _CODES
-from oriel_gateway.limits import courier, words
+from oriel_gateway.http_status import STATUS
+from oriel_gateway.ingress.grpc import _CODES
+from oriel_gateway.limits import error_text, ledger_client
+from oriel_gateway.observe import decisions, top_tenants
+from oriel_gateway.routing import target_cache
+from oriel_gateway.shared import state
 from oriel_wire.engine import control, lines, listener, spans
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,7 +39,7 @@ def test_no_row_of_a_reason_that_is_gone() -> None:
 
 
 def test_every_refusal_has_a_status_on_both_protocols() -> None:
-    refusals = set(Outcome) - {Outcome.ANSWERED, Outcome.CLIENT_LEFT}
+    refusals = set(Outcome) - {Outcome.ANSWERED, Outcome.CALLER_LEFT}
     assert set(STATUS) >= refusals and set(_CODES) >= refusals
 
 
@@ -43,7 +48,8 @@ def test_every_refusal_has_a_status_on_both_protocols() -> None:
     ["HTTP, as", "Special routes", "Gateway\n", "v2 messages", "Logic (", "OpenAI", "Load generator", "Control planes"],
 )
 def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) -> None:
-    tests = "\n".join(path.read_text() for path in Path(__file__).resolve().parents[1].rglob("test_*.py"))
+    folder = Path(__file__).resolve().parents[1]
+    tests = "\n".join(path.read_text() for name in ("test_*.py", "*_suite.py") for path in folder.rglob(name))
     there, listed = set(re.findall(r"def (test_\w+)", tests)), rows("limits.md", heading)
     if heading not in ("HTTP, as", "Special routes", "Gateway\n"):
         there.add("-")  # not everything further in has one yet
@@ -57,15 +63,15 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
     ("begins", "values"),
     [
         ("listen backlog", (listener.BACKLOG,)),
-        ("`KEPT_BYTES`", (routing_state.KEPT_BYTES >> 20,)),
-        ("shared limiter: meters", (courier.MAX_TICKED,)),
+        ("`KEPT_BYTES`", (state.KEPT_BYTES >> 20,)),
+        ("shared limiter: meters", (ledger_client.MAX_TICKED,)),
         ("answer waiting", (unread.READER_BYTES >> 10, unread.READER_BYTES >> 12, unread.MAX_BYTES >> 20)),
         ("decisions kept", (decisions.KEPT, decisions.ANSWERS)),
-        ("endpoints a decision names", (decisions.TOLD,)),
+        ("endpoints that a decision names", (decisions.MAX_TRIED,)),
         ("`/queues`", (queues.TENANTS, queues.LOOKED_AT)),
         ("tenants with a name", (top_tenants.NAMED, top_tenants.MAX_COUNTED)),
-        ("bounds named in", (words.MAX_ITEMS,)),
-        ("requests of tenants", (2, core._TARGETS)),
+        ("bounds named in", (error_text.MAX_ITEMS,)),
+        ("requests of tenants", (2, target_cache._TARGETS)),
         ("calls under way at SIGTERM", (app.DRAIN_S,)),
         ("lines of the access log", (lines.MAX_QUEUED, lines.CLOSE_S)),
         ("spans that wait", (spans.MAX_QUEUED_SPANS, spans.CLOSE_S)),

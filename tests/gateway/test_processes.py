@@ -1,4 +1,4 @@
-"""R10, R11, R11b with real processes: pods that are killed or stopped under load, a gateway that is told to stop."""
+"""R10, R11, R11b with real processes: pods that are killed or stopped under load, a gateway that is stopped."""
 
 import asyncio
 import os
@@ -11,11 +11,12 @@ from time import monotonic
 
 import pytest
 
-from oriel_gateway.endpoints import Reach
+from oriel_gateway.pools.endpoints import Reach
 
+from ..waiting import until
+from .gate import INFER, idle
 from .pods import PROBED, Load, files, pod, ports_of
 from .stack import Client, documents, gateway, upstream
-from .test_ingress_http import INFER, idle, settle
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
@@ -23,28 +24,28 @@ async def test_a_killed_pod_loses_at_most_what_it_had_in_flight(idempotent: bool
     """R10: nothing beyond that is lost, idempotent calls are answered by the other pod, nothing else runs twice."""
     async with pod() as one, pod() as other, gateway(files([one, other], idempotent=idempotent)) as (port, core):
         these = core.pools["p"].endpoints
-        await settle(lambda: [e.reach for e in these] == [Reach.READY] * 2)
+        await until(lambda: [e.reach for e in these] == [Reach.READY] * 2)
         load = Load(port, 8)
-        await settle(lambda: len(load.answers) > 300)
+        await until(lambda: len(load.answers) > 300)
         victim = next(e for e in these if e.port == one.port)
         in_flight = victim.outstanding
         one.signal(signal.SIGKILL)
         killed = monotonic()
-        await settle(lambda: sum(at > killed for at, *_ in load.answers) > 300)
+        await until(lambda: sum(at > killed for at, *_ in load.answers) > 300)
         statuses = await load.stop()
         lost = statuses.total() - statuses[200]
         assert lost <= (0 if idempotent else max(in_flight, 8)), statuses
         assert set(statuses) <= {200, 502}
         after = [at for at, status, _, _ in load.answers if at > killed and status == 200]
         assert after[0] - killed < 1.0
-        await settle(lambda: victim.reach is Reach.UNREACHABLE)
+        await until(lambda: victim.reach is Reach.UNREACHABLE)
         assert these.usable == [e for e in these if e is not victim]
         twice = [body for body, times in (one.ran + other.ran).items() if times > 1]
         assert not twice if not idempotent else len(twice) <= 8
         # It comes back at the same address and is found.
         async with pod(port=one.port):
-            await settle(lambda: len(these.usable) == 2)
-        await settle(lambda: idle(core))
+            await until(lambda: len(these.usable) == 2)
+        await until(lambda: idle(core))
 
 
 @pytest.mark.parametrize("probe", [PROBED, 'probe = ""'], ids=["probed", "by history"])
@@ -58,24 +59,24 @@ async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe:
         these = core.pools["p"].endpoints
         victim = next(e for e in these if e.port == one.port)
         load = Load(port, 8, timeout_ms=1500)
-        await settle(lambda: len(load.answers) > 400)
+        await until(lambda: len(load.answers) > 400)
         one.signal(signal.SIGSTOP)
         # 0.75 to 0.95 s by its timers. On a busy machine the other one may have been ejected as slow just before, and
         # never more than half of a pool are: then its time has to be over first.
-        await settle(lambda: victim not in these.usable)
+        await until(lambda: victim not in these.usable)
         stuck = victim.outstanding
         asked = len(load.answers)
-        await settle(lambda: len(load.answers) > asked + 100)
-        await settle(lambda: victim.outstanding == 0)  # they expire, and the pod is told
+        await until(lambda: len(load.answers) > asked + 100)
+        await until(lambda: victim.outstanding == 0)  # they expire, and the pod sees them leave
         before, resumed = one.ran.total(), monotonic()
         one.signal(signal.SIGCONT)
-        await settle(lambda: victim in these.usable)
+        await until(lambda: victim in these.usable)
         statuses = await load.stop()
         assert statuses[504] <= max(stuck, 1) <= 8 and set(statuses) <= {200, 504}, statuses
         expired = {b"ran " + body for _, status, body, _ in load.answers if status == 504}
         # What it had executed when it was stopped, and not yet answered, is none of these.
         assert not [body for body in expired if one.ran_s.get(body, 0.0) > resumed] and one.ran.total() >= before
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
 
 
 async def test_a_gateway_that_is_told_to_stop_fails_no_request(tmp_path: Path) -> None:
@@ -116,18 +117,18 @@ async def test_a_gateway_that_is_told_to_stop_fails_no_request(tmp_path: Path) -
                     await client.__aexit__()
 
             callers = [asyncio.create_task(caller()) for _ in range(16)]
-            await settle(lambda: statuses[200] > 200)
+            await until(lambda: statuses[200] > 200)
             async with Client(port) as idle_client, Client(port) as probe:
                 assert (await probe.ask("/v2/health/ready", key=None, method="GET")).status == 200
                 process.send_signal(signal.SIGTERM)
-                told = monotonic()
-                await settle(lambda: bool(closed))
+                stopped_s = monotonic()
+                await until(lambda: bool(closed))
                 assert (await probe.ask("/v2/health/ready", key=None, method="GET")).status == 503
                 assert await idle_client.reader.read() == b""  # closed, not reset
             await asyncio.wait_for(asyncio.gather(*callers), 60)
             assert set(statuses) == {200} and closed
             assert await asyncio.wait_for(process.wait(), 60) == 0
-            assert monotonic() - told < 15.0  # at once, not when its 30 s are over
+            assert monotonic() - stopped_s < 15.0  # at once, not when its 30 s are over
         finally:
             if process.returncode is None:
                 process.kill()

@@ -8,19 +8,20 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway import pools
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
-from oriel_gateway.pools import PoolGate
-from oriel_gateway.reports import side_of
-from oriel_gateway.targets import resolve
+from oriel_gateway.pools import pool
+from oriel_gateway.pools.pool import PoolGate, load_direction
+from oriel_gateway.routing.targets import resolve
 from oriel_policies.backlog import Backlog
 from oriel_policies.documents import compile_documents
 from oriel_policies.routing import RouteTable
 
+from ..waiting import until
+from .documents import TIER, written
+from .gate import INFER, Gate, idle
+from .grpc_stack import Backend, headers, stack
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
-from .test_ingress_grpc import Backend, headers, stack
-from .test_ingress_http import INFER, Gate, idle, settle
 
 WORK = "model:/v2/models/digits/infer"
 
@@ -29,12 +30,6 @@ WORK = "model:/v2/models/digits/infer"
 async def up() -> AsyncIterator[Upstream]:
     async with upstream() as it:
         yield it
-
-
-def written(files: dict[str, bytes], before: str, after: str) -> dict[str, bytes]:
-    text = files["all.toml"].decode()
-    assert before in text
-    return {"all.toml": text.replace(before, after).encode()}
 
 
 def seen_before(core: Gateway, work: str, seconds: float, *, fastest_s: float = 0.0) -> None:
@@ -64,7 +59,7 @@ async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: U
         reply = await client.ask(INFER, b"body", headers="x-request-timeout-ms: 100\r\n")
         assert reply.status == 503 and json.loads(reply.body)["reason"] == "infeasible"
         assert 1 <= int(reply.headers["retry-after"]) <= 60 and len(up.seen) == 1
-        assert core.stats.refused[Outcome.INFEASIBLE] == 1 and idle(core)
+        assert core.records.stats.refused[Outcome.INFEASIBLE] == 1 and idle(core)
 
 
 async def test_a_call_that_would_wait_past_its_deadline_is_refused_at_once(up: Upstream) -> None:
@@ -74,9 +69,9 @@ async def test_a_call_that_would_wait_past_its_deadline_is_refused_at_once(up: U
         queue = core.pools["p"].admission.queue
         async with Client(port) as a, Client(port) as b, Client(port) as c, Client(port) as d:
             a.send(INFER, b"x")
-            await settle(lambda: len(gate.order) == 1)
+            await until(lambda: len(gate.order) == 1)
             b.send(INFER, b"x")
-            await settle(lambda: len(queue) == 1)
+            await until(lambda: len(queue) == 1)
             slow = Backlog()
             slow.turn_s, slow.turns = 20.0, 100
             queue._bands[0].flows["g"].backlog = slow
@@ -84,7 +79,7 @@ async def test_a_call_that_would_wait_past_its_deadline_is_refused_at_once(up: U
             assert reply.status == 503 and json.loads(reply.body)["reason"] == "infeasible"
             assert reply.headers["retry-after"] == "20" and len(queue) == 1
             d.send(INFER, b"x", key=BRONZE)  # of whose turns nothing is known
-            await settle(lambda: len(queue) == 2)
+            await until(lambda: len(queue) == 2)
             for _ in range(3):
                 gate.go.release()
             assert [(await each.reply()).status for each in (a, b, d)] == [200] * 3
@@ -98,9 +93,9 @@ async def test_bytes_that_wait_are_bounded_and_a_higher_tier_displaces(up: Upstr
     async with gateway(files) as (port, core):
         async with Client(port) as a, Client(port) as b, Client(port) as c, Client(port) as d:
             a.send(INFER, b"x")
-            await settle(lambda: len(gate.order) == 1)
+            await until(lambda: len(gate.order) == 1)
             b.send(INFER, bytes(700), key=BRONZE)
-            await settle(lambda: len(core.pools["p"].admission.queue) == 1)
+            await until(lambda: len(core.pools["p"].admission.queue) == 1)
             full = await c.ask(INFER, bytes(700), key=BRONZE)
             assert full.status == 503 and json.loads(full.body)["reason"] == "queue_full"
             d.send(INFER, bytes(700), key=GOLD)
@@ -122,7 +117,7 @@ async def test_an_upstream_is_asked_for_its_load_and_no_client_hears_of_it(up: U
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         gate = core.pools["p"]
         assert gate.learned is not None
-        gate.asks = True
+        gate.wants_load_report = True
         for _ in range(2):
             assert "endpoint-load-metrics" not in (await client.ask(INFER, b"x")).headers
         assert [seen.get("endpoint-load-metrics-format") for seen in up.seen] == ["text", None]
@@ -130,10 +125,10 @@ async def test_an_upstream_is_asked_for_its_load_and_no_client_hears_of_it(up: U
 
 
 def test_what_a_load_report_says() -> None:
-    assert side_of("TEXT application_utilization=1.3, named_metrics.queue_depth=0") == -1
-    assert side_of('JSON {"named_metrics": {"queue_depth": 0}}') == 1
-    assert side_of("TEXT named_metrics.queue_depth=12") == -1
-    assert side_of("TEXT cpu_utilization=0.9") == side_of("nonsense") == side_of("TEXT a=b") == 0
+    assert load_direction("TEXT application_utilization=1.3, named_metrics.queue_depth=0") == -1
+    assert load_direction('JSON {"named_metrics": {"queue_depth": 0}}') == 1
+    assert load_direction("TEXT named_metrics.queue_depth=12") == -1
+    assert load_direction("TEXT cpu_utilization=0.9") == load_direction("nonsense") == load_direction("TEXT a=b") == 0
 
 
 @pytest.mark.parametrize("learn", [True, False])
@@ -145,7 +140,7 @@ def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, le
     target = resolve("POST", INFER, "", tenant, RouteTable(snapshot.routes))
     gate = PoolGate(snapshot.pools["p"])
     now = 1000.0
-    monkeypatch.setattr(pools, "monotonic", lambda: now)
+    monkeypatch.setattr(pool, "monotonic", lambda: now)
     running: list[float] = []
 
     class Waiting:
@@ -156,21 +151,18 @@ def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, le
             raise AssertionError("there is room")
 
     for _ in range(50):
-        gate.wait(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
+        gate.join_queue(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
     gate.pump()
     for _ in range(4000):
         now += 0.01
         began = running.pop(0)
-        gate.wait(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
-        gate.leave(target, tenant, None, now - began, -1, 1, True)
+        gate.join_queue(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
+        gate.release_permit(target, tenant, None, now - began, -1, 1, True)
     assert gate.admission.limit == gate.admission.inflight == len(running)
     if learn:
         assert gate.learned is not None and gate.learned.base <= 3
     else:
         assert gate.admission.limit == 16
-
-
-TIER = "band = 0\ntarget_ms = 2000"
 
 
 @pytest.mark.parametrize("rule", ["stream_idle_ms = 40", "stream_idle_ms = 30\nstream_max_ms = 60"])
@@ -201,7 +193,7 @@ async def test_a_stream_ends_as_its_tier_says(up: Upstream, rule: str) -> None:
                 except ConnectionError:
                     pass
         assert idle(core)
-        assert [outcome for _, _, _, outcome, _ in core.stats.series] == [Outcome.DEADLINE_EXCEEDED]
+        assert [outcome for _, _, _, outcome, _ in core.records.stats.series] == [Outcome.DEADLINE_EXCEEDED]
         stop.set()
         await stopped.wait()
     server.close()
@@ -235,7 +227,7 @@ async def test_a_silent_grpc_stream_ends_as_its_tier_says(monkeypatch: pytest.Mo
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await call.read()
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await settle(lambda: core.pools["p"].admission.inflight == 0 and not len(core._wheel))
+        await until(lambda: core.pools["p"].admission.inflight == 0 and not len(core.clock))
 
 
 async def test_grpc_is_judged_by_the_same_rules() -> None:
@@ -250,6 +242,6 @@ async def test_grpc_is_judged_by_the_same_rules() -> None:
                 await infer(request, timeout=1.8, metadata=metadata)
             assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not backend.seen
             assert ("x-oriel-reason", "deadline_too_short") in tuple(raised.value.trailing_metadata() or ())
-            core.pools["p"].asks = True
+            core.pools["p"].wants_load_report = True
             await infer(request, timeout=30.0, metadata=metadata)
             assert backend.seen[0][2]["endpoint-load-metrics-format"] == "text"

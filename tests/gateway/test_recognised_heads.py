@@ -1,6 +1,6 @@
 """What a connection's heads have in common is judged once; what differs counts for each request."""
 
-from gateway.stack import BRONZE, GOLD, Client, Upstream, documents, gateway, upstream
+from .stack import BRONZE, GOLD, Client, Upstream, documents, gateway, upstream
 
 INFER = "/v2/models/digits/infer"
 
@@ -25,7 +25,7 @@ async def test_ids_and_sizes_of_their_own() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         for number, size in enumerate((5, 5, 7, 1, 900, 200_000, 3, 0, 2), 1):
             assert await asked(client, up, number, size) == (200, "g")
-        ended = core.decisions.of("r5")
+        ended = core.records.decisions.of("r5")
         assert len(ended) == 1 and ended[0].mark.trace == f"{5:032x}" and ended[0].bytes_in == 900
 
 

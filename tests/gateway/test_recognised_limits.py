@@ -1,4 +1,4 @@
-"""Limits of a tenant whose heads are recognised: counted exactly, and told in the words that others hear."""
+"""Limits of a tenant whose heads are recognised: counted exactly, and refused with the same error text as others."""
 
 import asyncio
 import re
@@ -8,15 +8,16 @@ from math import inf
 
 import pytest
 
-from oriel_gateway import call, ingress_http
+from oriel_gateway.call import http as call
 from oriel_gateway.core import Gateway
-from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.ingress import http as ingress_http
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import Tenant
 from oriel_wire.engine import listener, server
 
+from .limit_desk import INFER, on, tenant_t
 from .stack import Client, Seen, Upstream, gateway, upstream
-from .test_limits import INFER, on, tenant_t
 
 HEAD = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n"
 KINDS = {
@@ -50,7 +51,7 @@ class Still:
 
 
 def looking() -> tuple[type[Gateway], list[int]]:
-    """A gateway, and what grows whenever it looks at a head of a known sender as a whole."""
+    """A gateway, and what grows whenever it parses the whole head of a known sender."""
     seen: list[int] = []
     numbers = count()
 
@@ -84,10 +85,11 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
     for module in (ingress_http, call, server):
         monkeypatch.setattr(module, "monotonic", lambda: 1e6)
     monkeypatch.setattr(listener, "Pulse", Still)
-    told = []
+    both = []
     for again in (True, False):
         make, seen = looking()
-        async with gateway(on(up.port, tenant_t(limits)), make=make) as (port, core):
+        limiter = EmbeddedLimiter(wall=lambda: 1e9)
+        async with gateway(on(up.port, tenant_t(limits)), make=make, limiter=limiter) as (port, core):
             answers = []
             async with Client(port) as first:
                 for _ in range(allowed + 3):
@@ -97,12 +99,12 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
                         async with Client(port) as client:
                             answers.append(await raw(client, HEAD + ids, b"body"))
             assert len(seen) == (2 if again else allowed + 3)
-            assert core.decisions.where(reason="answered", limit=100)[allowed - 1 :][0].status == 200
-            told.append(answers)
-    assert told[0] == told[1]
-    statuses = [answer.split()[1] for answer in told[0]]
+            assert core.records.decisions.where(reason="answered", limit=100)[allowed - 1 :][0].status == 200
+            both.append(answers)
+    assert both[0] == both[1]
+    statuses = [answer.split()[1] for answer in both[0]]
     assert statuses == [b"200"] * allowed + [b"429"] * 3
-    for answer in told[0]:
+    for answer in both[0]:
         assert b"ratelimit:" in answer and b"ratelimit-policy:" in answer and b"x-request-id: " in answer
         assert b"server-timing: gateway-queue;dur=" in answer
         assert (b'"reason":"' in answer and b"retry-after: " in answer) is (b" 429 " in answer)
@@ -127,8 +129,8 @@ async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: 
                 client.writer.write(head + b"b" * size)
                 statuses.append((await client.reply()).status)
         assert statuses == [200] * 40 + [429] * 20 and len(up.seen) == 40
-        assert len(seen) < 6, "it was looked at again"
-        assert core.pools["p"].calls == 0 and core.stats.refused["rate_limited"] == 20
+        assert len(seen) < 6, "it was parsed again"
+        assert core.pools["p"].calls == 0 and core.records.stats.refused["rate_limited"] == 20
 
 
 async def test_slots_are_held_and_come_back(up: Upstream) -> None:

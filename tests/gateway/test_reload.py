@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,32 +14,28 @@ from typing import Any
 
 import pytest
 
-from oriel_gateway import compiler, reload
-from oriel_gateway.admin import admin_app
+from oriel_gateway.admin.app import admin_app
 from oriel_gateway.app import compiler_of, load
-from oriel_gateway.compiler import FolderCompiler, compile_folder
 from oriel_gateway.core import Gateway
-from oriel_gateway.reload import CALM_S, Reloader
+from oriel_gateway.documents import compiler, reload
+from oriel_gateway.documents.compiler import FolderCompiler, compile_folder
+from oriel_gateway.documents.reload import CALM_S, Reloader
+from oriel_gateway.documents.source import FolderSource, Stamp
 from oriel_gateway.settings import Settings
-from oriel_gateway.sources import FolderSource, Stamp
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.packed import decoded
 from oriel_policies.errors import BadDocument
 
+from ..waiting import until
+from .documents import changed
+from .gate import INFER, idle
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
-from .test_ingress_http import INFER, idle, settle
 
 
 @pytest.fixture
 async def up() -> AsyncIterator[Upstream]:
     async with upstream() as it:
         yield it
-
-
-def changed(files: dict[str, bytes], old: str, new: str) -> dict[str, bytes]:
-    text = files["all.toml"].decode()
-    assert old in text
-    return {"all.toml": text.replace(old, new).encode()}
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
@@ -95,18 +92,18 @@ async def test_calls_that_run_and_wait_are_answered_across_a_swap(up: Upstream) 
     files = documents([up.port], max_inflight=1)
     async with gateway(files) as (port, core), Client(port) as runs, Client(port) as waits, Client(port) as bronze:
         runs.send(INFER)
-        await settle(lambda: len(up.seen) == 1)
+        await until(lambda: len(up.seen) == 1)
         waits.send(INFER)
         bronze.send(INFER, key=BRONZE)
         gate = core.pools["p"]
-        await settle(lambda: len(gate.admission.queue) == 2)
+        await until(lambda: len(gate.admission.queue) == 2)
         # The waiting tenants are both gone from the new documents.
         core.adopt(compile_documents(changed(files, digest(GOLD), digest("new"))))
         assert core.pools["p"] is gate and len(gate.admission.queue) == 2
         release.set()
         assert [(await client.reply()).status for client in (runs, waits, bronze)] == [200, 200, 200]
         assert (await runs.ask(INFER)).status == 401
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
 
 
 async def test_a_pool_that_is_gone_finishes_its_calls_and_is_closed(up: Upstream) -> None:
@@ -121,14 +118,14 @@ async def test_a_pool_that_is_gone_finishes_its_calls_and_is_closed(up: Upstream
     text = files["all.toml"].decode().replace("[pools.p]", "[pools.q]").replace('pool = "p"', 'pool = "q"')
     async with gateway(files) as (port, core), Client(port) as client:
         client.send(INFER)
-        await settle(lambda: len(up.seen) == 1)
+        await until(lambda: len(up.seen) == 1)
         old = core.pools["p"]
         core.adopt(compile_documents({"all.toml": text.encode()}))
         await core.close_left_pools()
         assert core.left_pools == [old] and list(core.pools) == ["q"]
         release.set()
         assert (await client.reply()).status == 200
-        await settle(lambda: old.unused)
+        await until(lambda: old.unused)
         assert len(old.endpoints[0].idle) == 1
         await core.close_left_pools()
         assert core.left_pools == [] and not old.endpoints[0].idle
@@ -170,16 +167,16 @@ async def test_the_folder_is_watched_and_a_bad_document_keeps_the_old(
     files = documents([up.port])
     async with watched(tmp_path, files) as (port, core, reloader), Client(port) as client:
         before = core.snapshot
-        await reloader.look()
+        await reloader.poll()
         assert core.snapshot is before and core.documents.adopted == 1
         write(tmp_path, changed(files, digest(GOLD), digest("new")))
-        await reloader.look()
+        await reloader.poll()
         assert (await client.ask(INFER)).status == 401 and (await client.ask(INFER, key="new")).status == 200
         assert [len(d) for d in decoded(core.snapshot)] == [1, 1]  # of three tenants, the one that called
 
         write(tmp_path, {"bad.toml": b"[tiers.silver]\nband = 1\ntarget_s = 1\n"})
         in_force = core.snapshot
-        await reloader.look()
+        await reloader.poll()
         assert core.snapshot is in_force and (await client.ask(INFER, key="new")).status == 200
         reason = "bad.toml: tiers.silver.target_s: there is no field 'target_s' here, did you mean 'target_ms'?"
         assert reason in caplog.text
@@ -191,7 +188,7 @@ async def test_the_folder_is_watched_and_a_bad_document_keeps_the_old(
         assert 'oriel_gateway_policy_reloads_total{result="refused"} 1.0' in metrics
 
         (tmp_path / "bad.toml").unlink()
-        await reloader.look()
+        await reloader.poll()
         assert core.documents.mistakes == () and core.documents.adopted == 3
 
 
@@ -220,8 +217,8 @@ async def test_sighup_reads_again_what_looks_unchanged(up: Upstream, tmp_path: P
     async with watched(tmp_path, documents([up.port])) as (_, core, reloader):
         before = core.snapshot
         running = asyncio.ensure_future(reloader.run())
-        reloader.ask()
-        await settle(lambda: core.snapshot is not before)
+        reloader.request()
+        await until(lambda: core.snapshot is not before)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert core.documents.adopted == 2
@@ -237,10 +234,10 @@ async def test_thousands_of_tenants_are_let_go_bit_by_bit(up: Upstream, tmp_path
     async with watched(tmp_path, files) as (_, core, reloader):
         core.adopt(await compile_folder(tmp_path))
         for n in range(3000):
-            core.tenant_lines(core.identify([("x-api-key", f"k{n}")]).tenant)
+            core.targets.tenant_lines(core.identify([("x-api-key", f"k{n}")]).tenant)
         old = core.snapshot
-        reloader.ask()
-        await reloader.look()
+        reloader.request()
+        await reloader.poll()
         assert core.snapshot is not old and core.identify([("x-api-key", "k7")]).tenant.name == "n7"
         left = [sum(map(len, decoded(old)))]
         while left[-1]:
@@ -297,7 +294,7 @@ async def test_only_some_of_many_mistakes_are_logged(
     async with watched(tmp_path, documents([up.port])) as (_, core, reloader):
         wrong = "".join(f"[tiers.t{number}]\nband = 999\ntarget_ms = 1\n" for number in range(300))
         write(tmp_path, {"wrong.toml": wrong.encode()})
-        await reloader.look()
+        await reloader.poll()
         assert len(core.documents.mistakes) == 100
         errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert len(errors) == 11 and errors[-1].startswith("and 90 more mistakes")
@@ -305,22 +302,22 @@ async def test_only_some_of_many_mistakes_are_logged(
 
 async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FolderSource):
-        looks = 0
+        polls = 0
 
         def stamp(self) -> tuple[tuple[str, int, int, int], ...]:
-            self.looks += 1
+            self.polls += 1
             raise RuntimeError("a bug")
 
     source = Broken(Path("nowhere"))
     async with gateway(documents([up.port])) as (_, core):
         reloader = Reloader(core, source, lambda: compile_folder(Path("nowhere")), seen=())
         running = asyncio.ensure_future(reloader.run())
-        for looks in (1, 2):
-            reloader.ask()
-            await settle(lambda looks=looks: source.looks >= looks)  # type: ignore[misc]
+        for polls in (1, 2):
+            reloader.request()
+            await until(lambda polls=polls: source.polls >= polls)  # type: ignore[misc]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert "looking for new policies failed" in caplog.text
+        assert "polling for new policies failed" in caplog.text
 
 
 async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream) -> None:
@@ -365,7 +362,7 @@ async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream)
             await core.close_left_pools()
             await asyncio.sleep(0.003)
         await callers
-        await settle(lambda: all(gate.unused for gate in (*core.pools.values(), *core.left_pools)))
+        await until(lambda: all(gate.unused for gate in (*core.pools.values(), *core.left_pools)))
         await core.close_left_pools()
         assert core.left_pools == [] and number > 5
     assert len(statuses) == 320 and set(statuses) == {200, 401} and statuses.count(401) < 160
@@ -383,13 +380,13 @@ async def test_compiling_needs_no_place_on_disk(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(BadDocument, match="no place to compile to: Read-only"):
         await compile_folder(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "missing"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(BadDocument, match="cannot be started: No such file"):
         await compile_folder(tmp_path)
 
 
 class Moving:
-    """A source whose stamp changes as often as it is told to."""
+    """A source whose stamp changes a given number of times."""
 
     def __init__(self, changes: int) -> None:
         self.changes = changes
@@ -419,13 +416,13 @@ async def test_what_changes_while_it_is_compiled_is_not_taken(bad: bool, caplog:
             return half if source.changes > 0 else whole
 
         reloader, before = Reloader(core, source, build, seen=()), core.snapshot
-        await reloader.look()
+        await reloader.poll()
         assert core.snapshot is before and not core.documents.mistakes and not caplog.records
-        await reloader.look()
+        await reloader.poll()
         assert core.snapshot is before
-        await reloader.look()
+        await reloader.poll()
         assert core.snapshot is whole
-        await reloader.look()
+        await reloader.poll()
         assert core.documents.adopted == 2, "it is not taken twice"
 
 
@@ -440,7 +437,7 @@ async def test_a_source_that_never_holds_still_is_taken_after_a_while() -> None:
         reloader = Reloader(core, Moving(10**6), build, seen=(), now=lambda: clock[0])
         for passed_s, adopted in ((0.0, 1), (CALM_S - 0.1, 1), (0.2, 2), (0.5, 3)):
             clock[0] += passed_s
-            await reloader.look()
+            await reloader.poll()
             assert core.documents.adopted == adopted
 
 
@@ -477,7 +474,7 @@ async def test_many_tenants_are_not_left_out_by_a_copy_that_stalls(
         half = b"\n".join(whole["tenants.ndjson"].split(b"\n")[:150])
         for data, tenants in ((half, 303), (whole["tenants.ndjson"], 303), (half, 153)):
             (tmp_path / "tenants.ndjson").write_bytes(data)
-            looking = asyncio.ensure_future(reloader.look())
+            looking = asyncio.ensure_future(reloader.poll())
             if tenants == 303 and data is half:
                 compiling = reloader._build
 
@@ -534,7 +531,7 @@ async def test_a_compiler_that_dies_of_what_was_before_begins_from_nothing(tmp_p
 async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
     up: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any bad document kept every key of the last good ones in force until somebody had mended it."""
+    """Any bad document kept every key of the last good ones in force until an operator had fixed it."""
     base = documents([up.port])["all.toml"].decode()
     tenant = {name: f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\n' for name in ("one", "two")}
     key = 'keys = [{{ sha256 = "{}", name = "k" }}]\n'
@@ -553,11 +550,11 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
             for _ in range(3):
                 assert await statuses() == (200, 200)
             write(tmp_path, {"bad.toml": b"[tiers.silver]\nband = 1\n", "new.toml": tenant["one"].encode()})
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (200, 200) and core.documents.withdrawn_keys == 0
             write(tmp_path, {"one.toml": tenant["one"].encode()})
             (tmp_path / "new.toml").unlink()
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (401, 200)
             assert "what they drop is refused from now on, 1 keys in all: key 'k' of one" in caplog.text
             report = await asked(core, "/policies")
@@ -565,20 +562,20 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
             assert "oriel_gateway_policy_withdrawn_keys 1.0" in await asked_text(core, "/metrics")
             in_force = core.snapshot
             write(tmp_path, {"two.toml": keyed["two"] + b"# a remark\n"})
-            await reloader.look()
+            await reloader.poll()
             assert core.snapshot is in_force, "what is left is not taken again"
             # A file that cannot be read may be half written: it withdraws nothing, and keeps nobody else's key.
             write(tmp_path, {"two.toml": b"[tenants.two\n"})
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (401, 200)
             write(tmp_path, {"one.toml": keyed["one"]})
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (200, 200) and "there again" in caplog.text
             (tmp_path / "two.toml").unlink()
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (200, 401)
             (tmp_path / "bad.toml").unlink()
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (200, 401)
             assert (core.documents.withdrawn_keys, core.documents.adopted) == (0, 2)
 
@@ -610,12 +607,12 @@ async def test_a_pool_of_the_command_line_that_is_gone_does_not_keep_a_dropped_k
             assert await statuses() == (200, 200)
             renamed = base.replace("[pools.p]", "[pools.q]").replace('pool = "p"', 'pool = "q"').encode()
             write(tmp_path, {"all.toml": renamed, "one.toml": tenant["one"].encode()})
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (401, 200)
             assert "no pool is named 'p', only q: add [pools.p]" in str(core.documents.mistakes[0])
             write(tmp_path, {"two.toml": tenant["two"].encode()})
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (401, 401)
             write(tmp_path, good)
-            await reloader.look()
+            await reloader.poll()
             assert await statuses() == (200, 200) and core.documents.withdrawn_keys == 0

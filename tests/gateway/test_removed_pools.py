@@ -9,17 +9,18 @@ from time import monotonic
 import pytest
 
 from oriel_cli.units import free_ports
-from oriel_gateway import watch
 from oriel_gateway.core import Gateway
-from oriel_gateway.discovery import Address, ScriptedDiscovery
-from oriel_gateway.endpoints import Reach
-from oriel_gateway.watch import Watch
+from oriel_gateway.pools import health
+from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.health import Watch
 from oriel_policies.documents import Pool
+from oriel_wire.engine.discovery import Address, ScriptedDiscovery
 
+from ..waiting import until
+from .endpoint_pools import PROBED, served, with_probe
+from .gate import INFER
+from .special_routes import FLOWN, Held, house
 from .stack import GOLD, Client, Seen, Upstream, documents, gateway, nobody, upstream
-from .test_endpoints import PROBED, served, with_probe
-from .test_ingress_http import INFER, settle
-from .test_special_routes import FLOWN, Held, house, until
 
 HALF = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {GOLD}\r\ncontent-length: 4\r\n\r\nbo".encode()
 
@@ -41,7 +42,7 @@ async def test_a_call_whose_body_comes_in_outlives_its_pool_and_leaves_no_connec
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         old = core.pools["p"]
         client.writer.write(HALF)
-        await settle(lambda: old.calls == 1)
+        await until(lambda: old.calls == 1)
         without(core, "p")
         await core.close_left_pools()
         assert core.left_pools == [old]
@@ -78,7 +79,7 @@ async def test_a_call_that_waits_for_a_server_of_a_removed_pool_is_sent_when_it_
     async with gateway(documents([gone])) as (port, core), Client(port) as client:
         client.send(INFER, b"x")
         old = core.pools["p"]
-        await settle(lambda: old.endpoints.parked == 1)
+        await until(lambda: old.endpoints.parked == 1)
         without(core, "p")
         async with served(late.serve, gone):
             assert (await client.reply()).status == 200
@@ -97,16 +98,16 @@ async def test_the_probe_of_an_endpoint_that_leaves_keeps_no_connection(up: Upst
 
     async with upstream() as other, gateway(with_probe([other.port, up.port])) as (_, core):
         these = core.pools["p"].endpoints
-        await settle(lambda: these[1].reach is Reach.READY)
+        await until(lambda: these[1].reach is Reach.READY)
         up.answer = slow
         await asked.wait()
         gone = these[1]
         pool = replace(core.snapshot.pools["p"], endpoints=(these[0].address,))
         without(core, p=pool)
-        await settle(lambda: not these.leaving)
+        await until(lambda: not these.leaving)
         assert gone.prober.outstanding == 1
         go.set()
-        await settle(lambda: not gone.prober.outstanding)
+        await until(lambda: not gone.prober.outstanding)
         assert not gone.prober.idle and not gone.idle
 
 
@@ -114,13 +115,13 @@ async def test_connections_that_are_too_old_to_be_used_are_closed(
     up: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A burst's connections stayed open until somebody happened to reach them in the list."""
-    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    monkeypatch.setattr(health, "TICK_S", 0.01)
     files = documents([up.port], pool=PROBED)
     async with gateway(files) as (port, core), Client(port) as one, Client(port) as other:
         up.answer = Held()
         for client in (one, other):
             client.send(INFER)
-        await settle(lambda: sum("POST" in seen.head for seen in up.seen) == 2)
+        await until(lambda: sum("POST" in seen.head for seen in up.seen) == 2)
         for _ in range(10):
             up.answer.go.release()
         for client in (one, other):
@@ -128,7 +129,7 @@ async def test_connections_that_are_too_old_to_be_used_are_closed(
         endpoint = core.pools["p"].endpoints[0]
         assert len(endpoint.idle) == 2
         endpoint.idle[0].idle_since = monotonic() - 46.0
-        await settle(lambda: len(endpoint.idle) == 1)
+        await until(lambda: len(endpoint.idle) == 1)
 
 
 async def test_a_lookup_that_ends_after_the_documents_changed_says_nothing(
@@ -153,7 +154,7 @@ async def test_a_lookup_that_ends_after_the_documents_changed_says_nothing(
         these = core.pools["p"].endpoints
         without(core, p=replace(core.snapshot.pools["p"], discover=None, endpoints=(("127.0.0.1", up.port),)))
         go.set()
-        await settle(lambda: late.lookups == 1)
+        await until(lambda: late.lookups == 1)
         assert [endpoint.port for endpoint in these] == [up.port]
 
 
@@ -161,22 +162,22 @@ async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(
     up: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came first each time and used all probes that there may be."""
-    monkeypatch.setattr(watch, "TICK_S", 0.01)
-    monkeypatch.setattr(watch, "PROBES_PER_S", 100_000)
-    monkeypatch.setattr(watch, "AGAIN_S", 0.0)
+    monkeypatch.setattr(health, "TICK_S", 0.01)
+    monkeypatch.setattr(health, "PROBES_PER_S", 100_000)
+    monkeypatch.setattr(health, "AGAIN_S", 0.0)
     files = with_probe([up.port])
     down = ", ".join(f'"127.0.0.1:{port}"' for port in range(1, 41))
     pool = f"[pools.a]\nendpoints = [{down}]\n{PROBED}\n[pools.p]"
     files["all.toml"] = files["all.toml"].replace(b"[pools.p]", pool.encode())
     async with gateway(files) as (_, core):
         assert list(core.pools) == ["a", "p"]
-        await settle(lambda: core.pools["p"].endpoints[0].reach is Reach.READY)
+        await until(lambda: core.pools["p"].endpoints[0].reach is Reach.READY)
         before = len(up.seen)
-        await settle(lambda: len(up.seen) > before + 2)
+        await until(lambda: len(up.seen) > before + 2)
 
 
 async def test_calls_that_queued_when_the_last_server_went_hear_that_there_is_none() -> None:
-    """Whoever came a moment later was told so; these heard 504, as if the pool were only slow."""
+    """A call that came a moment later got that answer; these got 504, as if the pool were only slow."""
     async with AsyncExitStack() as stack:
         files = documents([stack.enter_context(nobody())], max_inflight=1)
         port, core = await stack.enter_async_context(gateway(files))
@@ -184,7 +185,7 @@ async def test_calls_that_queued_when_the_last_server_went_hear_that_there_is_no
         for client in clients:
             client.send(INFER, b"x", headers="x-request-timeout-ms: 300\r\n")
         gate = core.pools["p"]
-        await settle(lambda: gate.calls == 6 and not gate.endpoints.usable)
+        await until(lambda: gate.calls == 6 and not gate.endpoints.usable)
         replies = [await client.reply() for client in clients]
         assert {(reply.status, reply.headers.get("retry-after")) for reply in replies} == {(502, "1")}
         assert not gate.calls and not gate.held_bytes

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway import routing_state, single_flight
 from oriel_gateway.command import add_arguments
-from oriel_gateway.targets import Target, resolve
+from oriel_gateway.routing.targets import Target, resolve
+from oriel_gateway.shared import single_flight, state
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
 from oriel_policies.routing import RouteTable
@@ -47,13 +47,13 @@ def test_the_examples_do_what_the_page_says(snapshot: Snapshot) -> None:
 
 def test_its_bounds_are_those_of_the_code() -> None:
     limits = (DOCS / "limits.md").read_text()
-    for text, value in (("64 MiB for all", routing_state.CACHE_BYTES >> 20), ("64 are on", routing_state.SHADOWS)):
+    for text, value in (("64 MiB for all", state.CACHE_BYTES >> 20), ("64 are on", state.SHADOWS)):
         assert text in PAGE and text.startswith(str(value))
-    assert routing_state.REPLAY_BYTES == 64 * 1024 and "over 64 KiB" in PAGE
-    assert routing_state.KEPT_BYTES == 1024 * 1024 and "at most 1 MiB" in PAGE
+    assert state.REPLAY_BYTES == 64 * 1024 and "over 64 KiB" in PAGE
+    assert state.KEPT_BYTES == 1024 * 1024 and "at most 1 MiB" in PAGE
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    assert parser.parse_args(["--policies", "x"]).cache_bytes == routing_state.CACHE_BYTES
+    assert parser.parse_args(["--policies", "x"]).cache_bytes == state.CACHE_BYTES
     for name in ("CACHE_BYTES", "KEPT_BYTES", "REPLAY_BYTES", "SHADOWS"):
         assert f"`{name}`" in limits
     assert all(f"`{name}`" in PAGE for name in (*single_flight.VARYING, *single_flight.NOT_ASKED_FOR))

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from oriel_gateway import watch
-from oriel_gateway.attempts import Tries
+from oriel_gateway.call.attempts import Attempts, Because, Send, note_failure
 from oriel_gateway.core import Gateway
-from oriel_gateway.endpoints import Reach
-from oriel_gateway.pools import PoolGate
+from oriel_gateway.pools import health
+from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import ApiKey
 from oriel_policies.ejection import Cause
 from oriel_wire.errors import UpstreamUnreachable
 from oriel_wire.h1 import Field, LineMemo
 
+from ..waiting import until
+from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, with_probe
+from .gate import INFER, idle
+from .special_routes import CACHED, SHADOWED, copies, house, ok
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
-from .test_endpoints import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, with_probe
-from .test_ingress_http import INFER, idle, settle
-from .test_special_routes import CACHED, SHADOWED, copies, house, ok, until
 
 Answer = Callable[[Seen], Awaitable[bytes]]
 REFUSED = ok(FULL, status="503 No")
@@ -188,11 +189,14 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(ups: list[Upstre
 async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once() -> None:
     """It compared each with each: 1.8 s of the gateway's time for one call."""
     gate = PoolGate(pool(1000))
-    tries = Tries(gate, "digits")
+    attempts, down = Attempts(gate, "digits"), UpstreamUnreachable("down")
     asked = []
-    while (endpoint := tries.pick(1.0)) is not None:
-        asked.append(endpoint)
-        assert tries.after_failure(endpoint, UpstreamUnreachable("down"), 1.0, twice=False) and len(tries.tried) == 1
+    decision = attempts.another(1.0, Because.UNREACHABLE)
+    while isinstance(decision, Send):
+        asked.append(decision.endpoint)
+        note_failure(gate.endpoints, decision.endpoint, down, 1.0)
+        decision = attempts.failed(decision.endpoint, down, 1.0, kept=True, sent=False, twice=False)
+        assert len(attempts.tried) == 1
     assert len(asked) == len(set(asked)) == 1000
     assert len({id(endpoint.memo) for endpoint in gate.endpoints}) == 1  # or their answers' headers fill a gigabyte
 
@@ -213,7 +217,7 @@ async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:
             await client.reader.readuntil(b"ok\r\n")
             came_s = monotonic() - began
             await asyncio.sleep(0.3)
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
         assert 0.0 < core.pools["p"].endpoints[0].cost.cost_s <= came_s
 
 
@@ -292,26 +296,26 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_made_fails_its_call(up
         assert (await client.ask(INFER, b"x")).status == 200
 
 
-async def test_a_server_that_greets_is_not_waited_for() -> None:
+async def test_a_server_that_speaks_first_is_not_waited_for() -> None:
     """A mail server, or a port for gRPC: the call waited for the rest of the line until its deadline."""
 
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def speak_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"220 hello\r\n")
         await reader.read()
         writer.close()
 
-    async with served(greet) as up, gateway(documents([up])) as (port, core), Client(port) as client:
+    async with served(speak_first) as up, gateway(documents([up])) as (port, core), Client(port) as client:
         reply = await client.ask(INFER)
         assert reply.status == 502 and b"does not speak HTTP/1" in reply.body
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
 
 
 async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(
     ups: list[Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R11b: the probe that was due when it stopped had a second's time, and was waited for first: 1.5 s in all."""
-    monkeypatch.setattr(watch, "PROBE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 60.0)
     hanging = False
 
     async def hangs(seen: Seen) -> bytes:
@@ -322,14 +326,14 @@ async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(
     ups[0].answer = hangs
     async with gateway(with_probe(ports(ups[:2]))) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
-        await settle(lambda: all(one.reach is Reach.READY for one in these))
+        await until(lambda: all(one.reach is Reach.READY for one in these))
         assert (await client.ask(INFER)).status == 200  # or it is not asked, because it does not say what it has
         hanging = True
-        await settle(lambda: these[0].probing)
-        these[1].answered(monotonic(), 5.0)  # so that the call goes to the first one
+        await until(lambda: these[0].probing)
+        these[1].note_answer(monotonic(), 5.0)  # so that the call goes to the first one
         client.send(INFER)
-        await settle(lambda: these[0].outstanding == 1)
-        await settle(lambda: these.ejections == {Cause.STUCK: 1} and these.usable == [these[1]])
+        await until(lambda: these[0].outstanding == 1)
+        await until(lambda: these.ejections == {Cause.STUCK: 1} and these.usable == [these[1]])
 
 
 async def test_names_of_models_that_nobody_has_leave_something_of_the_budget(ups: list[Upstream]) -> None:
@@ -371,5 +375,5 @@ async def test_an_answer_that_was_not_the_calls_is_not_its_answer(ups: list[Upst
     in_turn(ups, REFUSED, b"")
     async with gateway(documents(ports(ups))) as (port, core), Client(port) as client:
         assert (await client.ask(INFER, b"x", headers="x-request-id: r\r\n")).status == 502
-        (decided,) = core.decisions.of("r")
+        (decided,) = core.records.decisions.of("r")
         assert decided.sent_s > 0.0 == decided.response_s and len(decided.tried) == 1

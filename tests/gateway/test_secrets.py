@@ -21,9 +21,9 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_cli.units import free_ports
 
+from .gate import INFER
+from .grpc_stack import infer
 from .stack import Client, Upstream, digest, documents, upstream
-from .test_ingress_grpc import infer
-from .test_ingress_http import INFER
 from .tokens import issuer_table, jwk, key_set, token
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks at the process in /proc")

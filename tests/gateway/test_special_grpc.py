@@ -13,17 +13,17 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_grpc import serve_grpc
+from oriel_gateway.ingress.grpc import serve_grpc
 from oriel_gateway.limits import EmbeddedLimiter
+from oriel_gateway.routing.targets import chosen
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
+from .grpc_stack import Backend
+from .grpc_streams import INFER, STREAM
+from .special_routes import OPERATOR, OTHER, metric
 from .stack import GOLD, digest, grpc_server
-from .test_ingress_grpc import Backend
-from .test_special_routes import OPERATOR, OTHER, metric, until
-
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @dataclass
@@ -115,12 +115,11 @@ split_by = "header:x-user"
 """
     async with house(routes) as it:
         tenant = it.core.snapshot.tenants["g"]
-        http = it.core.target(tenant, b"line", "POST", "/v2/models/digits/infer", "")
-        rpc = it.core.grpc_target(tenant, "ModelInfer", "model", "digits", "")
-        mark = it.core.mark("r", None, None)
+        http = it.core.targets.of_line(tenant, b"line", "POST", "/v2/models/digits/infer", "")
+        rpc = it.core.targets.of_method(tenant, "ModelInfer", "model", "digits", "")
         for number in range(50):
             fields = {"x-user": f"u{number}"}
-            assert it.core.chosen(http, fields.get, mark).pool == it.core.chosen(rpc, fields.get, mark).pool
+            assert chosen(http, fields.get, "r").pool == chosen(rpc, fields.get, "r").pool
 
 
 async def test_a_streams_first_message_chooses_and_it_stays_there() -> None:
@@ -157,15 +156,15 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         for _, trailing in answers:  # one of them stands for the call that was made
             assert ("gateway-upstream" in trailing["server-timing"]) == (trailing["x-oriel-cache"] == "miss")
         assert {trailing["x-request-id"] for _, trailing in answers} == {f"r{n}" for n in range(4)}
-        told = [one for n in range(4) for one in it.core.decisions.of(f"r{n}")]
-        assert sorted(bool(one.endpoint and one.response_s) for one in told) == [False] * 3 + [True]
-        assert len({one.bytes_out for one in told}) == 1 and told[0].bytes_out > 0
+        decisions = [one for n in range(4) for one in it.core.records.decisions.of(f"r{n}")]
+        assert sorted(bool(one.endpoint and one.response_s) for one in decisions) == [False] * 3 + [True]
+        assert len({one.bytes_out for one in decisions}) == 1 and decisions[0].bytes_out > 0
         _, trailing = await it.infer()
         assert trailing["x-oriel-cache"] == "hit" and trailing["age"] == "0" and len(backend.seen) == 1
         await it.infer(x_api_key=OTHER)
         await it.infer(b"other")
         assert len(backend.seen) == 3 and it.idle()
-        assert sum(series.count for series in it.core.stats.series.values()) == 7
+        assert sum(series.count for series in it.core.records.stats.series.values()) == 7
 
 
 async def test_only_calls_with_equal_metadata_share_an_answer() -> None:
@@ -233,4 +232,4 @@ async def test_a_copy_is_compared(model: str, result: str) -> None:
         await until(lambda: metric(it.core, "oriel_gateway_shadow_copies_total") == {("s", "p1", result): 1.0})
         (original,), (copy,) = (backend.seen for backend in it.backends)
         assert (original[2]["x-oriel-priority"], copy[2]["x-oriel-priority"]) == ("0", "255")
-        assert it.idle() and sum(series.count for series in it.core.stats.series.values()) == 1
+        assert it.idle() and sum(series.count for series in it.core.records.stats.series.values()) == 1

@@ -1,114 +1,32 @@
 """Routes by header, splits, shadows, kept answers, single-flight, stickiness, from raw clients to scripted servers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from time import monotonic
 
 import pytest
 
-from oriel_gateway.core import Gateway
-from oriel_gateway.routing_stats import RoutingCollector
-
-from .stack import GOLD, Client, Reply, Seen, Upstream, digest, gateway, upstream
-
-INFER = "/v2/models/digits/infer"
-OTHER, BRONZE, OPERATOR = "key-other", "key-bronze", "key-operator"
-
-
-def ok(body: bytes = b"ok", fields: str = "", status: str = "200 OK") -> bytes:
-    return f"HTTP/1.1 {status}\r\n{fields}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
-def answering(data: bytes) -> Callable[[Seen], Awaitable[bytes]]:
-    async def answer(seen: Seen) -> bytes:
-        return data
-
-    return answer
-
-
-class Held:
-    """Answers when the test says so."""
-
-    def __init__(self, data: bytes = ok()) -> None:
-        self.data = data
-        self.go = asyncio.Semaphore(0)
-
-    async def __call__(self, seen: Seen) -> bytes:
-        await self.go.acquire()
-        return self.data
-
-
-@dataclass
-class House:
-    port: int
-    core: Gateway
-    ups: list[Upstream]
-
-    def members(self) -> int:
-        """Callers that wait for an answer to an equal call."""
-        return sum(len(flight.members) for flight in self.core.routing.flights._open.values())
-
-    def idle(self) -> bool:
-        return (
-            all(
-                gate.admission.inflight == 0 and not len(gate.admission.queue) and not gate.held_bytes
-                for gate in self.core.pools.values()
-            )
-            and all(e.outstanding == 0 for gate in self.core.pools.values() for e in gate.endpoints)
-            and not len(self.core._wheel)
-            and not len(self.core.routing.flights)
-            and not self.core.routing.flight_calls
-            and not self.core.routing.detached
-            and not self.core.routing.shadows
-        )
-
-
-@asynccontextmanager
-async def house(routes: str, *, pools: int = 2, inflight: int = 8, per_pool: int = 1) -> AsyncIterator[House]:
-    """Pools p0, p1 ... of one server each, unless said otherwise."""
-    async with AsyncExitStack() as stack:
-        ups = [await stack.enter_async_context(upstream()) for _ in range(pools * per_pool)]
-        text = """
-[tiers.gold]
-band = 0
-target_ms = 2000
-[tiers.bronze]
-band = 2
-target_ms = 2000
-"""
-        for number in range(pools):
-            own = ", ".join(f'"127.0.0.1:{up.port}"' for up in ups[number * per_pool : (number + 1) * per_pool])
-            text += f"[pools.p{number}]\nendpoints = [{own}]\nmax_inflight = {inflight}\nlearn_concurrency = false\n"
-            text += 'probe = ""\n'
-        for name, tier, key in (("g", "gold", GOLD), ("o", "gold", OTHER), ("b", "bronze", BRONZE)):
-            models = "digits" if name == "b" else "*"
-            text += f'[tenants.{name}]\ntier = "{tier}"\nmodels = ["{models}"]\nservices = ["*"]\n'
-            text += f'keys = [{{ sha256 = "{digest(key)}" }}]\n'
-        text += '[tenants.op]\ntier = "gold"\nmodels = ["*"]\nservices = ["*"]\nscopes = ["operator"]\n'
-        text += f'keys = [{{ sha256 = "{digest(OPERATOR)}" }}]\n'
-        port, core = await stack.enter_async_context(gateway({"all.toml": (text + routes).encode()}))
-        yield House(port, core, ups)
-
-
-async def until(check: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not check():
-            await asyncio.sleep(0.001)
+from ..waiting import until
+from .special_routes import (
+    BRONZE,
+    CACHED,
+    FLOWN,
+    INFER,
+    OPERATOR,
+    OTHER,
+    SHADOWED,
+    Held,
+    answering,
+    copies,
+    house,
+    metric,
+    ok,
+)
+from .stack import GOLD, Client, Reply, Seen, digest
 
 
 async def ask(port: int, target: str = INFER, body: bytes = b"x", **more: str | None) -> Reply:
     async with Client(port) as client:
         return await client.ask(target, body, **more)
-
-
-def metric(core: Gateway, name: str) -> dict[tuple[str, ...], float]:
-    for family in RoutingCollector(lambda: core.routing).collect():
-        for sample in family.samples:
-            if sample.name == name:
-                return {tuple(s.labels.values()): s.value for s in family.samples}
-    return {}
 
 
 # Headers and splits --------------------------------------------------------------------------------------------
@@ -141,7 +59,7 @@ pool = "p0"
             before = len(it.ups[pool].seen)
             assert (await client.ask(target, b"x", headers=headers)).status == 200
             assert len(it.ups[pool].seen) == before + 1, (headers, target)
-        plain = it.core.target(next(iter(it.core.snapshot.tenants.values())), b"x", "POST", INFER, "")
+        plain = it.core.targets.of_line(next(iter(it.core.snapshot.tenants.values())), b"x", "POST", INFER, "")
         assert plain.choices is not None and it.idle()
 
 
@@ -164,7 +82,7 @@ split = [{ pool = "p0", weight = 1 }, { pool = "p1", weight = 1 }]
 """
     async with house(routes) as it:
         await ask(it.port)
-        (target,) = it.core._targets.values()
+        (target,) = it.core.targets._targets.values()
         assert target.choices is None and target.side in ("p0", "p1")
 
 
@@ -242,9 +160,6 @@ async def test_equal_values_meet_the_same_endpoint_until_it_is_gone() -> None:
 
 # Kept answers and single-flight --------------------------------------------------------------------------------
 
-CACHED = '[[routes]]\nmodel = "*"\nname = "d"\npool = "p0"\ndeterministic = true\ncache_s = 60.0\n'
-FLOWN = '[[routes]]\nmodel = "*"\nname = "d"\npool = "p0"\ndeterministic = true\n'
-
 
 async def test_an_equal_call_is_answered_from_the_first_ones_answer_with_its_own_ids() -> None:
     async with house(CACHED) as it:
@@ -259,7 +174,7 @@ async def test_an_equal_call_is_answered_from_the_first_ones_answer_with_its_own
         assert first.headers["traceresponse"][:35] != again.headers["traceresponse"][:35]
         assert "infer" not in again.headers["server-timing"] and "gateway-cache" in again.headers["server-timing"]
         assert len(up.seen) == 1
-        (made,), (kept,) = (it.core.decisions.of(one) for one in ("first", "again"))
+        (made,), (kept,) = (it.core.records.decisions.of(one) for one in ("first", "again"))
         assert made.endpoint is it.core.pools["p0"].endpoints[0] and kept.endpoint is None
         assert made.bytes_out == kept.bytes_out == 6 and made.response_s > made.sent_s > 0.0 == kept.sent_s
         for other in (
@@ -584,12 +499,6 @@ async def test_a_cache_of_little_memory_stays_within_it() -> None:
 
 # Shadows -------------------------------------------------------------------------------------------------------
 
-SHADOWED = '[[routes]]\nmodel = "*"\nname = "s"\npool = "p0"\nshadow = { pool = "p1" }\n'
-
-
-def copies(core: Gateway) -> dict[str, float]:
-    return {labels[2]: count for labels, count in metric(core, "oriel_gateway_shadow_copies_total").items()}
-
 
 @pytest.mark.parametrize(
     ("answer", "result"),
@@ -613,7 +522,7 @@ async def test_a_copy_is_compared_and_seen_by_nobody(answer: bytes, result: str)
         assert copy.body == b"body" and copy.get("x-mine") == "1" and copy.get("x-oriel-tenant") == "g"
         assert (original.get("x-oriel-priority"), copy.get("x-oriel-priority")) == ("0", "255")
         assert original.get("x-request-id") == copy.get("x-request-id")
-        assert sum(s.count for s in it.core.stats.series.values()) == 1  # a copy is no request
+        assert sum(s.count for s in it.core.records.stats.series.values()) == 1  # a copy is no request
         await until(it.idle)
 
 

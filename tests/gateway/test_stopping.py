@@ -9,10 +9,11 @@ import httpx
 from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
+from ..waiting import until
+from .gate import INFER, idle
+from .grpc_stack import Backend, headers, infer, stack, tensor
 from .process import gateway_process
 from .stack import BRONZE, GOLD, Client, Reply, Seen, documents, gateway, nobody, upstream
-from .test_ingress_grpc import Backend, headers, infer, stack, tensor
-from .test_ingress_http import INFER, idle, settle
 
 
 async def ask(port: int, key: str = BRONZE) -> Reply:
@@ -28,11 +29,11 @@ async def test_calls_without_a_server_are_refused_when_the_gateway_is_about_to_e
     with nobody() as port:
         async with gateway(documents([port])) as (front, core), asyncio.TaskGroup() as group:
             waiting = [group.create_task(ask(front)) for _ in range(4)]
-            await settle(lambda: core.pools["p"].endpoints.parked == 4)
+            await until(lambda: core.pools["p"].endpoints.parked == 4)
             core.refuse_waiting()
             assert all([refused(await each) for each in waiting])
             assert refused(await ask(front))  # one that comes later does not begin to wait
-            await settle(lambda: idle(core) and not core.pools["p"].calls)
+            await until(lambda: idle(core) and not core.pools["p"].calls)
 
 
 async def test_calls_without_a_permit_are_refused_and_those_that_were_sent_are_answered() -> None:
@@ -46,9 +47,9 @@ async def test_calls_without_a_permit_are_refused_and_those_that_were_sent_are_a
         up.answer = answer
         async with asyncio.TaskGroup() as group:
             sent = group.create_task(ask(front, GOLD))
-            await settle(lambda: len(up.seen) == 1)
+            await until(lambda: len(up.seen) == 1)
             waiting = [group.create_task(ask(front)) for _ in range(3)]
-            await settle(lambda: len(core.pools["p"].admission.queue) == 3)
+            await until(lambda: len(core.pools["p"].admission.queue) == 3)
             core.refuse_waiting()
             assert all([refused(await each) for each in waiting])
             go.set()
@@ -62,9 +63,9 @@ async def test_grpc_calls_without_a_permit_are_refused_and_those_that_were_sent_
     backend.hold = asyncio.Event()
     async with stack(backend, max_inflight=1) as (address, core), asyncio.TaskGroup() as group:
         sent = group.create_task(infer(address, "digits", GOLD))
-        await settle(lambda: len(backend.seen) == 1)
+        await until(lambda: len(backend.seen) == 1)
         waiting = [group.create_task(_refusal(address)) for _ in range(3)]
-        await settle(lambda: len(core.pools["p"].admission.queue) == 3)
+        await until(lambda: len(core.pools["p"].admission.queue) == 3)
         core.refuse_waiting()
         for each in waiting:
             assert "shutting down" in await each

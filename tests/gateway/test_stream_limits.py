@@ -13,21 +13,16 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway import core as core_module
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.identity import identify
+from oriel_gateway.identity.keys import identify
 from oriel_gateway.limits import Grant, StreamGrant, streams
 from oriel_policies.documents import ApiKey, compile_documents
 from oriel_policies.exchanges import Exchange, Habits
 
+from ..waiting import until
+from .grpc_stack import Backend, idle, stack
+from .grpc_stream_calls import STREAM, infer
+from .limit_desk import Desk
 from .stack import BRONZE, GOLD, digest, documents
-from .test_ingress_grpc import Backend, idle, stack
-from .test_ingress_http import settle
-from .test_limits import Desk
-
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-
-
-def infer(model: str, version: str = "") -> bytes:
-    return service_pb2.ModelInferRequest(model_name=model, model_version=version).SerializeToString()
 
 
 def limited(limits: str) -> Callable[[int], dict[str, bytes]]:
@@ -58,7 +53,7 @@ async def test_every_message_of_a_stream_counts_for_quotas(shared: bool) -> None
             await stream.read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert len(backend.seen) == 3
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -195,7 +190,7 @@ async def test_a_stream_is_held_to_the_computing_of_another_model(shared: bool) 
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_what_is_owed_of_bytes_holds_the_next_message_of_a_stream_back(shared: bool) -> None:
+async def test_bytes_beyond_the_burst_hold_the_next_message_of_a_stream_back(shared: bool) -> None:
     backend = Backend()
     files = limited('limits = [{ model = "big", bytes_per_s = 20000, bytes_burst = 1000 }]')
     async with stack(backend, files=lambda p: widen(files(p)), shared=shared) as (address, _):
@@ -224,22 +219,22 @@ def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
     desk.now += 1.0
     stream.worked(["small"], desk.now, 1.0, desk.now)  # for the small one only
 
-    later = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
+    later = desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(later, Grant)
-    stream.took(later, "big", desk.now)
-    stream.asks("big", [], desk.now)
+    stream.add_message(later, "big", desk.now)
+    stream.message_sent("big", [], desk.now)
     assert compute_left(desk, later, "big") == 990_000.0
     desk.now += 0.5
     stream.worked(["big"], desk.now, 1.0, desk.now)
     assert compute_left(desk, later, "big") == 490_000.0, "counted while the stream goes on"
-    again = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
+    again = desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(again, Grant)
-    stream.took(again, "big", desk.now)
+    stream.add_message(again, "big", desk.now)
     assert compute_left(desk, later, "big") == 490_000.0, "one message's worth is reserved"
     desk.now += 0.5
     stream.worked(["big"], desk.now, 1.0, desk.now)
     with pytest.raises(Refused) as caught:  # long before it ends
-        desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
+        desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert caught.value.outcome is Outcome.QUOTA_EXCEEDED
 
     small, big = list(first.meters), list(later.meters)
@@ -264,9 +259,9 @@ class Mixed:
         self.desk = desk = Desk(BOTH)
         first = desk.take("small")
         self.stream = StreamGrant(first, "small", desk.now)
-        further = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, self.stream.held)
+        further = desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, self.stream.held)
         assert isinstance(further, Grant)
-        self.stream.took(further, "big", desk.now)
+        self.stream.add_message(further, "big", desk.now)
         self.meters = {meter.bound.name: meter for grant in (first, further) for meter in grant.meters}
         self._before = self._used()
 
@@ -302,9 +297,11 @@ def test_limits_of_a_streams_models_are_remembered_up_to_a_bound(monkeypatch: py
     mixed = Mixed()
     now = mixed.desk.now
     for n in range(5):
-        further = mixed.desk.limiter.further(mixed.desk.tenant, mixed.desk.target(f"m{n}"), 0, now, mixed.stream.held)
+        further = mixed.desk.limiter.acquire_further(
+            mixed.desk.tenant, mixed.desk.target(f"m{n}"), 0, now, mixed.stream.held
+        )
         assert isinstance(further, Grant)
-        mixed.stream.took(further, f"m{n}", now)
+        mixed.stream.add_message(further, f"m{n}", now)
     for n in range(5):
         mixed.stream.answered(100, f"m{n}", now)
     assert len(mixed.stream._models) == 3 and mixed.bytes() == (400, 400), "all but the third model's"
@@ -314,12 +311,12 @@ def test_a_model_that_says_more_was_at_work_all_the_time() -> None:
     """A stream's cheap messages between two answers of a dear one do not pay for it."""
     mixed = Mixed()
     stream, desk = mixed.stream, mixed.desk
-    stream.asks("big", [], desk.now)
+    stream.message_sent("big", [], desk.now)
     desk.now += 1.0
     stream.worked(["big"], desk.now, 1.0, desk.now)  # its first answer
     for _ in range(9):
         desk.now += 0.1
-        stream.asks("small", [], desk.now)
+        stream.message_sent("small", [], desk.now)
         desk.now += 0.1
         stream.worked(["small"], desk.now, 1.0, desk.now)
     stream.worked(["big"], desk.now, 1.0, desk.now)  # its second
@@ -350,7 +347,7 @@ def test_each_model_pays_for_the_time_that_it_was_at_work(operations: list[tuple
         desk.now += ms * 1e-3
         if what == "ask":
             stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
-            stream.asks(model, exchange.at_work, desk.now)
+            stream.message_sent(model, exchange.at_work, desk.now)
             exchange.asked(model)
             at_work[model] += 1
         elif what == "answer" and at_work[model]:

@@ -7,13 +7,14 @@ from time import monotonic
 
 import pytest
 
-from oriel_gateway import watch
-from oriel_gateway.endpoints import Reach
+from oriel_gateway.pools import health
+from oriel_gateway.pools.endpoints import Reach
 from oriel_policies.ejection import MIN_ANSWERS, Cause
 
+from ..waiting import until
+from .endpoint_pools import with_probe
+from .gate import INFER
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
-from .test_endpoints import with_probe
-from .test_ingress_http import INFER, settle
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -37,23 +38,23 @@ async def one_of_two_hangs() -> AsyncIterator[tuple[Upstream, Upstream, asyncio.
 
 
 async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PROBE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 3600.0)
     async with one_of_two_hangs() as (bad, good, hangs):
         async with gateway(with_probe([bad.port, good.port])) as (port, core):
             these = core.pools["p"].endpoints
             victim = next(each for each in these if each.port == bad.port)
-            await settle(lambda: [each.reach for each in these] == [Reach.READY] * 2)
+            await until(lambda: [each.reach for each in these] == [Reach.READY] * 2)
             async with Client(port) as first:  # or it is not asked, because it does not say what it has
                 assert (await first.ask(INFER)).status == 200
             hangs.set()
-            await settle(lambda: victim.probing)
-            next(each for each in these if each is not victim).answered(monotonic(), 5.0)
+            await until(lambda: victim.probing)
+            next(each for each in these if each is not victim).note_answer(monotonic(), 5.0)
             async with Client(port) as one, Client(port) as two, Client(port) as three:
                 for client in (one, two, three):  # whichever is asked, one of them ends there
                     client.send(INFER, b"x")
-                    await settle(lambda: victim.outstanding > 0 or len(good.seen) > 0)
-                await settle(lambda: victim.outstanding > 0)
-                await settle(lambda: victim.ejection.cause is Cause.STUCK)
+                    await until(lambda: victim.outstanding > 0 or len(good.seen) > 0)
+                await until(lambda: victim.outstanding > 0)
+                await until(lambda: victim.ejection.cause is Cause.STUCK)
                 assert these.usable == [each for each in these if each is not victim]
                 assert victim.probing, "the probe is still waited for"
 
@@ -71,6 +72,6 @@ async def test_a_server_that_has_all_calls_and_answers_none_is_left_alone() -> N
                 well.cost.observed(5.0, monotonic())  # so that the next calls go to the other one
                 one.send(INFER, b"x")
                 two.send(INFER, b"x")
-                await settle(lambda: victim.outstanding == 2)
-                await settle(lambda: victim.ejection.cause is Cause.STUCK)
+                await until(lambda: victim.outstanding == 2)
+                await until(lambda: victim.ejection.cause is Cause.STUCK)
                 assert these.usable == [well]

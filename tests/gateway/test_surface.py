@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from .gate import INFER
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
-from .test_ingress_http import INFER
 
 OPERATORS = [
     ("POST", "/v2/repository/index"),

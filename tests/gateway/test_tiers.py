@@ -12,14 +12,15 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.extras import FLEX_BYTES
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
+from oriel_gateway.shared.special import FLEX_BYTES
 from oriel_policies.documents import compile_documents
 from oriel_policies.explain import Asked, explain
 
+from ..waiting import until
+from .grpc_stack import Backend, stack
 from .stack import BRONZE, GOLD, Client, Reply, Seen, digest, documents, gateway, upstream
-from .test_ingress_grpc import Backend, stack
 
 BATCH = "key-batch"
 INFER = "/v2/models/digits/infer"
@@ -84,7 +85,7 @@ async def test_asking_for_more_is_refused_with_what_there_is(key: str, target: s
             message = f"tier {asked!r} cannot be asked for here; what can: {offered}"
             assert reason(reply) == (403, "tier_not_allowed", message)
         assert not up.seen and (await client.ask(target, b"{}", key=key)).status == 200
-        assert core.decisions.where(reason="tier_not_allowed", limit=9)[0].tenant is not None
+        assert core.records.decisions.where(reason="tier_not_allowed", limit=9)[0].tenant is not None
 
 
 async def test_one_connection_may_ask_for_another_tier_with_each_head() -> None:
@@ -110,9 +111,9 @@ async def test_one_connection_may_ask_for_another_tier_with_each_head() -> None:
             band = {"gold": "0", "silver": "1", "bronze": "2"}[expected]
             assert (reply.status, seen.get("x-oriel-tier"), seen.get("x-oriel-priority")) == (200, expected, band)
             assert seen.get("x-request-tier") is None, "the next hop is told by headers that only the gateway sends"
-            (decided,) = core.decisions.of(f"r{number}")
+            (decided,) = core.records.decisions.of(f"r{number}")
             assert decided.tenant is not None and decided.tenant.tier.name == expected
-        served = [decided.tenant for decided in core.decisions.where(limit=99) if decided.outcome == "answered"]
+        served = [decided.tenant for decided in core.records.decisions.where(limit=99) if decided.outcome == "answered"]
         assert len({id(tenant) for tenant in served}) == 4, "one object per tenant and tier"
 
 
@@ -153,7 +154,7 @@ async def test_deadline_limits_and_counters_are_those_of_the_effective_tier() ->
         for key, headers in (("key-t", "x-request-tier: bronze\r\n"), (BATCH, "")):
             assert reason(await client.ask(INFER, b"{}", key=key, headers=headers))[1] == "quota_exceeded"
         assert (await client.ask(INFER, b"{}", key="key-t")).status == 200, "of gold, it has no limit"
-        assert core.stats.attainment == {
+        assert core.records.stats.attainment == {
             ("silver", "met"): 1, ("bronze", "met"): 2, ("gold", "met"): 1, ("bronze", "excused"): 2
         }  # fmt: skip
 
@@ -209,12 +210,6 @@ async def test_calls_of_one_tenant_wait_by_the_tier_of_each() -> None:
 
 def waiting(core: Gateway) -> int:
     return len(core.pools["p"].admission.queue)
-
-
-async def until(check: Any) -> None:
-    async with asyncio.timeout(60):
-        while not check():
-            await asyncio.sleep(0.001)
 
 
 async def test_what_explain_says_is_what_happens() -> None:
@@ -320,7 +315,7 @@ async def test_service_tier_flex_is_the_lowest_tier_and_every_other_value_the_te
             seen = up.seen[-1]
             assert (reply.status, seen.get("x-oriel-tier"), seen.get("x-oriel-tenant")) == (200, expected, "g")
             assert json.loads(seen.body).get("service_tier") == tier, "the server gets the body as it was sent"
-            assert core.decisions.of(f"r{tier}-{expected}")[0].tenant.tier.name == expected  # type: ignore[union-attr]
+            assert core.records.decisions.of(f"r{tier}-{expected}")[0].tenant.tier.name == expected  # type: ignore[union-attr]
         for body in (
             b"",
             b'{"service_tier": "flex"',
@@ -330,7 +325,7 @@ async def test_service_tier_flex_is_the_lowest_tier_and_every_other_value_the_te
         ):
             assert (await client.ask(CHAT, body)).status == 200, "what a body says is the server's to judge"
             assert up.seen[-1].get("x-oriel-tier") == "gold"
-        assert core.stats.attainment["bronze", "met"] == 3
+        assert core.records.stats.attainment["bronze", "met"] == 3
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -351,19 +346,20 @@ async def test_flex_has_the_deadline_and_the_limits_of_its_tier(limit: str, shar
             for _ in range(3):  # what was refused for the one tier has cost the other nothing
                 assert (await ask_chat(client, "auto")).status == 200
             assert (await ask_chat(client, "auto")).status == (429 if limit else 200)
-            assert not core.young and core.pools["p"].admission.inflight == 0
+            assert not core.clock.young and core.pools["p"].admission.inflight == 0
 
 
 async def test_flex_is_read_of_a_body_that_comes_late_and_in_pieces() -> None:
     async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY_T}\r\n"
         client.writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
-        await until(lambda: bool(core.pools["p"].calls) and not core.young)  # its own tier's deadline is being watched
+        # The deadline of its own tier is being watched.
+        await until(lambda: bool(core.pools["p"].calls) and not core.clock.young)
         for piece in (b'{"service_', b'tier": "fl', b'ex"}'):
             client.writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         client.writer.write(b"0\r\n\r\n")
         assert (await client.reply()).status == 200 and up.seen[-1].get("x-oriel-tier") == "bronze"
-        await until(lambda: not len(core._wheel))
+        await until(lambda: not len(core.clock))
         large = b" " * FLEX_BYTES
     text = files([1])["all.toml"].decode().replace("max_body_bytes = 1000000", "max_body_bytes = 10000000")
     async with upstream() as up:

@@ -15,11 +15,11 @@ import grpc
 import httpx
 import pytest
 
-from oriel_gateway.admin import admin_app
+from oriel_gateway.admin.app import admin_app
 from oriel_gateway.app import serve
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.ingress.http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.settings import Settings
 from oriel_policies.documents import compile_documents
@@ -29,10 +29,11 @@ from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
 from .certificates import certificate, needs_openssl
+from .gate import INFER
 from .process import gateway_process
 from .stack import Client, documents, upstream
-from .test_ingress_http import INFER, settle
 
 pytestmark = needs_openssl
 Pair = tuple[Path, Path]
@@ -150,7 +151,7 @@ async def test_old_versions_of_tls_are_cut_and_plain_http_is_answered_in_plain_h
     except ConnectionError:
         pass
     writer.close()
-    await settle(lambda: not server.connections and not server.greetings)
+    await until(lambda: not server.connections and not server.handshakes)
     await server.drain(0.0)
     await core.close()
 
@@ -269,9 +270,9 @@ async def test_handshakes_that_do_not_go_on_take_no_place_from_others(files: Pai
         stalled.append(writer)
         async with asyncio.timeout(60), TlsClient(server.port, trusting(*pairs.values())) as client:
             assert (await client.ask("/v2/health/live", key=None, method="GET")).status == 200
-            assert len(server.connections) + len(server.greetings) <= 6
+            assert len(server.connections) + len(server.handshakes) <= 6
     for writer in stalled:
         writer.close()
-    await settle(lambda: not server.connections and not server.greetings)
+    await until(lambda: not server.connections and not server.handshakes)
     await server.drain(0.0)
     await core.close()

@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
 from tritonclient.utils import InferenceServerException
 
-from oriel_gateway import tokens as tokens_module
 from oriel_gateway.core import Gateway
-from oriel_gateway.explain_token import explain_token
-from oriel_gateway.key_sets import KeySets
+from oriel_gateway.identity import tokens as tokens_module
+from oriel_gateway.identity.explain_token import explain_token
+from oriel_gateway.identity.key_sets import KeySets
+from oriel_gateway.identity.public_keys import parse_key_set
+from oriel_gateway.identity.tokens import Tokens
 from oriel_gateway.limits import EmbeddedLimiter
-from oriel_gateway.public_keys import parse_key_set
-from oriel_gateway.tokens import Tokens
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.errors import BadDocument
 from oriel_wire.trace import ListSink
 
+from .gate import INFER
+from .grpc_stack import Backend, infer, stack
 from .stack import Client, Upstream, documents, gateway, upstream
-from .test_ingress_grpc import Backend, infer, stack
-from .test_ingress_http import INFER
 from .tokens import AUDIENCE, b64, forged, issuer_table, jwk, key_set, pem, private, token
 
 ALL = [jwk(algorithm) for algorithm in ("RS256", "ES256", "EdDSA")]
@@ -216,7 +216,7 @@ async def test_rfc_6750_names_the_fault_on_both_ports(up: Upstream, wrong: dict[
     [["g"], {"g": 1}, 1, 1.5, True, "G", "g ", "\uff47", "g\u0000", "\ud800", "\udcff", "", "x" * 1000, "../g", "g\n"],
 )
 async def test_a_claim_that_is_not_exactly_a_tenants_name_is_nobodys(name: Any) -> None:
-    """Nothing is folded, trimmed or looked up by what is not text. JSON can say what UTF-8 cannot: a lone surrogate."""
+    """Values keep case and spaces, and only text is looked up. JSON can write a lone surrogate, UTF-8 cannot."""
     from oriel_gateway.errors import Refused
 
     snapshot = unpack(memoryview(pack(compile_documents(files()))))
@@ -265,7 +265,7 @@ async def test_a_token_ends_on_an_open_connection(up: Upstream, monkeypatch: pyt
         mine = token(exp=int(time()) + 100)
         for _ in range(3):
             assert (await client.ask(INFER, key=mine)).status == 200
-        monkeypatch.setattr("oriel_gateway.identity.time", lambda: time() + 101)
+        monkeypatch.setattr("oriel_gateway.identity.keys.time", lambda: time() + 101)
         late = await client.ask(INFER, key=mine)
         assert late.status == 401 and 'error_description="the token has expired"' in late.headers["www-authenticate"]
 
@@ -365,7 +365,7 @@ def test_whatever_is_sent_as_a_token_is_refused(
 ) -> None:
     """Also with a true signature: what an issuer signs may be nonsense, and must not be more than a refusal."""
     from oriel_gateway.errors import Refused
-    from oriel_gateway.identity import identify
+    from oriel_gateway.identity.keys import identify
 
     if signed:
         header = {**header, "alg": "EdDSA", "kid": "EdDSA-0"}

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.stats import Stats, result_of
-from oriel_gateway.top_tenants import OTHER, RENAME_EVERY_S, TopTenants
+from oriel_gateway.observe.stats import Stats, result_of
+from oriel_gateway.observe.top_tenants import OTHER, RENAME_EVERY_S, TopTenants
 
 
 def clocked(**bounds: int) -> tuple[TopTenants, list[float]]:
@@ -63,7 +63,7 @@ def test_what_counts_against_the_objective() -> None:
         assert result_of(outcome, 0) in ("missed", "excused")
     assert result_of(Outcome.QUEUE_FULL, 0) == result_of(Outcome.ANSWERED, 500) == "missed"
     assert result_of(Outcome.RATE_LIMITED, 0) == result_of(Outcome.ANSWERED, 404) == "excused"
-    assert result_of(Outcome.CLIENT_LEFT, 200) == "excused"
+    assert result_of(Outcome.CALLER_LEFT, 200) == "excused"
     stats = Stats()
     stats.turned_away(Outcome.UNAUTHENTICATED)
     assert not stats.attainment, "whose promise would it be"

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_cli.units import free_ports
-from oriel_gateway.tls_pieces import PIECE_BYTES, InPieces
-from oriel_gateway.unread import READER_BYTES, Unread
+from oriel_gateway.call.unread import READER_BYTES, Unread
+from oriel_gateway.ingress.tls_pieces import PIECE_BYTES, InPieces
 from oriel_wire.engine.limits import HttpLimits
 
+from ..waiting import until
+from .fake_transport import ASKED, HEAD, FakeTransport, wired
+from .gate import INFER, Gate, idle
 from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
-from .test_attacks import ASKED, HEAD, FakeTransport, wired
-from .test_ingress_http import INFER, Gate, idle, settle
 
 NOTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60)
 
@@ -128,7 +129,7 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
         assert sum(each.transport.get_write_buffer_size() for each in next(iter(core.fronts)).connections) < 2 << 20
         for sock in readers:
             sock.close()
-        await settle(lambda: idle(core) and not core.unread.bytes, 60)
+        await until(lambda: idle(core) and not core.unread.bytes, 60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
@@ -142,16 +143,16 @@ async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> No
     ):
         up.answer = hold
         first.send(INFER, b"first")
-        await settle(lambda: len(hold.order) == 1)
+        await until(lambda: len(hold.order) == 1)
         leaving = [await Client(port).__aenter__() for _ in range(3)]
         for client in leaving:
             client.send(INFER, b"gone")
             client.writer.write(b"GET /v2 HTTP/1.1\r\nx: " + bytes(100_000))
         queue = core.pools["p"].admission.queue
-        await settle(lambda: len(queue) == 3)
+        await until(lambda: len(queue) == 3)
         async with Client(port) as last:
             last.send(INFER, b"last")
-            await settle(lambda: len(queue) == 4)
+            await until(lambda: len(queue) == 4)
             await asyncio.sleep(0.05)
             for client in leaving:
                 client.writer.transport.abort()
@@ -160,8 +161,8 @@ async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> No
                 hold.go.release()
             assert [(await client.reply()).status for client in (first, last)] == [200, 200]
         assert [seen.body for seen in up.seen] == [b"first", b"last"]
-        assert [told.outcome for told in core.decisions.where()].count("client_left") == 3
-        await settle(lambda: idle(core))
+        assert [decided.outcome for decided in core.records.decisions.where()].count("client_left") == 3
+        await until(lambda: idle(core))
 
 
 async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
@@ -174,9 +175,9 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
         clients = [await Client(port).__aenter__() for _ in range(8)]
         for client in clients:
             client.writer.write(one * 1500)
-        await settle(lambda: len(core.fronts) == 1)
+        await until(lambda: len(core.fronts) == 1)
         (front,) = core.fronts
-        await settle(lambda: len(core.pools["p"].admission.queue) == 7 and front.kept_bytes > 0)
+        await until(lambda: len(core.pools["p"].admission.queue) == 7 and front.kept_bytes > 0)
         assert front.kept_bytes <= 300_000
         for _ in range(8):
             hold.go.release()
@@ -184,7 +185,7 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
         assert "close" in said and None in said, "some had to go, and the others go on"
         for client in clients:
             client.writer.transport.abort()
-        await settle(lambda: idle(core) and not front.kept_bytes)
+        await until(lambda: idle(core) and not front.kept_bytes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
@@ -194,7 +195,7 @@ async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
     async with gateway(documents([later])) as (port, core), Client(port) as leaving, Client(port) as stays:
         for client in (leaving, stays):
             client.send(INFER, b"x")
-        await settle(lambda: core.pools["p"].endpoints.parked == 2)
+        await until(lambda: core.pools["p"].endpoints.parked == 2)
         leaving.writer.write(b"GET /" + b"x" * 100_000)
         await asyncio.sleep(0.05)
         leaving.writer.transport.abort()
@@ -202,7 +203,7 @@ async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
         server = await asyncio.start_server(up.serve, "127.0.0.1", later)
         assert (await stays.reply()).status == 200
         assert len(up.seen) == 1
-        await settle(lambda: idle(core))
+        await until(lambda: idle(core))
         server.close()
 
 

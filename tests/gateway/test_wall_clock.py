@@ -9,9 +9,10 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
 
+from ..waiting import until
+from .gate import INFER
+from .grpc_stack import Backend, infer, stack
 from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, documents, gateway, upstream
-from .test_ingress_grpc import Backend, infer, stack
-from .test_ingress_http import INFER
 
 YEAR_S = 365 * 86_400.0
 JUMPS = pytest.mark.parametrize("jumps", [(YEAR_S, -YEAR_S), (-YEAR_S, YEAR_S)], ids=["forward", "back"])
@@ -40,8 +41,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 async def waiting(core: Gateway, calls: int) -> None:
     async with asyncio.timeout(60):
-        while len(core.pools["p"].admission.queue) != calls:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(core.pools["p"].admission.queue) == calls)
 
 
 async def ask(port: int, *more: str, key: str = BRONZE) -> Reply:
@@ -81,8 +81,7 @@ async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[floa
         await waiting(core, 3)
         # The fourth has its permit; gRPC may still be connecting, and sends its deadline only then (see below).
         async with asyncio.timeout(60):
-            while not backend.seen:
-                await asyncio.sleep(0.001)
+            await until(lambda: backend.seen)
         for jump in jumps:
             wall.ahead_s = jump
             with pytest.raises(InferenceServerException, match="waiting for a permit"):

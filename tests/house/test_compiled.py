@@ -1,6 +1,6 @@
 """What `make compiled` compiles can be compiled, and no compiled module hides a source of the checkout.
 
-Whether the gateway then does what it should is `make test-compiled`.
+Whether the gateway then does what it should is `make test SUITE=compiled`.
 """
 
 import subprocess
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("wire", "policies", "gateway", "logic", "inference", "cli")
+PACKAGES = ("wire", "policies", "gateway", "logic", "inference", "cli")
 GENERATE = "import sys; from mypyc.build import mypycify; mypycify(sys.argv[2:], target_dir=sys.argv[1])"
 
 
@@ -25,8 +25,8 @@ def listed() -> list[str]:
 def test_the_list_is_of_sources_in_order() -> None:
     modules = listed()
     assert modules and len(modules) == len(set(modules)) and all((ROOT / path).is_file() for path in modules)
-    rooms = [path.partition("/")[0] for path in modules]
-    assert rooms == sorted(rooms, key=ROOMS.index)
+    packages = [path.partition("/")[0] for path in modules]
+    assert packages == sorted(packages, key=PACKAGES.index)
 
 
 @pytest.mark.long
@@ -41,6 +41,9 @@ def test_what_is_listed_compiles(tmp_path: Path) -> None:
 def test_the_checkout_is_pure_python() -> None:
     """A library beside a source is what Python imports, whatever is changed in the source."""
     found = [
-        path for room in ROOMS for path in (ROOT / room).rglob("*") if path.name.endswith(tuple(EXTENSION_SUFFIXES))
+        path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.name.endswith(tuple(EXTENSION_SUFFIXES))
     ]
     assert found == []

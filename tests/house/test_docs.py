@@ -1,6 +1,8 @@
 """The tables in docs/ say what the code says."""
 
 import dataclasses
+import re
+import subprocess
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.settings import Settings as LogicSettings
 from oriel_wire.engine.limits import HttpLimits
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 
 def section(name: str, heading: str) -> str:
@@ -65,3 +68,44 @@ def test_every_limit_is_in_the_table_with_its_default(heading: str, settings: An
     }
     assert limits, "the rule was looked for in the wrong place"
     assert {name: rows[name][2] if name in rows else "missing" for name in limits} == limits
+
+
+def test_every_relative_link_leads_to_a_file() -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    broken = [
+        f"{page}: {target}"
+        for page in tracked.split()
+        for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text())
+        if "://" not in target and not target.startswith(("#", "mailto:"))
+        if not ((ROOT / page).parent / target.split("#")[0]).exists()
+    ]
+    assert broken == []
+
+
+def test_decisions_are_numbered_and_indexed() -> None:
+    files = sorted(path for path in (DOCS / "decisions").glob("*.md") if path.name != "README.md")
+    index = (DOCS / "decisions" / "README.md").read_text()
+    lines = [f"- [{path.read_text().splitlines()[0].removeprefix('# ')}]({path.name})" for path in files]
+    assert [line for line in index.splitlines() if line.startswith("- ")] == lines, "one line per file, its own title"
+    numbers = [int(path.name[:4]) for path in files]
+    assert len(set(numbers)) == len(numbers)
+    assert [path.read_text().split(".")[0] for path in files] == [f"# {number}" for number in numbers]
+
+
+def test_the_index_lists_every_page_once() -> None:
+    index = (DOCS / "README.md").read_text()
+    listed = re.findall(r"\]\(([a-z0-9-]+\.md)\)", index)
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_a_file_that_a_page_sends_to_is_there(page: str) -> None:
+    named = re.findall(
+        r"`((?:wire|policies|gateway|logic|inference|cli|tests|benchmarks)/[\w./]+)`", (ROOT / page).read_text()
+    )
+    assert named and [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_makefile_has_at_most_twelve_targets() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(phony.split()) <= 12

@@ -1,5 +1,6 @@
 """What the repository promises about itself: locks, sizes, and two commands that exist."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -117,3 +118,14 @@ def test_the_readme_names_the_two_commands_and_make_knows_them() -> None:
 def test_the_licence_is_the_whole_one() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License\n                           Version 2.0, January 2004" in text and "APPENDIX" in text
+
+
+def test_what_tests_share_lives_in_support_modules() -> None:
+    """No module imports from a test module: pytest would collect the same tests twice, or not find the fixtures."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = [*(node.module or "").split("."), *(alias.name for alias in node.names if node.level)]
+                found += [f"{path.name} imports from {name}" for name in names if name.startswith("test_")]
+    assert found == []

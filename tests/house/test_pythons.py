@@ -148,4 +148,4 @@ def test_one_target_tries_every_supported_python(tmp_path: Path) -> None:
     ]
     assert done.returncode == 1 and done.stderr == "" and passed_over.exists() and beside.exists()
     log = (tmp_path / "build/python3.12.log").read_text()
-    assert log.startswith(f"--no-print-directory test VENV=build/python3.12 PYTHON={named}\n")
+    assert log.startswith(f"--no-print-directory test SUITE=all VENV=build/python3.12 PYTHON={named}\n")

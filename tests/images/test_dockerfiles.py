@@ -108,8 +108,8 @@ def test_the_context_holds_what_is_built_and_nothing_else() -> None:
         pytest.skip("this is no git checkout")
     sent = ignore.among(path for path in listed.stdout.splitlines() if (ROOT / path).is_file())
     tops = {path.partition("/")[0] for path in sent}
-    rooms = {"wire", "policies", "gateway", "logic", "inference", "cli", "examples", "requirements"}
-    assert tops == {"pyproject.toml", "README.md", "LICENSE", "hatch_build.py", *rooms}
+    folders = {"wire", "policies", "gateway", "logic", "inference", "cli", "examples", "requirements"}
+    assert tops == {"pyproject.toml", "README.md", "LICENSE", "hatch_build.py", *folders}
     assert sum((ROOT / path).stat().st_size for path in sent) < MAX_CONTEXT_BYTES
 
 

@@ -1,4 +1,5 @@
-"""The images built for real, where ORIEL_TEST_ENGINE names an engine (buildah): `make test-images ENGINE=buildah`.
+"""The images built for real, where ORIEL_TEST_ENGINE names an engine:
+`make test SUITE=images ENGINE=buildah`.
 
 On a base of nothing but Python and glibc that is made here, so no registry is asked. Then their root is mounted
 read-only, and the unit is started with what the image's own configuration says.

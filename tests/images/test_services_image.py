@@ -155,7 +155,7 @@ def test_a_second_build_replaces_the_first_and_nothing_of_somebody_elses(
     assert sorted(path.name for path in (here / "build").iterdir()) == ["sentiment"]
 
 
-def test_what_cannot_be_built_is_one_line_with_the_mend(
+def test_what_cannot_be_built_is_one_line_with_the_remedy(
     here: Path, unresolved: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "there is no nothing" in refusal(capsys, "nothing")
@@ -165,7 +165,7 @@ def test_what_cannot_be_built_is_one_line_with_the_mend(
     config.write_text(before + 'python = ".venv"\n')
     assert "is an environment of this machine" in refusal(capsys, "sentiment")
     config.write_text(before.replace('["oriel-serving"]', '["--index-url https://x.example"]'))
-    assert "is no requirement" in refusal(capsys, "sentiment")
+    assert "is not a requirement" in refusal(capsys, "sentiment")
     config.write_text(before)
     (here / "sentiment" / "secret.txt").symlink_to("/etc/hostname")
     assert "leads out of it" in refusal(capsys, "sentiment")

@@ -30,7 +30,8 @@ TARGETS = {
     "logic": ("logic", "logic", "build"),
     "inference-cpu": ("inference", "cpu", "build-cpu"),
 }
-# Hundreds of megabytes and gigabytes: `make test-images`. TensorRT's own libraries are on no index that tests may ask.
+# Hundreds of megabytes and gigabytes: `make test SUITE=images`. TensorRT's own libraries are on no index that tests may
+# ask.
 if os.environ.get("ORIEL_TEST_IMAGES") == "1":
     TARGETS |= {f"inference-{each}": ("inference", each, f"build-{each}") for each in ("openvino", "gpu")}
 GIVEN = {  # what is mounted into each
@@ -204,7 +205,7 @@ def test_tensorrt_is_asked_for_by_its_argument(sha256: str, tmp_path: Path) -> N
     assert root.environment("tensorrt")["LD_LIBRARY_PATH"] == str(root.at("/opt/oriel/tensorrt"))
 
 
-@pytest.mark.skipif(os.environ.get("ORIEL_TEST_IMAGES") != "1", reason="half a minute of compiling: make test-images")
+@pytest.mark.skipif(os.environ.get("ORIEL_TEST_IMAGES") != "1", reason="compiles: make test SUITE=images")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_the_gateway_compiled_is_a_build_argument(folder: Path) -> None:
     root = Root(folder / "compiled", ROOT, file_of("gateway"), build_args={"ORIEL_COMPILE": "1"})

@@ -17,7 +17,7 @@ from oriel_wire.v2.proto import v2_pb2
 from . import models
 from .attacks import INFER, X
 
-# Catches a hang; a second per answer is not asserted but measured: tests/bench/hostile_answers.py.
+# Catches a hang; a second per answer is not asserted but measured: benchmarks/neighbours.py hostile-requests.
 ANSWER_S = 20.0
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from oriel_inference.model import EnsembleStep, ModelSpec, TensorInfo, TensorSpe
 from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
+
+from . import models
+from .control_server import Served, times
 
 Step = tuple[str, Mapping[str, str], Mapping[str, str]]
 
@@ -179,9 +183,9 @@ class Flights:
         """Nothing waits, runs or is held anywhere."""
         assert self.cores.free == self.cores.total
         assert self.ensemble.running == 0 and self.ensemble._size_bytes == 0
-        assert all(each.pending == each.running == each._rows == 0 for each in self.batchers.values())
+        assert all(each.pending == each.running == each._waiting.rows == 0 for each in self.batchers.values())
         assert all(each.holds == 0 for each in self.serving.values())
-        assert all(turnstile._free == self.spec.max_inflight for turnstile in self.ensemble._turnstiles)
+        assert all(limit._free == self.spec.max_inflight for limit in self.ensemble._limits)
         return True
 
 
@@ -214,3 +218,20 @@ def put(root: Path, name: str, text: str, version: int = 1) -> Path:
     (folder / str(version)).mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(text)
     return folder
+
+
+PART = models.DOUBLE.replace('name: "double" backend: "onnxruntime"', "")
+
+CHAIN: tuple[Step, ...] = (("a", {"x": "in"}, {"y": "t"}), ("b", {"x": "t"}, {"y": "out"}))
+
+ROW = {"inputs": [{"name": "in", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+
+def part(root: Path, name: str, factor: float, version: int = 1, text: str = PART) -> Path:
+    return models.put(root, name, times(factor), text, version)
+
+
+async def infer(served: Served, name: str = "e") -> tuple[int, Any]:
+    response = await served.client.post(f"/v2/models/{name}/infer", json=ROW)
+    body = response.json()
+    return response.status_code, body["outputs"][0]["data"][0] if response.status_code == 200 else body

@@ -7,8 +7,8 @@ from pathlib import Path
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch_file import FetchSettings
 from oriel_inference.stores.gate import Gate
-from oriel_inference.stores.memory_objects import MemoryObjects
 from oriel_inference.stores.remote import RemoteStore, StoreLimits
+from oriel_wire.objects.memory import MemoryObjects
 
 BLOCK = 256 << 10
 ONE_READER = FetchSettings(readers=1, block_bytes=BLOCK)

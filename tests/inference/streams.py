@@ -4,6 +4,11 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import Backend, find_backend
@@ -11,6 +16,8 @@ from oriel_inference.backends.fake import FakeBackend, FakeStreamSession
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
+from oriel_wire.v2.grpc import SERVICE
+from oriel_wire.v2.proto import v2_pb2
 
 from . import models
 
@@ -63,3 +70,26 @@ async def streaming(root: Path, fakes: Fakes, **changes: object) -> AsyncIterato
     async with open_unit(settings, backends=fakes.find, sink=ListSink()) as unit:
         assert not [entry for entry in unit.catalog.index() if entry.reason]
         yield unit
+
+
+def stream(channel: grpc.aio.Channel, **options: Any) -> Any:
+    return channel.stream_stream(
+        f"/{SERVICE}/ModelStreamInfer",
+        request_serializer=v2_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=v2_pb2.ModelStreamInferResponse.FromString,
+    )(**options)
+
+
+async def said(call: Any) -> list[Any]:
+    """Everything until the end of the stream: a number, an error's text, or "final"."""
+    found: list[Any] = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        if response.error_message:
+            found.append(response.error_message)
+        elif response.infer_response.raw_output_contents:
+            raw = response.infer_response.raw_output_contents[0]
+            found.append(np.frombuffer(raw, np.float32 if len(raw) == 16 else np.int32)[0])
+        else:
+            assert response.infer_response.parameters["triton_final_response"].bool_param
+            found.append("final")
+    return found

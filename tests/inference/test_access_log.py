@@ -34,9 +34,9 @@ from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 
 from .exposed import read
-from .test_grpc import infer, ones
-from .test_stream import said, stream
-from .test_unit import gated, until
+from .gated import gated, until
+from .grpc_calls import infer, ones
+from .streams import said, stream
 
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
@@ -87,11 +87,11 @@ async def test_every_way_to_end_has_its_line(unit: Unit, http: httpx.AsyncClient
     bad = {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [9]}]}
     expected = []
     for path, body, headers, outcome in (
-        (INFER, {"inputs": []}, {}, Outcome.INVALID),
-        (INFER, ONES, {"x-oriel-timeout-ms": "0"}, Outcome.DEADLINE),
-        ("/v2/models/lookup/infer", bad, {}, Outcome.INVALID),
+        (INFER, {"inputs": []}, {}, Outcome.INVALID_REQUEST),
+        (INFER, ONES, {"x-oriel-timeout-ms": "0"}, Outcome.DEADLINE_EXCEEDED),
+        ("/v2/models/lookup/infer", bad, {}, Outcome.INVALID_REQUEST),
         ("/v2/models/absent/infer", ONES, {}, Outcome.UNKNOWN_MODEL),
-        ("/v2/models/broken/infer", ONES, {}, Outcome.NO_VERSION),
+        ("/v2/models/broken/infer", ONES, {}, Outcome.NO_AVAILABLE_VERSION),
         (INFER, ONES, {"content-encoding": "br"}, Outcome.NOT_SUPPORTED),
         ("/v2/models/double/generate", {"x": [1, 2, 3, 4]}, {}, Outcome.OK),
         ("/nowhere", ONES, {}, Outcome.NOT_FOUND),
@@ -240,7 +240,7 @@ CTX = from_headers({}.get, now=0.0, trusted=False, default_timeout_s=1.0, sample
 
 
 def note(log: AccessLog, number: int) -> None:
-    log.refused(replace(CTX, request_id=f"r{number}"), Outcome.INVALID, "m", 0.0, 1.0, "http", 7)
+    log.refused(replace(CTX, request_id=f"r{number}"), Outcome.INVALID_REQUEST, "m", 0.0, 1.0, "http", 7)
 
 
 @given(st.text(), st.floats(-1.0, 1e6), st.integers(0, 1 << 40), st.sampled_from(list(Outcome)))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.batching.call import Answer
-from oriel_inference.batching.experience import INLINE_SAMPLES
+from oriel_inference.batching.service_times import INLINE_SAMPLES
 from oriel_inference.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -288,7 +288,7 @@ def test_one_that_waits_long_keeps_no_record_of_all_that_came_after_it() -> None
     for _ in range(500):
         bench.call(rows=2)
         bench.settle()
-    assert len(bench.batcher._arrivals) <= 64 + 2 * 10
+    assert len(bench.batcher._waiting._arrivals) <= 64 + 2 * 10
 
 
 # --- conservation -------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
     for _ in range(100):
         bench.settle()
         bench.clock.advance(0.05)
-    assert bench.batcher.pending == 0 and bench.batcher.running == 0 and bench.batcher._rows == 0
+    assert bench.batcher.pending == 0 and bench.batcher.running == 0 and bench.batcher._waiting.rows == 0
     assert bench.cores.free == bench.cores.total
     assert all(rows <= 4 for rows in bench.batches)
     if bench.batcher._levels is not None:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import CheckPool, CheckProcess
 
+from ..waiting import wait_until
 from . import models
 
 OPTIONS = EngineOptions()
@@ -81,8 +81,7 @@ def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> N
 
     thread = threading.Thread(target=hang)
     thread.start()
-    while not pool._busy:
-        time.sleep(0.01)
+    wait_until(lambda: pool._busy)
     (stuck,) = pool._busy
     assert pool.check(fine, "a", "onnxruntime", OPTIONS) is True
     (idle,) = pool._idle

@@ -17,7 +17,7 @@ from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import Gpu, TensorInfo
 from oriel_inference.repository.instances import places
-from oriel_inference.repository.load import LoadedVersion, load_model
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.metadata import message_json
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -276,7 +276,7 @@ ROWS = [
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.parameters",
         accelerator("gpu", "tensorrt", option("trt_flux", "1")),
-        "parameters['trt_flux']: is no option of tensorrt",
+        "parameters['trt_flux']: is not an option of tensorrt",
     ),
     refused(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",
@@ -474,7 +474,7 @@ def test_field(row: Row, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     try:
         with caplog.at_level(logging.WARNING, "oriel_inference"):
             (version,) = load_model(
-                LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1
+                Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1)
             ).values()
     except LoadFailed as failure:
         version = failure
@@ -534,7 +534,9 @@ def opened(root: Path, snippet: str) -> list[tuple[str, list[tuple[str, dict[str
     write(root, Row("", snippet, WORKS))
     x, y = (TensorInfo(name=name, datatype="FP32", shape=(-1, 4)) for name in "xy")
     backend = FakeBackend((x,), (y,), gpus=TWO)
-    (version,) = load_model(LocalStore(root), "double", find_backend=lambda _: backend, cores=4, models=1).values()
+    (version,) = load_model(
+        Loading(LocalStore(root), "double", find_backend=lambda _: backend, cores=4, models=1)
+    ).values()
     assert isinstance(version, LoadedVersion), version
     assert version.spec.instances == len(backend.opened)
     return [(file, [(name, dict(given)) for name, given in options.providers]) for file, options in backend.opened]
@@ -606,7 +608,7 @@ def test_cuda_graphs_are_refused_where_they_could_be_made(tmp_path: Path, asked:
     assert opened(tmp_path / "cpu", snippet + group("kind: KIND_CPU")) == [("model.onnx", [])]
     write(tmp_path / "gpu", Row("", snippet, REFUSED))
     store, backend = LocalStore(tmp_path / "gpu"), FakeBackend((), (), gpus=TWO)
-    (version,) = load_model(store, "double", find_backend=lambda _: backend, cores=4, models=1).values()
+    (version,) = load_model(Loading(store, "double", find_backend=lambda _: backend, cores=4, models=1)).values()
     assert isinstance(version, LoadFailed) and NOT_YET in version.reason and backend.opened == []
     assert f"optimization.cuda.{asked.split(':')[0].split()[0]}" in version.reason
 
@@ -621,7 +623,9 @@ def test_cuda_graphs_are_refused_where_they_could_be_made(tmp_path: Path, asked:
 )
 def test_cuda_graphs_are_judged_by_what_was_completed(tmp_path: Path, spec: str, text: str) -> None:
     models.put(tmp_path, "double", models.double(), optimization(f"cuda {{ graph_spec {{ {spec} }} }}"))
-    (version,) = load_model(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1).values()
+    (version,) = load_model(
+        Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1)
+    ).values()
     assert isinstance(version, LoadFailed if text else LoadedVersion), version
     if isinstance(version, LoadFailed):
         assert text in version.reason and [each.name for each in (version.config or pb.ModelConfig()).input] == ["x"]
@@ -693,7 +697,7 @@ def test_tensorrt_parameters(
         ("tensorrt", "trt_extra_plugin_lib_paths", "/tmp/evil.so", "would load a library into the server"),
         ("cuda", "device_id", "1", "is given by instance_group.gpus"),
         ("cuda", "cudnn_conv_algo_search", "9", "must be one of EXHAUSTIVE"),
-        ("cuda", "user_compute_stream", "1", "is no option of cuda"),
+        ("cuda", "user_compute_stream", "1", "is not an option of cuda"),
     ],
 )
 def test_accelerator_parameters_are_judged_without_a_gpu(
@@ -701,7 +705,7 @@ def test_accelerator_parameters_are_judged_without_a_gpu(
 ) -> None:
     write(tmp_path, Row("", accelerator("gpu", name, option(key, value)), REFUSED))
     with pytest.raises(LoadFailed) as caught:
-        load_model(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1)
+        load_model(Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1))
     assert reason in caught.value.reason and f"parameters[{key!r}]" in caught.value.reason
 
 
@@ -738,7 +742,7 @@ def test_folder_of_another_framework_is_recognised(tmp_path: Path, file: str, te
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"x")
     with pytest.raises(LoadFailed) as caught:
-        load_model(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1)
+        load_model(Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1))
     assert text in caught.value.reason and "double" in caught.value.reason
 
 
@@ -754,7 +758,9 @@ def test_optional_input_with_a_default_in_the_file_may_be_left_out(tmp_path: Pat
                 {{ name: "b" data_type: TYPE_FP32 dims: [ 4 ] optional: true }} ]
     """
     models.put(tmp_path, "double", model, config)
-    (version,) = load_model(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1).values()
+    (version,) = load_model(
+        Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1)
+    ).values()
     assert isinstance(version, LoadedVersion), version
     x = models.np.ones((2, 4), dtype=models.np.float32)
     (session,) = version.sessions

@@ -1,77 +1,28 @@
 """Control modes, hot update, and uploads that must not disturb what serves."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
-from onnx import TensorProto, external_data_helper, numpy_helper, save_model
+from onnx import TensorProto, external_data_helper, save_model
 from tritonclient.utils import InferenceServerException
 
-from oriel_inference.app import Unit, open_unit
-from oriel_inference.repository.load import load_model
-from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_inference.repository.load import Loading, load_model
 
+from ..waiting import until
 from . import models
+from .control_server import ROW, put, serving, times
 from .exposed import read
 
 INFER = "/v2/models/double/infer"
-ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-
-
-def times(factor: float) -> Any:
-    """y = x * factor, so that a test sees which version answered."""
-    node = models.helper.make_node("Mul", ["x", "f"], ["y"])
-    weight = numpy_helper.from_array(np.array(factor, dtype=np.float32), "f")
-    shape = ["n", 4]
-    return models.graph([node], [("x", models.FLOAT, shape)], [("y", models.FLOAT, shape)], [weight])
-
-
-class Served:
-    def __init__(self, unit: Unit, client: httpx.AsyncClient) -> None:
-        self.unit, self.client = unit, client
-
-    async def answer(self, name: str = "double") -> float:
-        response = await self.client.post(f"/v2/models/{name}/infer", json=ROW)
-        assert response.status_code == 200, response.text
-        return float(response.json()["outputs"][0]["data"][0])
-
-    async def lines(self, **body: object) -> dict[tuple[str, str], tuple[str, str]]:
-        response = await self.client.post("/v2/repository/index", json=body)
-        return {(e["name"], e.get("version", "")): (e.get("state", ""), e.get("reason", "")) for e in response.json()}
-
-    async def until(self, predicate: Any) -> dict[tuple[str, str], tuple[str, str]]:
-        """Wait for the index; what serves must answer all the while."""
-        async with asyncio.timeout(60):
-            while not predicate(lines := await self.lines()):
-                await self.answer()
-                await asyncio.sleep(0.02)
-        return lines
-
-
-@contextlib.asynccontextmanager
-async def serving(root: Path, mode: str, **more: Any) -> AsyncIterator[Served]:
-    more = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "poll_s": 0.1, **more}
-    settings = Settings(repositories=(root,), cores=2, drain_s=5.0, control_mode=mode, **more)
-    async with open_unit(settings, sink=ListSink()) as unit:
-        address = f"http://127.0.0.1:{unit.http_port}"
-        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as client:
-            yield Served(unit, client)
-
-
-def put(root: Path, factor: float, version: int = 1, config: str | None = models.DOUBLE) -> Path:
-    return models.put(root, "double", times(factor), config, version)
 
 
 async def test_new_version_takes_over_and_the_old_one_leaves(tmp_path: Path) -> None:
@@ -100,8 +51,7 @@ async def test_requests_in_flight_finish_on_the_old_version(tmp_path: Path) -> N
         serving_model = served.unit.catalog.get("slow")
         inflight = [group.create_task(served.client.post("/v2/models/slow/infer", json=row)) for _ in range(4)]
         async with asyncio.timeout(60):
-            while serving_model.batcher.running == 0:
-                await asyncio.sleep(0.001)
+            await until(lambda: serving_model.batcher.running != 0)
         assert (await served.client.post("/v2/repository/models/slow/unload", json={})).status_code == 200
         assert (await served.lines())["slow", "1"][0] == "UNLOADING"
         assert (await served.client.post("/v2/models/slow/infer", json=row)).status_code == 503
@@ -152,14 +102,15 @@ async def test_models_load_at_the_same_time_and_one_model_one_load_at_a_time(
     under_way: list[str] = []
     most = 0
 
-    def slowly(store: Any, model: str, **more: Any) -> Any:
+    def slowly(loading: Loading) -> Any:
         nonlocal most
+        model = loading.model
         assert model not in under_way
         under_way.append(model)
         most = max(most, len(under_way))
         together.wait(20)
         under_way.remove(model)
-        return load_model(store, model, **more)
+        return load_model(loading)
 
     monkeypatch.setattr("oriel_inference.rollout.load_model", slowly)
     async with serving(tmp_path, "explicit", load_models=("*",)) as served:
@@ -231,11 +182,11 @@ async def test_bad_configuration_keeps_the_old_one(tmp_path: Path) -> None:
 
 async def test_files_that_still_change_are_left_alone(tmp_path: Path) -> None:
     put(tmp_path, 2)
-    async with serving(tmp_path, "poll", poll_s=2.0) as served:  # the second look at a change comes half a second later
+    async with serving(tmp_path, "poll", poll_s=2.0) as served:  # the second scan of a change comes half a second later
         folder = tmp_path / "double" / "2"
         folder.mkdir()
         whole = times(3).SerializeToString()
-        for length in range(0, len(whole), 4):  # grows faster than those looks are apart
+        for length in range(0, len(whole), 4):  # grows faster than those scans are apart
             (folder / "model.onnx").write_bytes(whole[:length])
             assert ("double", "2") not in await served.lines()
             await asyncio.sleep(0.03)

@@ -23,7 +23,7 @@ CUDA = providers.CUDA
 
 
 @pytest.mark.parametrize(
-    ("names", "mend"),
+    ("names", "remedy"),
     [
         (["numpy", "onnxruntime"], ""),
         (["onnxruntime-gpu", "oriel-serving"], ""),
@@ -40,9 +40,9 @@ CUDA = providers.CUDA
         (["onnxruntime-directml", "onnxruntime"], "pip install 'oriel-serving[cpu]'"),
     ],
 )
-def test_two_distributions_of_onnx_runtime(names: list[str], mend: str) -> None:
+def test_two_distributions_of_onnx_runtime(names: list[str], remedy: str) -> None:
     said = distributions.conflict(names)
-    assert bool(said) == bool(mend) and mend in said
+    assert bool(said) == bool(remedy) and remedy in said
 
 
 async def test_server_does_not_start_with_two_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_silent_fallback_is_found_out() -> None:
         LoadFailed, match=f"asks for {CUDA}, but ONNX Runtime could not start it .* on CPUExecutionProvider"
     ):
         providers.verify(Session(["CPUExecutionProvider"]), [CUDA])
-    with pytest.raises(LoadFailed, match=f"{CUDA} takes no part of this model"):
+    with pytest.raises(LoadFailed, match=f"{CUDA} supports no part of this model"):
         providers.verify(Session([CUDA, "CPUExecutionProvider"], ["CPUExecutionProvider"]), [CUDA])
-    with pytest.raises(LoadFailed, match=f"{providers.TENSORRT} takes no part of this model"):
+    with pytest.raises(LoadFailed, match=f"{providers.TENSORRT} supports no part of this model"):
         providers.verify(Session([providers.TENSORRT, CUDA], [CUDA]), [providers.TENSORRT, CUDA])
 
 

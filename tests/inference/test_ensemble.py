@@ -203,7 +203,7 @@ def test_a_failing_step_ends_the_call_once_and_its_other_steps() -> None:
     waiting = flights.workers.jobs.pop()  # c stays on its device
     flights.step()
     error = flights.error(number)
-    assert isinstance(error, StepFailed) and error.outcome is Outcome.BACKEND
+    assert isinstance(error, StepFailed) and error.outcome is Outcome.BACKEND_FAILED
     assert "in ensemble 'e', model 'b'" in error.message
     waiting()
     flights.settle()
@@ -338,7 +338,7 @@ def test_a_model_without_a_batch_dimension_takes_a_batch_of_one() -> None:
     refused = flights.call(2)
     flights.settle()
     error = flights.error(refused)
-    assert error.outcome is Outcome.INVALID and "tensor 'in' has 2 rows where only one fits" in error.message
+    assert error.outcome is Outcome.INVALID_REQUEST and "tensor 'in' has 2 rows where only one fits" in error.message
     assert flights.at_rest()
 
 
@@ -348,7 +348,7 @@ def test_a_shape_that_only_the_request_decides_is_judged_when_it_comes() -> None
     number = flights.call()
     flights.settle()
     error = flights.error(number)
-    assert error.outcome is Outcome.INVALID and "expected [-1, 3], got [1, 2]" in error.message
+    assert error.outcome is Outcome.INVALID_REQUEST and "expected [-1, 3], got [1, 2]" in error.message
     assert flights.at_rest()
 
 
@@ -388,7 +388,7 @@ def test_an_ensemble_is_a_step_of_another() -> None:
         inner.settle()
         flights.settle()
     error = flights.error(number)
-    assert error.outcome is Outcome.BACKEND
+    assert error.outcome is Outcome.BACKEND_FAILED
     assert error.message.startswith("in ensemble 'e', model 'e': in ensemble 'e', model 'b': ")
     assert inner.at_rest() and flights.at_rest()
 
@@ -410,7 +410,7 @@ def test_statistics_and_the_answer_count_the_steps() -> None:
     assert (message.inference_count, message.execution_count) == (3, 1)
     assert message.inference_stats.success.count == message.inference_stats.compute_infer.count == 1
     flights.call(timeout_s=0)
-    assert flights.ensemble.statistics.failures[Outcome.DEADLINE] == 1
+    assert flights.ensemble.statistics.failures[Outcome.DEADLINE_EXCEEDED] == 1
 
 
 def test_the_expected_wait_is_that_of_the_slowest_way_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,4 +485,4 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
             else:
                 assert isinstance(reply, InferenceError) and not isinstance(reply, BackendFailed)
                 if isinstance(reply, StepFailed):
-                    assert reply.outcome is Outcome.BACKEND  # never for a full queue
+                    assert reply.outcome is Outcome.BACKEND_FAILED  # never for a full queue

@@ -50,7 +50,7 @@ def test_what_triton_takes_is_taken(text: str) -> None:
         (config(ONE) + "model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: is not"),
         (config(ONE) + "dynamic_batching { }", "config.pbtxt"),
         (config((("", {"x": "in"}, {"y": "out"}),)), "step[0].model_name: is missing"),
-        (config((("a/b", {"x": "in"}, {"y": "out"}),)), "step[0].model_name: 'a/b' is no name"),
+        (config((("a/b", {"x": "in"}, {"y": "out"}),)), "step[0].model_name: 'a/b' is not a valid model name"),
         (config((("e", {"x": "in"}, {"y": "out"}),)), "step[0].model_name: is the ensemble itself"),
         (config(ONE).replace("model_version: -1", "model_version: 0"), "step[0].model_version: must be a version"),
         (config(ONE).replace("model_version: -1", ""), "step[0].model_version: must be a version, or -1"),

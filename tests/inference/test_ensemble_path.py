@@ -22,16 +22,8 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
 from . import models
-from .ensembles import DIAMOND, Step, config, put, scheduled
-from .test_control import Served, serving, times
-
-PART = models.DOUBLE.replace('name: "double" backend: "onnxruntime"', "")
-CHAIN: tuple[Step, ...] = (("a", {"x": "in"}, {"y": "t"}), ("b", {"x": "t"}, {"y": "out"}))
-ROW = {"inputs": [{"name": "in", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-
-
-def part(root: Path, name: str, factor: float, version: int = 1, text: str = PART) -> Path:
-    return models.put(root, name, times(factor), text, version)
+from .control_server import Served, serving
+from .ensembles import CHAIN, DIAMOND, PART, ROW, Step, config, infer, part, put, scheduled
 
 
 def diamond(root: Path) -> None:
@@ -58,12 +50,6 @@ async def faked(root: Path, backends: Mapping[str, FakeBackend], mode: str, **mo
             finally:
                 for backend in backends.values():
                     backend.gate.open()
-
-
-async def infer(served: Served, name: str = "e") -> tuple[int, Any]:
-    response = await served.client.post(f"/v2/models/{name}/infer", json=ROW)
-    body = response.json()
-    return response.status_code, body["outputs"][0]["data"][0] if response.status_code == 200 else body
 
 
 async def state(served: Served, name: str = "e") -> tuple[str, str]:

@@ -107,13 +107,13 @@ async def test_failure_before_the_first_event_is_plain_and_after_it_an_event(
     assert answer.status_code == 400 and answer.json()["reason"] == "invalid_request"
     fakes.session("fake-words").fail = True
     answer = await http.post(STREAM, json={"text_input": ""})
-    assert answer.status_code == 500 and answer.json()["error"] == "the fake backend was told to fail"
+    assert answer.status_code == 500 and answer.json()["error"] == "the fake backend is set to fail"
     answer = await http.post(STREAM, json={"text_input": "one two"})
     assert answer.status_code == 200
     found = events(answer.text)
     assert [event.get("text_output") for event in found] == ["one", "two", None]
     assert found[2].pop("request_id") == answer.headers["x-request-id"]
-    assert found[2] == {"error": "the fake backend was told to fail", "reason": "backend_failed"}
+    assert found[2] == {"error": "the fake backend is set to fail", "reason": "backend_failed"}
 
 
 async def test_deadline_is_for_the_first_response(http: httpx.AsyncClient, fakes: Fakes) -> None:
@@ -214,7 +214,7 @@ def test_values_take_the_shape_of_the_input(
         (b'{"x": null}', "input 'x'"),
         (b'{"x": 1, "parameters": {"x": 1}}', "element"),
         (b'{"x": [1, 2], "parameters": {"x": [1, 2]}}', "more than once"),
-        (b'{"x": [1, 2], "y": [1]}', "'y' is no input"),
+        (b'{"x": [1, 2], "y": [1]}', "'y' is not an input"),
         (b'{"x": [1, 2], "parameters": 3}', "parameters must be"),
         (b'{"id": 3}', "id must be"),
         (b'{"x": [' + b"1," * (1 << 18) + b"1]}", "send them as binary"),

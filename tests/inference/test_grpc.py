@@ -15,9 +15,11 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import Outcome
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
-from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE, encode_infer_request
-from oriel_wire.v2.messages import InferRequest, tensor
+from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
 from oriel_wire.v2.proto import health_pb2, v2_pb2
+
+from ..waiting import until
+from .grpc_calls import infer, ones
 
 METADATA = (
     ("x-request-id", "find-me"),
@@ -35,19 +37,6 @@ async def channel(unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
 async def kept_channel(kept_unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{kept_unit.grpc_port}") as opened:
         yield opened
-
-
-def infer(channel: grpc.aio.Channel):  # type: ignore[no-untyped-def]
-    return channel.unary_unary(
-        f"/{SERVICE}/ModelInfer",
-        request_serializer=v2_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=v2_pb2.ModelInferResponse.FromString,
-    )
-
-
-def ones(model: str = "double") -> v2_pb2.ModelInferRequest:
-    request = InferRequest(model_name=model, id="seven", inputs=[tensor("x", np.ones((1, 4), np.float32))])
-    return encode_infer_request(request)
 
 
 async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.aio.Channel, sink: ListSink) -> None:
@@ -103,12 +92,10 @@ async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Cha
     held, cores.free = cores.free, 0  # nothing can run
     call = infer(channel)(ones())
     async with asyncio.timeout(60):
-        while not batcher.pending:
-            await asyncio.sleep(0.001)
+        await until(lambda: batcher.pending)
     call.cancel()
     async with asyncio.timeout(60):
-        while batcher.pending:
-            await asyncio.sleep(0.001)
+        await until(lambda: not batcher.pending)
     cores.release(held)
     assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
     assert (await infer(channel)(ones())).id == "seven"
@@ -156,7 +143,7 @@ async def test_tritonclient_compresses(unit: Unit, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_compressed_message_unfolds_no_further_than_a_message_may_be_large(
+async def test_compressed_message_decompresses_no_further_than_a_message_may_be_large(
     settings: Settings, stream: bool
 ) -> None:
     small = dataclasses.replace(settings, max_body_bytes=1 << 20)

@@ -1,5 +1,6 @@
 """Attacks on one running server, over HTTP and gRPC: each is refused by name within ANSWER_S, and the next request is
-served. How long each takes is measured by tests/bench/hostile_answers.py. See also tests/fuzz for the codecs alone.
+served. How long each takes is measured by `benchmarks/neighbours.py hostile-requests`. See also tests/fuzz for the
+codecs alone.
 """
 
 import contextlib
@@ -61,7 +62,7 @@ def test_http(server: Server, name: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:40])
 def test_paths(server: Server, path: str) -> None:
-    """Decoded once; what is no name of a model is not looked for."""
+    """Decoded once; an invalid model name is not searched for."""
     server.fresh()
     # A client library would tidy the path up.
     connection = http.client.HTTPConnection("127.0.0.1", server.http.base_url.port or 0, timeout=ANSWER_S)
@@ -166,7 +167,7 @@ def zeros(window: int) -> bytes:
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"])
 def test_grpc_bombs(server: Server, method: str, encoding: str) -> None:
-    """A message of 2 MB that would be 1.9 GiB: unfolding stops at the largest message."""
+    """A message of 2 MB that would be 1.9 GiB: decompression stops at the largest message."""
     packed = zeros(31 if encoding == "gzip" else 15)
     server.fresh()
     path = f"/inference.GRPCInferenceService/{method}"

@@ -24,7 +24,7 @@ from onnx import TensorProto, external_data_helper
 from oriel_inference.backends import Session, find_backend
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.load import LoadedVersion, load_model
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 
 from . import models
@@ -44,7 +44,7 @@ WARM = """
 
 def load(root: Path, **more: Any) -> dict[int, LoadedVersion | LoadFailed | None]:
     store = more.pop("store", None) or LocalStore(root)
-    return load_model(store, "double", find_backend=find_backend, cores=1, models=1, **more)
+    return load_model(Loading(store, "double", find_backend=find_backend, cores=1, models=1, **more))
 
 
 def refusal(root: Path, **more: Any) -> str:
@@ -103,7 +103,7 @@ def test_what_is_no_file_is_refused_and_blocks_nothing(
     assert Path(where).name in said[0] and re.search(
         r"pipes, sockets and devices|is not a file|cannot be read", said[0]
     )
-    LocalStore(tmp_path).fingerprint("double")  # nor does looking at it
+    LocalStore(tmp_path).fingerprint("double")  # nor does scanning it
 
 
 def test_huge_device_like_file_is_not_read(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_file_that_is_swapped_after_its_check_is_never_opened(tmp_path: Path, ho
     else:
         backend = Late(swap)
         with pytest.raises(LoadFailed, match="changed while they were being loaded"):
-            load_model(LocalStore(root), "double", find_backend=lambda _: backend, cores=1, models=1)
+            load_model(Loading(LocalStore(root), "double", find_backend=lambda _: backend, cores=1, models=1))
         assert backend.seen == [good], "the runtime saw what nobody had checked"
 
 
@@ -460,7 +460,7 @@ def test_nothing_outside_is_opened_strace_says(tmp_path: Path) -> None:
     with Server(root, *poll, prefix=prefix) as server:
         models.put(tmp_path / "up", "comes", models.double(), models.DOUBLE.replace('"double"', '"comes"'))
         (tmp_path / "up/comes").rename(root / "comes")
-        server.until(lambda lines: lines.get(("comes", "1"), ("",))[0] == "READY")  # polls have looked at everything
+        server.until(lambda lines: lines.get(("comes", "1"), ("",))[0] == "READY")  # polls have scanned everything
         lines = server.lines()
         assert server.infer("good") == 200
     ready = {name for (name, _), (state, _) in lines.items() if state == "READY"}

@@ -21,6 +21,7 @@ from oriel_wire.v2.grpc import SERVICE, encode_infer_request
 from oriel_wire.v2.messages import InferRequest, RequestedOutput, tensor
 from oriel_wire.v2.proto import v2_pb2
 
+from ..waiting import until
 from . import models
 
 
@@ -123,12 +124,10 @@ async def test_caller_that_leaves_frees_its_place(unit: Unit, channel: grpc.aio.
     held, cores.free = cores.free, 0  # nothing can run
     call = channel.unary_unary(f"/{SERVICE}/ModelInfer")(wire(1))
     async with asyncio.timeout(60):
-        while not batcher.pending:
-            await asyncio.sleep(0.001)
+        await until(lambda: batcher.pending)
     call.cancel()
     async with asyncio.timeout(60):
-        while batcher.pending:
-            await asyncio.sleep(0.001)
+        await until(lambda: not batcher.pending)
     cores.release(held)
     assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
     assert first(await ask(channel, wire(2))) == 4.0

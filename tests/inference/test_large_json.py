@@ -201,7 +201,7 @@ async def test_large_load_request_is_taken_apart_there(
                 answer = await http.post(load, json={"parameters": {**parameters, "file:1/model.onnx": wrong}})
                 assert answer.status_code == 400 and "must be a string of base64" in answer.json()["error"]
             answer = await http.post(load, content=b"{")
-            assert answer.status_code == 400 and "not what this request takes" in answer.json()["error"]
+            assert answer.status_code == 400 and "not have the form of this request" in answer.json()["error"]
 
 
 async def test_generate_has_bounds_of_its_own(unit: Unit, http: httpx.AsyncClient) -> None:

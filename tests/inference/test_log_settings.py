@@ -164,7 +164,7 @@ async def test_verbose_lines_follow_a_request_and_stop_when_switched_off(
         assert "model double version 1: batch of 1 requests, 1 rows" in batched
         assert "model double version 1: executed 1 rows" in executed and "1 of 1 wait" in executed
         assert f"request {name}: answered by model double version 1" in answered
-    assert "turned away with status 404" in (await infer("lost", "/v2/models/absent/infer"))[0]
+    assert "refused by its head with status 404" in (await infer("lost", "/v2/models/absent/infer"))[0]
     body["inputs"] = []
     assert "invalid" in (await infer("wrong"))[-1]
     await http.post(LOG, json={"log_verbose_level": 0})

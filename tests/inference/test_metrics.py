@@ -12,25 +12,25 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from oriel_inference import load_failures
+from oriel_inference import rollout
 from oriel_inference.app import Unit
 from oriel_inference.backends.fake import FakeBackend, Gate
+from oriel_inference.batching.statistics import MAX_TIERS, OTHER_TIERS
 from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import ModelState, TensorInfo
 from oriel_inference.servers import meter
-from oriel_inference.statistics import MAX_TIERS, OTHER_TIERS
 
 from . import models
-from . import test_ensemble_path as ensemble
 from .clients import client_of
-from .ensembles import config
+from .control_server import put, serving
+from .ensembles import CHAIN, config, part
+from .ensembles import infer as infer_ensemble
 from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
+from .gated import gated, until
 from .streams import WORDS, Fakes, streaming
-from .test_control import put, serving
-from .test_unit import gated, until
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -199,7 +199,7 @@ async def test_failures_have_tritons_reasons_and_ours(tmp_path: Path, fake: Fake
     failures = {dict(labels)["reason"]: n for labels, n in found.where("nv_inference_request_failure").items()}
     assert failures == {"REJECTED": 2, "CANCELED": 1, "BACKEND": 1, "OTHER": 0}
     endings = {dict(labels)["reason"]: n for labels, n in found.where("oriel_requests_total", **DOUBLE).items()}
-    reasons = (Outcome.OK, Outcome.QUEUE_FULL, Outcome.DEADLINE, Outcome.CALLER_LEFT, Outcome.BACKEND)
+    reasons = (Outcome.OK, Outcome.QUEUE_FULL, Outcome.DEADLINE_EXCEEDED, Outcome.CALLER_LEFT, Outcome.BACKEND_FAILED)
     assert endings == {reason.value: 1 for reason in reasons}
     assert found.value("oriel_request_duration_seconds_count", **DOUBLE, tier="") == 1, "of answered requests"
 
@@ -248,11 +248,11 @@ async def test_buckets_of_first_responses_are_the_models_own(tmp_path: Path) -> 
 
 
 async def test_an_ensemble_counts_beside_the_models_of_its_steps(tmp_path: Path) -> None:
-    ensemble.part(tmp_path, "a", 2)
-    ensemble.part(tmp_path, "b", 3)
-    put_ensemble(tmp_path, "e", config(ensemble.CHAIN))
+    part(tmp_path, "a", 2)
+    part(tmp_path, "b", 3)
+    put_ensemble(tmp_path, "e", config(CHAIN))
     async with serving(tmp_path, "none") as served:
-        assert await ensemble.infer(served) == (200, 6.0)
+        assert await infer_ensemble(served) == (200, 6.0)
         found = await read(served.unit)
         await families(served.unit)
     for name in "abe":
@@ -269,7 +269,7 @@ async def test_counts_of_what_came_to_no_version_are_bounded(
 ) -> None:
     monkeypatch.setattr(meter, "MAX_REFUSED", 2)
     failures = unit.surface.control.failures
-    monkeypatch.setattr(load_failures, "MAX_NAMES", len(failures.counts) + 1)
+    monkeypatch.setattr(rollout, "MAX_NAMES", len(failures.counts) + 1)
     for tier in ("a", "b", "c", "d"):
         await http.post(INFER, json={"inputs": []}, headers={"x-oriel-tier": tier})
         failures.add(f"model-{tier}", kind="config")

@@ -1,4 +1,4 @@
-"""The URLs of repositories: what they mean, and what is refused before anything is sent."""
+"""The URLs of repositories on the command line, the caches of their stores, and checksums."""
 
 from pathlib import Path
 
@@ -10,52 +10,6 @@ from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import opening
 from oriel_inference.stores.crc import CRC32C, CRC64NVME
 from oriel_inference.stores.digests import digest_of
-from oriel_inference.stores.objects import Location, client_of, location_of
-from oriel_inference.stores.s3 import _checksum
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("s3://bucket", Location(kind="s3", bucket="bucket", prefix="")),
-        ("s3://bucket/a//b/", Location(kind="s3", bucket="bucket", prefix="a/b/")),
-        (
-            "s3://https://host:9000/bucket/a",
-            Location(kind="s3", bucket="bucket", prefix="a/", endpoint="https://host:9000"),
-        ),
-        ("s3://http://host/bucket", Location(kind="s3", bucket="bucket", prefix="", endpoint="http://host")),
-        ("s3://host:9000/bucket/a", Location(kind="s3", bucket="bucket", prefix="a/", endpoint="https://host:9000")),
-        ("gs://bucket/a", Location(kind="gs", bucket="bucket", prefix="a/")),
-        ("as://account/container/a", Location(kind="az", account="account", bucket="container", prefix="a/")),
-        ("az://account/container", Location(kind="az", account="account", bucket="container", prefix="")),
-    ],
-)
-def test_urls_as_triton_writes_them(url: str, expected: Location) -> None:
-    assert location_of(url) == expected
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://bucket/a",
-        "s3://",
-        "s3:///a",
-        "s3://bucket/a/../b",
-        "s3://key:secret@host/bucket",
-        "s3://https://user@host/bucket/a",
-        "s3://bucket/a?versionId=3",
-        "gs://bucket#x",
-        "az://account",
-        "s3://host:port/bucket",
-        "s3://host:0/bucket",
-        "s3://bucket/" + "a" * 1024,
-        "s3://bucket/a\nb",
-    ],
-)
-def test_urls_that_are_no_repository(url: str) -> None:
-    with pytest.raises(LoadFailed) as caught:
-        location_of(url)
-    assert "secret" not in caught.value.reason
 
 
 def test_the_flag_takes_folders_and_urls(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,13 +22,7 @@ def test_the_flag_takes_folders_and_urls(capsys: pytest.CaptureFixture[str]) -> 
     for wrong in (["--model-repository", "ftp://x/y"], [*words, "--model-cache-bytes", "1"]):
         with pytest.raises(SystemExit):
             parser.parse_args(wrong)
-    assert "'ftp' is no object store that is known here" in capsys.readouterr().err
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "oriel_inference.stores.s3", None)
-    with pytest.raises(LoadFailed, match=r"pip install 'oriel-serving\[s3\]'"):
-        client_of("s3://bucket/a")
+    assert "'ftp' is not a known object store" in capsys.readouterr().err
 
 
 def test_each_place_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,20 +64,3 @@ def test_a_checksum_does_not_depend_on_how_the_bytes_come(kind: type[CRC32C] | t
     for start in range(0, len(data), 100):
         single.update(data[start : start + 100])  # too short for lanes
     assert whole.hexdigest() == pieces.hexdigest() == single.hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("head", "expected"),
-    [
-        ({}, ("md5", "25f9e794323b453885f5181f1b624d0b")),
-        ({"ServerSideEncryption": "AES256"}, ("md5", "25f9e794323b453885f5181f1b624d0b")),
-        ({"ServerSideEncryption": "aws:kms"}, None),  # then the ETag is no MD5
-        ({"SSECustomerAlgorithm": "AES256"}, None),
-        ({"ChecksumCRC64NVME": "rosUhgp5mIg="}, ("crc64nvme", "ae8b14860a799888")),
-        ({"ChecksumCRC32": "y/Q5Jg==", "ServerSideEncryption": "aws:kms"}, ("crc32", "cbf43926")),
-        ({"ChecksumCRC32": "y/Q5Jg==", "ChecksumType": "COMPOSITE", "ServerSideEncryption": "aws:kms"}, None),
-        ({"ChecksumSHA256": "y/Q5Jg==-3", "ServerSideEncryption": "aws:kms"}, None),
-    ],
-)
-def test_only_checksums_of_the_whole_object_count(head: dict[str, str], expected: tuple[str, str] | None) -> None:
-    assert _checksum(head, "25f9e794323b453885f5181f1b624d0b") == expected

@@ -5,12 +5,12 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from inference_bench.goodput_simulation import DEVICES, Device, most_in_time, poisson, simulate
 
-from oriel_inference.batching.experience import USEFUL_EVERY
+from oriel_inference.batching.service_times import USEFUL_EVERY
 from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort, QueueFull
 from oriel_policies.feasibility import PROBE, SAMPLES
 
-from ..bench.goodput_sim import DEVICES, Device, most_in_time, poisson, simulate
 from .bench import Bench, Linear, spec
 
 
@@ -81,7 +81,7 @@ def test_batches_take_at_most_half_of_what_callers_usually_give() -> None:
 
 def quick(bench: Bench) -> None:
     for _ in range(SAMPLES):
-        bench.batcher._experience.floor.observe(1, 0.010)
+        bench.batcher._service_times.floor.observe(1, 0.010)
 
 
 def test_deadline_shorter_than_the_model_ever_takes_is_refused_at_once() -> None:

@@ -1,4 +1,4 @@
-"""When poll mode looks at the repository, in virtual time: whole uploads are taken up within one poll, others not."""
+"""Poll mode in virtual time: complete uploads are loaded within one poll, and incomplete ones are not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,6 +10,7 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
 from . import models
 
 POLL_S = 8.0
@@ -55,20 +56,19 @@ async def unit(tmp_path: Path, sleeps: Sleeps) -> AsyncIterator[Unit]:
 def begun(unit: Unit) -> bool:
     """Whether version 2 serves, or a load is under way."""
     (repository,) = unit.surface.control._repositories
-    return unit.catalog.serves("double", 2) or bool(repository.looks._under_way)
+    return unit.catalog.serves("double", 2) or bool(repository.changes._under_way)
 
 
 async def until_served(unit: Unit) -> None:
     async with asyncio.timeout(60):
-        while not unit.catalog.serves("double", 2):
-            await asyncio.sleep(0.01)
+        await until(lambda: unit.catalog.serves("double", 2))
 
 
 async def test_what_is_whole_right_after_a_look_is_being_loaded_within_one_poll(
     unit: Unit, sleeps: Sleeps, tmp_path: Path
 ) -> None:
     for _ in range(3):
-        waited = await sleeps.next()  # the look before this sleep found nothing
+        waited = await sleeps.next()  # the scan before this sleep found nothing
     models.put(tmp_path, "double", models.double(), models.DOUBLE, version=2)
     settling = await sleeps.next()
     assert not begun(unit) and 0 < settling <= 0.5
@@ -85,7 +85,7 @@ async def test_what_changes_between_the_two_looks_waits_for_the_next_poll(
     file = tmp_path / "double/2/model.onnx"
     file.parent.mkdir()
     whole = models.double().SerializeToString()
-    for end in (10, 20, len(whole)):  # it grows after each first look
+    for end in (10, 20, len(whole)):  # it grows after each first scan
         file.write_bytes(whole[: end // 2])
         settling = await sleeps.next()
         file.write_bytes(whole[:end])

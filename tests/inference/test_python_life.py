@@ -19,7 +19,6 @@ import pytest
 import tritonclient.http.aio
 
 from oriel_inference.app import open_unit
-from oriel_inference.backends import Request
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
@@ -31,12 +30,13 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
 
+from ..waiting import until
 from . import models
 from .clients import client_of
-from .test_python_models import BEHAVE, body, put, say
-from .test_stream import until
+from .python_calls import BEHAVE, body, put, say
+from .python_instances import ModelCall, execute, opened
 
-TRIED = Path(__file__).parents[1] / "bench/peers/inference/triton_model.py"
+TRIED = Path(__file__).parents[2] / "benchmarks/peers/inference/triton_model.py"
 LIFE = """
 backend: "python" max_batch_size: 4
 input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -56,9 +56,9 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def put_life(root: Path, greeting: str, config: str = LIFE) -> None:
+def put_life(root: Path, text: str, config: str = LIFE) -> None:
     folder = put(root, "life", "life", config)
-    (folder / "1/words.py").write_text(f"GREETING = {greeting!r}\n")
+    (folder / "1/words.py").write_text(f"TEXT = {text!r}\n")
     (folder / "warmup").mkdir(exist_ok=True)
     (folder / "warmup/hello").write_bytes(b"\x05\0\0\0hello")
 
@@ -145,56 +145,12 @@ async def test_the_benchs_model_for_triton_runs_unchanged(tmp_path: Path) -> Non
 # One session by itself ------------------------------------------------------------------------------------------------
 
 
-class Asked:
-    """An execution of one request."""
-
-    def __init__(self, text: str) -> None:
-        array = np.array([[text.encode()]], dtype=object)
-        now = time.monotonic()
-        self.requests = (Request(inputs={"text": array}, outputs=["said"], deadline=now + 60, ends=now + 60),)
-        self.result: Any = None
-        self.back = asyncio.Event()
-
-    def computing(self, began_s: float, ended_s: float) -> None:
-        pass
-
-    def answer(self, index: int, result: Any) -> None:
-        self.result = result
-
-    def respond(self, index: int, outputs: Any, consumed: Any) -> None:
-        raise AssertionError
-
-    def returned(self) -> None:
-        self.back.set()
-
-    async def said(self) -> Any:
-        async with asyncio.timeout(60):
-            await self.back.wait()
-        if isinstance(self.result, InferenceError):
-            return self.result
-        return self.result[0][0, 0].decode()
-
-
-async def opened(tmp_path: Path, config: str = BEHAVE, **limits: Any) -> PythonSession:
-    path = put(tmp_path, "behave", "behave", config) / "1/model.py"
-    backend = PythonBackend(lambda *asked: None, PythonLimits(**limits), environment=("SEEN",))
-    parsed = parse_config_text('name: "behave" ' + config)
-    options = EngineOptions()
-    return await asyncio.to_thread(backend.open_first, path, parsed, options, 1, lambda config: None)
-
-
 @pytest.fixture
 async def closing() -> AsyncIterator[list[PythonSession]]:
     sessions: list[PythonSession] = []
     yield sessions
     for session in sessions:
         await asyncio.to_thread(session.close)
-
-
-async def execute(session: PythonSession, text: str) -> Any:
-    asked = Asked(text)
-    session.execute(asked)
-    return await asked.said()
 
 
 async def test_restarts_wait_longer_until_an_execution_returns(tmp_path: Path, closing: list[Any]) -> None:
@@ -207,10 +163,10 @@ async def test_restarts_wait_longer_until_an_execution_returns(tmp_path: Path, c
     model = Path(session.launch.file)
     source = model.read_text()
     model.write_text("raise RuntimeError('half an upload')")
-    dying = Asked("exit 1")
+    dying = ModelCall("exit 1")
     session.execute(dying)
     await until(lambda: dying.result is not None)
-    waiting = Asked("after all")
+    waiting = ModelCall("after all")
     session.execute(waiting)
     await asyncio.sleep(0.05)
     assert not dying.back.is_set() and waiting.result is None
@@ -225,13 +181,13 @@ async def test_answers_and_batches_larger_than_a_message_are_refused(tmp_path: P
     assert isinstance(found, BackendFailed) and "more than fit into one message" in found.message
     assert await execute(session, "x" * 1000) == "x" * 1000
     found = await execute(session, "large 3000")
-    assert found.outcome is Outcome.BACKEND and "the model's answer is too large" in found.message
+    assert found.outcome is Outcome.BACKEND_FAILED and "the model's answer is too large" in found.message
     assert await execute(session, "still here") == "still here"
 
 
 async def test_a_hanging_model_ends_with_its_session(tmp_path: Path) -> None:
     session = await opened(tmp_path, finalize_s=0.2)
-    asked = Asked("hang")
+    asked = ModelCall("hang")
     session.execute(asked)
     pid = session.pid
     await asyncio.to_thread(session.close)
@@ -251,7 +207,7 @@ async def test_a_start_can_be_called_off(tmp_path: Path) -> None:
     )
     await until(lambda: any(session.pid for session in backend._starting))
     backend.stop()
-    with pytest.raises(LoadFailed, match="the server stops"):
+    with pytest.raises(LoadFailed, match="the server is stopping"):
         await loading
 
 
@@ -271,10 +227,10 @@ async def test_what_waits_for_a_process_is_sent_without_those_whose_time_is_over
     monkeypatch.setenv("SEEN", str(seen))
     session = await opened(tmp_path)
     closing.append(session)
-    dying = Asked("exit 1")
+    dying = ModelCall("exit 1")
     session.execute(dying)
     await until(lambda: dying.result is not None)
-    late, gone, mixed = Asked("late"), Asked("gone"), Mixed("late too", "in time")
+    late, gone, mixed = ModelCall("late"), ModelCall("gone"), Mixed("late too", "in time")
     late.requests = (dataclasses.replace(late.requests[0], deadline=time.monotonic()),)
     for each in (late, gone, mixed):
         session.execute(each)
@@ -285,12 +241,12 @@ async def test_what_waits_for_a_process_is_sent_without_those_whose_time_is_over
     assert seen.read_text().splitlines() == ["exit 1", "in time"]
 
 
-class Mixed(Asked):
+class Mixed(ModelCall):
     """Two requests, the first one without time."""
 
     def __init__(self, late: str, text: str) -> None:
         super().__init__(text)
-        gone = dataclasses.replace(Asked(late).requests[0], deadline=time.monotonic())
+        gone = dataclasses.replace(ModelCall(late).requests[0], deadline=time.monotonic())
         self.requests = (gone, *self.requests)  # type: ignore[assignment]
         self.results: dict[int, Any] = {}
 

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,18 +25,11 @@ from oriel_inference.lifecycle import UNTRIED
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
 from . import models
 from .clients import client_of
-from .test_stream import until
+from .python_calls import BEHAVE, SOURCES, ask, body, put, say
 
-HERE = Path(__file__).parent
-SOURCES = HERE / "python_models"
-BEHAVE = """
-backend: "python" max_batch_size: 4
-input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "said" data_type: TYPE_STRING dims: [ 1 ] } ]
-parameters { key: "oriel.kill_after_s" value: { string_value: "0.3" } }
-"""
 ADD_SUB = """
 backend: "python" max_batch_size: 8
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "INPUT1" data_type: TYPE_FP32 dims: [ 4 ] } ]
@@ -46,13 +38,6 @@ instance_group [ { count: 2 kind: KIND_CPU } ]
 """
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def put(root: Path, name: str, source: str, config: str | None, version: int = 1) -> Path:
-    """A Python model of tests/inference/python_models in a repository."""
-    folder = models.put(root, name, None, config, version)
-    shutil.copy(SOURCES / f"{source}.py", folder / str(version) / "model.py")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +70,6 @@ async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
     base = f"http://127.0.0.1:{unit.http_port}/v2"
     async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
         yield client
-
-
-def body(text: str, **more: Any) -> dict[str, Any]:
-    return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}], **more}
-
-
-async def ask(http: httpx.AsyncClient, text: str, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
-    return await http.post("/models/behave/infer", json=body(text, **more), headers=headers)
-
-
-async def say(http: httpx.AsyncClient, text: str, **more: Any) -> str:
-    answer = await ask(http, text, **more)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["outputs"][0]["data"][0])
 
 
 async def test_a_model_in_the_documented_style_answers_both_protocols(unit: Unit) -> None:

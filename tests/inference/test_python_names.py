@@ -75,7 +75,7 @@ def test_types_have_their_names_and_numbers() -> None:
 def test_what_is_not_there_says_so() -> None:
     with pytest.raises(AttributeError, match="pb_utils.MetricFamily is not supported by this server"):
         pb_utils.MetricFamily  # noqa: B018
-    with pytest.raises(pb_utils.TritonModelException, match="only be asked in execute"):
+    with pytest.raises(pb_utils.TritonModelException, match="only be called in execute"):
         pb_utils.InferenceRequest(model_name="m").exec()
     with pytest.raises(pb_utils.TritonModelException, match="CPU's memory"):
         pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 0)

@@ -5,7 +5,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.backends.python.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, Output, Said
+from oriel_inference.backends.python.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, LogLimit, Output
 
 
 def test_a_second_has_its_share_and_the_rest_is_counted() -> None:
@@ -25,7 +25,7 @@ def test_no_second_has_more_than_its_share(pieces: list[bytes]) -> None:
 
 
 def test_what_is_logged_has_its_share_and_errors_have_their_own() -> None:
-    said = Said()
+    said = LogLimit()
     taken = [said.take(logging.INFO, "a line", 0.0) for _ in range(1000)]
     assert taken == [True] * MAX_LINES + [False] * (1000 - MAX_LINES)
     assert not said.take(logging.WARNING, "two\nlines", 0.5) and said.take(logging.ERROR, "heard", 0.5)
@@ -35,7 +35,7 @@ def test_what_is_logged_has_its_share_and_errors_have_their_own() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.text(max_size=9000)), max_size=60))
 def test_every_line_is_said_or_counted(messages: list[tuple[int, str]]) -> None:
-    said, total, taken = Said(), 0, 0
+    said, total, taken = LogLimit(), 0, 0
     for level, text in messages:
         lines = text.count("\n") + 1
         total += lines

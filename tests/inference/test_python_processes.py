@@ -30,9 +30,9 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
 
-from .test_python_life import Asked, execute, opened
-from .test_python_models import BEHAVE, put, say
-from .test_stream import until
+from ..waiting import until
+from .python_calls import BEHAVE, put, say
+from .python_instances import ModelCall, execute, opened
 
 
 def gone(pid: int) -> bool:
@@ -188,7 +188,7 @@ async def test_what_a_model_has_started_ends_with_it_however_it_ends(
     crashed = int(await execute(session, "spawn"))
     await execute(session, "exit 1")
     await until(lambda: gone(crashed))
-    timed_out, hanging = int(await execute(session, "spawn")), Asked("hang")
+    timed_out, hanging = int(await execute(session, "spawn")), ModelCall("hang")
     session.execute(hanging)
     assert not gone(timed_out)
     session.leave(hanging, 0)
@@ -223,7 +223,7 @@ async def test_a_load_under_way_does_not_hold_the_servers_end_up(tmp_path: Path)
             address = f"http://127.0.0.1:{unit.http_port}/v2/repository/models/behave/load"
             loading = asyncio.create_task(client.post(address))
             await until(lambda: [entry for entry in unit.catalog.index() if entry.state is ModelState.LOADING])
-        assert "the server stops" in (await loading).json()["error"]
+        assert "the server is stopping" in (await loading).json()["error"]
 
 
 async def test_a_session_that_nobody_took_ends_with_the_backend(tmp_path: Path) -> None:

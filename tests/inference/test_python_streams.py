@@ -17,9 +17,8 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc
 
-from oriel_inference import asked as asked_module
+from oriel_inference import scripting
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.asked import Asked
 from oriel_inference.backends.python import session as session_module
 from oriel_inference.backends.python.frames import AHEAD, FrameError
 from oriel_inference.backends.python.messages import Infer
@@ -27,15 +26,17 @@ from oriel_inference.batching import requests as request_batches
 from oriel_inference.batching import stream as streams
 from oriel_inference.errors import BackendFailed
 from oriel_inference.lifecycle import UNTRIED
+from oriel_inference.scripting import ModelCall
 from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import encode_infer_request
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 
+from ..waiting import until
 from . import models
-from .test_python_models import BEHAVE, put
-from .test_stream import said, stream, until
+from .python_calls import BEHAVE, put
+from .streams import said, stream
 
 LATER = """
 backend: "python" model_transaction_policy { decoupled: true }
@@ -75,7 +76,7 @@ async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     put(root, "behave", "behave", BEHAVE)
     put(root, "rows", "shapes", SHAPES.format(rows=4, dims="2", more=""))
     put(root, "free", "shapes", SHAPES.format(rows=4, dims="-1", more=""))
-    put(root, "folded", "shapes", SHAPES.format(rows=4, dims="2, 2", more="reshape { shape: [ 4 ] }"))
+    put(root, "reshaped", "shapes", SHAPES.format(rows=4, dims="2, 2", more="reshape { shape: [ 4 ] }"))
     put(root, "whole", "shapes", SHAPES.format(rows=0, dims="2", more=""))
     models.put(root, "double", models.double(), models.DOUBLE)
     models.put(root, "pipe", None, PIPE)
@@ -210,8 +211,7 @@ async def test_a_reader_that_leaves_is_seen_by_the_sender(channel: grpc.aio.Chan
         return int(now) % 1000 - before % 1000
 
     async with asyncio.timeout(60):
-        while not await stopped():
-            await asyncio.sleep(0.01)
+        await until(lambda: stopped())
 
 
 async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, channel: grpc.aio.Channel) -> None:
@@ -305,7 +305,7 @@ class Asking:
     """A session, as far as what it asks is concerned."""
 
     def __init__(self, limit: int = 1 << 30) -> None:
-        self.asks: dict[int, Any] = {}
+        self.model_calls: dict[int, Any] = {}
         self.launch = SimpleNamespace(model="asking")
         self.heard: list[Any] = []
         self._limit = limit
@@ -316,14 +316,14 @@ class Asking:
         self.heard.append((sum(map(len, body)), message.result.error if message.result else None, message.final))
 
 
-def asking(limit: int = 1 << 30) -> tuple[Asking, Asked]:
+def asking(limit: int = 1 << 30) -> tuple[Asking, ModelCall]:
     session = Asking(limit)
-    asked = session.asks[5] = Asked(cast(Any, session), Infer(5, "m", "", "", {}, [], 0, True, []))
+    asked = session.model_calls[5] = ModelCall(cast(Any, session), Infer(5, "m", "", "", {}, [], 0, True, []))
     return session, asked
 
 
 async def test_bytes_that_are_not_taken_wait_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked_module, "AHEAD_BYTES", 100)
+    monkeypatch.setattr(scripting, "AHEAD_BYTES", 100)
     session, asked = asking()
     consumed: list[int] = []
     for number, size in enumerate((304, 48, 48, 16)):
@@ -333,13 +333,13 @@ async def test_bytes_that_are_not_taken_wait_here(monkeypatch: pytest.MonkeyPatc
     asked.taken(1)
     assert [size for size, _, _ in session.heard] == [304, 48, 48] and consumed == [0]
     asked.taken(1)
-    assert session.heard[3:] == [(16, None, False), (0, None, True)] and asked.over and not session.asks
+    assert session.heard[3:] == [(16, None, False), (0, None, True)] and asked.over and not session.model_calls
     asked.taken(99)
     assert consumed == [0, 1, 2, 3]
 
 
 async def test_an_error_and_a_departure_are_told_before_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked_module, "AHEAD_BYTES", 100)
+    monkeypatch.setattr(scripting, "AHEAD_BYTES", 100)
     for leaves in (False, True):
         session, asked = asking()
         for _ in range(2):
@@ -349,7 +349,7 @@ async def test_an_error_and_a_departure_are_told_before_what_waits(monkeypatch: 
             asked.leave()
         else:
             asked.end(BackendFailed("broken"))
-        assert [size for size, _, _ in session.heard] == [96, 0] and session.heard[-1][2] and not session.asks
+        assert [size for size, _, _ in session.heard] == [96, 0] and session.heard[-1][2] and not session.model_calls
         asked.emit(answer(16), lambda: None, False)
         asked.leave()
         assert len(session.heard) == 2, "nothing follows the end"
@@ -446,8 +446,8 @@ def shaped(model: str, shape: list[int] | str) -> Any:
         ("rows", "float", "is FP32, its configuration says INT32"),
         ("free", [2, 7], [2, 7]),
         ("free", [2, 7, 1], "has shape [2, 7, 1], expected is [-1, -1]"),
-        ("folded", [3, 4], [3, 2, 2]),
-        ("folded", [3, 2, 2], "has shape [3, 2, 2], expected is [-1, 4]"),
+        ("reshaped", [3, 4], [3, 2, 2]),
+        ("reshaped", [3, 2, 2], "has shape [3, 2, 2], expected is [-1, 4]"),
         ("whole", [2], [2]),
         ("whole", [3], "has shape [3], expected is [2]"),
         ("whole", [1, 2], "has shape [1, 2], expected is [2]"),

@@ -11,9 +11,9 @@ import pytest
 from oriel_inference.errors import LoadFailed, NotKept, ObjectRefused, StoreUnavailable
 from oriel_inference.stores import retries
 from oriel_inference.stores.cache import Cache
-from oriel_inference.stores.memory_objects import MemoryObjects
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
+from oriel_wire.objects.memory import MemoryObjects
 
 from .remote_stores import remote
 
@@ -126,12 +126,12 @@ def test_a_connection_that_breaks_while_the_store_answers_waits_like_a_file_that
     monkeypatch.setattr(retries, "PAUSE_S", 600.0)
     objects.held = asyncio.Event()
     with remote(objects, tmp_path) as store:
-        looks = {repr(seen(store))}
+        fingerprints = {repr(seen(store))}
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match=r"bytes came in"):
                 store.artifact("m", 1, "model.onnx")
-            looks.add(repr(seen(store)))
-        assert len(looks) == 2 and store.retries("m")  # once more at once, then after its pause
+            fingerprints.add(repr(seen(store)))
+        assert len(fingerprints) == 2 and store.retries("m")  # once more at once, then after its pause
 
 
 # Who may write the folder ------------------------------------------------------------------------------------------

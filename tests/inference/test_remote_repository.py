@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,20 @@ from oriel_inference import control
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
 from oriel_inference.stores import gate, retries
-from oriel_inference.stores.memory_objects import MemoryObjects
 from oriel_wire.errors import StartFailed
+from oriel_wire.objects.client import ClientLimits
+from oriel_wire.objects.memory import MemoryObjects
+from oriel_wire.objects.opening import open_client
 from oriel_wire.trace import ListSink
 
 from . import models
 from .bad_network import BadNetwork
+from .control_server import times
 from .exposed import read
-from .test_control import times
+from .remote_models import model
 
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
 OUTAGE_S = 0.2
-
-
-def model(factor: float) -> bytes:
-    found: bytes = times(factor).SerializeToString()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,8 @@ async def network(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Asyn
     monkeypatch.setattr(gate, "MAX_OUTAGE_S", OUTAGE_S)
     monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
     monkeypatch.setattr(retries, "PAUSE_S", 0.1)
-    monkeypatch.setattr("oriel_inference.stores.s3.READ_TIMEOUT_S", 0.5)
+    quick = partial(open_client, limits=ClientLimits(read_s=0.5))
+    monkeypatch.setattr("oriel_inference.stores.opening.open_client", quick)
     async with BadNetwork(server.port) as network:
         point_to(monkeypatch, server, network.port)
         yield network
@@ -151,7 +151,7 @@ async def test_an_outage_of_the_store_takes_nothing_down(
         network.mode = mode
         network.drop()
         await caller.until(caller.down)
-        assert "the model repository cannot be read, what is loaded goes on serving" in caplog.text
+        assert "the model repository cannot be read; loaded models continue to serve" in caplog.text
         asked, began = network.asked, time.monotonic()
 
         async def asked_again() -> bool:
@@ -225,7 +225,7 @@ async def test_bad_uploads_are_named_and_whole_ones_taken_up(
         await caller.until_reason("double/3/model.onnx")
         server.put(f"{folder}/3/model.onnx", four)
         await caller.until_value(4)
-        # The serving version itself is overwritten with rubbish, and mended.
+        # The serving version itself is overwritten with rubbish, and fixed.
         server.put(f"{folder}/3/model.onnx", b"rubbish")
         await caller.until_reason("double/3/model.onnx")
         server.put(f"{folder}/3/model.onnx", model(5))
@@ -245,7 +245,7 @@ async def test_a_network_that_spoils_a_download_publishes_nothing(
         await caller.until_value(2)
         network.mode = mode
         server.put(f"{name}/double/2/model.onnx", large.SerializeToString())
-        await caller.until_reason({"spoils": "that the object store says", "cuts": "broke off"}[mode])
+        await caller.until_reason({"spoils": "that the object store says", "cuts": "the connection broke"}[mode])
         assert caller.values == [2]
         network.mode = "good"
         await caller.until_value(3)
@@ -269,7 +269,7 @@ async def test_an_object_that_changes_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Changing({"r/double/config.pbtxt": models.DOUBLE.encode(), "r/double/1/model.onnx": model(2)})
-    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)
     async with calling("s3://bucket/r", tmp_path) as caller:
         await caller.until_value(2)
         objects.put("r/double/2/model.onnx", model(20))
@@ -283,7 +283,7 @@ async def test_hostile_keys_cost_their_version_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = MemoryObjects({"r/double/config.pbtxt": models.DOUBLE.encode(), "r/double/1/model.onnx": model(2)})
-    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)
     async with calling("s3://bucket/r", tmp_path / "cache") as caller:
         await caller.until_value(2)
         objects.put("r/double/2/../../../../out", b"x")
@@ -306,11 +306,11 @@ async def test_python_models_of_a_bucket_do_not_run(tmp_path: Path, monkeypatch:
             "r/code/1/model.py": code.encode(),
         }
     )
-    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)
     async with calling("s3://bucket/r", tmp_path / "cache", strict_readiness=False) as caller:
         await caller.until_value(2)
         (reason,) = await caller.reasons()
-        assert "Python models run only from a folder of this machine: who may write an object store" in reason
+        assert "Python models run only from a folder of this machine: the right to write to an object store" in reason
     assert not (tmp_path / "ran").exists()
 
 
@@ -324,7 +324,7 @@ async def test_a_start_without_the_store_serves_the_newest_version_that_works(
     monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
     config = models.DOUBLE + (f"version_policy {{ {policy} }}" if policy else "")
     objects = MemoryObjects({"r/double/config.pbtxt": config.encode(), "r/double/2/model.onnx": model(2)})
-    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)
     async with calling("s3://bucket/r", tmp_path) as caller:
         await caller.until_value(2)
         objects.put("r/double/3/model.onnx", b"not a model")

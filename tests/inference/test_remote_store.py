@@ -19,9 +19,9 @@ from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch import Corrupt
 from oriel_inference.stores.fetch_file import FetchSettings
 from oriel_inference.stores.gate import Gate
-from oriel_inference.stores.memory_objects import MemoryObjects
 from oriel_inference.stores.remote import RemoteStore, StoreLimits
 from oriel_inference.stores.snapshot import snapshot
+from oriel_wire.objects.memory import MemoryObjects
 
 from .remote_stores import BLOCK, Clock, remote
 
@@ -71,7 +71,7 @@ import asyncio, sys
 from pathlib import Path
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch_file import FetchSettings
-from oriel_inference.stores.memory_objects import MemoryObjects
+from oriel_wire.objects.memory import MemoryObjects
 from oriel_inference.stores.remote import RemoteStore
 
 folder, file, block = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

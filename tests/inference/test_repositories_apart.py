@@ -14,15 +14,16 @@ from oriel_inference.app import open_unit
 from oriel_inference.errors import LoadFailed
 from oriel_inference.settings import Settings
 from oriel_inference.stores import gate, retries
-from oriel_inference.stores.memory_objects import MemoryObjects
 from oriel_wire.errors import StartFailed
+from oriel_wire.objects.memory import MemoryObjects
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
 from . import models
 from .exposed import read
-from .test_remote_repository import model
+from .remote_models import model
 
-FIRST, SECOND = "s3://bucket/first", "s3://bucket/second"
+FIRST, SECOND = "s3://first/r", "s3://second/r"
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +53,7 @@ def local(root: Path, name: str) -> None:
 
 class Stores:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **named: MemoryObjects) -> None:
-        monkeypatch.setattr(
-            "oriel_inference.stores.opening.client_of", lambda url: (named[url.rpartition("/")[2]], "r/")
-        )
+        monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: named[location.bucket])
 
 
 @asynccontextmanager
@@ -114,7 +113,7 @@ async def test_models_whose_objects_are_refused_cost_no_other_and_come_when_they
         assert await served.up() == {FIRST: 1} and not await served.ready()
         # Between two tries; while it is tried again it is LOADING, without a reason.
         async with asyncio.timeout(60):
-            while "does not give this server 'r/m0/1/model.onnx'" not in (await served.reasons())["m0"]:
+            while "does not give this process 'r/m0/1/model.onnx'" not in (await served.reasons())["m0"]:
                 await asyncio.sleep(0.01)
         objects.forbids.clear()
         await served.until_ready("m0", "m3", "")
@@ -179,7 +178,7 @@ async def test_a_dead_repository_does_not_refuse_loads_from_another(
 async def test_a_repository_that_hangs_keeps_no_load_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = objects_of("far"), objects_of("near")
     Stores(monkeypatch, first=first, second=second)
-    monkeypatch.setattr("oriel_inference.repository.survey.LATE_S", 0.0)
+    monkeypatch.setattr("oriel_inference.repository.scan.LATE_S", 0.0)
     async with serving((FIRST, SECOND), tmp_path, "explicit") as served:
         held = asyncio.Event()
 
@@ -276,8 +275,7 @@ async def test_slow_fetches_keep_no_other_model_from_being_loaded(
             objects.put(f"r/{name}/1/model.onnx", model(2))
             objects.put(f"r/{name}/config.pbtxt", config(name))
         async with asyncio.timeout(60):
-            while len(objects.waiting) < len(slow):
-                await asyncio.sleep(0.01)
+            await until(lambda: len(objects.waiting) >= len(slow))
         objects.put("r/good/1/model.onnx", model(2))
         objects.put("r/good/config.pbtxt", config("good"))
         local(folder, "new")

@@ -9,7 +9,7 @@ from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import TensorInfo
 from oriel_inference.repository.config import MAX_FALLBACKS, fallback_versions, parse, select_versions
-from oriel_inference.repository.load import LoadedVersion, load_model
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 
 from . import models
@@ -18,7 +18,7 @@ FILE = "double/config.pbtxt"
 
 
 def load(root: Path, name: str = "double", *, cores: int = 2, count: int = 1) -> dict[int, LoadedVersion | LoadFailed]:
-    return load_model(LocalStore(root), name, find_backend=find_backend, cores=cores, models=count)
+    return load_model(Loading(LocalStore(root), name, find_backend=find_backend, cores=cores, models=count))
 
 
 def loaded(root: Path, name: str = "double", **options: int) -> LoadedVersion:
@@ -217,7 +217,7 @@ def test_sessions_are_closed_when_a_later_check_fails(tmp_path: Path) -> None:
     def fake(_: str) -> Backend:
         return backend
 
-    versions = load_model(LocalStore(tmp_path), "double", find_backend=fake, cores=2, models=1)
+    versions = load_model(Loading(LocalStore(tmp_path), "double", find_backend=fake, cores=2, models=1))
     assert isinstance(versions[1], LoadFailed)
     assert all(session.closed for session in backend.sessions)
 
@@ -329,7 +329,7 @@ def test_a_version_that_serves_needs_no_other_in_its_place(tmp_path: Path) -> No
         models.put(tmp_path, "double", models.double(), models.DOUBLE, version)
     (tmp_path / "double/2/model.onnx").write_bytes(b"junk")
     store = LocalStore(tmp_path)
-    found = load_model(store, "double", find_backend=find_backend, cores=2, models=1, have={2: "older files"})
+    found = load_model(Loading(store, "double", find_backend=find_backend, cores=2, models=1, have={2: "older files"}))
     assert list(found) == [2]
 
 

@@ -20,7 +20,7 @@ from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.model import ModelSpec, ModelState
-from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.repository.load import LoadedVersion, Loading
 from oriel_inference.rollout import Rollout
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -74,8 +74,8 @@ class Room:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
 
-    def load(self, store: object, name: str, **_: object) -> dict[int, LoadedVersion | LoadFailed]:
-        offered = self.offers[name]
+    def load(self, loading: Loading) -> dict[int, LoadedVersion | LoadFailed]:
+        offered = self.offers[loading.model]
         if not offered:
             raise LoadFailed("broken as a whole")
         return {

@@ -20,8 +20,8 @@ from oriel_wire.engine.buffered import Exchange
 
 from . import models
 from .gated import INFER, ROW, admitted, gated, until
+from .grpc_calls import infer, ones
 from .streams import Fakes, streaming
-from .test_grpc import infer, ones
 
 WARM_UP = [1, 1, 1]
 IO = models.DOUBLE.replace("max_batch_size: 8", "")

@@ -13,12 +13,12 @@ from google.protobuf.json_format import MessageToDict
 
 from oriel_inference.app import Unit
 from oriel_inference.batching.call import BatchTimes
-from oriel_inference.statistics import MAX_BATCH_SIZES, MAX_RESPONSES, Ledger, Statistics
+from oriel_inference.batching.statistics import MAX_BATCH_SIZES, MAX_RESPONSES, Ledger, Statistics
 from oriel_wire.v2.proto import v2_pb2
 
 from .bench import Bench, spec
+from .gated import until
 from .streams import Fakes, streaming
-from .test_unit import until
 
 
 def both(unit: Unit, model: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_grpc import serve_grpc
+from oriel_gateway.ingress.grpc import serve_grpc
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import WARM_RESPONSES
@@ -32,8 +32,9 @@ from oriel_wire.v2.messages import InferRequest, tensor
 from oriel_wire.v2.proto import v2_pb2
 
 from ..gateway.stack import GOLD, documents
+from ..waiting import until
 from . import models
-from .streams import COUNT, Fakes, streaming
+from .streams import COUNT, Fakes, said, stream, streaming
 
 
 @pytest.fixture
@@ -53,12 +54,6 @@ async def channel(unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
         yield opened
 
 
-async def until(predicate) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(60):
-        while not predicate():
-            await asyncio.sleep(0.002)
-
-
 def double(value: float = 1.0, **more: Any) -> v2_pb2.ModelInferRequest:
     given = tensor("x", np.full((1, 4), value, np.float32))
     return encode_infer_request(InferRequest(model_name="double", inputs=[given], **more))
@@ -67,29 +62,6 @@ def double(value: float = 1.0, **more: Any) -> v2_pb2.ModelInferRequest:
 def count(number: int, **parameters: Any) -> v2_pb2.ModelInferRequest:
     given = tensor("n", np.array([number], np.int32))
     return encode_infer_request(InferRequest(model_name="count", id="c", inputs=[given], parameters=parameters))
-
-
-def stream(channel: grpc.aio.Channel, **options: Any) -> Any:
-    return channel.stream_stream(
-        f"/{SERVICE}/ModelStreamInfer",
-        request_serializer=v2_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=v2_pb2.ModelStreamInferResponse.FromString,
-    )(**options)
-
-
-async def said(call: Any) -> list[Any]:
-    """Everything until the end of the stream: a number, an error's text, or "final"."""
-    found: list[Any] = []
-    while (response := await call.read()) is not grpc.aio.EOF:
-        if response.error_message:
-            found.append(response.error_message)
-        elif response.infer_response.raw_output_contents:
-            raw = response.infer_response.raw_output_contents[0]
-            found.append(np.frombuffer(raw, np.float32 if len(raw) == 16 else np.int32)[0])
-        else:
-            assert response.infer_response.parameters["triton_final_response"].bool_param
-            found.append("final")
-    return found
 
 
 # --- unmodified clients -------------------------------------------------------------------------------------------
@@ -189,7 +161,7 @@ async def test_no_responses_at_all_end_with_the_final_one_if_asked(channel: grpc
 async def test_failure_after_responses_is_one_more_message(channel: grpc.aio.Channel, fakes: Fakes) -> None:
     fakes.session("fake-count").fail = True
     found = await said(stream(channel, request_iterator=[count(2, triton_enable_empty_final_response=True), double()]))
-    assert sorted(map(str, found)) == ["0", "1", "2.0", "the fake backend was told to fail"]
+    assert sorted(map(str, found)) == ["0", "1", "2.0", "the fake backend is set to fail"]
 
 
 @pytest.mark.parametrize(

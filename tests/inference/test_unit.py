@@ -206,7 +206,7 @@ async def test_both_listeners_answer_until_the_last_call_of_either_has_ended(
                 ready = await admin.get("/health/ready")
                 assert (ready.status_code, ready.json()["reason"]) == (
                     503,
-                    "the server is shutting down, 1 call(s) under way",
+                    "the server is shutting down, 1 call(s) in progress",
                 )
             async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}", options=OWN) as other_channel:
                 await other_channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)

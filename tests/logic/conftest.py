@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from oriel_logic.app import Unit
-from oriel_logic.listing import read_listing, together
+from oriel_logic.loading.listing import read_listing, together
+from oriel_logic.loading.sources import handler_files
 from oriel_logic.settings import Settings
-from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext

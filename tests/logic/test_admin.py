@@ -9,10 +9,10 @@ import httpx
 
 from oriel_logic.app import Unit, admin_app
 from oriel_logic.errors import Outcome
-from oriel_logic.listing import read_listing, together
-from oriel_logic.metrics import MAX_STAGES, MAX_TIERS, Metrics
+from oriel_logic.loading.listing import read_listing, together
+from oriel_logic.observe.metrics import MAX_STAGES, MAX_TIERS, Metrics
+from oriel_logic.observe.stages import Ledger
 from oriel_logic.settings import Settings
-from oriel_logic.stages import Ledger
 from oriel_logic.workers.launch import ForkServer
 from oriel_wire.trace import ListSink, new_trace
 
@@ -31,7 +31,7 @@ async def test_health_follows_the_unit(stack: Any, services: Any) -> None:
         assert (await admin.get("/health/live")).status_code == 200
 
 
-async def test_what_hung_at_start_and_was_mended_keeps_nobody_waiting(services: Any) -> None:
+async def test_what_hung_at_start_and_was_fixed_keeps_nobody_waiting(services: Any) -> None:
     folder = services()
     hangs_in_workers = SERVICE + f"import os, time\nif os.getpid() != {os.getpid()}: time.sleep(60)\n"
     (folder / "plain.py").write_text(hangs_in_workers)
@@ -44,7 +44,7 @@ async def test_what_hung_at_start_and_was_mended_keeps_nobody_waiting(services: 
         assert not unit.is_ready
         (folder / "plain.py").write_text(SERVICE)
         for _ in range(2):
-            await unit.updates.look()
+            await unit.updates.poll()
         await unit.updates.settled()
         assert unit.is_ready
     finally:
@@ -81,7 +81,7 @@ async def test_tiers_are_bounded_and_told_apart() -> None:
     metrics = Metrics()
     for index in range(100):
         metrics.observe("x", f"tier-{index}", Outcome.OK, 0.002, ())
-    metrics.observe("x", "tier-0", Outcome.SATURATED, 0.2, ())
+    metrics.observe("x", "tier-0", Outcome.QUEUE_FULL, 0.2, ())
     value = metrics.registry.get_sample_value
     # One place is that of requests without a tier.
     assert value("oriel_logic_request_seconds_count", {"service": "x", "tier": "other"}) == 100 - MAX_TIERS + 1
@@ -102,7 +102,7 @@ async def test_no_counter_falls_when_a_pool_is_closed(stack: Any, services: Any)
     async def save(text: str) -> None:
         (folder / "plain.py").write_text(text)
         for _ in range(2):
-            await logic.unit.updates.look()
+            await logic.unit.updates.poll()
         await logic.unit.updates.settled()
 
     await logic.post("plain")

@@ -11,16 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.logic.conftest import a_call
 
-from oriel_logic.batching import BatchLimits, WrongRows, batched, group_of, limits_of, merge, rows_in, split
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Refused, Saturated, WorkerDied
+from oriel_logic.services.batching import BatchLimits, WrongRows, batched, group_of, limits_of, merge, rows_in, split
 from oriel_logic.workers.batcher import Batcher
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.job import Done, Job
 from oriel_logic.workers.outcomes import facts_of
-from oriel_logic.workers.parts import run_together
 from oriel_logic.workers.tally import Tally
+from oriel_logic.workers.work import run_together
 from oriel_policies.queue import Ticket
 from oriel_wire.context import CallContext
+
+from ..waiting import until
 
 CallMaker = Callable[..., CallContext]
 PARTS = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=6)
@@ -166,8 +168,7 @@ async def test_a_batch_is_full_by_rows_and_waits_for_no_more() -> None:
 async def test_a_call_waits_no_longer_than_the_delay_or_than_its_deadline_allows() -> None:
     pool = FakePool()
     call = call_of(batcher(pool, max_delay_s=0.001), [1])
-    while not pool.queued:
-        await asyncio.sleep(0.001)
+    await until(lambda: pool.queued)
     await pool.work()
     assert (await call).value == [-1]
     made = batcher(pool)

@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_logic.changes import Changes, plan
+from oriel_logic.deploy.updates import Changes, plan
 
 LISTING = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2))
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_logic import codec as codec_module
-from oriel_logic.codec import MAX_KEPT, ModelCodec
+from oriel_logic.client import codec as codec_module
+from oriel_logic.client.codec import MAX_KEPT, ModelCodec
+from oriel_logic.client.models import ModelSpec, TensorSpec
 from oriel_logic.errors import ModelFailed, ModelInputWrong
-from oriel_logic.models import ModelSpec, TensorSpec
 from oriel_wire.engine.client import HttpResponse
 from oriel_wire.h1_response import ResponseMemo, parse_response_head
 from oriel_wire.v2.http import decode_request, encode_response

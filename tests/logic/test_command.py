@@ -1,17 +1,13 @@
 """`oriel logic` as processes: start, one answer, the ways to stop."""
 
 import argparse
-import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +15,8 @@ import pytest
 from oriel_logic import command
 from oriel_wire.errors import StartFailed
 
-RUN = "import argparse, sys; from oriel_logic import command as c; p = argparse.ArgumentParser(); c.add_arguments(p)"
+from .processes import RUN, Process, linux, until
+
 PLAIN = """
     from oriel_logic import service
     @service
@@ -37,44 +34,6 @@ def arguments(*flags: str) -> argparse.Namespace:
     return parser.parse_args(flags)
 
 
-class Process:
-    """A logic server as a subprocess on free ports."""
-
-    def __init__(self, folder: Path, log: Path, *more: str) -> None:
-        flags = ["--services", str(folder), "--http-port", "0", "--admin-port", "0", "--workers", "2", *more]
-        code = f"{RUN}; sys.exit(c.run(p.parse_args(sys.argv[1:])))"
-        self.log = log
-        path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        with log.open("w") as output:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", code, *flags], stdout=output, stderr=output, env=os.environ | path
-            )
-        found = until(
-            lambda: re.search(r"services on (http://\S+) \(health and metrics on (http://[^)]+)", log.read_text())
-        )
-        self.url = found.group(1)
-        self.admin = found.group(2)
-
-    def descendants(self) -> list[int]:
-        """Pids of the fork server and its workers, with the fork server first."""
-        parents = {}
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        found = [self.popen.pid]
-        for pid in found:
-            found += [each for each, parent in parents.items() if parent == pid]
-        return found[1:]
-
-
-def until(check: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60
-    while not (found := check()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-    return found
-
-
 def is_gone(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as stat:
@@ -90,11 +49,6 @@ def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[Process]:
     if started.popen.poll() is None:
         started.popen.kill()
     started.popen.wait()
-
-
-linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="reads /proc; only there a stuck worker ends with its parent"
-)
 
 
 @linux
@@ -141,7 +95,7 @@ def test_nobody_is_left_behind_by_a_kill(process: Process, victim: str) -> None:
         assert httpx.post(f"{process.url}/plain", content=b"abc", timeout=60).content == b"cba"
 
 
-def test_a_taken_port_is_one_line_with_the_mend(services: Callable[..., Path]) -> None:
+def test_a_taken_port_is_one_line_with_the_remedy(services: Callable[..., Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         flags = ["--services", str(services()), "--http-port", port, "--admin-port", "0"]
@@ -160,13 +114,13 @@ def test_a_taken_port_is_one_line_with_the_mend(services: Callable[..., Path]) -
     [
         (["--services", "/nowhere/at/all"], "pass --services DIR"),
         ([], "there is nothing to serve: pass --services DIR"),
-        (["--service", "nonsense"], "--service: 'nonsense' is no service: name it as module:attribute"),
+        (["--service", "nonsense"], "--service: 'nonsense' is not a service: name it as module:attribute"),
         (["--services", ".", "--inference", "nonsense"], "pass --inference HOST:PORT"),
         (["--services", ".", "--inference", "host:99999"], "pass --inference HOST:PORT"),
         (["--services", ".", "--workers", "0"], "pass --workers N"),
     ],
 )
-def test_wrong_flags_are_one_line_with_the_mend(
+def test_wrong_flags_are_one_line_with_the_remedy(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.run(arguments(*flags)) == 2

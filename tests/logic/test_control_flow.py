@@ -8,6 +8,8 @@ import numpy as np
 from oriel_logic import Models, service
 from oriel_logic.testing import Client, FakeClock, FakeModels
 
+from ..waiting import until
+
 PLAIN = """
     import asyncio
     import numpy as np
@@ -33,8 +35,7 @@ async def test_independent_calls_are_outstanding_at_the_same_time(stack: Any, se
     logic = await stack(services(plain=PLAIN))
     inference.hold = True
     asked = asyncio.ensure_future(logic.post("fan", x_oriel_tier="gold", x_oriel_tenant="acme", x_request_id="r-7"))
-    while len(inference.calls) < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(inference.calls) >= 2)
     heads = [exchange.head for exchange in inference.calls]
     for exchange in inference.calls:
         inference.answer(exchange, "double")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from oriel_logic.deadline import Deadline
+from oriel_logic.server.pipeline import Deadline
 
 
 async def test_in_time_nothing_happens() -> None:

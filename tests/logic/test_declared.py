@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oriel_logic.declared import breach
-from oriel_logic.definition import define
+from oriel_logic.bodies.schemas import mismatch
+from oriel_logic.services.definition import define
 
 JSON = "application/json"
 
@@ -36,7 +36,11 @@ async def with_array(text: str) -> WithArray: ...
         (typed, b'{"label": "a", "score": 1}', ""),
         (typed, b'{"lable": "a", "score": 1}', "missing required field `label`"),
         (typed, b'{"label": 1, "score": 1}', "Expected `str`, got `int` - at `$.label`"),
-        (typed, b"null", "it says it gives Verdict, and gave something else: Expected `object`, got `null`"),
+        (
+            typed,
+            b"null",
+            "the answer is not the declared Verdict: Expected `object`, got `null`",
+        ),
         (a_list, b"[1, 2]", ""),
         (a_list, b'[1, "2"]', "Expected `int`, got `str`"),
         (untyped, b"null", ""),
@@ -45,9 +49,9 @@ async def with_array(text: str) -> WithArray: ...
     ],
 )
 def test_what_is_declared_is_what_is_given(handler: Any, body: bytes, said: str) -> None:
-    found = breach(define(handler), JSON, body)
+    found = mismatch(define(handler).signature.output, JSON, body)
     assert said in found and bool(said) == bool(found)
 
 
 def test_other_media_are_not_looked_into() -> None:
-    assert breach(define(typed), "text/plain", b"x") == ""
+    assert mismatch(define(typed).signature.output, "text/plain", b"x") == ""

@@ -18,12 +18,12 @@ from pydantic import BaseModel
 from oriel_logic import images as pictures
 from oriel_logic.bodies import audio, npy, values
 from oriel_logic.bodies.audio import Audio
+from oriel_logic.bodies.decoding import MAX_QUERY_FIELDS, Reader
+from oriel_logic.bodies.messages import Request
+from oriel_logic.bodies.signature import read
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
-from oriel_logic.decoding import MAX_QUERY_FIELDS, Reader
 from oriel_logic.errors import InputTooLarge, MediaUnsupported, Refused
-from oriel_logic.messages import Request
-from oriel_logic.signature import read
 
 
 def picture() -> bytes:
@@ -340,7 +340,7 @@ def test_whatever_comes_is_read_or_refused(
         (plain, request('{"text": "a"}', JSON, "top=4"), "'top' stands in the URL beside a JSON body"),
         (seen, request(b""), "the body is empty: send application/json, image/png, image/jpeg or multipart/form-data"),
         (whole, request(b"", JSON), "the body is empty: send application/json"),
-        (rows, request('{"rows": [[1e39]]}', JSON), "takes float32 values, a given one is larger than"),
+        (rows, request('{"rows": [[1e39]]}', JSON), "takes float32 values, a given value is larger than"),
         (rows, request('{"rows": [[1, null]]}', JSON), "takes numbers or booleans"),
     ],
 )

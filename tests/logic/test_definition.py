@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oriel_logic.bodies.upload import Upload
-from oriel_logic.definition import NotAService, define, definition_of, service
+from oriel_logic.services.definition import NotAService, define, definition_of, service
 
 
 def test_an_async_function_takes_request_models_and_context() -> None:
@@ -109,7 +109,7 @@ class NeedsArguments:
 
 
 @pytest.mark.parametrize(
-    ("target", "mend"),
+    ("target", "remedy"),
     [
         (any_number, r"must name its parameters: '\*images: Any'"),
         (misspelt, "parameter 'item' of `misspelt` cannot be looked up: name 'Itme' is not defined"),
@@ -124,8 +124,8 @@ class NeedsArguments:
         (3, "goes on a function or a class"),
     ],
 )
-def test_what_cannot_be_a_service_says_what_to_change(target: Any, mend: str) -> None:
-    with pytest.raises(NotAService, match=mend):
+def test_what_cannot_be_a_service_says_what_to_change(target: Any, remedy: str) -> None:
+    with pytest.raises(NotAService, match=remedy):
         define(target)
 
 
@@ -134,7 +134,7 @@ def test_names_must_fit_in_a_path(name: str) -> None:
     def given(request: Any) -> None: ...
 
     if name:
-        with pytest.raises(NotAService, match="no service name"):
+        with pytest.raises(NotAService, match="not a service name"):
             define(given, name)
     else:
         assert define(given, name).name == "given"
@@ -143,17 +143,17 @@ def test_names_must_fit_in_a_path(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "loaded"),
     [
-        ("def f(request): ...", {"encoding"}),
-        ("def f(text: str): ...", {"encoding", "decoding"}),
-        ("from PIL.Image import Image\ndef f(image: Image): ...", {"encoding", "decoding", "images"}),
-        ("from PIL.Image import Image\ndef f(request) -> list[Image]: ...", {"encoding", "images"}),
+        ("def f(request): ...", {"bodies.encoding"}),
+        ("def f(text: str): ...", {"bodies.encoding", "bodies.decoding"}),
+        ("from PIL.Image import Image\ndef f(image: Image): ...", {"bodies.encoding", "bodies.decoding", "images"}),
+        ("from PIL.Image import Image\ndef f(request) -> list[Image]: ...", {"bodies.encoding", "images"}),
     ],
 )
 def test_what_requests_need_is_loaded_before_workers_are_forked(source: str, loaded: set[str]) -> None:
     """Each worker loaded it for its first request, which took a tenth of a second."""
-    script = f"import sys\nfrom oriel_logic.definition import define\n{source}\ndefine(f)\n"
+    script = f"import sys\nfrom oriel_logic.services.definition import define\n{source}\ndefine(f)\n"
     script += "print(*[name for name in sys.modules if name.startswith('oriel_logic.')])"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     found = {name.removeprefix("oriel_logic.") for name in done.stdout.split()}
-    assert found & {"encoding", "decoding", "images"} == loaded
+    assert found & {"bodies.encoding", "bodies.decoding", "images"} == loaded

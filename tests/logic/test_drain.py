@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .test_command import Process, linux
+from ..waiting import until
+from .processes import Process, linux
 
 SOURCE = """
     from oriel_logic import service
@@ -75,11 +76,10 @@ async def test_a_stop_under_load_fails_no_request(process: Process) -> None:
         for caller in callers:
             group.create_task(caller.run())
         slow = group.create_task(client.post(f"{url}/slow"))
-        while "begun" not in process.log.read_text() or min(each.answered for each in callers) < 5:
-            await asyncio.sleep(0.01)
+        await until(lambda: not ("begun" not in process.log.read_text() or min(each.answered for each in callers) < 5))
         process.popen.send_signal(signal.SIGTERM)
         while True:
-            # Asked on a connection of its own, as a prober does.
+            # CallServer on a connection of its own, as a prober does.
             try:
                 ready = (await client.get(f"{admin}/health/ready", headers={"connection": "close"})).status_code
             except httpx.TransportError:

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 
 from oriel_logic.bodies import audio, npy
 from oriel_logic.bodies.audio import Audio
+from oriel_logic.bodies.encoding import HEAVY_BYTES, encode, framing, is_heavy
+from oriel_logic.bodies.messages import Answer
 from oriel_logic.bodies.tensors import HEADER_LENGTH, Tensors
-from oriel_logic.encoding import HEAVY_BYTES, encode, framing, is_heavy
 from oriel_logic.errors import HandlerFailed
-from oriel_logic.messages import Answer
-from oriel_logic.replies import reply_of
+from oriel_logic.server.replies import reply_of
 from oriel_wire.v2.http import decode_response
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -3,8 +3,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from oriel_logic.discovery import Address, DiscoveryFailed, DnsDiscovery, ScriptedDiscovery, Watch, discovery_of
-from oriel_logic.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, TRIAL_S, Endpoint, Endpoints
+from oriel_logic.client.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, TRIAL_S, Endpoint, Endpoints
+from oriel_logic.client.upstreams import AddressWatch
+from oriel_wire.engine.discovery import Address, DiscoveryFailed, DnsDiscovery, ScriptedDiscovery, discovery_of
 
 
 class Nobody:
@@ -119,7 +120,7 @@ async def test_lookups_go_on_and_a_failing_one_takes_nothing_away() -> None:
         told.append(list(addresses))
         news.set()
 
-    watch = Watch([first, second], found)
+    watch = AddressWatch([first, second], found)
     await watch.start()
     assert told[-1] == [("a", 1), ("b", 1)]
     news.clear()

@@ -65,7 +65,7 @@ async def test_a_service_runs_in_its_own_environment_and_is_updated_there(stack:
     (packages / "only_there.py").unlink()
     (packages / "other.py").write_text("")
     for _ in range(2):
-        await logic.unit.updates.look()
+        await logic.unit.updates.poll()
     await logic.unit.updates.settled()
     found = (await logic.client.get("/v1/services/own")).json()
     assert "No module named 'only_there'" in found["update"]["problem"]
@@ -81,10 +81,10 @@ async def test_an_environment_that_is_not_there_is_said_and_can_be_made(stack: A
     refused = await logic.post("own", b"{}")
     assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "service_broken")
     found = (await logic.client.get("/v1/services/own")).json()
-    assert "python = '.venv' is no environment: make it with `python -m venv .venv`" in found["problem"]
+    assert "python = '.venv' is not an environment: make it with `python -m venv .venv`" in found["problem"]
     await asyncio.to_thread(environment, root / "own")
     for _ in range(2):
-        await logic.unit.updates.look()
+        await logic.unit.updates.poll()
     await logic.unit.updates.settled()
     assert (await logic.post("own", b'{"text": "hi"}')).json()["number"] == 41
 

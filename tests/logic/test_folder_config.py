@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic import folder_config
-from oriel_logic.folder_config import BadConfig, FolderConfig, interpreter, read_config
+from oriel_logic.loading import folder_config
+from oriel_logic.loading.folder_config import BadConfig, FolderConfig, interpreter, read_config
 
 
 def config(folder: Path, text: str) -> FolderConfig:

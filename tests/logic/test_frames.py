@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_logic.messages import Request
+from oriel_logic.bodies.messages import Request
 from oriel_logic.workers.frames import HEADER, SHARED_FROM, Frame, FrameTooLarge, Kind, Unframer, head, offsets, pack
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.segments import drop, unpack, written

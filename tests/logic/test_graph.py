@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from PIL import Image
 
+from oriel_logic.bodies.schemas import Writer
+from oriel_logic.deploy.samples import with_shown_sample
 from oriel_logic.errors import HandlerFailed
 from oriel_logic.graph.document import GraphError, parse
 from oriel_logic.graph.plan import Plan, Progress, plan_of
 from oriel_logic.graph.references import Condition, Fixed, Reference, parse_condition, parse_source
 from oriel_logic.graph.schema import input_of, output_of
-from oriel_logic.listing import Source
-from oriel_logic.openapi import document
-from oriel_logic.samples import with_shown_sample
-from oriel_logic.schemas import Writer
+from oriel_logic.loading.listing import Source
+from oriel_logic.server.openapi import document
 from oriel_logic.testing import AsyncClient, Client, FakeClock, FakeModels
 from oriel_logic.testing.client import loaded_file
 
@@ -95,9 +95,9 @@ def test_any_text_is_a_condition_or_refused_with_a_sentence(text: str) -> None:
         (("request.json.x", "two.y"), "p.toml: step 'one': there is no step 'two': there are one"),
         (("request.json.x", "one.y"), "p.toml: step 'one': it waits for itself"),
         (("request.json.x", "request.nope"), "p.toml: step 'one': inputs.x: 'request.nope': request has json, "),
-        (("one.y", "one y"), "p.toml: answer 1: value.y: 'one y' is no reference"),
+        (("one.y", "one y"), "p.toml: answer 1: value.y: 'one y' is not a reference"),
         (("one.y", "request.text"), "p.toml: step 'one': nothing uses it"),
-        (('model = "m"', 'model = "m"\nwhen = "one"'), "p.toml: step 'one': when: 'one' is no condition"),
+        (('model = "m"', 'model = "m"\nwhen = "one"'), "p.toml: step 'one': when: 'one' is not a condition"),
         (('model = "m"', 'run = "../up.py:f"'), "p.toml: step 'one': run: '../up.py:f' is not file.py:function"),
         (('model = "m"', 'run = "a.py:f"\nversion = "1"'), "p.toml: step 'one': version: goes with `model`"),
         (('model = "m"', 'model = "m"\nfallback = { model = "s" }'), "p.toml: step 'one': fallback: say when"),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from oriel_logic import images
+from oriel_logic.bodies.messages import Request
 from oriel_logic.errors import MediaUnsupported, Refused
-from oriel_logic.messages import Request
 
 
 def png(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:

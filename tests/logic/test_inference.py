@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oriel_logic import upstreams
-from oriel_logic.endpoints import Client, Endpoints
+from oriel_logic.client import upstreams
+from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.inference import BoundModels, InferenceServers
+from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_logic.client.upstreams import http_client
 from oriel_logic.errors import (
     DeadlineExceeded,
     LogicError,
@@ -20,10 +23,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
-from oriel_logic.inference import BoundModels, InferenceServers
-from oriel_logic.model_streams import StreamClient, StreamServers
-from oriel_logic.stages import Ledger
-from oriel_logic.upstreams import http_client
+from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
 from oriel_wire.trace import format_traceparent, parse_traceparent
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from oriel_logic.errors import ServiceBroken
-from oriel_logic.sources import handler_files
+from oriel_logic.loading.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext
@@ -117,7 +117,7 @@ class Hangs:
 KILLED = """
 import sys, time
 from pathlib import Path
-from oriel_logic.sources import handler_files
+from oriel_logic.loading.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 
 server = ForkServer.launch(handler_files([Path(sys.argv[1])]), max_frame_bytes=1 << 20)

@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic import listing, service
-from oriel_logic.definition import definition_of
-from oriel_logic.folder_config import BadConfig
-from oriel_logic.listing import Source, read_listing, together
-from oriel_logic.loading import load_file
-from oriel_logic.samples import find_sample
+from oriel_logic import service
+from oriel_logic.deploy.samples import find_sample
+from oriel_logic.loading import listing
+from oriel_logic.loading.folder_config import BadConfig
+from oriel_logic.loading.handlers import load_file
+from oriel_logic.loading.listing import Source, read_listing, together
+from oriel_logic.services.definition import definition_of
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -89,17 +90,17 @@ def test_weights_are_said_once_for_all_versions_and_change_no_version(tmp_path: 
     assert source.config.workers == 3 and source.config.weights == {"1": 5, "2": 95} and source.stands_alone
 
 
-def test_wrong_settings_are_said_and_mended(tmp_path: Path) -> None:
+def test_wrong_settings_are_reported_and_fixed(tmp_path: Path) -> None:
     write(tmp_path / "digits/handler.py")
     write(tmp_path / "digits/pyproject.toml", '[tool.oriel]\npython = ".venv"\n')
     broken = only(tmp_path)
     assert "make it with `python -m venv .venv`" in broken.problem
     write(tmp_path / "digits/.venv/bin/python").chmod(0o755)
-    mended = only(tmp_path)
-    assert mended.problem == "" and mended.stamp != broken.stamp and mended.stands_alone
+    repaired = only(tmp_path)
+    assert repaired.problem == "" and repaired.stamp != broken.stamp and repaired.stands_alone
     packages = tmp_path / "digits/.venv/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
-    assert only(tmp_path).stamp != mended.stamp, "what is installed is a part of it"
+    assert only(tmp_path).stamp != repaired.stamp, "what is installed is a part of it"
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +151,10 @@ def test_settings_or_a_sample_that_are_no_regular_file_are_said_and_not_opened(t
     write(tmp_path / "digits/handler.py")
     KINDS[kind](tmp_path / "digits/sample.json")
     source = only(tmp_path)
-    with pytest.raises(BadConfig, match=r"sample\.json is no regular file"):
+    with pytest.raises(BadConfig, match=r"sample\.json is not a regular file"):
         find_sample(source, definition_of(marked), limit_bytes=10)  # type: ignore[arg-type]
     KINDS[kind](tmp_path / "digits/pyproject.toml")
-    assert only(tmp_path).problem == "pyproject.toml is no regular file"
+    assert only(tmp_path).problem == "pyproject.toml is not a regular file"
 
 
 def test_a_name_that_is_no_utf8_is_said_as_it_can_be(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from oriel_logic.loading import forget, load
-from oriel_logic.sources import HandlerFile, handler_files
+from oriel_logic.loading.handlers import forget, load
+from oriel_logic.loading.sources import HandlerFile, handler_files
 
 HANDLER = """
     from oriel_logic import service
@@ -99,7 +99,7 @@ def test_a_service_may_be_named_by_module_and_attribute(tmp_path: Path, monkeypa
     files = [HandlerFile(module="shipped", attribute=name, name=name) for name in ("ours", "other", "none")]
     ours, other, none = load(files, log=False)
     assert ours.definition is not None and ours.definition.target(None) == 7
-    assert other.problem == "TypeError: other is no service: put @service on it"
+    assert other.problem == "TypeError: other is not a service: put @service on it"
     assert none.problem.startswith("AttributeError: ")
     del sys.modules["shipped"]
 

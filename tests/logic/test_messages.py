@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oriel_logic.bodies.messages import MAX_JSON_BYTES, MAX_JSON_DEPTH, Request, depth
 from oriel_logic.errors import InputTooLarge, Refused
-from oriel_logic.messages import MAX_JSON_BYTES, MAX_JSON_DEPTH, Request, depth
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

@@ -11,8 +11,11 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from oriel_logic import model_streams
-from oriel_logic.endpoints import Client, Endpoints
+from oriel_logic.client import model_streams
+from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.inference import BoundModels, InferenceServers
+from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_logic.client.upstreams import http_client
 from oriel_logic.errors import (
     DeadlineExceeded,
     LogicError,
@@ -22,10 +25,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
-from oriel_logic.inference import BoundModels, InferenceServers
-from oriel_logic.model_streams import StreamClient, StreamServers
-from oriel_logic.stages import Ledger
-from oriel_logic.upstreams import http_client
+from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
 from oriel_wire.trace import parse_traceparent
 from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer

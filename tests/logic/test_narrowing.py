@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from oriel_logic.narrowing import narrowed
+from oriel_logic.client.tensors import narrowed
 
 INTEGERS = hnp.integer_dtypes() | hnp.unsigned_integer_dtypes()
 NUMBERS = hnp.boolean_dtypes() | INTEGERS | hnp.floating_dtypes(sizes=(16, 32, 64))
@@ -27,10 +27,10 @@ def test_an_array_is_the_nearest_of_its_dtype_or_refused(array: np.ndarray, targ
 @pytest.mark.parametrize(
     ("array", "target", "why"),
     [
-        (np.array([1e39]), "float32", "larger than the 3.40282e+38"),
-        (np.array([70000]), "float16", "larger than the 65504"),
-        (np.array([1.5]), "int8", "the given ones are float64"),
-        (np.array([True]), "int8", "the given ones are booleans"),
+        (np.array([1e39]), "float32", "larger than the maximum of 3.40282e+38"),
+        (np.array([70000]), "float16", "larger than the maximum of 65504"),
+        (np.array([1.5]), "int8", "the given values are float64"),
+        (np.array([True]), "int8", "the given values are booleans"),
         (np.array([200]), "int8", "not within -128 and 127"),
     ],
 )

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_logic.negotiate import MAX_ACCEPT, MAX_RANGES, choose
+from oriel_logic.server.negotiate import MAX_ACCEPT, MAX_RANGES, choose
 
 PICTURE = ("image/png", "image/jpeg", "application/json")
 MEDIA = st.sampled_from(["image/png", "image/jpeg", "text/plain", "application/json", "image/*", "*/*"])

@@ -15,9 +15,8 @@ from pydantic import BaseModel
 from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
-from oriel_logic.definition import Definition, NotAService, define, describe, options_of
-from oriel_logic.openapi import document
-from oriel_logic.samples import SHOWN_BYTES
+from oriel_logic.server.openapi import document
+from oriel_logic.services.definition import SHOWN_BYTES, Definition, NotAService, define, describe, options_of
 from oriel_wire.engine.api_page import PAGE, SAMPLE, policy
 
 

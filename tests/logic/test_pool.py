@@ -26,6 +26,8 @@ from oriel_logic.workers import keeper, worker
 from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.context import CallContext
 
+from ..waiting import until
+
 PoolMaker = Callable[..., Awaitable[WorkerPool]]
 CallMaker = Callable[..., CallContext]
 
@@ -106,8 +108,7 @@ async def test_a_killed_worker_loses_only_its_own_job_and_is_replaced(
     with pytest.raises(WorkerDied):
         await doomed
     assert pid not in made.pids
-    while len(made.pids) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(made.pids) >= 2)
     assert await value(made, call(), "echo", "again") == "again"
 
 
@@ -116,8 +117,7 @@ async def test_a_dead_fork_server_is_replaced_with_its_workers(pool: PoolMaker, 
     before = list(made.pids)
     assert made._keeper.server is not None
     os.kill(made._keeper.server.pid, signal.SIGKILL)
-    while not made.pids or set(before) <= set(made.pids):
-        await asyncio.sleep(0.01)
+    await until(lambda: not (not made.pids or set(before) <= set(made.pids)))
     assert await value(made, call(), "echo", "still here") == "still here"
 
 
@@ -388,8 +388,7 @@ async def test_where_set_up_takes_long_a_spare_worker_steps_in(
 ) -> None:
     monkeypatch.setattr(keeper, "SPARE_FROM_S", 0.0)
     made = await pool()
-    while len(made.pids) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(made.pids) >= 2)
     doomed, waiting = submit(made, call(), "announce_and_hold", gate), submit(made, call(), "pid")
     pid = int(await read(gate))
     assert made.busy == 1 and made.waiting == 1, "a spare one does not work beside the others"

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from oriel_logic import service
-from oriel_logic.definition import Definition, definition_of
 from oriel_logic.errors import ServiceBroken, ServiceUnknown
-from oriel_logic.registry import Registry
-from oriel_logic.releases import Deployment, Release
-from oriel_logic.sources import HandlerFile
+from oriel_logic.loading.sources import HandlerFile
+from oriel_logic.server.registry import Registry
+from oriel_logic.server.releases import Deployment, Release
+from oriel_logic.services.definition import Definition, definition_of
 
 
 def definition(name: str) -> Definition:

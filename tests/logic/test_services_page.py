@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic.folder_config import FolderConfig
+from oriel_logic.loading.folder_config import FolderConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "logic-services.md").read_text()
 FENCE = re.compile(r"^```(python|toml|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

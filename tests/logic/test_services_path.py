@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from oriel_logic.errors import Refused
-from oriel_logic.inbound import AHEAD_BYTES
-from oriel_logic.replies import Reply
+from oriel_logic.server.inbound import AHEAD_BYTES
+from oriel_logic.server.replies import Reply
 from oriel_wire.trace import format_traceparent, new_trace, parse_traceparent
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oriel_logic.discovery import ScriptedDiscovery, Watch
-from oriel_logic.endpoints import Client, Endpoints
+from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.inference import InferenceServers
+from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_logic.client.upstreams import AddressWatch, http_client
 from oriel_logic.errors import ModelBusy, ModelFailed, ModelUnavailable
-from oriel_logic.inference import InferenceServers
-from oriel_logic.model_streams import StreamClient, StreamServers
-from oriel_logic.stages import Ledger
-from oriel_logic.upstreams import http_client
+from oriel_logic.observe.stages import Ledger
+from oriel_wire.engine.discovery import ScriptedDiscovery
 from oriel_wire.errors import UpstreamUnread
 
 ROW = np.array([[1, 2]], np.float32)
@@ -122,7 +122,7 @@ async def test_pods_come_and_go_by_lookup(inference: Any, second_inference: Any,
     endpoints: Endpoints[Client] = Endpoints(http_client)
     servers = InferenceServers(endpoints, StreamServers(Endpoints(StreamClient)))
     name = ScriptedDiscovery([("127.0.0.1", inference.port)])
-    watch = Watch([name], endpoints.replace)
+    watch = AddressWatch([name], endpoints.replace)
     await watch.start()
     await ask(servers, call)
     name.addresses = (("127.0.0.1", second_inference.port),)

@@ -11,12 +11,12 @@ from PIL import Image
 from pydantic import BaseModel
 
 from oriel_logic.bodies.audio import Audio
+from oriel_logic.bodies.messages import Request
+from oriel_logic.bodies.signature import Form, NotAService, plan_of, read
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
-from oriel_logic.context import Context
-from oriel_logic.messages import Request
-from oriel_logic.models import Models
-from oriel_logic.signature import Form, NotAService, plan_of, read
+from oriel_logic.client.models import Models
+from oriel_logic.services.context import Context
 
 
 @dataclass

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic.sources import HandlerFile, handler_files, installed_files, named_file, natural
+from oriel_logic.loading.sources import HandlerFile, handler_files, installed_files, named_file, natural
 
 
 def lay(root: Path, *paths: str) -> Path:

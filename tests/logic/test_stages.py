@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from oriel_logic.stages import Ledger
+from oriel_logic.observe.stages import Ledger
 from oriel_wire.trace import new_trace
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from oriel_logic import service
-from oriel_logic.definition import define
-from oriel_logic.errors import ClientLeft, HandlerFailed, LogicError, Outcome, Refused
-from oriel_logic.messages import Request
-from oriel_logic.pipeline import STREAM_STEP_S
-from oriel_logic.serving import Serving
-from oriel_logic.streaming import Streamed, ended_well
+from oriel_logic.bodies.messages import Request
+from oriel_logic.errors import CallerLeft, HandlerFailed, LogicError, Outcome, Refused
+from oriel_logic.server.pipeline import STREAM_STEP_S
+from oriel_logic.server.streaming import Streamed, ended_well
+from oriel_logic.services.definition import define
+from oriel_logic.services.serving import Serving
 from oriel_logic.testing import AsyncClient, FakeClock, FakeModels
 
 
@@ -84,7 +84,7 @@ async def test_an_error_after_the_first_piece_is_the_last() -> None:
     [
         (Pieces(error=Refused("no")), "application/x-ndjson"),  # nothing has begun: it can have a status
         (Pieces(b"1", error=Refused("no")), "text/plain"),  # no words for it
-        (Pieces(b"1", error=ClientLeft()), "application/x-ndjson"),
+        (Pieces(b"1", error=CallerLeft()), "application/x-ndjson"),
     ],
 )
 async def test_other_errors_are_raised(pieces: Pieces, media: str) -> None:
@@ -102,7 +102,7 @@ async def test_an_environment_that_cannot_encode_gives_plain_values(monkeypatch:
     def pieces(request: Any) -> Any:
         yield from request.body
 
-    monkeypatch.setitem(sys.modules, "oriel_logic.encoding", None)  # an import fails
+    monkeypatch.setitem(sys.modules, "oriel_logic.bodies.encoding", None)  # an import fails
     request = Request(body=b"ab")
     assert Serving(define(plain), None).job("")(request, "") == {"size": 2}
     assert list(Serving(define(pieces), None).job("")(request, "application/x-ndjson")) == [97, 98]

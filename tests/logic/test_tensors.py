@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from oriel_logic.client.models import ModelSpec, TensorSpec
+from oriel_logic.client.tensors import check_inputs, parse_metadata
 from oriel_logic.errors import ModelFailed, ModelInputWrong
-from oriel_logic.models import ModelSpec, TensorSpec
-from oriel_logic.tensors import check_inputs, parse_metadata
 
 
 def spec(*inputs: tuple[str, str, tuple[int, ...]]) -> ModelSpec:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ..waiting import until
+
 GOOD = """
     from oriel_logic import service
     from pathlib import Path
@@ -43,7 +45,7 @@ def write(path: Path, text: str) -> Path:
 async def turns(logic: Any, count: int = 2) -> None:
     """Look at the folders so often, and wait for what that began."""
     for _ in range(count):
-        await logic.unit.updates.look()
+        await logic.unit.updates.poll()
     await logic.unit.updates.settled()
 
 
@@ -88,12 +90,11 @@ async def test_what_is_under_way_ends_on_the_release_it_began_on(stack: Any, ser
     logic = await stack(folder)
     gate = tmp_path / "gate"
     slow = asyncio.create_task(logic.post("echo", str(gate).encode()))
-    while not gate.exists():
-        await asyncio.sleep(0.01)
+    await until(lambda: gate.exists())
     write(folder / "echo.py", GOOD.format(2))
     write(folder / "helper.py", "WHO = 'a'")
     for _ in range(2):
-        await logic.unit.updates.look()
+        await logic.unit.updates.poll()
     while (await row(logic, "echo"))["release"] != 2:
         await asyncio.sleep(0.02)
     assert (await logic.post("echo", b"x")).json()[0] == 2
@@ -252,7 +253,7 @@ async def test_versions_side_by_side_with_weights(stack: Any, services: Any) -> 
 async def test_a_sample_that_needs_a_model_is_tried_again_when_the_model_may_be_there(
     stack: Any, services: Any, inference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oriel_logic.updates.RETRY_MIN_S", 0.0)
+    monkeypatch.setattr("oriel_logic.deploy.updates.RETRY_MIN_S", 0.0)
     folder = services()
     logic = await stack(folder)
     write(
@@ -296,8 +297,7 @@ async def test_what_does_not_end_in_time_is_cut(
     folder = services(echo=source.format(wait))
     logic = await stack(folder, release_drain_s=0.05)
     slow = asyncio.create_task(logic.post("echo", str(tmp_path / "gate").encode()))
-    while not (tmp_path / "gate").exists():
-        await asyncio.sleep(0.01)
+    await until(lambda: (tmp_path / "gate").exists())
     write(folder / "echo.py", source.format("return 2"))
     await turns(logic)
     answer = await slow
@@ -336,9 +336,8 @@ async def test_two_are_set_up_at_a_time(stack: Any, services: Any, tmp_path: Pat
         """
         write(folder / f"{name}.py", source)
     for _ in range(3):
-        await logic.unit.updates.look()
-    while sum((tmp_path / name).exists() for name in "abcd") < 2:
-        await asyncio.sleep(0.02)
+        await logic.unit.updates.poll()
+    await until(lambda: sum((tmp_path / name).exists() for name in "abcd") >= 2)
     assert logic.unit.updates.states() == {"serving": 0, "draining": 0, "setting_up": 4, "failed": 0}
     assert sum((tmp_path / name).exists() for name in "abcd") == 2
     (tmp_path / "go").touch()
@@ -424,14 +423,14 @@ async def test_a_newer_save_does_not_wait_for_one_that_hangs(stack: Any, service
     logic = await stack(folder)
     write(folder / "echo.py", "while True: pass")
     for _ in range(2):
-        await logic.unit.updates.look()
+        await logic.unit.updates.poll()
     assert logic.unit.updates.states()["setting_up"] == 1
     write(folder / "echo.py", GOOD.format(2))
     await turns(logic)
     assert (await logic.post("echo", b"x")).json() == [2, "a", "X"]
     write(folder / "echo.py", "while True: pass  # again")
     for _ in range(2):
-        await logic.unit.updates.look()
+        await logic.unit.updates.poll()
     (folder / "echo.py").unlink()
     await turns(logic, 3)
     assert (await logic.post("echo", b"x")).status_code in (404, 503)

@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from oriel_logic.watchdog import Block, Place, Watchdog, named
+from oriel_logic.observe.watchdog import Block, Place, Watchdog, named
+
+from ..waiting import until
 
 SOURCE = """
 import time
@@ -59,12 +62,12 @@ async def test_the_service_that_holds_the_loop_is_named_with_its_line_and_logged
     )
     watchdog.start()
     try:
-        with caplog.at_level(logging.WARNING, "oriel_logic.watchdog"):
+        with caplog.at_level(logging.WARNING, "oriel_logic.observe.watchdog"):
             for _ in range(2):
                 reported.clear()
                 while not reported.is_set():
-                    looks = watchdog.looks
-                    await module.slow(lambda looks=looks: watchdog.looks > looks)
+                    before = watchdog.stack_reads
+                    await module.slow(lambda before=before: watchdog.stack_reads > before)
                     await asyncio.sleep(0.001)
     finally:
         watchdog.stop()
@@ -82,7 +85,7 @@ def place(module: str, function: str, line: int = 1) -> Place:
 
 def test_a_stack_is_named_by_the_handler_that_was_called_first(module: ModuleType) -> None:
     handlers = [Handler("one", module.slow), Handler("two", module.other)]
-    server = [place("asyncio.events", "Handle._run"), place("oriel_logic.pipeline", "Run.function")]
+    server = [place("asyncio.events", "Handle._run"), place("oriel_logic.server.pipeline", "Run.function")]
     deep = [*server, place("oriel_services.sleepy", "slow", 8), place("oriel_services.sleepy", "helper", 5)]
     assert named([*deep, place("re", "match")], handlers) == ("one", deep[-1])
     assert named(server, handlers) == ("", server[-1])
@@ -96,10 +99,9 @@ async def test_a_loop_that_answers_is_left_alone() -> None:
     lags: list[float] = []
     watchdog = Watchdog(list, on_lag=lags.append, on_block=print, ask_every_s=0.001, blocked_s=10.0)
     watchdog.start()
-    while len(lags) < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(lags) >= 3)
     watchdog.stop()
-    assert watchdog.looks == 0 and all(lag >= 0 for lag in lags)
+    assert watchdog.stack_reads == 0 and all(lag >= 0 for lag in lags)
 
 
 async def test_a_service_that_still_holds_the_loop_is_named_before_it_lets_go(
@@ -115,8 +117,9 @@ async def test_a_service_that_still_holds_the_loop_is_named_before_it_lets_go(
     )
     watchdog.start()
     try:
-        with caplog.at_level(logging.WARNING, "oriel_logic.watchdog"):
-            await module.slow(lambda: "has held the event loop, and everybody else, so far" in caplog.text)
+        with caplog.at_level(logging.WARNING, "oriel_logic.observe.watchdog"):
+            ends = time.monotonic() + 60.0  # or a text that never comes would hold this process for ever
+            await module.slow(lambda: "has been blocking the event loop" in caplog.text or time.monotonic() > ends)
     finally:
         watchdog.stop()
-    assert "service 'sleepy'" in caplog.text
+    assert "service 'sleepy' has been blocking the event loop, and every other request" in caplog.text

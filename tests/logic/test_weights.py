@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_logic.weights import Shares
+from oriel_logic.server.registry import Shares
 
 VERSIONS = st.text("abc123.", min_size=1, max_size=4)
 WEIGHTS = st.dictionaries(VERSIONS, st.integers(0, 1000), min_size=1, max_size=8).filter(lambda w: any(w.values()))

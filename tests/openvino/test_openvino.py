@@ -1,4 +1,4 @@
-"""The OpenVINO execution provider for real: `make test-openvino`, in an environment of its own.
+"""The OpenVINO execution provider for real: `make test SUITE=openvino`, in an environment of its own.
 
 Skipped where no OpenVINO provider is installed. It also holds for the plug-in `onnxruntime-ep-openvino` beside a plain
 ONNX Runtime.
@@ -20,12 +20,12 @@ from oriel_inference.backends import find_backend  # noqa: E402
 from oriel_inference.backends.providers import OPENVINO, missing  # noqa: E402
 from oriel_inference.errors import LoadFailed  # noqa: E402
 from oriel_inference.repository.check import CheckProcess  # noqa: E402
-from oriel_inference.repository.load import LoadedVersion, load_model  # noqa: E402
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model  # noqa: E402
 from oriel_inference.settings import Settings  # noqa: E402
 from oriel_inference.stores.local import LocalStore  # noqa: E402
 from oriel_wire.trace import ListSink  # noqa: E402
 
-pytestmark = pytest.mark.skipif(bool(missing(OPENVINO)), reason="no OpenVINO provider: make test-openvino")
+pytestmark = pytest.mark.skipif(bool(missing(OPENVINO)), reason="no OpenVINO provider: make test SUITE=openvino")
 
 TENSORS = """
 max_batch_size: 8
@@ -63,7 +63,7 @@ def put(root: Path, name: str, config: str) -> None:
 def load(root: Path, name: str) -> LoadedVersion | LoadFailed | None:
     check = CheckProcess(60)
     try:
-        found = load_model(LocalStore(root), name, find_backend=find_backend, cores=2, models=1, check=check)
+        found = load_model(Loading(LocalStore(root), name, find_backend=find_backend, cores=2, models=1, check=check))
     finally:
         check.end()
     return found[1]

@@ -12,15 +12,15 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.ingress_grpc import GrpcLimits
+from oriel_gateway.ingress.grpc import GrpcLimits
 from oriel_inference.app import open_unit
 from oriel_inference.servers import stream
 from oriel_inference.settings import Settings
 from oriel_wire.engine import grpc_drain
 from oriel_wire.trace import ListSink
 
+from ..gateway.grpc_endpoints import MESSAGE, house
 from ..gateway.stack import GOLD
-from ..gateway.test_grpc_second_tries import MESSAGE, house
 from ..inference import models
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

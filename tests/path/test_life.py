@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from stacks import EXAMPLES, Stack, command, key, picture, started
 
 from oriel_wire.v2.proto import v2_pb2
 
+from ..waiting import wait_until
+
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks processes up in /proc")
 
 MOST_PROCESSES = 7
@@ -25,7 +26,7 @@ MOST_PROCESSES = 7
 
 @pytest.fixture(scope="module")
 def own(state_folder: Path) -> Iterator[Stack]:
-    """A stack that these tests may damage; it mends itself between them."""
+    """A stack that these tests may damage; it recovers between them."""
     with started(state_folder / "own") as running:
         yield running
 
@@ -50,8 +51,7 @@ def serves(stack: Stack) -> bool:
 
 def until_none_left(stack: Stack) -> None:
     """Processes end on their own time; the test's timeout is the bound."""
-    while stack.processes():
-        time.sleep(0.05)
+    wait_until(lambda: not stack.processes())
 
 
 def processes_of(stack: Stack, unit: str) -> list[int]:
@@ -82,8 +82,7 @@ def test_the_table_names_the_provider_in_use(own: Stack) -> None:
 def test_a_killed_unit_comes_back_and_the_path_serves_again(own: Stack, unit: str) -> None:
     (before,) = processes_of(own, unit)
     os.kill(before, signal.SIGKILL)
-    while processes_of(own, unit) in ([], [before]) or not serves(own):
-        time.sleep(0.05)
+    wait_until(lambda: processes_of(own, unit) not in ([], [before]) and serves(own))
     assert len(own.processes()) <= MOST_PROCESSES
 
 
@@ -130,8 +129,7 @@ def test_what_expired_while_a_unit_was_stopped_is_not_executed(own: Stack, unit:
         late[0].send(door.request(100 * TIMEOUT_MS))
         assert late[0].answer()[0] == 200
         assert executions(own) == before + 2
-    while not serves(own):
-        time.sleep(0.05)
+    wait_until(lambda: serves(own))
 
 
 @pytest.mark.parametrize("unit", ["gateway", "inference"])
@@ -157,8 +155,7 @@ def test_what_expired_over_grpc_while_a_unit_was_stopped_is_not_executed(own: St
         assert {call.code() for call in late} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         waiting(message, metadata=[gold], timeout=60)
     assert executions(own) == before + 1
-    while not serves(own):
-        time.sleep(0.05)
+    wait_until(lambda: serves(own))
 
 
 def test_every_busy_port_is_named_in_one_line_and_nothing_starts(state_folder: Path) -> None:

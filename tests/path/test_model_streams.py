@@ -9,8 +9,8 @@ from oriel_inference.app import open_unit
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
-from oriel_logic.stages import Ledger
-from oriel_logic.upstreams import Upstreams
+from oriel_logic.client.upstreams import Upstreams
+from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
 from oriel_wire.trace import ListSink, new_trace
 

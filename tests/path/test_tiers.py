@@ -161,7 +161,7 @@ async def test_each_call_waits_in_every_model_by_its_effective_tier(tmp_path: Pa
         for task, expected in served:
             answer = await task
             assert (answer.status_code, answer.json()) == (200, {"tier": expected})
-            (decided,) = it.gateway.decisions.of(answer.headers["x-request-id"])
+            (decided,) = it.gateway.records.decisions.of(answer.headers["x-request-id"])
             assert decided.tenant.tier.name == expected
         await asyncio.gather(blocker, *others)
         for model in ("double", "triple"):

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.ingress.http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_logic.app import Unit
-from oriel_logic.listing import read_listing, together
+from oriel_logic.loading.listing import read_listing, together
 from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ForkServer
 from oriel_policies.documents import compile_documents
@@ -113,7 +113,7 @@ async def test_versions_and_updates_through_the_gateway(tmp_path: Path) -> None:
             for source in (HANDLER.format(3), "broken (", HANDLER.format(4)):
                 (folder / "ranker/2/handler.py").write_text(source)
                 for _ in range(2):
-                    await unit.updates.look()
+                    await unit.updates.poll()
                 await unit.updates.settled()
             stop.set()
         assert set(seen) == {(200, "2")}

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.ingress.http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_logic.app import Unit as LogicUnit
-from oriel_logic.listing import read_listing, together
+from oriel_logic.loading.listing import read_listing, together
 from oriel_logic.settings import Settings as LogicSettings
 from oriel_logic.workers.launch import ForkServer
 from oriel_policies.documents import compile_documents

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_gateway.errors import Refused
-from oriel_gateway.identity import identify
-from oriel_gateway.targets import absent, resolve
+from oriel_gateway.identity.keys import identify
+from oriel_gateway.routing.targets import absent, resolve
 from oriel_policies.documents import ApiKey, compile_documents, schema
 from oriel_policies.explain import Asked, explain
 from oriel_policies.routing import RouteTable

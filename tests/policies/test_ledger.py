@@ -56,7 +56,7 @@ def test_windows_end_and_what_belongs_to_the_last_one_does_not_count() -> None:
     first = keeper.ask(window(need=8, want=8))
     assert first.number == 20_000 and first.ends_us == DAY_US / 2
     keeper.now_us += DAY_US / 2
-    late = keeper.ask(window(number=first.number, born=first.born, used=8, owed=2, need=1, want=1))
+    late = keeper.ask(window(number=first.number, born=first.born, used=8, debt=2, need=1, want=1))
     assert (late.number, late.used) == (20_001, 1)
     keeper.now_us -= 1e6
     assert keeper.ask(window(need=1, want=1)).used == 2, "set back over midnight: the count goes on"

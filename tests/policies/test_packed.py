@@ -12,49 +12,12 @@ from hypothesis import strategies as st
 from oriel_policies.documents import ApiKey, Snapshot, Tenant, compile_documents
 from oriel_policies.documents.packed import decoded, pack, unpack
 
-DOCUMENT = b"""
-[tiers.gold]
-band = 0
-target_ms = 100
-[tiers.free]
-band = 1
-target_ms = 200
-[issuers.i]
-issuer = "https://i"
-audience = ["a"]
-jwks = "https://i/keys"
-[pools.p]
-endpoints = ["127.0.0.1:1", "[::1]:2"]
-triton_priorities = { gold = 1 }
-[pools.q]
-discover = "dns:a:1"
-[[routes]]
-model = "a*"
-split = [{ pool = "p", weight = 1 }, { pool = "q", version = "2", weight = 3 }]
-headers = { x = "y" }
-[[routes]]
-service = "*"
-pool = "q"
-deterministic = true
-cache_s = 0.5
-[http]
-cors_origins = ["*"]
-trusted_proxies = ["10.0.0.0/8", "::1/128"]
-"""
+from .packed_documents import DOCUMENT, said
 
 
 def compiled(tenants: list[dict[str, Any]]) -> Snapshot:
     lines = b"\n".join(msgspec.json.encode(tenant) for tenant in tenants)
     return compile_documents({"a.toml": DOCUMENT, "t.ndjson": lines})
-
-
-def said(thing: Any) -> Any:
-    """What a value says, whatever object says it."""
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return {field.name: said(getattr(thing, field.name)) for field in dataclasses.fields(thing)}
-    if isinstance(thing, list | tuple):
-        return [said(each) for each in thing]
-    return thing
 
 
 NAMES = st.text("abcdefgh0123456789.-", min_size=1, max_size=12).filter(lambda text: text[0] not in ".-")

@@ -1,30 +1,24 @@
 """A snapshot renewed from the one before says exactly what compiling everything anew says, or gives up."""
 
 from hashlib import sha256
-from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.documents import Snapshot, compile_documents
+from oriel_policies.documents import compile_documents
 from oriel_policies.documents import renewed as module
 from oriel_policies.documents.packed import ROW, pack, parts, unpack
 from oriel_policies.documents.renewed import renewed, wrong_lines
 from oriel_policies.errors import BadDocument
 
-from .test_packed import DOCUMENT, said
+from .packed_documents import DOCUMENT
+from .renewed_documents import ODD, block, line, lines_of, same
 
 OTHER_POOL = DOCUMENT.replace(b"127.0.0.1:1", b"127.0.0.1:9")
 BY_HAND = DOCUMENT + b'[tenants.n1]\ntier = "gold"\nkeys = [{ sha256 = "%s" }]\n' % (b"ab" * 32)
 OTHER_TIER = DOCUMENT.replace(b"tiers.free", b"tiers.cheap")
-
-
-def line(name: str, *keys: int, tier: str = "gold", **more: Any) -> bytes:
-    digests = [{"sha256": sha256(b"%d" % key).hexdigest()} for key in keys]
-    return msgspec.json.encode({"name": name, "tier": tier, "keys": digests, **more})
 
 
 def many(count: int = 40) -> list[bytes]:
@@ -35,34 +29,9 @@ def files(lines: list[bytes], document: bytes = DOCUMENT) -> dict[str, bytes]:
     return {"a.toml": document, "t.ndjson": b"\n".join(lines)}
 
 
-def block(documents: dict[str, bytes]) -> memoryview:
-    return memoryview(pack(compile_documents(documents), documents))
-
-
 def again(before: memoryview, documents: dict[str, bytes]) -> memoryview | None:
     found = renewed(before, documents)
     return None if found is None else memoryview(b"".join(found.block()))
-
-
-def same(one: Snapshot, other: Snapshot) -> None:
-    for part in ("tiers", "issuers", "pools", "http"):
-        assert getattr(one, part) == getattr(other, part)
-    assert said(one.routes) == said(other.routes)
-    assert {name: said(tenant) for name, tenant in one.tenants.items()} == {
-        name: said(tenant) for name, tenant in other.tenants.items()
-    }
-    assert {digest: said(key) for digest, key in one.keys.items()} == {
-        digest: said(key) for digest, key in other.keys.items()
-    }
-
-
-def lines_of(tenants: dict[str, tuple[int, float, str]]) -> list[bytes]:
-    """Good ones: no key is there twice."""
-    keys = {key: name for name, (key, _, _) in tenants.items()}
-    return [
-        line(name, *([key] if keys[key] == name else []), weight=weight, tier=tier)
-        for name, (key, weight, tier) in tenants.items()
-    ]
 
 
 GOOD = st.dictionaries(
@@ -70,9 +39,6 @@ GOOD = st.dictionaries(
     st.tuples(st.integers(0, 12), st.sampled_from([1.0, 2.0]), st.sampled_from(["gold", "gold", "free"])),
     max_size=9,
 ).map(lines_of)
-ODD = st.sampled_from(
-    [b"", b" ", b"{", b"\r", line("n3", 3), line("n4") + b"\r", line("n9", tier="none"), line("n9", 3)]
-)
 SETS = st.lists(
     st.tuples(
         GOOD,

@@ -30,12 +30,12 @@ def test_callers_who_return_are_expected() -> None:
     now = closed_loop(returns, 20)
     returns.answered(57, 0.01, now)
     assert returns.expected(57) >= 55
-    soon, until_s, lag_s = returns.outlook(now)
+    soon, until_s, lag_s = returns.coming(now)
     assert soon >= 55 and until_s == now + MIN_WINDOW_S
     assert 0.0019 < lag_s < 0.0025
     returns.came(soon, now + 0.001)
-    assert returns.outlook(now + 0.001)[0] == 0
-    assert returns.outlook(now + MIN_WINDOW_S) == (0, 0.0, 0.0)
+    assert returns.coming(now + 0.001)[0] == 0
+    assert returns.coming(now + MIN_WINDOW_S) == (0, 0.0, 0.0)
 
 
 def test_arrivals_at_a_steady_rate_are_not_taken_for_returns() -> None:

@@ -82,7 +82,7 @@ def test_a_key_carries_a_tier_of_its_own_packed_or_not() -> None:
             "keys[0].tier: 'fast' is above the tenant's 'gold': add above_tenant = true if that is meant",
         ),
         (', tier = "bronce"', "keys[0].tier: no tier is named 'bronce', did you mean 'bronze'?"),
-        (", above_tenant = true", "keys[0].above_tenant: this is said of a tier, and the key has none"),
+        (", above_tenant = true", "keys[0].above_tenant: above_tenant needs a tier, and the key has none"),
     ],
 )
 def test_a_key_that_is_above_its_tenant_by_mistake_is_refused(key: str, mistake: str) -> None:
@@ -94,7 +94,7 @@ def test_tiers_that_are_not_there_are_named_once_wherever_they_are_used() -> Non
     limits = tenant("gold") + 'limits = [{ tier = "god", requests_per_s = 1 }]'
     assert mistakes(routes + limits) == [
         "routes[0].tier: no tier is named 'bronce', did you mean 'bronze'?",
-        "routes[1].above_tenant: this is said of a tier, and the route has none",
+        "routes[1].above_tenant: above_tenant needs a tier, and the route has none",
         "tenants.t.limits[0].tier: no tier is named 'god', did you mean 'gold'?",
     ]
     wrong = DOCUMENT.replace("target_ms = 10\n", "target_ms = 0\n") + tenant("gold", ', tier = "bronze"')

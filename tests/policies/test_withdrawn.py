@@ -12,8 +12,8 @@ from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.documents.withdrawn import Withdrawn, withdrawn
 
-from .test_packed import DOCUMENT
-from .test_renewed import ODD, block, line, lines_of, same
+from .packed_documents import DOCUMENT
+from .renewed_documents import ODD, block, line, lines_of, same
 
 BAD = {"b.toml": b"[tiers.silver]\nband = 1\n"}
 

@@ -18,8 +18,8 @@ import oriel_gateway.command
 import oriel_inference.command
 import oriel_logic.command
 from oriel_cli.main import main
-from oriel_gateway.routing_state import CACHE_BYTES
-from oriel_gateway.unread import MAX_BYTES as UNREAD_BYTES
+from oriel_gateway.call.unread import MAX_BYTES as UNREAD_BYTES
+from oriel_gateway.shared.state import CACHE_BYTES
 from oriel_inference.flags import settle
 from oriel_policies.documents import compile_documents
 from oriel_policies.routing import RouteTable
@@ -33,7 +33,7 @@ from .scheduling import quantity
 PARSERS = {"gateway": oriel_gateway.command, "logic": oriel_logic.command, "inference": oriel_inference.command}
 BUNDLED = {"redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None}
 KEY = "a" * 64
-# A gateway at work without bodies takes 70 MB (docs/benchmarks, soak).
+# A gateway at work without bodies takes 70 MB (benchmarks/results, soak).
 PYTHON_BYTES = 128 * 2**20
 GROUPS = {
     "cpu": {"accelerator": "cpu"},
@@ -103,7 +103,7 @@ def test_the_units_take_their_arguments(found: list[Object]) -> None:
             assert ports == {
                 "http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port
             }  # fmt: skip
-            assert settle(arguments.foreign) == [] and arguments.model_control_mode == "poll"
+            assert settle(arguments.foreign) == [] and arguments.control_mode == "poll"
             assert 1 <= arguments.cores <= float(container["resources"]["requests"]["cpu"])
 
 

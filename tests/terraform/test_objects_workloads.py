@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from oriel_gateway import app as gateway_app
-from oriel_gateway.discovery import DNS_EVERY_S
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.settings import Settings as LogicSettings
+from oriel_wire.engine.discovery import DNS_EVERY_S
 from oriel_wire.engine.process import GRACE_S, HARD_EXIT_S
 
 from .harness import Workspace

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from .harness import TerraformFailed, Workspace, without_version_six
-from .test_static import VERSIONS, Module
+from .module_files import VERSIONS, Module
 
 # Network, bucket, registry and identities: what needs no cluster.
 PARTS = (

@@ -40,7 +40,7 @@ def test_objects_are_known_once_the_infrastructure_is_there(workspace):
 
 
 @pytest.mark.parametrize("half_done", [False, True])
-def test_a_fault_midway_is_mended_by_the_next_apply(workspace, half_done):
+def test_a_fault_midway_is_repaired_by_the_next_apply(workspace, half_done):
     small = workspace(SMALL)
     small.fail_at("aws_subnet", 2, half_done=half_done)
     with pytest.raises(TerraformFailed, match="aws_subnet: injected fault"):

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from time import monotonic
 
 import pytest
@@ -12,13 +12,10 @@ from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, explain
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable
 
+from ..waiting import until
+from .engine_client import bound, count, talk
+
 SMALL = HttpLimits(max_head_bytes=1024, max_fields=10, max_target_bytes=200, max_body_bytes=1000)
-
-
-def bound() -> socket.socket:
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    return sock
 
 
 class Echo:
@@ -43,25 +40,6 @@ async def echo() -> AsyncIterator[tuple[Echo, HttpServer]]:
     server = await serve(handler, bound(), limits=SMALL)
     yield handler, server
     await server.drain(0.0)
-
-
-async def talk(port: int, data: bytes, *, until: Callable[[bytes], bool] | None = None) -> bytes:
-    """Send bytes, read until the predicate holds or the server closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(data)
-    got = b""
-    async with asyncio.timeout(60):
-        while until is None or not until(got):
-            more = await reader.read(65536)
-            if not more:
-                break
-            got += more
-    writer.close()
-    return got
-
-
-def count(needle: bytes, n: int) -> Callable[[bytes], bool]:
-    return lambda got: got.count(needle) >= n
 
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -230,8 +208,7 @@ async def test_a_request_that_comes_during_a_drain_holds_it_open_for_nobody(echo
     handler, server = echo
     draining = asyncio.ensure_future(server.drain(3600.0, asyncio.ensure_future(asyncio.Event().wait())))
     hold = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
-    while server.finishing or not server.draining:
-        await asyncio.sleep(0.001)
+    await until(lambda: not (server.finishing or not server.draining))
     late = asyncio.ensure_future(talk(server.port, hold))
     while not handler.held:
         await asyncio.sleep(0)
@@ -400,10 +377,8 @@ async def test_answers_that_only_the_kernel_holds_stall_a_connection_too() -> No
         client.connect(("127.0.0.1", server.port))
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 200)
         async with asyncio.timeout(60):
-            while answered < 200:
-                await asyncio.sleep(0.001)
+            await until(lambda: answered >= 200)
             (connection,) = server.connections
             assert connection.transport.get_write_buffer_size() == 0 and connection.keeps_up
-            while server.connections:
-                await asyncio.sleep(0.01)
+            await until(lambda: not server.connections)
     await server.drain(0.0)

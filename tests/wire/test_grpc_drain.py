@@ -13,6 +13,8 @@ from grpc import aio
 from oriel_wire.engine import grpc_drain, listener
 from oriel_wire.engine.grpc_drain import ENDLESS_MS, MAX_AGE, Arrivals, UnderWay, close_listeners, drain, max_age_ms
 
+from ..waiting import until
+
 METHOD = "/a.Service/Method"
 
 
@@ -157,11 +159,9 @@ async def test_connections_are_accepted_while_calls_from_before_run(served: Serv
 async def test_what_runs_is_waited_for(served: Served) -> None:
     served.echo.hold = asyncio.Event()
     calls = [asyncio.ensure_future(served.call()) for _ in range(3)]
-    while served.arrivals.begun < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: served.arrivals.begun >= 3)
     draining = asyncio.ensure_future(served.drain(3600.0))
-    while served.connects():
-        await asyncio.sleep(0.001)
+    await until(lambda: not served.connects())
     served.echo.hold.set()
     assert await asyncio.gather(*calls) == [b"a"] * 3
     await draining
@@ -170,8 +170,7 @@ async def test_what_runs_is_waited_for(served: Served) -> None:
 async def test_what_does_not_end_is_cut_when_the_grace_is_over(served: Served) -> None:
     served.echo.hold = asyncio.Event()
     call = asyncio.ensure_future(served.call())
-    while not served.arrivals.begun:
-        await asyncio.sleep(0.001)
+    await until(lambda: served.arrivals.begun)
     await served.drain(0.3)
     with pytest.raises(aio.AioRpcError):
         await call
@@ -181,8 +180,7 @@ async def test_a_second_signal_cuts_at_once(served: Served, monkeypatch: pytest.
     monkeypatch.setattr(listener, "LAME_DUCK_S", 3600.0)
     served.echo.hold = asyncio.Event()
     call = asyncio.ensure_future(served.call())
-    while not served.arrivals.begun:
-        await asyncio.sleep(0.001)
+    await until(lambda: served.arrivals.begun)
     draining = asyncio.ensure_future(served.drain(7200.0))
     await asyncio.sleep(0)
     draining.cancel()

@@ -9,7 +9,8 @@ import pytest
 from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, serve
 from oriel_wire.h1 import RequestHead
 
-from .test_engine import bound, count, talk
+from ..waiting import until
+from .engine_client import bound, count, talk
 
 LARGE = 200_000
 
@@ -118,11 +119,9 @@ async def test_a_client_that_leaves_within_a_large_body_or_behind_it_is_noticed(
         writer.write(data)
         await writer.drain()
         async with asyncio.timeout(60):
-            while len(handler.bodies) < bodies or not server.connections:
-                await asyncio.sleep(0.001)
+            await until(lambda bodies=bodies: len(handler.bodies) >= bodies and server.connections)
             writer.close()
-            while server.connections:
-                await asyncio.sleep(0.001)
+            await until(lambda: not server.connections)
     assert handler.aborted == 1 and len(handler.bodies) == 1
 
 

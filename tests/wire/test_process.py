@@ -175,11 +175,11 @@ def test_listen_takes_a_free_port_and_names_a_busy_one_with_its_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "mend"),
+    ("host", "port", "remedy"),
     [("192.0.2.1", 0, "--host"), ("no host", 80, "--host"), ("127.0.0.1", 70000, "--admin-port")],
 )
-def test_listen_refuses_what_is_no_address_of_this_machine(host: str, port: int, mend: str) -> None:
-    with pytest.raises(StartFailed, match=mend):
+def test_listen_refuses_what_is_no_address_of_this_machine(host: str, port: int, remedy: str) -> None:
+    with pytest.raises(StartFailed, match=remedy):
         listen(host, port, "logic admin")
 
 

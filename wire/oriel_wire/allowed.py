@@ -1,4 +1,4 @@
-"""The values that a field of a fixed set may have, added to msgspec's sentence about one that it does not. Pure."""
+"""Adds the allowed values of a field to msgspec's error about a value that is not among them. Pure."""
 
 import re
 from bisect import bisect_right
@@ -18,7 +18,9 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 def with_values(error: msgspec.ValidationError, wanted: Any) -> str:
-    """The sentence of `error`, with the values that its place in the type `wanted` takes, if these are a fixed set."""
+    """The text of `error`, followed by the allowed values of that place in the type `wanted` if these are a fixed
+    set.
+    """
     text = str(error)
     found = _SENTENCE.match(text)
     if found is None:
@@ -49,7 +51,7 @@ def _described(wanted: Any) -> inspect.Type:
 
 
 def _open(node: inspect.Type) -> Iterator[inspect.Type]:
-    """The types that a value may have here, without unions and annotations around them."""
+    """The types that a value may have here, taken out of unions and annotations."""
     if isinstance(node, inspect.Metadata):
         yield from _open(node.type)
     elif isinstance(node, inspect.UnionType):

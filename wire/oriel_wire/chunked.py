@@ -22,7 +22,7 @@ def chunk(data: bytes | memoryview) -> bytes:
 
 
 class ChunkedDecoder:
-    """Feed it bytes as they come; it hands back the data in them.
+    """Decodes bytes as they arrive and returns the data in them.
 
     `done` is set once the last chunk and its trailers were read; `rest` then holds what followed.
     """
@@ -31,14 +31,14 @@ class ChunkedDecoder:
 
     def __init__(self) -> None:
         self._buffer = b""
-        self._left = -1  # data bytes of this chunk still to come; -1: a size line comes next; 0: its CRLF comes next
+        self._left = -1  # data bytes of this chunk that are missing; -1: a size line comes next; 0: its CRLF comes next
         self._trailers = False
         self._trailer_bytes = 0
         self.done = False
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data pieces in `data`, in order; raises BadMessage, after which the connection is lost."""
+        """The pieces of payload in `data`, in order. Raises BadMessage; the connection cannot be used afterwards."""
         out: list[bytes] = []
         if self._buffer:
             data = self._buffer + data

@@ -1,4 +1,4 @@
-"""What a request carries from hop to hop: one deadline, one tier, who asks, one trace.
+"""The context of a request that travels from hop to hop: deadline, tier, tenant and trace.
 
 On the wire the deadline is the time *left* in milliseconds; inside a process it is absolute and monotonic.
 The `x-oriel-*` headers count only from trusted peers; anyone may send `x-request-id` and `traceparent`.
@@ -46,16 +46,16 @@ REQUEST_ID = "x-request-id"
 INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US})
 
 MAX_TIMEOUT_S = 24 * 3600.0
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # a dot at the beginning means a path to some
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # some systems read a leading dot as a path
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _MAX_BAND = 255
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
+    """The context of one request. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
 
-    trusted: whether the `x-oriel-*` headers of who sent it count. connection: the one it came by, as address and port;
-    "" if nobody wants to know.
+    trusted: whether the sender's `x-oriel-*` headers are honoured. connection: address and port of the client's
+    connection, "" if it is not needed.
     """
 
     request_id: str
@@ -74,12 +74,12 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_request_id() -> str:
-    """A fresh id, 16 characters."""
+    """A new request id of 16 characters."""
     return f"{random_bits(64):016x}"
 
 
 def valid_request_id(value: str) -> bool:
-    """Whether an outside `x-request-id` may be kept as it is."""
+    """Whether an `x-request-id` from outside may be used unchanged."""
     return _REQUEST_ID.match(value) is not None
 
 
@@ -91,10 +91,10 @@ def parse_timeout_ms(value: str) -> float | None:
 
 
 class ContextPlan(msgspec.Struct, frozen=True):
-    """What a head says about the context of its request, read once: a head that comes again brings it along.
+    """The context in a request head, parsed once and kept with heads that are recognised.
 
-    timeout_s: None if the head names none. asked_s: the client's own, which can only shorten that or the default.
-    request_id, trace: "" and None if every request gets its own.
+    timeout_s: None if the head has none. asked_s: the client's own timeout, which can only shorten that or the default.
+    request_id, trace: "" and None if every request gets a new one.
     """
 
     timeout_s: float | None
@@ -109,7 +109,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
     trusted: bool
 
     def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
-        """The context of a request that came at `now`."""
+        """The context of a request that arrived at `now`."""
         timeout_s = default_timeout_s if self.timeout_s is None else self.timeout_s
         if self.asked_s is not None and self.asked_s < timeout_s:
             timeout_s = self.asked_s
@@ -129,8 +129,8 @@ class ContextPlan(msgspec.Struct, frozen=True):
 def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: bool) -> ContextPlan:
     """Read the context of an incoming hop; `get` takes lower-case names.
 
-    Malformed values count as absent: an internal hop is never refused for its context. `sample` decides for a
-    trace that starts here; a caller's sampled bit is honoured as it is.
+    Malformed values count as absent: an internal hop is never refused because of its context. `sample` decides for a
+    trace that starts here; a caller's sampled bit is kept.
     """
     timeout_s: float | None = None
     tier, band, tenant, models = "", 0, "", ()  # type: str, int, str, tuple[str, ...]
@@ -153,7 +153,7 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: boo
 def from_headers(
     get: Callable[[str], str | None], *, now: float, trusted: bool, default_timeout_s: float, sample: bool
 ) -> CallContext:
-    """`read_headers` for a request that came at `now`."""
+    """`read_headers` for a request that arrived at `now`."""
     return read_headers(get, trusted=trusted, sample=sample).at(now, default_timeout_s)
 
 
@@ -162,7 +162,7 @@ def _name(value: str | None) -> str:
 
 
 class Hop:
-    """The header lines of the hops that one request makes: `to_headers`, of which most is the same for each of them."""
+    """The header lines of the hops of one request: like `to_headers`, with the common part made once."""
 
     __slots__ = ("_deadline", "_fixed")
 
@@ -178,7 +178,7 @@ class Hop:
         self._fixed = "".join(lines)
 
     def lines(self, now: float, trace: TraceContext) -> str:
-        """Each with its CRLF; `trace` is the context of the span that makes the call."""
+        """The lines, each with its CRLF. `trace` is the context of the span that makes the call."""
         left_ms = max(0, ceil((self._deadline - now) * 1000.0))
         state = f"tracestate: {trace.state}\r\n" if trace.state else ""
         return f"{self._fixed}{TIMEOUT_MS}: {left_ms}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
@@ -187,7 +187,7 @@ class Hop:
 def to_headers(ctx: CallContext, *, now: float, trace: TraceContext) -> list[tuple[str, str]]:
     """The headers of the next hop; `trace` is the context of the span that makes the call.
 
-    The remaining time is rounded up and is at least 0: the next hop refuses what is already late.
+    The remaining time is rounded up and is at least 0: the next hop refuses a call that is already late.
     """
     headers = [
         (REQUEST_ID, ctx.request_id),

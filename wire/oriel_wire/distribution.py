@@ -1,4 +1,4 @@
-"""The installed distribution: all units come in one, with one version."""
+"""The installed distribution, which contains all units in one version."""
 
 __all__ = ["NAME", "installed_version"]
 
@@ -6,8 +6,8 @@ NAME = "oriel-serving"
 
 
 def installed_version() -> str:
-    """The version of the distribution, or "unknown" in a tree that was not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and the name is often enough
+    """The version of the distribution, or "unknown" in a source tree that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and not always needed
 
     try:
         return version(NAME)

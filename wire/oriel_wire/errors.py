@@ -1,16 +1,16 @@
-"""What can go wrong between bytes and messages.
+"""The errors between bytes and messages.
 
 WireError
-├── BadMessage                 the sender's fault; the text is a sentence for them
-│   └── TooLarge               a bound was passed (head, fields, body, JSON part)
+├── BadMessage                 the sender's mistake; the text may be shown to the sender
+│   └── TooLarge               a limit was exceeded (head, fields, body, JSON part)
 └── UpstreamError              the next hop's fault
-    ├── UpstreamUnreachable    nothing was sent: another endpoint may be tried
+    ├── UpstreamUnreachable    nothing was sent: another endpoint can be tried
     ├── UpstreamUnread         a kept connection was closed before the request reached the other side: nothing executed
     ├── UpstreamBroken         it closed or broke the protocol part-way: it may have executed
     │   └── UpstreamHungUp     it closed a kept connection without a byte of answer: it hardly executed
     └── UpstreamTimedOut       the deadline passed while waiting for it
 
-StartFailed                    a unit cannot start; one line that names the mend
+StartFailed                    a unit cannot start; the text is one line with the fix
 """
 
 __all__ = [
@@ -28,11 +28,11 @@ __all__ = [
 
 
 class WireError(Exception):
-    """Root of everything this package raises about bytes."""
+    """Root of this package's errors."""
 
 
 class BadMessage(WireError):
-    """The bytes are not what the protocol says; `message` may be shown to who sent them."""
+    """The bytes violate the protocol. `message` may be shown to their sender."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class BadMessage(WireError):
 
 
 class TooLarge(BadMessage):
-    """The message is well-formed so far but passes a bound."""
+    """The message is well-formed so far but exceeds a limit."""
 
 
 class UpstreamError(WireError):
@@ -60,9 +60,9 @@ class UpstreamBroken(UpstreamError):
 
 
 class UpstreamHungUp(UpstreamBroken):
-    """A connection that had answered before was closed without a byte of answer: its idle time was probably over.
+    """A connection that had answered before was closed without a byte of answer, probably because it was idle too long.
 
-    Whoever may run twice may be sent again.
+    A request that may run twice can be sent again.
     """
 
 
@@ -71,4 +71,4 @@ class UpstreamTimedOut(UpstreamError):
 
 
 class StartFailed(Exception):
-    """A unit cannot start. The text is one line that says what to do about it."""
+    """A unit cannot start. The text is one line that says how to fix it."""

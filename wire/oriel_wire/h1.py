@@ -1,6 +1,6 @@
-"""HTTP/1.1 heads, strictly: one request head in, one object out. No I/O, no state but the memo.
+"""A strict parser of HTTP/1.1 request heads. It does no I/O and keeps no state but the memo.
 
-Answers are read by the same rules, in `h1_response`.
+`h1_response` reads answers by the same rules.
 
 Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
 
@@ -10,32 +10,31 @@ Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
   never together with `Content-Length`. `Host` exactly once in HTTP/1.1, and a name or an address.
 * A target is a path, `*` for OPTIONS, or an absolute http URL without user information, of which the path counts, and
   the host instead of the `Host` field.
-* The bounds (bytes, fields, target) are checked by whoever reads the socket, before this module sees a byte.
+* The reader of the socket checks the bounds (bytes, fields, target) before this module sees a byte.
 
 The memo: real clients send the same header lines again and again. A line of at most 256 bytes is validated once and
-then recognised by its bytes. Lines that differ per request, and credentials, are never kept; and a line is kept only
-when the caller says so (`LineMemo.keep`, after authentication), so strangers cannot fill it. Two generations of
-`LineMemo.SIZE` lines: when the young one is full it becomes the old one and what is not used again is forgotten.
-Whoever edits this: a field's `kind` decides what a proxy does with it; a name that is missing in `_REQUEST_KINDS`
-is forwarded untouched.
+then recognised by its bytes. Lines that differ per request, and credentials, are never kept; and a line is kept
+only when the caller says so (`LineMemo.keep`, after authentication), so unauthenticated clients cannot fill it.
+There are two generations of `LineMemo.SIZE` lines: when the young one is full it becomes the old one, and lines
+that are not used again are dropped.
+
+To edit this module: a field's `kind` decides what a proxy does with it; a name that is missing in `_REQUEST_KINDS` is
+forwarded unchanged.
 """
 
 import re
 from collections.abc import Iterable
 from enum import IntEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oriel_wire.errors import BadMessage, TooLarge
-
-if TYPE_CHECKING:
-    from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["MAX_LINE", "Field", "Kind", "LineMemo", "RequestHead", "ResponseMemo", "parse_request_head"]
 
 
 class Kind(IntEnum):
-    """What a field is to a server or a proxy; 0 is the common case: forward it as it is."""
+    """The kind of a field for a server or a proxy; 0 is the common case: forward it unchanged."""
 
     FORWARD = 0
     HOP = 1  # belongs to this connection only
@@ -53,10 +52,10 @@ class Kind(IntEnum):
     SERVER_TIMING = 13
     COST = 14
     CONTENT_ENCODING = 15
-    FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
+    FORWARDED = 16  # a proxy's report about the client: honoured from trusted proxies only
     DATE = 17
     TIER = 18
-    HEADER_LENGTH = 19  # where the JSON part of a v2 body ends
+    HEADER_LENGTH = 19  # length of the JSON part of a v2 body
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -70,10 +69,10 @@ _REQUEST_KINDS: dict[str, int] = {
     "proxy-authorization": Kind.HOP,
     "content-length": Kind.CONTENT_LENGTH,
     "transfer-encoding": Kind.TRANSFER_ENCODING,
-    # Servers that turn dashes and underscores into one another would frame another message.
+    # A server that equates underscores with dashes would frame another message.
     "content_length": Kind.HOP,
     "transfer_encoding": Kind.HOP,
-    # No credential for us, but one for whoever reads it so: a key never travels.
+    # Not a credential here, but some servers would read it as one: a key is never forwarded.
     "x_api_key": Kind.HOP,
     "x_api-key": Kind.HOP,
     "x-api_key": Kind.HOP,
@@ -92,7 +91,7 @@ _REQUEST_KINDS: dict[str, int] = {
     "inference_header_content_length": Kind.HOP,
     "forwarded": Kind.FORWARDED,
     "x-real-ip": Kind.FORWARDED,
-    "endpoint-load-metrics-format": Kind.INTERNAL,  # how loaded a server is concerns no tenant
+    "endpoint-load-metrics-format": Kind.INTERNAL,  # the load of a server is not shown to tenants
 }
 _RESPONSE_KINDS: dict[str, int] = {
     "connection": Kind.CONNECTION,
@@ -109,9 +108,9 @@ _RESPONSE_KINDS: dict[str, int] = {
     "date": Kind.DATE,
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
-    "x-oriel-service-version": Kind.FORWARD,  # the one of our own that is meant for callers
+    "x-oriel-service-version": Kind.FORWARD,  # the only one of our own headers that is meant for callers
     "endpoint-load-metrics": Kind.INTERNAL,
-    # Whoever keeps the limits says what they are.
+    # The gateway keeps the limits and reports them itself.
     "ratelimit": Kind.INTERNAL,
     "ratelimit-policy": Kind.INTERNAL,
 }
@@ -149,7 +148,8 @@ _HOST_VALUE = re.compile(rb"(?:" + _AUTHORITY + rb")?\Z")
 class Field:
     """One header line. `name` lower case, `value` stripped; `number` only for a Content-Length.
 
-    owner: for a credential that was recognised by its hash, what its keeper put there; line and value are empty then.
+    owner: set for a credential that was recognised by its hash, by the code that stored it; line and value are then
+    empty.
     """
 
     __slots__ = ("kind", "line", "name", "number", "owner", "value")
@@ -193,7 +193,7 @@ class _Line:
 
 
 class LineMemo:
-    """Header lines and request lines that were validated before, in two generations."""
+    """Header lines and request lines that have been validated, in two generations."""
 
     SIZE = 2048
 
@@ -208,20 +208,22 @@ class LineMemo:
         self.credentials: dict[bytes, Field] = {}
 
     def find(self, line: bytes) -> Field | None:
-        """Look in the old generation; what is found there moves to the young one."""
+        """Look the line up in the old generation; a line found there moves to the young one."""
         field = self.old.get(line)
         if field is not None:
             self._put(field)
         return field
 
     def keep(self, fields: Iterable[Field]) -> None:
-        """Remember lines of an authenticated sender."""
+        """Keep lines of an authenticated sender."""
         for field in fields:
             if len(field.line) <= MAX_LINE and field.kind not in _PER_REQUEST:
                 self._put(field)
 
     def find_credential(self, line: bytes) -> Field | None:
-        """A credential line that was authenticated before, recognised by its SHA-256; None for every other line."""
+        """The field of a credential line that was authenticated before, recognised by its SHA-256; None for other
+        lines.
+        """
         if line[:1] not in b"aAxX":
             return None
         if line[:14].lower() == b"authorization:" or line[:10].lower() == b"x-api-key:":
@@ -229,7 +231,7 @@ class LineMemo:
         return None
 
     def keep_credential(self, line: bytes, owner: object) -> None:
-        """Remember, by its hash only, that this line stands for `owner`. Cleared by `forget_credentials`."""
+        """Keep the credential line of `owner`, by its hash only, until `forget_credentials`."""
         if len(self.credentials) >= self.SIZE:
             self.credentials.clear()
         field = Field(b"", "", "", _CREDENTIAL, -1)
@@ -237,18 +239,18 @@ class LineMemo:
         self.credentials[sha256(line).digest()] = field
 
     def forget_credentials(self) -> None:
-        """The set of valid credentials has changed."""
+        """Drop all credentials, because the set of valid ones has changed."""
         self.credentials.clear()
 
     def keep_line(self, line: _Line) -> None:
-        """Remember the request line of an authenticated sender."""
+        """Keep the request line of an authenticated sender."""
         if len(line.line) <= MAX_LINE:
             if len(self.lines) >= self.SIZE:
                 self.old_lines, self.lines = self.lines, {}
             self.lines[line.line] = line
 
     def find_line(self, line: bytes) -> _Line | None:
-        """Look in the old generation of request lines."""
+        """Look the request line up in the old generation."""
         found = self.old_lines.get(line)
         if found is not None:
             self.keep_line(found)
@@ -260,7 +262,7 @@ class LineMemo:
         self.young[field.line] = field
 
     def classify(self, line: bytes) -> Field:
-        """Validate one header line."""
+        """Validate one header line. Raises BadMessage."""
         match = _FIELD.match(line)
         if match is None:
             raise BadMessage("a header line is malformed")
@@ -288,8 +290,9 @@ class LineMemo:
 
 
 class ResponseMemo(LineMemo):
-    """What one upstream's answers said before (`h1_response`): lines, status lines, and at most 32 whole heads of up to
-    1 KiB.
+    """Remembers what one upstream has answered: lines, status lines, and at most 32 whole heads of at most 1 KiB.
+
+    heads: bytes -> `h1_response.ResponseHead`, which this module cannot name: it is read by these rules.
     """
 
     __slots__ = ("heads", "statuses")
@@ -297,18 +300,18 @@ class ResponseMemo(LineMemo):
     def __init__(self) -> None:
         super().__init__(response=True)
         self.statuses: dict[bytes, tuple[int, int]] = {}
-        self.heads: dict[bytes, ResponseHead] = {}
+        self.heads: dict[bytes, Any] = {}
 
 
 class RequestHead:
     """One request head.
 
-    content_length: None when absent. fields: every header in order. forward: the raw lines a proxy passes on as they
-    are. fresh: fields that were validated anew; give them to `LineMemo.keep` once the sender is known. plan: what
-    whoever serves the request found in the head; a head that is recognised brings it along.
+    content_length: None when absent. fields: every header in order. forward: the raw lines a proxy passes on as
+    they are. fresh: fields that were validated anew; give them to `LineMemo.keep` once the sender is authenticated.
+    plan: the server's own findings about this head, kept with a head that is recognised.
     """
 
-    # Class attributes are the defaults: most requests set two or three of them, and every store costs.
+    # Class attributes are the defaults: most requests set only two or three of them, and every assignment costs time.
     content_length: int | None = None
     chunked = False
     close = False
@@ -346,12 +349,12 @@ class RequestHead:
 
     @property
     def host(self) -> str:
-        """Whom it was sent to; `Host` is ignored where the target says it (RFC 9112, 3.2.2). "" if neither does."""
+        """The addressed host. An absolute target overrides `Host` (RFC 9112, 3.2.2); "" if there is neither."""
         return self.line.authority or self.get("host") or ""
 
     @property
     def path(self) -> str:
-        """Not percent-decoded."""
+        """The path of the target, not percent-decoded."""
         return self.line.path
 
     @property
@@ -366,7 +369,7 @@ class RequestHead:
         return None
 
     def by_name(self) -> dict[str, str]:
-        """Lower-case name -> the first value of that name. Made once: a head that is recognised brings it along."""
+        """Lower-case name -> the first value of that name. Made once and kept with a head that is recognised."""
         found = self._by_name
         if found is None:
             found = self._by_name = {field.name: field.value for field in reversed(self.fields)}
@@ -424,7 +427,7 @@ def parse_request_head(block: bytes, memo: LineMemo, *, max_fields: int = 128) -
 
 
 def _note(head: RequestHead, field: Field) -> None:
-    """Put a field that means something to the server where the server looks for it."""
+    """Store a field that the server itself uses in the attribute for it."""
     kind = field.kind
     if kind == _CREDENTIAL:
         if head.credentials is None:
@@ -450,8 +453,8 @@ def _note(head: RequestHead, field: Field) -> None:
         if "close" in words:
             head.close = True
         for word in words - {"close", "keep-alive", ""}:
-            # A sender may name further hop-by-hop fields; one that frames the message or carries our own context is
-            # an attempt to make two hops read two different requests.
+            # A sender may name further hop-by-hop fields. Naming one that frames the message or carries our own context
+            # is an attempt to make two hops read two different requests.
             if word in _REQUEST_KINDS and _REQUEST_KINDS[word] != Kind.HOP:
                 raise BadMessage("Connection names a field that may not be dropped")
             head.dropped = (*head.dropped, word.encode("ascii", "replace") + b":")

@@ -1,7 +1,7 @@
-"""HTTP/1.1 response heads, read by the rules of `h1`. No I/O, no state but the memo.
+"""A strict parser of HTTP/1.1 response heads, by the rules of `h1`. It does no I/O and keeps no state but the memo.
 
-Servers answer with the same lines again and again, and often with the same head: both are read once. A head that holds
-a line nobody has seen before is not kept, so what differs from answer to answer never fills the memo.
+Servers answer with the same lines again and again, and often with the same head: both are parsed once. A head with
+a line that is new is not kept, so lines that differ in each answer never fill the memo of heads.
 """
 
 import re
@@ -27,7 +27,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\x
 class ResponseHead:
     """One response head from an upstream; `forward` are the lines a proxy passes on, the status line first.
 
-    It may stand for every answer that begins with the same bytes: change a copy.
+    The object may be shared by all answers that begin with the same bytes, so only a copy may be changed.
     """
 
     content_length: int | None = None
@@ -36,7 +36,7 @@ class ResponseHead:
     dated = False
     server_timing = ""
     cost_us = -1
-    start: bytes | None = None  # whoever passes it on may keep here how it does
+    start: bytes | None = None  # a proxy may cache here the head that it sends to its client
 
     def __init__(self, status: int, status_line: bytes, minor: int) -> None:
         self.status = status
@@ -53,7 +53,7 @@ class ResponseHead:
         return None
 
     def copy(self) -> "ResponseHead":
-        """One whose lines may be changed."""
+        """A copy whose lines may be changed."""
         made = ResponseHead(self.status, b"", 1)
         made.content_length, made.chunked, made.close = self.content_length, self.chunked, self.close
         made.dated, made.server_timing, made.cost_us = self.dated, self.server_timing, self.cost_us
@@ -62,7 +62,7 @@ class ResponseHead:
 
 
 def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
-    """Read a response head without its closing CRLFCRLF; look into `memo.heads` before. Raises BadMessage."""
+    """Parse a response head without its closing CRLFCRLF. Look it up in `memo.heads` first. Raises BadMessage."""
     repeated = len(block) <= _MAX_KEPT_HEAD
     lines = block.split(b"\r\n")
     if len(lines) > _MAX_FIELDS + 1:
@@ -75,7 +75,7 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
         known = int(match[2]), int(match[1])
         if len(memo.statuses) < memo.SIZE and len(lines[0]) <= MAX_LINE:
             memo.statuses[lines[0]] = known
-    # A proxy answers in its own version: a body that is chunked on its way would be an error in HTTP/1.0.
+    # A proxy answers in its own version, because a chunked body would be an error in HTTP/1.0.
     head = ResponseHead(known[0], lines[0] if known[1] else b"HTTP/1.1" + lines[0][8:], known[1])
     dropped: tuple[bytes, ...] = ()
     fields = head.fields
@@ -118,7 +118,7 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
         head.forward = [line for line in forward if not line.lower().startswith(dropped)]
     if head.chunked and head.content_length is not None:
         raise BadMessage("Transfer-Encoding does not go with Content-Length")
-    if repeated and head.status != 503:  # whoever passes a refusal on may have to add to it
+    if repeated and head.status != 503:  # a proxy may have to add lines to a refusal
         if len(memo.heads) >= _MAX_HEADS:
             memo.heads.clear()
         memo.heads[block] = head

@@ -1,9 +1,9 @@
-"""Heads that differ from an earlier one of their connection only where requests of one client do.
+"""Recognises heads that differ from an earlier one of their connection only in per-request fields.
 
-A client's heads are the same line by line but for its request id, its trace context and the length of the body. Where
-the lines of a head are those of the head before, only what differs is read. Lines are compared by 64-bit hashes keyed
-by this process's secret, as whole heads are: credentials are not kept, and a collision would only give a client back
-a line of its own.
+A client's heads are the same line by line but for its request id, its trace context and the length of the body.
+Where the other lines equal those of the previous head, only the differing ones are parsed. Lines are compared by
+64-bit hashes keyed by this process's secret, as whole heads are: credentials are not kept, and a collision would
+only confuse two lines of the same client.
 """
 
 import re
@@ -18,9 +18,9 @@ _VARIES = (_REQUEST_ID, _TRACEPARENT, _CONTENT_LENGTH)
 
 
 class HeadPattern:
-    """What the heads of one client have in common. head: as it was parsed from the bytes `block`.
+    """The common part of one client's heads. head: parsed from the bytes `block`.
 
-    Only for heads whose credentials were recognised: the fields of others hold them.
+    Only for heads whose credentials were recognised, because the fields of others contain them.
     """
 
     __slots__ = ("_hashes", "_head", "_varies")
@@ -36,7 +36,7 @@ class HeadPattern:
 
     @classmethod
     def of(cls, head: RequestHead, block: bytes) -> "HeadPattern | None":
-        """None: a head like this one has to be parsed every time; also if its bytes are not known."""
+        """The pattern of a head; None if such heads have to be parsed every time, or if the bytes are not known."""
         if (
             not block
             or any(field.owner is None for field in head.credentials or ())
@@ -48,7 +48,7 @@ class HeadPattern:
         return cls(head, list(map(hash, block.split(b"\r\n")))) if len(kinds) == len(set(kinds)) else None
 
     def read(self, block: bytes) -> RequestHead | None:
-        """The head that `block` is; None: it is not of this pattern, or not valid."""
+        """The head in `block`; None if it does not match the pattern or is not valid."""
         lines, hashes = block.split(b"\r\n"), self._hashes
         if len(lines) != len(hashes):
             return None

@@ -1,4 +1,4 @@
-"""The name that a misspelt one was probably meant to be. Cheap enough for an answer to a stranger. Pure."""
+"""Finds the name that was probably meant by a misspelt one; cheap enough for unauthenticated requests. Pure."""
 
 from collections.abc import Iterable
 
@@ -42,5 +42,5 @@ def _is_near(one: str, other: str) -> bool:
         other_end -= 1
     left, other_left = end - at, other_end - at
     if left <= 1 and other_left <= 1:
-        return len(one) > 2  # of two letters, one is no near miss
+        return len(one) > 2  # with two letters, one difference is too much
     return left == other_left == 2 and one[at] == other[at + 1] and one[at + 1] == other[at]

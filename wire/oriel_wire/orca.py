@@ -1,4 +1,4 @@
-"""ORCA load reports as header values: what a server says of its load on the answer to whoever asked for it.
+"""ORCA load reports as header values: a server reports its load in the answer to a request that asks for it.
 
 The request names a form in `endpoint-load-metrics-format` (`text`, `json`); the answer's `endpoint-load-metrics` is
 `TEXT cpu_utilization=0.3, named_metrics.queue_depth=12` or `JSON {"named_metrics": {"queue_depth": 12}}`. Fields are
@@ -32,7 +32,8 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """load: OrcaLoadReport's own figures by name (utilisations as fractions, rates per second), none negative.
+    """A load report. load: OrcaLoadReport's own figures by name (utilisations as fractions, rates per second), not
+    negative.
 
     named: metrics under names of the server's choice. Every value is finite.
     """
@@ -47,7 +48,9 @@ def report_form(wanted: str) -> str:
 
 
 def encode_report(report: LoadReport, form: str) -> str:
-    """The header's value; `form` as `report_form` gives it. Raises ValueError for what the form cannot carry."""
+    """The header's value; `form` as `report_form` gives it. Raises ValueError for names or sizes that the form
+    cannot express.
+    """
     if len(report.load) + len(report.named) > MAX_METRICS:
         raise ValueError(f"a load report has at most {MAX_METRICS} metrics")
     for name, value in (*report.load.items(), *report.named.items()):
@@ -65,7 +68,7 @@ def encode_report(report: LoadReport, form: str) -> str:
 
 
 def parse_report(value: str) -> LoadReport:
-    """Read either form. Fields this module does not know are passed over. Raises BadMessage."""
+    """Parse either form. Unknown fields are ignored. Raises BadMessage."""
     if len(value) > MAX_BYTES:
         raise BadMessage(f"the load report is longer than {MAX_BYTES} bytes")
     form, _, body = value.partition(" ")
@@ -104,7 +107,7 @@ def _json_pairs(body: str) -> Iterator[tuple[str, float]]:
         raise BadMessage("the load report is not a JSON object") from error
     for name, value in document.items():
         if isinstance(value, dict):
-            # Maps this module does not know are told apart by their names' first part, as in the text form.
+            # Unknown maps are recognised by the first part of their names, as in the text form.
             yield from ((f"{name}.{key}", _number(number)) for key, number in value.items())
         elif name != _NAMED:
             yield name, _number(value)

@@ -42,7 +42,7 @@ _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """One position in one trace: the span that is the parent of whatever comes next."""
+    """One position in one trace: the span that is the parent of the next ones."""
 
     trace_id: int
     span_id: int
@@ -51,7 +51,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 
 def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | None:
-    """Read a `traceparent`; None when it is invalid, and then `tracestate` counts for nothing either.
+    """Read a `traceparent`; None if it is invalid; `tracestate` is then ignored as well.
 
     A version above 00 is read by its 00 prefix; version ff, all-zero ids and upper case are invalid.
     """
@@ -70,7 +70,7 @@ def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | Non
 
 
 def read_traceparent(value: str) -> tuple[str, str, bool] | None:
-    """Trace id and span id in hex, and the sampled bit, where nobody needs the numbers; see `parse_traceparent`."""
+    """Trace id and span id in hex, and the sampled bit, without converting to numbers; see `parse_traceparent`."""
     match = _PARENT.match(value)
     if match is None:
         return None
@@ -81,9 +81,9 @@ def read_traceparent(value: str) -> tuple[str, str, bool] | None:
 
 
 class TraceIds:
-    """Fresh ids in hex, made many at a time: one of 32 digits with `traces.pop()`, one of 16 with `spans.pop()`.
+    """New ids in hex, generated in batches: `traces.pop()` gives one of 32 digits, `spans.pop()` one of 16.
 
-    Whoever takes one looks first whether there are enough, and calls `refill` otherwise.
+    The caller checks first that there are enough, and calls `refill` otherwise.
     """
 
     __slots__ = ("spans", "traces")
@@ -93,7 +93,7 @@ class TraceIds:
         self.spans: list[str] = []
 
     def refill(self) -> None:
-        """Enough of both for a while; none is all zeros."""
+        """Generate a batch of both; no id is all zeros."""
         self.traces = [each for each in _random.randbytes(16 * _BATCH).hex(",", 16).split(",") if each != _NO_TRACE]
         self.spans = [each for each in _random.randbytes(16 * _BATCH).hex(",", 8).split(",") if each != _NO_SPAN]
 
@@ -130,7 +130,7 @@ def wall_ns(monotonic_s: float) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Span:
-    """One room's share of a request. Times are `time.monotonic()` seconds; `parent_id` 0 means none."""
+    """The work of one stage on a request. Times are `time.monotonic()` seconds; `parent_id` 0 means none."""
 
     name: str
     context: TraceContext
@@ -143,7 +143,9 @@ class Span:
 
 
 class SpanSink(Protocol):
-    """Where finished spans go. `record` never blocks and never raises; skip building spans when not `enabled`."""
+    """The destination of finished spans. `record` never blocks and never raises; skip building spans when not
+    `enabled`.
+    """
 
     enabled: bool
 
@@ -153,15 +155,15 @@ class SpanSink(Protocol):
 
 
 class NullSink:
-    """Keeps nothing."""
+    """A sink that discards all spans."""
 
     enabled = False
 
     def record(self, span: Span) -> None:
-        """Drop it."""
+        """Discard the span."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing has to be flushed."""
 
 
 class ListSink:

@@ -1,1 +1,1 @@
-"""`oriel doctor`: what an installation needs, each checked by itself. `command` runs the checks and prints findings."""
+"""`oriel doctor` checks an installation, one thing at a time. `command` runs the checks and prints findings."""

@@ -1,4 +1,4 @@
-"""`oriel doctor`: run the checks, print what they found and what to do; 0 all well, 1 something has to be done."""
+"""`oriel doctor`: runs the checks and prints findings with their remedies; exit code 1 if there is something to do."""
 
 import argparse
 import asyncio
@@ -15,7 +15,9 @@ KEY_VARIABLE = "ORIEL_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policies", metavar="DIR|URL", help="documents of the gateway; their endpoints are asked too")
+    parser.add_argument(
+        "--policies", metavar="DIR|URL", help="documents of the gateway; their endpoints are probed too"
+    )
     parser.add_argument(
         "--services", type=Path, action="append", default=[], metavar="DIR", help="folder of services; repeatable"
     )
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """What the flags leave out is not checked. The key of ORIEL_KEY is looked up, never printed."""
+    """Check what the flags name. The key of ORIEL_KEY is looked up, never printed."""
     documents, found = services.read(args.policies) if args.policies else (None, [])
     found += asyncio.run(examine(args, documents))
     failed = any(each.status == "fail" for each in found)
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def examine(args: argparse.Namespace, documents: "services.Documents | None") -> list[Finding]:
-    """All findings, in the order of the checks."""
+    """Run the checks and return all findings in their order."""
     found = [*machine.packages(), *machine.state(), *machine.files()]
     found += machine.certificates(args.tls_cert, args.tls_key)
     clocks: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Results of checks."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ MAX_SKEW_S = 30.0  # half of what a token may be off
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """check: which one; what: a sentence; fix: what to do, "" where nothing is."""
+    """check: name of the check; what: a sentence; fix: what to do, "" if nothing."""
 
     check: str
     status: Literal["ok", "warn", "fail"]

@@ -31,7 +31,7 @@ _LISTEN = "0A"
 
 
 def packages() -> Iterator[Finding]:
-    """The distribution, and ONNX Runtime: missing, or more than one."""
+    """Check the distribution, and that exactly one ONNX Runtime is installed."""
     version = installed_version()
     if version == "unknown":
         yield warn("packages", "oriel-serving is not installed, it runs from a folder", "'make setup' in the checkout")
@@ -50,7 +50,7 @@ def packages() -> Iterator[Finding]:
 
 
 def state() -> Iterator[Finding]:
-    """The folder for quotas and copies of policies."""
+    """Check the folder for quotas and copies of policies."""
     try:
         folder = state_folder()
         if os.access(folder, os.W_OK):
@@ -63,7 +63,7 @@ def state() -> Iterator[Finding]:
 
 
 def files() -> Iterator[Finding]:
-    """How many files, and thereby connections, a process may have."""
+    """Check how many files, and thereby connections, a process may have open."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES:
         yield warn("open files", f"a process may have {hard}", f"ulimit -Hn {ENOUGH_FILES} or more, or LimitNOFILE=")
@@ -72,7 +72,7 @@ def files() -> Iterator[Finding]:
 
 
 async def ports(host: str = LOOPBACK, default: dict[str, dict[str, int]] = PORTS) -> list[Finding]:
-    """Of each default port: free, held by an Oriel that is ready or not, or by somebody else."""
+    """Report for each default port: free, held by an Oriel that is ready or not, or by another program."""
     found = []
     for unit, labels in default.items():
         for label, port in labels.items():
@@ -103,7 +103,7 @@ async def _port(host: str, unit: str, label: str, port: int) -> Finding:
 
 
 def holder(port: int) -> tuple[int, str]:
-    """The process that listens on `port` and what it is called, (0, "") if that cannot be seen."""
+    """Return id and name of the process that listens on `port`; (0, "") if that cannot be seen."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -129,7 +129,7 @@ def _name(process: Path) -> str:
 
 
 def clock(others: dict[str, float], skew_s: float) -> Iterator[Finding]:
-    """others: who else has a clock -> how many seconds it is ahead of ours. skew_s: more of it is a fault."""
+    """Compare clocks. others: name -> seconds it is ahead of ours. skew_s: a larger difference is a fault."""
     far = {name: ahead for name, ahead in others.items() if abs(ahead) > skew_s}
     fix = "let it be set over the network (chrony, systemd-timesyncd): tokens are judged by it, 60 s are allowed"
     if time() < EARLIEST_S:
@@ -152,7 +152,7 @@ def _unsynchronised() -> bool:
 
 
 def certificates(chain: Path | None, key: Path | None) -> Iterator[Finding]:
-    """The gateway's pair: whether it goes together, and how long each certificate of the chain is valid."""
+    """Check that certificate and key fit together, and how long each certificate of the chain is valid."""
     if chain is None and key is None:
         return
     if chain is None or key is None:

@@ -1,4 +1,4 @@
-"""Checks of what an installation is made of: documents and keys, endpoints, Redis, model repositories, services."""
+"""Checks of the parts of an installation: documents and keys, endpoints, Redis, model repositories, services."""
 
 import asyncio
 import hashlib
@@ -30,7 +30,7 @@ OLDEST_REDIS = (6, 2)
 
 
 def documents(files: Mapping[str, bytes], where: str) -> tuple[list[Finding], Snapshot | None]:
-    """Whether a gateway would take them."""
+    """Check that a gateway would accept the policy documents."""
     try:
         snapshot = compile_documents(files)
     except BadDocument as bad:
@@ -79,7 +79,7 @@ def keys(snapshot: Snapshot, own: str) -> Iterator[Finding]:
 
 
 async def endpoints(snapshot: Snapshot) -> tuple[list[Finding], dict[str, float]]:
-    """Whether each endpoint answers, its models' health where the pool asks for it; how far their clocks are ahead."""
+    """Check that each endpoint answers, with its health if the pool has a probe; also how far clocks are ahead."""
     asked: dict[str, asyncio.Task[tuple[Finding, float | None]]] = {}
     found: list[Finding] = []
     async with asyncio.TaskGroup() as group:
@@ -139,7 +139,7 @@ async def _endpoint(pool: str, host: str, port: int, probe: str | None) -> tuple
 
 
 async def redis(url: str, authorities: Path | None) -> tuple[list[Finding], dict[str, float]]:
-    """The limiter that several gateways share."""
+    """Check the Redis of the shared limiter."""
     if url in ("", "embedded"):
         return [], {}
     parts = urlsplit(url)
@@ -171,7 +171,7 @@ async def redis(url: str, authorities: Path | None) -> tuple[list[Finding], dict
 
 
 async def repository(named: Path | str) -> list[Finding]:
-    """Whether a model repository can be listed, and whether its configurations can be read."""
+    """Check that a model repository can be listed and its configurations can be read."""
     try:
         async with asyncio.timeout(STORE_S):
             return await asyncio.to_thread(_models, named)
@@ -208,9 +208,9 @@ def _models(named: Path | str) -> list[Finding]:
 
 
 def services(folder: Path) -> Iterator[Finding]:
-    """The handlers of a folder and their settings, without importing what they are made of."""
+    """Check the handlers of a folder and their settings, without importing them."""
     from oriel_logic.dev.target import find
-    from oriel_logic.listing import read_listing
+    from oriel_logic.loading.listing import read_listing
 
     try:
         target = find(folder)
@@ -228,7 +228,7 @@ def services(folder: Path) -> Iterator[Finding]:
 
 
 def read(where: str) -> tuple[Mapping[str, bytes] | None, list[Finding]]:
-    """The policy documents of a folder or an object store."""
+    """Read the policy documents of a folder or an object store."""
     from oriel_cli.explain import read as read_documents
 
     try:

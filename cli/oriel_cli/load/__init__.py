@@ -1,7 +1,7 @@
 """`oriel load`: an open-loop generator.
 
-arrivals, histogram, tally, lag   pure: when requests come, what is counted, whether it may be quoted
-scenario, bodies                  what is asked for, as values and as bytes
+arrivals, histogram, tally, lag   pure: schedule of arrivals, counters, the rule for quoting a phase
+scenario, bodies                  the requests, as values and as bytes
 pacer, senders, generator         the loops: wake on time, send, gather
-report, plot, command             what is said at the end, and the command itself
+report, plot, command             the report, and the command itself
 """

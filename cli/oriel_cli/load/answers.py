@@ -1,4 +1,4 @@
-"""What an answer says in its body: why it is a refusal, or that it is none of the good ones its status promises. Pure.
+"""Reads bodies of answers: the reason of a refusal, or an error behind a good status. Pure.
 
 A stream of events (`text/event-stream`) has sent its 200 when it fails: it says so in an event of the name `error`, or
 whose data is an object with `error`, as the gateway and the inference server write it and as services in OpenAI's form
@@ -33,7 +33,7 @@ class Events:
         self._fault = ""
 
     def add(self, data: bytes) -> None:
-        """More of the body."""
+        """Take in more of the body."""
         if self._fault:
             return
         text = self._rest + data
@@ -50,7 +50,7 @@ class Events:
         self._rest = rest + held
 
     def fault(self) -> str:
-        """At its end: why it is no good answer; empty if it is one."""
+        """Return, at the end, why this is no good answer; empty if it is one."""
         if self._fault:
             return self._fault
         rest = _lines_ended(self._rest)
@@ -73,7 +73,7 @@ class Whole:
         self._size = 0
 
     def add(self, data: bytes) -> None:
-        """More of the body."""
+        """Take in more of the body."""
         self._size += len(data)
         if self._size <= MAX_JUDGED_BYTES:
             self._body += data
@@ -89,7 +89,7 @@ Body = Events | Whole
 
 
 def body_of(head: ResponseHead) -> Body | None:
-    """What judges the body of a good answer with this head; None: nothing that it says is an error."""
+    """Return the judge for the body of a good answer with this head; None if no such body can be an error."""
     if (head.get("content-encoding") or "identity").lower() != "identity":
         return None
     kind = (head.get("content-type") or "").partition(";")[0].strip().lower()
@@ -99,12 +99,12 @@ def body_of(head: ResponseHead) -> Body | None:
 
 
 def http_reason(body: bytes) -> str:
-    """The machine-readable reason in a refusal's body (`reason`, or `error.reason`); empty if there is none."""
+    """Return the machine-readable reason in a refusal's body (`reason`, or `error.reason`); empty if there is none."""
     return shown(_reason(_object(body)))
 
 
 def stream_fault(message: bytes) -> str:
-    """What one message of ModelStreamInfer says is wrong; empty for an answer of the model."""
+    """Return the error text of one message of ModelStreamInfer; empty for an answer of the model."""
     try:
         return shown(v2_pb2.ModelStreamInferResponse.FromString(message).error_message)
     except DecodeError:
@@ -112,7 +112,7 @@ def stream_fault(message: bytes) -> str:
 
 
 def shown(words: str) -> str:
-    """Words from outside, short and on one line."""
+    """Shorten a text from outside to one line."""
     return "".join(char for char in words[:MAX_REASON_CHARS] if char.isprintable())
 
 

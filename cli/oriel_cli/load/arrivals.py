@@ -1,4 +1,4 @@
-"""When requests come: seeded schedules of arrivals. Pure; the same seed gives the same schedule everywhere."""
+"""Seeded schedules of arrivals. Pure; the same seed gives the same schedule everywhere."""
 
 import heapq
 import math

@@ -29,7 +29,7 @@ _MODEL = pattern(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/infer)?/?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is sent over and over. path: HTTP target or gRPC method; fields: headers or metadata."""
+    """One request that is sent over and over. path: HTTP target or gRPC method; fields: headers or metadata."""
 
     host: str
     port: int

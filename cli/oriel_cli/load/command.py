@@ -1,4 +1,4 @@
-"""`oriel load`: offer a load on schedule, whatever the server does, and say what became of it."""
+"""`oriel load`: offers a load on schedule, whatever the server does, and reports the results."""
 
 import argparse
 import asyncio
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--key-env", metavar="NAME", help="environment variable that holds the key")
     one.add_argument("--tier", help="a label for the report")
     one.add_argument("--target-ms", type=float, help="an answer is in time within this, from its scheduled arrival")
-    one.add_argument("--deadline-ms", type=float, help="said to the server with each request")
+    one.add_argument("--deadline-ms", type=float, help="sent to the server with each request")
     one.add_argument("--timeout", dest="timeout_s", type=float, metavar="S", help="give a request up after this (10)")
     both = parser.add_argument_group("always")
     both.add_argument("--seed", type=int, help="of the arrivals (1)")
@@ -105,7 +105,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         given["headers"] = dict([_header(line) for line in args.header])
     if args.scenario is not None:
         if given:
-            raise CommandFailed(f"with a scenario file, {', '.join(sorted(given))} are said in the file")
+            raise CommandFailed(f"a scenario file was given: put {', '.join(sorted(given))} in the file instead")
         scenario = read(args.scenario)
         found = {**msgspec.structs.asdict(scenario), **always}
         return _converted(found)
@@ -135,7 +135,7 @@ def _header(line: str) -> tuple[str, str]:
 
 
 async def offer(scenario: Scenario, *, quiet: bool = True) -> Record:
-    """Run `scenario` and give what it brought; SIGINT ends it early. Cancelled: nothing is left behind."""
+    """Run `scenario` and return its results; SIGINT ends it early. Cancelled: nothing is left behind."""
     prepared = [await prepare(stream) for stream in scenario.stream]
     senders = _senders(scenario, prepared)
     generator = Generator(scenario, senders)

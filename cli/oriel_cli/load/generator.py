@@ -4,7 +4,7 @@ One pacer wakes the pump at the next arrival; the pump sends what is due (at mos
 read in between) and arms the pacer again. Latency counts from the scheduled moment. Two things keep it bounded: at most
 `max_in_flight` requests are under way, and an arrival more than TOO_LATE_S behind its schedule is not sent any more.
 Both are counted as the generator's own fault and keep the phase from being quoted. A phase begins at its time whatever
-became of the one before; a request belongs to the phase in which it was scheduled.
+happened to the one before; a request belongs to the phase in which it was scheduled.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ Arrivals = Iterator[tuple[float, int]]
 
 @dataclass(slots=True)
 class Record:
-    """What a run brought. tallies: [phase][stream]; timelines: by tier; ran_s: seconds until sending ended."""
+    """The result of a run. tallies: [phase][stream]; timelines: by tier; ran_s: seconds until sending ended."""
 
     tallies: list[list[Tally]]
     timelines: dict[str, Timeline]
@@ -46,7 +46,7 @@ class Record:
 
 
 def offered(scenario: Scenario) -> list[Callable[[], Arrivals]]:
-    """Each phase's arrivals: offset from the phase's start and index of the stream. Traces are read here."""
+    """Return each phase's arrivals: offset from the phase's start and index of the stream. Traces are read here."""
     phases: list[Callable[[], Arrivals]] = []
     for number, phase in enumerate(scenario.phase):
         traced = phase.arrivals == "trace"
@@ -234,7 +234,7 @@ class Generator:
             self._all_ended.set_result(None)
 
     def _sweep(self) -> None:
-        """Give up what takes too long; in every lane the oldest is in front."""
+        """Give up requests that take too long; in every lane the oldest is in front."""
         now = monotonic()
         for lane in self._lanes:
             self._give_up(lane, now - lane.stream.gives_up_s, "timed out")

@@ -31,7 +31,7 @@ class Histogram:
             self.max_s = duration_s
 
     def merge(self, other: "Histogram") -> None:
-        """Count everything `other` counted as well."""
+        """Add the counts of `other`."""
         for index, count in other._buckets.items():
             self._buckets[index] = self._buckets.get(index, 0) + count
         self.count += other.count

@@ -1,4 +1,4 @@
-"""Whether a phase may be quoted: only if the generator itself kept to the schedule. Pure."""
+"""Decides whether a phase may be quoted: only if the generator itself kept to the schedule. Pure."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class LagRule:
     max_busy: float = 0.95
 
     def objection(self, lag: Histogram, unsent: int, busy: float) -> str | None:
-        """Why a phase is not quoted; None when it is.
+        """Return why a phase is not quoted; None if it is.
 
         It is quoted if every arrival was sent, 99 % within max_lag_ms, and the generator was not short of processor.
         Arrivals also sample how long an answer waits to be read by the same loop, so a phase that passes has read its
@@ -36,5 +36,5 @@ class LagRule:
         return None
 
     def allows_p999(self, lag: Histogram) -> bool:
-        """Whether also the 99.9th percentile of latency is the server's and not the generator's."""
+        """Tell whether the 99.9th percentile of latency is the server's and not the generator's."""
         return lag.percentile_s(0.999) * 1e3 <= self.max_lag_ms

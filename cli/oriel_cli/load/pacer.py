@@ -1,4 +1,4 @@
-"""Waking at a moment exactly: event loops round their timers to milliseconds, the kernel's timerfd does not."""
+"""Wakes at an exact moment: event loops round their timers to milliseconds, the kernel's timerfd does not."""
 
 import asyncio
 import contextlib

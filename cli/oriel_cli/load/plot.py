@@ -1,4 +1,4 @@
-"""The page a load leaves behind: one HTML file that holds everything it shows. Pure: the document in, text out."""
+"""Writes the page of a load: one HTML file that holds everything it shows. Pure: the document in, text out."""
 
 from collections.abc import Mapping
 from html import escape
@@ -8,7 +8,7 @@ from oriel_cli.load.chart import Line, Span, chart
 
 __all__ = ["as_html"]
 
-# Told apart also by people who see fewer colours; tiers beyond take them again.
+# Distinct for people who see fewer colours, too; further tiers start over.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #6b7280; --grid: #e3e6ea; --page: #fff;

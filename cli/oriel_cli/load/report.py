@@ -1,4 +1,4 @@
-"""What a load says at the end: one document for machines, from which the text and the plot are made. Pure."""
+"""Reports a load: one document for machines, from which the text and the plot are made. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

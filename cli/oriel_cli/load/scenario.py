@@ -1,4 +1,4 @@
-"""What a load is asked to do: a TOML file, or flags turned into the same values."""
+"""Describes a load: a TOML file, or flags turned into the same values."""
 
 import os
 import tomllib
@@ -39,7 +39,7 @@ class Stream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content_type: str = ""
     encoding: Encoding = "raw"  # json, binary: the body is a v2 JSON request and travels so
     target_ms: Positive | None = None
-    deadline_ms: Positive | None = None  # said to the server
+    deadline_ms: Positive | None = None  # sent to the server
     timeout_s: Seconds | None = None  # when this side gives up
     weight: Positive = 1.0  # share of a phase's `rate`
 

@@ -95,7 +95,7 @@ class _HttpAnswer:
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         self._head = head
-        # Most answers are here at once, as long as they said and without the word: there is nothing to look for.
+        # Most answers are complete at once and do not contain "error": nothing to examine.
         at_once = complete and head.content_length is not None and b"error" not in data
         if 200 <= head.status < 300 and not at_once:
             self._body = body_of(head)
@@ -189,7 +189,7 @@ class GrpcSender:
                 fault = fault or stream_fault(message)
         except self._error as error:
             outcome = _grpc_refusal(error)
-            # What has begun is refused no more.
+            # A stream that has begun cannot be refused any more.
             ticket.ended(ticket, Outcome("failed", outcome.reason) if begun else outcome)
         else:
             ticket.ended(ticket, Outcome("failed", f"OK {fault}") if fault else GOOD)
@@ -200,7 +200,7 @@ def _grpc_refusal(error: Any) -> Outcome:
     reason = trailers.get("x-oriel-reason", "")
     name = f"{error.code().name} {shown(reason) if isinstance(reason, str) else ''}".strip()
     wait = trailers.get("retry-after")
-    # What the client library says by itself when nobody answers has no trailers.
+    # An error of the client library itself, when no server answers, has no trailers.
     if not trailers and name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
         return Outcome("failed", name)
     return Outcome("refused", name, _seconds(wait) if isinstance(wait, str) else None)

@@ -27,7 +27,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class RetryAfter:
-    """How long refused requests were told to stay away; seconds."""
+    """Span of `Retry-After` of refused requests, in seconds."""
 
     count: int = 0
     least_s: float = 0.0

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` with all-MiniLM-L6-v2: 384 dimensions, 256 tokens (`make demo-embeddings`)."""
+"""`/v1/embeddings` with all-MiniLM-L6-v2: 384 dimensions, 256 tokens (`make run DEMO=embeddings`)."""
 
 from importlib.resources import files
 

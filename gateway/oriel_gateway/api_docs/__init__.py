@@ -1,5 +1,5 @@
-"""What the public port says of itself: `/`, `/docs`, `/openapi.json` and `/v1/services`.
+"""The public port's own pages: `/`, `/docs`, `/openapi.json` and `/v1/services`.
 
-`published` asks the pools what they serve, beside the calls; `reading` takes from their answers what may be passed on;
-`document` describes it for one tenant; `pages` answers requests from what is remembered of both.
+`published` fetches the descriptions of pools beside the calls; `reading` selects the parts that may be passed on;
+`document` joins them for one tenant; `pages` answers requests and caches both.
 """

@@ -1,6 +1,6 @@
-"""The gateway's OpenAPI 3.1 document: what every gateway has, and the services and models one tenant may use. Pure.
+"""Build the gateway's OpenAPI 3.1 document: what every gateway has, and a tenant's services and models. Pure.
 
-Without a tenant the document is the same for every gateway: it tells nobody what is served.
+Without a tenant the document is the same for every gateway: it does not show what is served.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,20 +10,18 @@ from typing import Any
 
 import msgspec
 
-from oriel_gateway.answers import STATUS
 from oriel_gateway.api_docs.published import PoolFacts
 from oriel_gateway.api_docs.reading import MAX_NAMES, ModelFacts, ServiceFacts, Tensor
-from oriel_gateway.targets import OPENAI_SERVICES
+from oriel_gateway.http_status import STATUS
+from oriel_gateway.routing.targets import OPENAI_SERVICES
 from oriel_policies.documents import Tenant
 from oriel_policies.documents.promises import fits
 from oriel_policies.routing import RouteTable
 from oriel_wire.engine.api_page import DOCS, ERROR, OPENAI, OPENAPI, openai_operation
 
-__all__ = ["SERVICES", "Listed", "common_document", "document", "listed"]
-
 SERVICES = "/v1/services"
-MAX_EXAMPLE = 1024  # elements of one tensor of an example
-MAX_LISTED = 512  # services, and models, of one document
+MAX_EXAMPLE = 1024  # the most elements of one tensor of an example
+MAX_LISTED = 512  # the most services, and the most models, of one document
 _JSON = "application/json"
 _TITLE = "Oriel gateway"
 _STRANGERS = (
@@ -132,7 +130,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def listed(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> list[Listed]:
-    """The services that this tenant may use."""
+    """Return the services that this tenant may use."""
     rows = [
         Listed(name=name, path=f"{SERVICES}/{name}", description=facts.summary if facts is not None else "")
         for name, facts in _services(tenant, routes, pools).items()
@@ -141,7 +139,7 @@ def listed(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -
 
 
 def common_document() -> bytes:
-    """What every gateway has, for a caller without a key."""
+    """Build the document of what every gateway has, for a caller without a key."""
     paths = {**_own_paths(), **_service_template(), **_model_templates()}
     for path in OPENAI:
         paths |= _openai_path(path, ())
@@ -150,7 +148,7 @@ def common_document() -> bytes:
 
 
 def document(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> bytes:
-    """The services and models that this tenant may use, and what every gateway has."""
+    """Build the document of the services and models that this tenant may use, and of what every gateway has."""
     paths: dict[str, Any] = {}
     components: dict[str, Any] = {}
     for name, facts in _services(tenant, routes, pools).items():
@@ -215,7 +213,7 @@ def _json(schema: Mapping[str, Any] | None = None, description: str = "the answe
     return {"description": description, "content": {_JSON: {"schema": schema or {}}}}
 
 
-# What every gateway has -------------------------------------------------------------------------------------------
+# What every gateway has -------------------------------------------------------------------------------------
 
 
 def _own_paths() -> dict[str, Any]:
@@ -249,7 +247,7 @@ def _service_template() -> dict[str, Any]:
 
 
 def _model_templates() -> dict[str, Any]:
-    """The v2 protocol of any model."""
+    """Return the paths of the v2 protocol for any model."""
     found: dict[str, Any] = {"/v2": {"get": _of_model("What the servers of the models are", None)}}
     for base, parameters in (
         ("/v2/models/{model}", [_MODEL]),
@@ -286,11 +284,13 @@ def _of_model(summary: str, takes: Mapping[str, Any] | None) -> dict[str, Any]:
     return made
 
 
-# What a tenant may use --------------------------------------------------------------------------------------------
+# What a tenant may use --------------------------------------------------------------------------------------
 
 
 def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, ServiceFacts | None]:
-    """By name, at most MAX_LISTED; None for one that a route names and its pool does not describe."""
+    """Return the services by name, at most MAX_LISTED; None for one that a route names and its pool does not
+    describe.
+    """
     found: dict[str, ServiceFacts | None] = {}
     may_use = _allowed(tenant.services)
     for pool, facts in pools.items():
@@ -307,7 +307,7 @@ def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]
 
 
 def _models(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, ModelFacts | None]:
-    """By name, at most MAX_LISTED; None for one whose inputs are not known."""
+    """Return the models by name, at most MAX_LISTED; None for one whose inputs are not known."""
     found: dict[str, ModelFacts | None] = {}
     may_use = _allowed(tenant.models)
     for pool, facts in pools.items():
@@ -320,7 +320,7 @@ def _models(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) 
 
 
 def _allowed(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a pattern fits a name; many names are judged by patterns of which most have no `*`."""
+    """Return a test of names against patterns. Most patterns have no `*`, and many names are tested."""
     exact, wild = frozenset(patterns), [each for each in patterns if "*" in each]
     return lambda name: name in exact or any(fits(each, name) for each in wild)
 
@@ -353,7 +353,9 @@ def _openai_models() -> dict[str, Any]:
 
 
 def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, Sequence[str]]:
-    """Paths of the OpenAI API with the models this tenant may use there; none where the pool does not name them."""
+    """Return the paths of the OpenAI API with the models that this tenant may use there, as far as its pool names
+    them.
+    """
     found: dict[str, Sequence[str]] = {}
     for path, (name, _, _) in OPENAI.items():
         routed = routes.for_service(name) if tenant.may_use_service(name) else ()
@@ -385,7 +387,7 @@ def _shown(tensors: Sequence[Tensor]) -> str:
 
 
 def _example(tensor: Tensor) -> dict[str, Any] | None:
-    """One element along every axis of any size; None if it would be too long."""
+    """Build an example with one element along every axis of any size; None if it would be too long."""
     shape = [size if size > 0 else 1 for size in tensor.shape]
     elements = prod(shape)
     if elements > MAX_EXAMPLE:

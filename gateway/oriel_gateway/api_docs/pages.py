@@ -1,4 +1,6 @@
-"""Answers to requests for the gateway's own pages, made once for each tenant and kept until something changes."""
+"""Answer requests for the gateway's own pages, which are built once for each tenant and kept until something
+changes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +15,9 @@ from oriel_policies.documents import Snapshot, Tenant
 from oriel_policies.routing import RouteTable
 from oriel_wire.engine.api_page import DOCS, HTML, OPENAPI, SAFE, page, policy
 
-__all__ = ["KEYED", "PATHS", "ApiDocs", "Page"]
-
 ROOT: Final = "/"
 PATHS = frozenset({ROOT, DOCS, OPENAPI, SERVICES})
-KEYED = frozenset({OPENAPI, SERVICES})  # what they say depends on the key
+KEYED = frozenset({OPENAPI, SERVICES})  # pages that depend on the key
 MAX_KEPT_BYTES = 8 << 20
 JSON = "application/json"
 START = Path(__file__).with_name("start.html")
@@ -46,7 +46,7 @@ class Page:
 
 
 class ApiDocs:
-    """published: what the pools say. Single writer: the loop."""
+    """The pages of one gateway. published: what the pools reported. Single writer: the loop."""
 
     def __init__(self) -> None:
         self.published = Published()
@@ -57,7 +57,9 @@ class ApiDocs:
         self._start: tuple[Page, Page] | None = None
 
     def page(self, path: str, accept: str, tenant: Tenant | None, snapshot: Snapshot, routes: RouteTable) -> Page:
-        """What is at one of `PATHS`. tenant: None for a caller without a key, which `SERVICES` does not take."""
+        """Return the page at one of `PATHS`. tenant: None for a caller without a key, which `SERVICES` does not
+        accept.
+        """
         if path == ROOT:
             return self._started()["text/html" not in accept]
         if path == DOCS:
@@ -84,7 +86,7 @@ class ApiDocs:
         return found
 
     def _started(self) -> tuple[Page, Page]:
-        """The page at `/` for people and for programs."""
+        """Build the page at `/` for people and for programs."""
         if self._start is None:
             text = START.read_bytes()
             headers = (*SAFE, ("vary", "accept"))

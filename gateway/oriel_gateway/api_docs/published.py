@@ -1,8 +1,8 @@
-"""Asks the pools, beside the calls, what they serve: services by their OpenAPI document, models by the v2 protocol.
+"""Ask the pools, beside the calls, what they serve: services by OpenAPI document, models by the v2 protocol.
 
 Of each pool that a route names for services or models up to `MAX_ENDPOINTS` usable endpoints are asked, one after the
-other on connections of their own, every `EVERY_S` seconds (sooner while a pool has never answered). Answers are bounded
-in bytes, time and count. A pool that does not answer keeps its last description.
+other on separate connections, every `EVERY_S` seconds (sooner while a pool has never answered). Answers are bounded in
+bytes, time and count. A pool that does not answer keeps its last description.
 """
 
 import asyncio
@@ -24,14 +24,12 @@ from oriel_gateway.api_docs.reading import (
     read_model,
     read_services,
 )
-from oriel_gateway.discovery import Address
-from oriel_gateway.pools import PoolGate
+from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Route, Snapshot
 from oriel_wire.engine.api_page import OPENAPI
 from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.discovery import Address
 from oriel_wire.errors import UpstreamError
-
-__all__ = ["EVERY_S", "MAX_ENDPOINTS", "MAX_METADATA", "MAX_POOLS", "PoolFacts", "Published"]
 
 _log = logging.getLogger(__name__)
 EVERY_S = 10.0
@@ -41,17 +39,19 @@ MAX_MISSES = 60
 ANSWER_S = 2.0
 MAX_POOLS = 32
 MAX_ENDPOINTS = 4
-MAX_METADATA = 32  # new models of an endpoint whose metadata is asked for in one turn
-AGAIN = 4  # models that are asked for again
+MAX_METADATA = 32  # the most new models of an endpoint whose metadata is read in one turn
+AGAIN = 4  # the models whose metadata is read again in one turn
 _INDEX, _READY = "/v2/repository/index", b'{"ready":true}'
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolFacts:
-    """What one pool reported. services, models: None as long as it reported none; a model known only by name is None.
+    """What one pool reported.
 
+    services, models: None until it has reported some; a model of which only the name is known is None.
     openai: models by path of the OpenAI API.
-    versions: of the models whose facts are known, when they were asked for. misses: turns in a row without an answer.
+    versions: when the facts of each known model were read.
+    misses: turns in a row without an answer.
     """
 
     services: Mapping[str, ServiceFacts] | None = None
@@ -63,34 +63,38 @@ class PoolFacts:
 
 
 class Gates(Protocol):
-    """What is needed here of the gateway."""
+    """The part of a gateway that is needed here."""
 
     snapshot: Snapshot
     pools: dict[str, PoolGate]
 
 
 class Published:
-    """pools: by name, what they reported. changes: counts up whenever that changes. Single writer: the loop."""
+    """The reports of all pools. Single writer: the loop.
+
+    pools: the reports by name of the pool.
+    changes: a counter of their changes.
+    """
 
     def __init__(self) -> None:
         self.pools: dict[str, PoolFacts] = {}
         self.changes = 0
         self._of: Snapshot | None = None
         self._wanted: dict[str, tuple[bool, frozenset[str] | None]] = {}  # of the routes of that snapshot
-        self._documents: dict[Address, tuple[bytes, Description]] = {}  # as they were last read
+        self._documents: dict[Address, tuple[bytes, Description]] = {}  # the documents that were read last
 
     async def run(self, gates: Gates) -> None:
-        """Ask whoever is due until cancelled."""
+        """Ask the pools that are due until cancelled."""
         while True:
             try:
                 await self.ask(gates)
             except Exception:
-                # The edge of a task that must live: descriptions may never end the gateway.
+                # This is the edge of a task that must live: descriptions may never end the gateway.
                 _log.exception("the descriptions of the pools cannot be read")
             await asyncio.sleep(SOONEST_S)
 
     async def ask(self, gates: Gates) -> None:
-        """One turn: ask every pool that is due."""
+        """Ask every pool that is due, once."""
         if self._of is not gates.snapshot:
             self._of, self._wanted = gates.snapshot, _wanted(gates.snapshot.routes)
             self.pools = {name: facts for name, facts in self.pools.items() if name in self._wanted}
@@ -105,7 +109,10 @@ class Published:
             facts.due_s = monotonic() + wait_s * uniform(0.9, 1.1)
 
     async def _ask(self, gate: PoolGate, facts: PoolFacts, services: bool, models: frozenset[str] | None) -> bool:
-        """Whether anybody answered. models: those that routes name, asked for where there is no index; None: none."""
+        """Ask one pool. Returns whether a server answered.
+
+        models: those that routes name, which are asked for where there is no index; None for none.
+        """
         found: dict[str, ServiceFacts] = {}
         openai: dict[str, tuple[str, ...]] = {}
         known: dict[str, ModelFacts | None] = {}
@@ -136,7 +143,7 @@ class Published:
         return described or indexed
 
     async def _services(self, client: HttpClient, address: Address) -> Description | None:
-        """None if this server describes none. Raises UpstreamError."""
+        """Return the described services; None if this server describes none. Raises UpstreamError."""
         answer = await client.request("GET", OPENAPI, (), deadline=monotonic() + ANSWER_S)
         if answer.status != 200:
             return None
@@ -155,7 +162,7 @@ class Published:
     async def _models(
         self, client: HttpClient, facts: PoolFacts, named: frozenset[str]
     ) -> Mapping[str, ModelFacts | None] | None:
-        """None if this server does not speak of models. Raises UpstreamError."""
+        """Return the models; None if this server does not speak the v2 protocol. Raises UpstreamError."""
         body = [("content-type", "application/json")]
         answer = await client.request("POST", _INDEX, body, _READY, deadline=monotonic() + ANSWER_S)
         listed: Mapping[str, tuple[str, ...]] = dict.fromkeys(sorted(named), ())
@@ -168,7 +175,7 @@ class Published:
             return None
         known: dict[str, ModelFacts | None] = {name: (facts.models or {}).get(name) for name in listed}
         changed = [name for name, versions in listed.items() if facts.versions.get(name) != versions]
-        # What is known longest is asked for again: a model may be loaded anew in the same version.
+        # The oldest facts are read again: a model may be loaded anew in the same version.
         oldest = [name for name in facts.versions if name in known and name not in changed]
         for name in changed[:MAX_METADATA] + oldest[:AGAIN]:
             metadata = await client.request("GET", f"/v2/models/{name}", (), deadline=monotonic() + ANSWER_S)
@@ -185,7 +192,7 @@ class Published:
 
 
 def _wanted(routes: Iterable[Route]) -> dict[str, tuple[bool, frozenset[str] | None]]:
-    """Of the first pools that routes name: whether they may have services, and models, with those that are named."""
+    """Return, of the first pools that routes name, whether they may have services, and models with their names."""
     services: dict[str, None] = {}
     models: dict[str, set[str]] = {}
     for route in routes:

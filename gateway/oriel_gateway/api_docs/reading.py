@@ -1,4 +1,4 @@
-"""What a pool says of itself, as far as it may be passed on: named parts only, each checked and bounded. Pure.
+"""Read what a pool reports of itself, as far as it may be passed on: known parts only, checked and bounded. Pure.
 
 A description comes from a server behind the gateway and goes to clients that hold keys. So an operation keeps its text,
 its inputs and its answer, and nothing that could send a key elsewhere (`servers`, `security`, links, callbacks) or
@@ -14,21 +14,8 @@ import msgspec
 
 from oriel_wire.engine.api_page import MODELS, OPENAI, SAMPLE
 
-__all__ = [
-    "MAX_ANSWER_BYTES",
-    "MAX_NAMES",
-    "MODEL_NAME",
-    "Description",
-    "ModelFacts",
-    "ServiceFacts",
-    "Tensor",
-    "read_index",
-    "read_model",
-    "read_services",
-]
-
 MAX_ANSWER_BYTES = 512 * 1024
-MAX_NAMES = 256  # of services, and of models, of one pool
+MAX_NAMES = 256  # the most services, and the most models, of one pool
 MAX_DEPTH = 32
 MAX_TENSORS = 64
 MAX_TEXT = 2000
@@ -42,7 +29,7 @@ _COMPONENT = re.compile(r"[A-Za-z0-9._-]{1,256}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """One service as its pool describes it. operation, components: JSON; the latter by name, `<service>.<name>`."""
+    """One service as its pool describes it. operation, components: JSON; components by name, `<service>.<name>`."""
 
     name: str
     summary: str
@@ -51,7 +38,7 @@ class ServiceFacts:
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """An input or output of a model; -1: any size."""
+    """An input or output of a model. A size of -1 is any size."""
 
     name: str
     datatype: str
@@ -84,13 +71,13 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def read_services(data: bytes) -> Description:
-    """The services of an OpenAPI document; what cannot be read as one is left out. Raises ValueError."""
+    """Return the services of an OpenAPI document, without those that cannot be read. Raises ValueError."""
     try:
         found = msgspec.json.decode(data)
         paths = dict(found["paths"])
         components = dict(found.get("components", {}).get("schemas", {}))
     except (msgspec.MsgspecError, RecursionError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError("it is no OpenAPI document") from error
+        raise ValueError("it is not an OpenAPI document") from error
     services: dict[str, ServiceFacts] = {}
     for path, item in paths.items():
         match = _SERVICE.match(path) if isinstance(path, str) else None
@@ -104,7 +91,7 @@ def read_services(data: bytes) -> Description:
 
 
 def _models(item: Any) -> tuple[str, ...]:
-    """The models that an operation of the OpenAI API says it takes."""
+    """Return the models that an operation of the OpenAI API accepts."""
     post = item.get("post") if isinstance(item, dict) else None
     names = post.get(MODELS) if isinstance(post, dict) else None
     given = names[:MAX_NAMES] if isinstance(names, list) else ()
@@ -112,7 +99,9 @@ def _models(item: Any) -> tuple[str, ...]:
 
 
 def _service(name: str, given: Mapping[str, Any], components: Mapping[str, Any]) -> ServiceFacts:
-    """Raises _NotDescribed; AttributeError, KeyError or TypeError where the document is of another shape."""
+    """Read a service. Raises _NotDescribed; or AttributeError, KeyError, TypeError if the document has another
+    shape.
+    """
     part = _Part(name, components)
     operation: dict[str, Any] = {"summary": _text(given.get("summary")) or name}
     if given.get("description"):
@@ -153,7 +142,7 @@ def _parameter(given: Mapping[str, Any], part: "_Part") -> dict[str, Any]:
 
 
 def _content(given: Mapping[str, Any], part: "_Part") -> dict[str, Any]:
-    """media type -> schema and sample."""
+    """Return media type -> schema and sample."""
     made: dict[str, Any] = {}
     for media, each in given.items():
         if _MEDIA.match(media) is None:
@@ -171,7 +160,7 @@ def _text(given: Any) -> str:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value itself. Raises _NotDescribed if it is nested too deeply."""
+    """Return the value itself. Raises _NotDescribed if it is nested too deeply."""
     if depth > MAX_DEPTH:
         raise _NotDescribed
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -180,16 +169,16 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 class _Part:
-    """Copies the schemas of one service; what they refer to is copied along under a name that begins with its name."""
+    """Copies the schemas of one service, and those they refer to under names that begin with the service's name."""
 
     def __init__(self, service: str, components: Mapping[str, Any]) -> None:
         self._service = service
         self._components = components
-        self._wanted: dict[str, str] = {}  # name there -> name here
+        self._wanted: dict[str, str] = {}  # name in the source -> name in the copy
         self._copied: dict[str, Any] = {}
 
     def copied(self) -> Mapping[str, Any]:
-        """The components that are referred to, and those that they refer to. Raises _NotDescribed."""
+        """Return the components that are referred to, and those that they refer to. Raises _NotDescribed."""
         while len(self._copied) < len(self._wanted):
             for there, here in list(self._wanted.items()):
                 if here not in self._copied:
@@ -197,7 +186,7 @@ class _Part:
         return self._copied
 
     def copy(self, schema: Any, depth: int = 0) -> Any:
-        """A schema with its references renamed; one that leads elsewhere becomes a schema of anything."""
+        """Return a schema with renamed references; one that leads elsewhere becomes a schema of anything."""
         if depth > MAX_DEPTH:
             raise _NotDescribed
         if isinstance(schema, list):
@@ -215,14 +204,14 @@ class _Part:
 
 
 def read_index(data: bytes) -> dict[str, tuple[str, ...]]:
-    """Of an answer to `/v2/repository/index`: the names of models that are ready, each with its versions.
+    """Return the names of ready models in an answer to `/v2/repository/index`, each with its versions.
 
     Raises ValueError.
     """
     try:
         rows = msgspec.json.decode(data, type=list[_Indexed])
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError("it is no index of a repository") from error
+        raise ValueError("it is not a repository index") from error
     found: dict[str, list[str]] = {}
     for row in rows:
         if row.state in ("READY", None) and MODEL_NAME.match(row.name):
@@ -231,7 +220,7 @@ def read_index(data: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def read_model(data: bytes, name: str) -> ModelFacts:
-    """Of an answer to `/v2/models/<name>`. Raises ValueError."""
+    """Read an answer to `/v2/models/<name>`. Raises ValueError."""
     try:
         found = msgspec.json.decode(data, type=ModelFacts)
     except (msgspec.MsgspecError, RecursionError) as error:

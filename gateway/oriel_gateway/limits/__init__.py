@@ -1,4 +1,4 @@
-"""What a tenant may send: the `Limiter` seam, its grants, the limiter of one process and that of several."""
+"""Limit what tenants may send: the `Limiter` protocol and its grants, for one process or for several gateways."""
 
 from oriel_gateway.limits.embedded import EmbeddedLimiter
 from oriel_gateway.limits.grants import Grant, Limiter, Waiter

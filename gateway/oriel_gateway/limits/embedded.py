@@ -1,4 +1,4 @@
-"""The limiter of one process: exact here, and its quotas survive a restart."""
+"""The limiter of one process: it is exact, and its quotas survive a restart."""
 
 from collections.abc import Callable
 from time import time
@@ -9,13 +9,15 @@ from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_policies.calendar import CalendarClock
 from oriel_policies.limits import Bound, Window
 
-__all__ = ["EmbeddedLimiter"]
-
 MAX_WINDOWS = 500_000
 
 
 class EmbeddedLimiter(MeteredLimiter):
-    """file: where quota counters are kept; None: in memory only. wall: epoch seconds."""
+    """Limits calls by meters in this process.
+
+    file: where quota counters are kept; None keeps them in memory only.
+    wall: the wall clock, in epoch seconds.
+    """
 
     def __init__(
         self,
@@ -27,7 +29,8 @@ class EmbeddedLimiter(MeteredLimiter):
         super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
         self._clock = CalendarClock(wall)
         self._file = file
-        self._windows: dict[tuple[str, str], Window] = {}  # of quotas whose meters were dropped, if no file keeps them
+        # windows of quotas whose meters were dropped, if no file keeps them
+        self._windows: dict[tuple[str, str], Window] = {}
 
     def _meter(self, tenant: str, bound: Bound) -> Meter:
         if bound.slots:
@@ -53,7 +56,7 @@ class EmbeddedLimiter(MeteredLimiter):
 
 
 def _forget(meter: QuotaMeter) -> None:
-    """Nothing is kept: there is nothing to save."""
+    """Mark the meter as saved: without a file there is nothing to save."""
     meter.saved = True
 
 

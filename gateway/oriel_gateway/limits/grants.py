@@ -1,66 +1,81 @@
-"""The `Limiter` seam, and what a call holds of its limits.
+"""The `Limiter` protocol, and the grant that a call holds of its limits.
 
-A limiter is asked once per call, when its target is known. What it answers is given back once, when the call is over.
-A limiter that counts together with others may not know at once: its grant is not `ready` yet, the call goes on
-collecting its body, and hears `granted` or `refuse` within a bounded time.
+A limiter is asked once per call, when the call's target is known. Its grant is settled once, when the call is over.
+A limiter that counts together with others may not know the answer at once: then its grant is not `ready` yet, the call
+goes on collecting its body, and `granted` or `refuse` is called within a bounded time.
 """
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from oriel_gateway.errors import Refused
+from oriel_gateway.limits.error_text import MAX_ITEMS, states
 from oriel_gateway.limits.meters import Meter
-from oriel_gateway.limits.words import MAX_ITEMS, states
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import Allowance, Tenant
 from oriel_policies.limits import Bound, Counts
 
-if TYPE_CHECKING:
-    from oriel_gateway.limits.metered import MeteredLimiter
-    from oriel_gateway.targets import Target
 
-__all__ = ["Grant", "Limiter", "Waiter"]
+class Limited(Protocol):
+    """What a limiter knows of a call's target; see `routing.targets.Target`."""
+
+    @property
+    def route(self) -> str: ...
+
+    @property
+    def allowances(self) -> Sequence[Allowance]: ...
+
+
+class CostLearner(Protocol):
+    """A limiter that learns what calls cost."""
+
+    def learn(self, route: str, tenant: str, cost_us: int) -> None:
+        """Note that a call of a tenant with a quota of computing cost this much."""
 
 
 class Waiter(Protocol):
-    """A call whose limiter has not answered yet. Called on the loop, once, unless it settled its grant before."""
+    """A call whose limiter has not answered yet. The loop calls one method once, unless the grant is settled."""
 
     def granted(self) -> None:
-        """Go on."""
+        """Go on: the call is within its limits."""
 
     def refuse(self, refused: Refused) -> None:
-        """The call is over its limits; settling the grant gives the rest back."""
+        """The call is over its limits. Settling the grant gives back what other meters counted."""
 
 
 class Limiter(Protocol):
     """Counts calls against the allowances of their tenants. Single writer: the loop."""
 
-    def take(self, tenant: Tenant, target: "Target", size_bytes: int, now: float) -> "Grant | None":
-        """Count a call at monotonic `now`; None: nothing to give back, now or later.
+    def acquire(self, tenant: Tenant, target: Limited, size_bytes: int, now: float) -> "Grant | None":
+        """Count a call at the monotonic time `now`. Returns None if there is nothing to settle.
 
-        size_bytes: of the body, as announced, 0 if it was not. Raises Refused RATE_LIMITED, CONCURRENCY_LIMITED or
-        QUOTA_EXCEEDED with the true wait; then nothing was counted by any allowance.
+        size_bytes: the announced size of the body; 0 if it was not announced.
+        Raises Refused RATE_LIMITED, CONCURRENCY_LIMITED or QUOTA_EXCEEDED with the true wait; then no allowance has
+        counted anything.
         """
 
-    def further(
-        self, tenant: Tenant, target: "Target", size_bytes: int, now: float, held: Container[Meter]
+    def acquire_further(
+        self, tenant: Tenant, target: Limited, size_bytes: int, now: float, held: Container[Meter]
     ) -> "Grant | float":
-        """Count a further message of a stream: one more request, of perhaps another model.
+        """Count a further message of a stream: one more request, perhaps of another model.
 
-        held: meters of which the stream has a slot. A number: nothing was counted, it would be within its rates after
-        so many seconds. A grant that is not ready: its waiter will hear. One that is ready goes to `StreamGrant.took`
-        and is not settled. Raises Refused CONCURRENCY_LIMITED or QUOTA_EXCEEDED.
+        held: the meters of which the stream has a slot.
+        Returns the seconds until the message would be within its rates, if nothing was counted; or a grant. The waiter
+        of a grant that is not ready is called later. A ready one goes to `StreamGrant.add_message` and is not settled.
+        Raises Refused CONCURRENCY_LIMITED or QUOTA_EXCEEDED.
         """
 
     async def close(self) -> None:
-        """Save or give back what is held. Bounded in time."""
+        """Save or give back what is held, within a bounded time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What calls with the same bounds are told of them, and what becomes of them later. policies: as headers say it.
+    """The facts that all calls with the same bounds share.
 
-    bytes: what goes through is counted. settles: the end of a call changes what was counted when it began.
+    policies: the value of the `RateLimit-Policy` header.
+    bytes: whether the bytes that pass are counted.
+    settles: whether the end of a call changes what was counted when it began.
     """
 
     policies: str
@@ -69,7 +84,7 @@ class Terms:
 
     @classmethod
     def of(cls, bounds: Sequence[Bound]) -> "Terms":
-        """Those of one allowance."""
+        """Return the terms of one allowance."""
         return cls(
             ", ".join([bound.policy for bound in bounds[:MAX_ITEMS]]),
             bytes=any(bound.counts is Counts.BYTES for bound in bounds),
@@ -78,7 +93,7 @@ class Terms:
 
 
 class Grant:
-    """What one call took of the meters that count it. The call moves bytes on it and settles it, once."""
+    """The units that one call acquired from its meters. The call moves bytes on it and settles it, once."""
 
     __slots__ = (
         "_amounts",
@@ -95,7 +110,7 @@ class Grant:
 
     def __init__(
         self,
-        limiter: "MeteredLimiter",
+        limiter: CostLearner,
         meters: Sequence[Meter],
         amounts: tuple[int, int, int],
         terms: Terms,
@@ -116,15 +131,15 @@ class Grant:
 
     @property
     def meters(self) -> Sequence[Meter]:
-        """Those that took something, until it is settled."""
+        """The meters that counted the call, until the grant is settled."""
         return self._meters
 
     def units(self, meter: Meter) -> int:
-        """What this one took."""
+        """Return the units that this meter counted."""
         return self._amounts[meter.bound.counts]
 
     def move(self, size_bytes: int, now: float) -> None:
-        """Bytes beyond those announced went through: of an answer, of a body without a length."""
+        """Count bytes beyond the announced ones: of an answer, or of a body without a length."""
         if self._terms.bytes:
             for meter in self._meters:
                 if meter.bound.counts is Counts.BYTES:
@@ -141,37 +156,40 @@ class Grant:
     def settle(
         self, cost_us: int, executed: bool, now: float, due: Mapping[Meter, int] | None = None, messages: int = 1
     ) -> None:
-        """The call is over. cost_us: its charge; executed: false if it was refused before any server got it. Of a
-        stream: what each meter of computing has not counted of that, and the messages to learn from.
+        """Settle the grant of a call that is over. A grant that is not ready is given up: what its ledger grants goes
+        back.
 
-        A grant that is not ready yet is given up: what its ledger still grants goes back.
+        cost_us: what the call is charged.
+        executed: false if the call was refused before any server got it.
+        due: of a stream, the computing of each meter that is not counted yet.
+        messages: of a stream, the number of messages to learn the cost from.
         """
         if not self.ready:
             self.undo(now)
             return
         meters, self._meters = self._meters, ()
         self.over = True
-        self.waiter = None  # it holds this grant: what is over leaves no ring behind
+        self.waiter = None  # the waiter holds this grant: without this they would form a reference cycle
         if not self._terms.settles:
             return
         for meter in meters:
             bound = meter.bound
             if bound.slots:
-                meter.leave(now - self._since, now)
+                meter.release_slot(now - self._since, now)
             elif bound.period is not None:
                 if bound.counts is Counts.COMPUTE_US:
                     units = (due[meter] if due else cost_us) if executed else 0
                     units -= self._amounts[Counts.COMPUTE_US]
                 else:
                     units = 0 if executed else -1
-                # What was reserved of a window that is over is gone with it: the next one does not owe it.
+                # A reservation in a window that is over is gone with the window: the next one is not charged for it.
                 if units > 0 or (units and meter.began(now) <= self._since):
                     meter.charge(units, now)
         if executed and messages and self._amounts[Counts.COMPUTE_US]:
             self._limiter.learn(self._route, self._tenant, cost_us // messages)
 
     def admit(self, meters: Sequence[Meter]) -> None:
-        """What had to be asked for is taken as well: the call may go on."""
+        """Add meters that had to ask their ledger, and let the call go on."""
         self._meters = [*self._meters, *meters]
         self.ready = True
         waiter, self.waiter = self.waiter, None
@@ -179,9 +197,9 @@ class Grant:
             waiter.granted()
 
     def headers(self, now: float) -> tuple[tuple[str, str], ...]:
-        """`RateLimit-Policy` and `RateLimit` for the answer."""
+        """Return the `RateLimit-Policy` and `RateLimit` headers for the answer."""
         return ("ratelimit-policy", self._terms.policies), ("ratelimit", states(self._meters, now))
 
     def lines(self, now: float) -> str:
-        """The same as lines of an HTTP head, each with its CRLF."""
+        """Return the same headers as lines of an HTTP head, each with its CRLF."""
         return f"ratelimit-policy: {self._terms.policies}\r\nratelimit: {states(self._meters, now)}\r\n"

@@ -1,32 +1,30 @@
-"""Meters on leases: units come from a ledger that other gateways share, and are handed out here.
+"""Meters on leases: they hand out units that come from a ledger which several gateways share.
 
-`balance` is what was granted and is not used yet; below zero it is what was used without having been granted, which
-the next ask reports. Where this gateway's share of a limit is at least `MANY` calls per `LEASE_S`, units are leased
-ahead by demand and no call waits; below that every call asks for what it needs. What lies idle for a lease goes back.
+`balance` is what was granted and is not used yet; below zero it is what was used without a grant, which the next ask
+reports. Where this gateway's share of a limit is at least `MANY` calls per `LEASE_S`, units are leased ahead by demand
+and no call waits; below that every call asks for what it needs. Units that are idle for a lease go back.
 
-While the ledger cannot be asked (`Courier.up`), a meter admits this gateway's share by itself. Rates do that on a GCRA
-of their own, which also runs along in good times, so that losing the ledger is not worth a burst.
+While the ledger cannot be asked (`LedgerClient.up`), a meter admits this gateway's share by itself. Rates use a GCRA of
+their own for that, which also runs while the ledger answers: losing the ledger must not allow another burst.
 """
 
-from oriel_gateway.limits.courier import TICK_S, Courier
+from oriel_gateway.limits.ledger_client import TICK_S, LedgerClient
 from oriel_gateway.limits.meters import ASK
 from oriel_policies.ledger import Answer, Ask
 from oriel_policies.limits import Bound, state_item
-
-__all__ = ["LEASE_S", "LeasedMeter"]
 
 LEASE_S = 0.25
 MANY = 50
 
 
 class LeasedMeter:
-    """What all kinds share. `Meter` for the limiter, `Reporting` for the courier."""
+    """What all kinds of leased meters share: a `Meter` for the limiter, a `Reporting` for the ledger client."""
 
     __slots__ = (
         "_asking",
         "_blocked_s",
         "_blocked_units",
-        "_courier",
+        "_ledger_client",
         "_demand",
         "_last_ask_s",
         "_left",
@@ -41,11 +39,11 @@ class LeasedMeter:
     )
     kind = ""
 
-    def __init__(self, bound: Bound, tenant: str, courier: Courier) -> None:
+    def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
         self.bound = bound
         self.tenant = tenant
         self.balance = 0
-        self._courier = courier
+        self._ledger_client = ledger_client
         self._asking = 0  # asks under way
         self._blocked_s = 0.0  # until then the ledger has nothing for calls of _blocked_units and more
         self._blocked_units = 0.0
@@ -53,28 +51,28 @@ class LeasedMeter:
         self._last_ask_s = 0.0
         self._used_s = 0.0
         self._ticked_s = 0.0
-        self._demand = 0  # units asked for since the last tick
-        self._rate = 0.0  # the same per second, smoothed
-        self._mean = 1.0  # units per call
+        self._demand = 0  # units that calls wanted since the last tick
+        self._rate = 0.0  # the smoothed demand per second
+        self._mean = 1.0  # the mean units per call
         self._left = float(bound.limit)
 
-    # For the limiter -------------------------------------------------------------------------------------------
+    # Methods for the limiter -----------------------------------------------------------------------------------
 
-    def take(self, units: int, now: float) -> float:
+    def acquire(self, units: int, now: float) -> float:
         self._demand += units
         self._mean += 0.1 * (units - self._mean)
         self._used_s = now
-        courier = self._courier
-        courier.active(self)
+        ledger_client = self._ledger_client
+        ledger_client.activate(self)
         if self.balance >= units and self._lasts(now):
             self.use(units, now)
             return 0.0
-        if not courier.up:
+        if not ledger_client.up:
             return self.alone(units, now)
         if now < self._blocked_s and units >= self._blocked_units:
             return self._wait(now)
         if now < self._next_ask_s and units <= self._mean * 2:
-            return self._next_ask_s - now  # the lease was not given in full a moment ago
+            return self._next_ask_s - now  # a moment ago the lease was not granted in full
         return ASK
 
     def wait(self, units: int, now: float) -> float:
@@ -85,10 +83,10 @@ class LeasedMeter:
 
     def charge(self, units: int, now: float) -> None:
         self.balance -= units
-        self._courier.active(self)
+        self._ledger_client.activate(self)
 
-    def leave(self, held_s: float, now: float) -> None:
-        raise AssertionError("only slots are left")
+    def release_slot(self, held_s: float, now: float) -> None:
+        raise AssertionError("only slots are released")
 
     def began(self, now: float) -> float:
         raise AssertionError("only quotas have windows")
@@ -100,36 +98,36 @@ class LeasedMeter:
         return state_item(self.bound, *self.left(now))
 
     def idle(self, now: float) -> bool:
-        """Whether forgetting this meter loses nothing."""
+        """Whether dropping this meter loses nothing."""
         return not self._asking and not self.balance and self._used_s < now - 2 * LEASE_S
 
-    # For asks --------------------------------------------------------------------------------------------------
+    # Methods for asks ------------------------------------------------------------------------------------------
 
     def use(self, units: int, now: float) -> None:
         """Hand out units of the balance."""
         self.balance -= units
 
     def alone(self, units: int, now: float) -> float:
-        """Admit by this gateway's share: 0.0 or the wait."""
+        """Admit units by this gateway's share alone. Returns 0.0, or the seconds to wait."""
         raise NotImplementedError
 
     def ask(self, need: int, now: float) -> Ask:
-        """The question that gets `need` units, with everything there is to report; `ended` has to hear what became."""
+        """Build the ask for `need` units with everything there is to report. Pass its outcome to `ask_finished`."""
         ask = self._ask(now)
         ask.need = need
         ask.want = need + self._wanted(now)
         if self.balance < 0 and self._may_report():
-            ask.owed -= self.balance
+            ask.debt -= self.balance
             self.balance = 0
         self._asking += 1
         self._last_ask_s = now
         return ask
 
-    def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
-        """Take in the answer; without one, what was reported may not have arrived and is reported again."""
+    def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
+        """Take in the answer to an ask. answer: None if it was lost; then what was reported is reported again."""
         self._asking -= 1
         if answer is None:
-            self.balance -= int(ask.owed)
+            self.balance -= int(ask.debt)
             return
         self.balance += int(answer.granted)
         self._left = answer.left
@@ -141,7 +139,7 @@ class LeasedMeter:
         self._learned(answer, now)
 
     def tick(self, now: float) -> Ask | None:
-        """Report, refill, give back; see `Courier`."""
+        """Return an ask that reports, refills or gives back; see `Reporting.tick`."""
         passed_s = min(1.0, max(1e-3, now - self._ticked_s))
         self._ticked_s = now
         self._rate += 0.5 * (self._demand / passed_s - self._rate)
@@ -158,7 +156,7 @@ class LeasedMeter:
             return self.ask(0, now)
         return None
 
-    def parting(self, now: float) -> Ask | None:
+    def final_ask(self, now: float) -> Ask | None:
         return (
             self._return(now) if self.balance > 0 else self.ask(0, now) if self.balance or self._reports(now) else None
         )
@@ -167,16 +165,16 @@ class LeasedMeter:
         return self.idle(now) and not self._reports(now)
 
     def refused_s(self, answer: Answer, now: float) -> float:
-        """Seconds until a call that the ledger refused would get what it needs."""
+        """Return the seconds until a call that the ledger refused would get what it needs."""
         return answer.wait_us * 1e-6
 
-    # What differs ----------------------------------------------------------------------------------------------
+    # Methods that differ between the kinds ---------------------------------------------------------------------
 
     def _ask(self, now: float) -> Ask:
         raise NotImplementedError
 
     def _wanted(self, now: float) -> int:
-        """Units to lease beyond what calls need now; 0 where every call asks."""
+        """Return the units to lease beyond what calls need now; 0 where every call asks."""
         if not self._leases():
             return 0
         return max(0, min(int(self._rate * LEASE_S), self._most()) - max(0, self.balance))
@@ -185,12 +183,12 @@ class LeasedMeter:
         return self._most() >= MANY * self._mean
 
     def _most(self) -> int:
-        """Units that may be leased at a time: this gateway's share of a lease period."""
+        """Return the most units that may be leased at a time: this gateway's share of a lease period."""
         raise NotImplementedError
 
     def _return(self, now: float) -> Ask:
         ask = self._ask(now)
-        ask.owed -= self.balance
+        ask.debt -= self.balance
         self.balance = 0
         self._asking += 1
         self._last_ask_s = now
@@ -200,7 +198,7 @@ class LeasedMeter:
         return True
 
     def _keeps_s(self) -> float:
-        """How long units lie idle until they go back."""
+        """Return the seconds after which idle units go back."""
         return LEASE_S
 
     def _may_report(self) -> bool:

@@ -1,29 +1,27 @@
-"""What is leased of a rate, of slots and of a calendar window, and what this gateway admits of each alone."""
+"""The leased meters of rates, slots and calendar windows, and what this gateway admits of each alone."""
 
 from time import time
 
-from oriel_gateway.limits.courier import Courier
 from oriel_gateway.limits.leased import LEASE_S, LeasedMeter
+from oriel_gateway.limits.ledger_client import LedgerClient
 from oriel_policies.calendar import CalendarClock
 from oriel_policies.documents import RateLimit
 from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 from oriel_policies.limits import Bound, Gcra
 
-__all__ = ["LeasedQuota", "LeasedRate", "LeasedSlots", "leased_meter"]
-
 RENEW_S = 1.0
-SLOT_WAIT_S = 0.02  # a ledger that had no free slot is not asked again before
-_QUOTA_PART = 8  # at most this part of what is left of a quota is leased at a time
+SLOT_WAIT_S = 0.02  # a ledger without a free slot is not asked again before this
+_QUOTA_PART = 8  # at most one in so many of the units left of a quota is leased at a time
 
 
 class LeasedRate(LeasedMeter):
-    """Requests or bytes a second. spent: handed out alone and not reported yet."""
+    """Requests or bytes per second. spent: units that were handed out alone and are not reported yet."""
 
     __slots__ = ("_local", "_shared", "_spent")
     kind = RATE
 
-    def __init__(self, bound: Bound, tenant: str, courier: Courier) -> None:
-        super().__init__(bound, tenant, courier)
+    def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
+        super().__init__(bound, tenant, ledger_client)
         self._local = Gcra()
         self._shared: tuple[RateLimit | None, float, RateLimit] | None = None
         self._spent = 0
@@ -32,7 +30,8 @@ class LeasedRate(LeasedMeter):
         self.balance -= units
         share = self._share()
         self._local.charge(share, now, units)
-        # Never further than empty: in good times one gateway may well use more than its share.
+        # The arrival never goes further than an empty bucket: one gateway may use more than its share while others do
+        # not.
         self._local.arrival = min(self._local.arrival, now + share.burst / share.requests_per_s)
 
     def charge(self, units: int, now: float) -> None:
@@ -42,8 +41,9 @@ class LeasedRate(LeasedMeter):
     def alone(self, units: int, now: float) -> float:
         wait_s = self._local.take(self._share(), now, units)
         if wait_s == 0.0:
-            if self._courier.up:
-                self.balance -= units  # the ledger is only late, perhaps because we are: it has to count in full
+            if self._ledger_client.up:
+                # the ledger is only late, perhaps because of this gateway: the units count in full
+                self.balance -= units
             else:
                 self._spent += units
         return wait_s
@@ -53,7 +53,7 @@ class LeasedRate(LeasedMeter):
         self._spent -= alone
         self.balance += units - alone
         self._local.charge(self._share(), now, -units)
-        self._courier.active(self)
+        self._ledger_client.activate(self)
 
     def idle(self, now: float) -> bool:
         return super().idle(now) and not self._spent and self._local.arrival <= now
@@ -61,17 +61,17 @@ class LeasedRate(LeasedMeter):
     def quiet(self, now: float) -> bool:
         return super().idle(now) and not self._spent
 
-    def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
-        super().ended(ask, answer, now)
+    def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
+        super().ask_finished(ask, answer, now)
         if answer is None:
             self._spent += int(ask.spent)
 
     def _ask(self, now: float) -> Ask:
         bound = self.bound
         assert bound.rate is not None
-        rest = self._courier.rest
+        rest = self._ledger_client.rest
         burst, rate = max(1.0, bound.limit * rest), bound.rate.requests_per_s * rest
-        if self._leases():  # what comes in between two asks must not run over
+        if self._leases():  # what arrives between two asks must not exceed the burst
             burst = max(burst, rate * LEASE_S)
         ask = Ask(key=bound.name, kind=RATE, limit=burst, step=1e6 / rate, spent=self._spent)
         self._spent = 0
@@ -79,13 +79,13 @@ class LeasedRate(LeasedMeter):
 
     def _most(self) -> int:
         assert self.bound.rate is not None
-        return int(self.bound.rate.requests_per_s * LEASE_S / self._courier.replicas)
+        return int(self.bound.rate.requests_per_s * LEASE_S / self._ledger_client.replicas)
 
     def _reports(self, now: float) -> bool:
         return self._spent > 0
 
     def _share(self) -> RateLimit:
-        rate, share = self.bound.rate, self._courier.share
+        rate, share = self.bound.rate, self._ledger_client.share
         known = self._shared
         if known is not None and known[0] is rate and known[1] == share:
             return known[2]
@@ -96,23 +96,23 @@ class LeasedRate(LeasedMeter):
 
 
 class LeasedSlots(LeasedMeter):
-    """Calls at once. What the ledger has for this gateway is `inflight + balance`, always."""
+    """Concurrent calls. The ledger's count for this gateway is always `inflight + balance`."""
 
     __slots__ = ("_hold_s", "_unsure", "inflight")
     kind = SLOTS
 
-    def __init__(self, bound: Bound, tenant: str, courier: Courier) -> None:
-        super().__init__(bound, tenant, courier)
+    def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
+        super().__init__(bound, tenant, ledger_client)
         self.inflight = 0
         self._hold_s = 0.0
-        self._unsure = False  # an answer was lost: nobody knows what the ledger did
+        self._unsure = False  # whether an answer was lost, so that the ledger's count is unknown
 
     def use(self, units: int, now: float) -> None:
         self.balance -= units
         self.inflight += units
 
     def alone(self, units: int, now: float) -> float:
-        if self.inflight >= max(1, int(self.bound.limit * self._courier.share)):
+        if self.inflight >= max(1, int(self.bound.limit * self._ledger_client.share)):
             return self._wait(now)
         self.use(units, now)
         return 0.0
@@ -120,14 +120,16 @@ class LeasedSlots(LeasedMeter):
     def undo(self, units: int, now: float) -> None:
         self.balance += units
         self.inflight -= units
-        self._courier.active(self)
+        self._ledger_client.activate(self)
 
-    def leave(self, held_s: float, now: float) -> None:
+    def release_slot(self, held_s: float, now: float) -> None:
         self.undo(1, now)
         self._hold_s += (0.1 if self._hold_s else 1.0) * (held_s - self._hold_s)
-        if self.balance > 0 and not self._asking and self._courier.up and not self._leases():
+        if self.balance > 0 and not self._asking and self._ledger_client.up and not self._leases():
             ask = self._return(now)
-            self._courier.send(self.tenant, [ask], lambda got: self.ended(ask, got[0] if got else None, now))
+            self._ledger_client.send(
+                self.tenant, [ask], lambda got: self.ask_finished(ask, got[0] if got else None, now)
+            )
 
     def idle(self, now: float) -> bool:
         return super().idle(now) and not self.inflight
@@ -136,14 +138,14 @@ class LeasedSlots(LeasedMeter):
         return Ask(
             key=self.bound.name,
             kind=SLOTS,
-            limit=max(1, int(self.bound.limit * self._courier.rest + 1e-6)),
+            limit=max(1, int(self.bound.limit * self._ledger_client.rest + 1e-6)),
             step=0.0,
             number=-1 if self._asking else 0,
             used=self.inflight + self.balance,
         )
 
     def _most(self) -> int:
-        return self.bound.limit // (4 * self._courier.replicas)
+        return self.bound.limit // (4 * self._ledger_client.replicas)
 
     def _reports(self, now: float) -> bool:
         return self._unsure or (self.inflight + self.balance > 0 and now >= self._last_ask_s + RENEW_S)
@@ -161,15 +163,15 @@ class LeasedSlots(LeasedMeter):
         return self._wait(now)
 
     def wait(self, units: int, now: float) -> float:
-        return 0.0  # never longer than what refuses
+        return 0.0  # never longer than the wait of a refusal
 
-    def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
+    def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
         limit = self.bound.limit
-        # An ask that was overtaken brings the ledger a count of before, and then it grants what is taken already. Past
-        # the limit nothing is taken here whatever it says, and it soon hears how many there are.
+        # An ask that was overtaken brings the ledger an old count, and the ledger grants what is taken already. Beyond
+        # the limit no grant is accepted, and the ledger soon gets the true count.
         if answer is not None and ask.need and self.inflight >= limit:
             answer.wait_us = max(answer.wait_us, 1.0)
-        super().ended(ask, answer, now)
+        super().ask_finished(ask, answer, now)
         self._unsure = answer is None or (self._unsure and ask.number < 0)
         if self.balance > 0 and self.inflight + self.balance > limit:
             self.balance = max(0, limit - self.inflight)
@@ -177,19 +179,19 @@ class LeasedSlots(LeasedMeter):
 
 
 class LeasedQuota(LeasedMeter):
-    """Requests or computing of a calendar window, which the ledger's clock decides on."""
+    """Requests or computing of a calendar window, whose bounds the ledger's clock decides."""
 
     __slots__ = ("_alone", "_born", "_clock", "_ends_s", "_number", "_seen")
     kind = WINDOW
 
-    def __init__(self, bound: Bound, tenant: str, courier: Courier, clock: CalendarClock) -> None:
-        super().__init__(bound, tenant, courier)
+    def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient, clock: CalendarClock) -> None:
+        super().__init__(bound, tenant, ledger_client)
         self._clock = clock
         self._ends_s: float | None = None  # monotonic end of the ledger's window
         self._number = -1
         self._born = 0
-        self._seen = 0.0  # used, when the ledger last said so
-        self._alone = 0  # admitted alone since then
+        self._seen = 0.0  # units used according to the ledger's latest answer
+        self._alone = 0  # units admitted alone since then
 
     def alone(self, units: int, now: float) -> float:
         bound = self.bound
@@ -197,7 +199,7 @@ class LeasedQuota(LeasedMeter):
         self._lasts(now)
         if self._ends_s is None:
             self._ends_s = now + self._clock.ends_in(bound.period, now)
-        most = max(1.0, (bound.limit - self._seen) * self._courier.share) if self._seen < bound.limit else 0.0
+        most = max(1.0, (bound.limit - self._seen) * self._ledger_client.share) if self._seen < bound.limit else 0.0
         if self._alone + min(units, most) > most or most <= 0.0:
             return max(1e-3, self._ends_s - now)
         self._alone += units
@@ -205,7 +207,7 @@ class LeasedQuota(LeasedMeter):
         return 0.0
 
     def _lasts(self, now: float) -> bool:
-        """Whether the window that the balance belongs to is still the present one; if not, all begins anew."""
+        """Whether the window of the balance is still the present one; if not, all counts begin anew."""
         if self._ends_s is None or now < self._ends_s:
             return True
         assert self.bound.period is not None
@@ -214,10 +216,10 @@ class LeasedQuota(LeasedMeter):
         return False
 
     def _may_report(self) -> bool:
-        return self._number >= 0  # until then it is not known which window the ledger is in
+        return self._number >= 0  # until then the ledger's window is unknown
 
     def idle(self, now: float) -> bool:
-        return super().idle(now) and (self._ends_s is None or self._courier.up)
+        return super().idle(now) and (self._ends_s is None or self._ledger_client.up)
 
     def quiet(self, now: float) -> bool:
         return super().idle(now)
@@ -245,7 +247,7 @@ class LeasedQuota(LeasedMeter):
         )
 
     def _most(self) -> int:
-        return int(max(0.0, self._left) / (_QUOTA_PART * self._courier.replicas))
+        return int(max(0.0, self._left) / (_QUOTA_PART * self._ledger_client.replicas))
 
     def _learned(self, answer: Answer, now: float) -> None:
         self._number, self._born, self._seen = answer.number, answer.born, answer.used
@@ -254,10 +256,12 @@ class LeasedQuota(LeasedMeter):
             self._alone = 0
 
 
-def leased_meter(bound: Bound, tenant: str, courier: Courier, clock: CalendarClock | None = None) -> LeasedMeter:
-    """The meter for a bound."""
+def leased_meter(
+    bound: Bound, tenant: str, ledger_client: LedgerClient, clock: CalendarClock | None = None
+) -> LeasedMeter:
+    """Build the meter for a bound."""
     if bound.slots:
-        return LeasedSlots(bound, tenant, courier)
+        return LeasedSlots(bound, tenant, ledger_client)
     if bound.period is None:
-        return LeasedRate(bound, tenant, courier)
-    return LeasedQuota(bound, tenant, courier, clock or CalendarClock(time))
+        return LeasedRate(bound, tenant, ledger_client)
+    return LeasedQuota(bound, tenant, ledger_client, clock or CalendarClock(time))

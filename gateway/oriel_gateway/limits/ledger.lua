@@ -1,6 +1,6 @@
 -- The lease protocol of oriel_policies/ledger.py, which explains it; keep the two alike. Redis 6.2 and later.
 -- KEYS: the records of one tenant (one hash slot). ARGV: holder, lifetime of slots in us, then per key
--- kind, limit, step, need, want, owed, spent, number, born, used. Answers seven texts per key, in its order.
+-- kind, limit, step, need, want, debt, spent, number, born, used. Answers seven texts per key, in its order.
 local FIELDS = 10
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -33,7 +33,7 @@ local asks, fits = {}, true
 for i, key in ipairs(KEYS) do
   local at = 2 + (i - 1) * FIELDS
   local ask = {key = key, kind = ARGV[at + 1]}
-  for j, name in ipairs({'limit', 'step', 'need', 'want', 'owed', 'spent', 'number', 'born', 'used'}) do
+  for j, name in ipairs({'limit', 'step', 'need', 'want', 'debt', 'spent', 'number', 'born', 'used'}) do
     ask[name] = tonumber(ARGV[at + 1 + j])
   end
   if ask.kind == 'rate' then
@@ -50,7 +50,7 @@ for i, key in ipairs(KEYS) do
     if ask.spent ~= 0 then
       arrival = math.min(arrival + ask.spent * ask.step, math.max(arrival, now + full))
     end
-    ask.arrival = math.max(arrival + ask.owed * ask.step, now)
+    ask.arrival = math.max(arrival + ask.debt * ask.step, now)
     ask.free = (now + full - ask.arrival) / ask.step
   elseif ask.kind == 'slots' then
     local others, mine = 0, 0
@@ -70,7 +70,7 @@ for i, key in ipairs(KEYS) do
       end
     end
     if ask.number >= 0 then mine = ask.used end
-    ask.mine = math.max(0, mine + ask.owed)
+    ask.mine = math.max(0, mine + ask.debt)
     ask.free = ask.limit - others - ask.mine
   else
     local today = math.floor(now / 86400000000)
@@ -82,7 +82,7 @@ for i, key in ipairs(KEYS) do
     if ask.stamp == 0 then ask.stamp = now end
     if ask.seen == number then
       if ask.born ~= ask.stamp then used = math.max(used, ask.used) end
-      used = math.max(0, used + ask.owed)
+      used = math.max(0, used + ask.debt)
     end
     ask.total = used
     ask.free = ask.limit - used

@@ -1,12 +1,13 @@
-"""The `Ledger` seam: who keeps the numbers that gateways share, see oriel_policies.ledger for what is said.
+"""The `Ledger` protocol: it keeps the counts that gateways share. See `oriel_policies.ledger` for asks and answers.
 
-It also knows who shares them. A gateway that falls silent without a word has died, or it cannot reach the ledger any
-more and admits its share of every limit alone; nobody can tell which. So for a while it goes on to count as one of N,
-and what it may admit is what the others have to leave.
+A ledger also knows which gateways share it. A silent gateway has died, or it cannot reach the ledger any more and
+admits its share of every limit alone; the ledger cannot tell which. So a silent gateway still counts as one of N for a
+while, and the others leave it what it may admit.
 
-Who was heard when is written by the ledger's own clock, which may be set. A gateway brings along how long ago, by its
-monotonic clock, it spoke last: where the ledger's clock says otherwise it has jumped, and what it wrote of the others
-is moved by as much. Else a step back would leave each gateway alone with the limit until the others speak again.
+The ledger's own clock, which may be set, writes when a gateway was heard last. A gateway brings along how long ago, by
+its monotonic clock, it spoke last: where the ledger's clock disagrees it has jumped, and its entries for the other
+gateways are moved by as much. Otherwise a step back would leave each gateway alone with the limit until the others
+speak again.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,32 +16,22 @@ from typing import NamedTuple, Protocol
 
 from oriel_policies.ledger import Answer, Ask, Record, judge
 
-__all__ = [
-    "MISSED_S",
-    "PRESENCE_S",
-    "SLOT_TTL_S",
-    "STEP_S",
-    "WHOLE_SHARE",
-    "Ledger",
-    "LedgerLost",
-    "MemoryLedger",
-    "Presence",
-]
-
-SLOT_TTL_S = 3.0  # slots of a gateway that says nothing are free again after this
-PRESENCE_S = 3.0  # a gateway that says nothing may be on its own after this
-MISSED_S = 60.0  # and is not counted any more after this
+SLOT_TTL_S = 3.0  # slots of a silent gateway are free again after this
+PRESENCE_S = 3.0  # a silent gateway may admit calls alone after this
+MISSED_S = 60.0  # a silent gateway is not counted any more after this
 STEP_S = 2.0  # a larger difference between two clocks is a step
-WHOLE_SHARE = 0.999  # of whoever knows of nobody else
+WHOLE_SHARE = 0.999  # the share of a gateway that knows of no other
 
-Question = tuple[str, Sequence[Ask]]  # tenant, the asks of one call
+Question = tuple[str, Sequence[Ask]]  # the tenant, and the asks of one call
 
 
 class Presence(NamedTuple):
-    """gateways: that share the limits, `silent` of them included. alone: the silent ones' shares, added up.
+    """The gateways that share the limits.
 
-    Who was the only one and is silent is not among the silent: it has most likely died, and whoever came after it would
-    be left with half of every limit.
+    gateways: their number, including the `silent` ones.
+    alone: the sum of the shares of the silent ones.
+    A silent gateway that was the only one is not counted as silent: it has most likely died, and its successor would be
+    left with half of every limit.
     """
 
     gateways: int
@@ -49,37 +40,44 @@ class Presence(NamedTuple):
 
 
 class LedgerLost(Exception):
-    """The ledger did not answer; nobody knows what it did."""
+    """The ledger did not answer; what it did is unknown."""
 
 
 class Ledger(Protocol):
-    """One gateway's way to a ledger. Its own name in it is fixed when it is made."""
+    """The connection of one gateway to a ledger. The gateway's name in the ledger is fixed when it is made."""
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[list[Answer] | None]:
-        """Answers in order, each question judged as a whole; None for one whose records cannot be read, which is no
-        fault of the others. Raises LedgerLost.
+        """Return the answers in order; each question is decided as a whole.
 
-        Cancelled, or lost: nobody knows what was done.
+        An answer is None if its records cannot be read, which does not affect the others. Raises LedgerLost. After
+        that, or if this is cancelled, it is unknown what the ledger did.
         """
 
     async def hello(self, share: float) -> Presence:
-        """I am here, and if I were not I would admit `share` of every limit; who else is. Raises LedgerLost."""
+        """Announce this gateway and return who shares the ledger. Raises LedgerLost.
+
+        share: what this gateway would admit of every limit if it could not reach the ledger.
+        """
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class MemoryLedger:
-    """A ledger in this process: `seat` gives each gateway its way to it. now_us: its clock; clock: the gateways'."""
+    """A ledger in this process; `seat` connects a gateway to it.
+
+    now_us: the ledger's clock.
+    clock: the clock of the gateways.
+    """
 
     def __init__(self, now_us: Callable[[], float], *, clock: Callable[[], float] = monotonic) -> None:
         self.now_us = now_us
         self.clock = clock
         self.records: dict[str, dict[str, Record]] = {}
-        self.present: dict[str, tuple[float, float]] = {}  # when last heard, share
+        self.present: dict[str, tuple[float, float]] = {}  # when it was heard last, and its share
 
     def seat(self, holder: str) -> "Ledger":
-        """The ledger as the gateway `holder` sees it."""
+        """Return the ledger as the gateway `holder` sees it."""
         return _Seat(self, holder)
 
 

@@ -1,6 +1,6 @@
-"""A limiter of meters: every allowance that fits a call has an account, every bound of it a meter.
+"""A limiter made of meters: every allowance that fits a call has an account, and every bound of it a meter.
 
-Where the meters count, here or in a ledger that others share, is the business of who makes them.
+Whether the meters count in this process or in a shared ledger depends on the function that makes them.
 """
 
 from collections import OrderedDict
@@ -10,28 +10,25 @@ from functools import lru_cache
 from typing import Any
 
 from oriel_gateway.errors import Refused
-from oriel_gateway.limits.grants import Grant, Terms
+from oriel_gateway.limits.error_text import refusal
+from oriel_gateway.limits.grants import Grant, Limited, Terms
 from oriel_gateway.limits.meters import ASK, Meter
-from oriel_gateway.limits.words import refusal
-from oriel_gateway.targets import Target
 from oriel_policies.admission import Charges
 from oriel_policies.documents import Allowance, Selector, Tenant
 from oriel_policies.limits import Bound, Counts, bounds
 
-__all__ = ["MAX_ACCOUNTS", "MeteredLimiter"]
-
 MAX_ACCOUNTS = 200_000
-_LOOKED_AT = 4  # accounts that are looked at for each new one, once there are many
+_CHECKED = 4  # for each new account, so many old ones are checked once there are many
 _MANY = 10_000
 _ONE = (1, 0, 0)
-_FURTHER = Terms("", bytes=False, settles=True)  # of a message: nobody is told them
+_FURTHER = Terms("", bytes=False, settles=True)  # for a further message, whose answer carries no such headers
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What follows from the numbers of an allowance; thousands of tenants have the same.
+    """The facts that follow from the numbers of an allowance; thousands of tenants have the same.
 
-    even: every bound counts a call as 1, whatever it is.
+    even: whether every bound counts any call as 1.
     """
 
     bounds: tuple[Bound, ...]
@@ -41,9 +38,9 @@ class _Plan:
 
 
 class _Account:
-    """An allowance of one tenant. Its meters outlive a reload of the documents, so that it forgives nothing.
+    """One tenant's account of an allowance. Its meters outlive a reload of the documents, so that it forgives nothing.
 
-    retired: those whose bounds the documents do not have just now; they may be back with the next.
+    retired: meters whose bounds the documents do not have now; the next documents may have them again.
     """
 
     __slots__ = ("allowance", "meters", "plan", "retired")
@@ -83,7 +80,7 @@ def _plan(numbers: tuple[Any, ...]) -> _Plan:
 
 @lru_cache(maxsize=4096)
 def _together(all_terms: tuple[Terms, ...]) -> Terms:
-    """Those of a call that several allowances count."""
+    """Return the terms of a call that several allowances count."""
     return Terms(
         ", ".join([terms.policies for terms in all_terms]),
         bytes=any(terms.bytes for terms in all_terms),
@@ -92,9 +89,11 @@ def _together(all_terms: tuple[Terms, ...]) -> Terms:
 
 
 class MeteredLimiter:
-    """make: a fresh meter of (tenant, bound); idle: whether forgetting a meter forgives nothing.
+    """Limits calls by accounts of meters.
 
-    asks: its meters may not know by themselves.
+    make: builds a meter for a tenant and a bound.
+    idle: returns whether dropping a meter forgives nothing.
+    asks: whether its meters may have to ask a ledger.
     """
 
     asks = False
@@ -109,16 +108,16 @@ class MeteredLimiter:
         self._make = make
         self._idle = idle
         self._max_accounts = max_accounts
-        self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # oldest first
+        self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # the oldest first
         self._charges = Charges()
 
     @property
     def accounts(self) -> int:
-        """Allowances of tenants that are remembered."""
+        """The number of accounts that are remembered."""
         return len(self._accounts)
 
-    def take(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | None:
-        """See `Limiter.take`."""
+    def acquire(self, tenant: Tenant, target: Limited, size_bytes: int, now: float) -> Grant | None:
+        """See `Limiter.acquire`."""
         allowances = target.allowances
         if not allowances:
             return None
@@ -128,10 +127,10 @@ class MeteredLimiter:
             account = self._account(name, first, now)
         plan = account.plan
         if plan.even and len(allowances) == 1 and not self.asks:
-            # As below, for what most limits are.
+            # The same as below, but faster, for the most frequent kind of limits.
             meters, wait_s = account.meters, 0.0
             for number, meter in enumerate(meters):
-                if (wait_s := meter.take(1, now)) > 0.0:
+                if (wait_s := meter.acquire(1, now)) > 0.0:
                     for other in meters[:number]:
                         other.undo(1, now)
                     if len(meters) == 1:
@@ -139,7 +138,7 @@ class MeteredLimiter:
                     raise self._longest(name, allowances, meter, wait_s, _ONE, now)
             return Grant(self, meters, _ONE, plan.terms, name, target.route, now)
         taken: list[Meter] = []
-        asked: list[Meter] | None = None
+        undecided: list[Meter] | None = None
         terms: list[Terms] = []
         amounts = (1, size_bytes, 0)
         for allowance in allowances:
@@ -151,11 +150,11 @@ class MeteredLimiter:
             if plan.compute and not amounts[2]:
                 amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)))
             for meter in account.meters:
-                wait_s = meter.take(amounts[meter.bound.counts], now)
+                wait_s = meter.acquire(amounts[meter.bound.counts], now)
                 if wait_s == 0.0:
                     taken.append(meter)
                 elif wait_s == ASK:
-                    asked = [meter] if asked is None else [*asked, meter]
+                    undecided = [meter] if undecided is None else [*undecided, meter]
                 else:
                     for other in taken:
                         other.undo(amounts[other.bound.counts], now)
@@ -163,17 +162,17 @@ class MeteredLimiter:
             terms.append(plan.terms)
         whole = terms[0] if len(terms) == 1 else _together(tuple(terms))
         grant = Grant(self, taken, amounts, whole, name, target.route, now)
-        if asked is not None:
-            self._ask(grant, asked, amounts, now)
+        if undecided is not None:
+            self._ask(grant, undecided, amounts, now)
         return grant
 
-    def further(
-        self, tenant: Tenant, target: Target, size_bytes: int, now: float, held: Container[Meter]
+    def acquire_further(
+        self, tenant: Tenant, target: Limited, size_bytes: int, now: float, held: Container[Meter]
     ) -> Grant | float:
-        """See `Limiter.further`."""
+        """See `Limiter.acquire_further`."""
         name = tenant.name
         taken: list[Meter] = []
-        asked: list[Meter] = []
+        undecided: list[Meter] = []
         amounts = (1, size_bytes, 0)
         for allowance in target.allowances:
             account = self._accounts.get((name, allowance.name))
@@ -184,11 +183,11 @@ class MeteredLimiter:
             for meter in account.meters:
                 if meter.bound.slots and meter in held:
                     continue
-                wait_s = meter.take(amounts[meter.bound.counts], now)
+                wait_s = meter.acquire(amounts[meter.bound.counts], now)
                 if wait_s == 0.0:
                     taken.append(meter)
                 elif wait_s == ASK:
-                    asked.append(meter)
+                    undecided.append(meter)
                 else:
                     for other in taken:
                         other.undo(amounts[other.bound.counts], now)
@@ -196,8 +195,8 @@ class MeteredLimiter:
                         return wait_s
                     raise refusal(meter, wait_s, now)
         grant = Grant(self, taken, amounts, _FURTHER, name, target.route, now)
-        if asked:
-            self._ask(grant, asked, amounts, now)
+        if undecided:
+            self._ask(grant, undecided, amounts, now)
         return grant
 
     def _longest(
@@ -209,7 +208,9 @@ class MeteredLimiter:
         amounts: tuple[int, int, int],
         now: float,
     ) -> Refused:
-        """Of all bounds that refuse a call the one that does so longest: whoever waits for another is refused again."""
+        """Of all bounds that refuse a call return the one with the longest wait: after a shorter one it is refused
+        again.
+        """
         for allowance in allowances:
             account = self._accounts.get((tenant, allowance.name))
             for meter in () if account is None else account.meters:
@@ -218,14 +219,14 @@ class MeteredLimiter:
         return refusal(refusing, wait_s, now)
 
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
-        """A call of a tenant with a quota of computing cost this much."""
+        """See `CostLearner.learn`."""
         self._charges.learn(route, tenant, cost_us * 1e-6)
 
     async def close(self) -> None:
         """See `Limiter.close`."""
 
     def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
-        raise AssertionError("meters of one process have nobody to ask")
+        raise AssertionError("meters of one process have no ledger to ask")
 
     def _account(self, tenant: str, allowance: Allowance, now: float) -> _Account:
         key = (tenant, allowance.name)
@@ -249,9 +250,9 @@ class MeteredLimiter:
         return account
 
     def _make_room(self, now: float) -> None:
-        """Forget the oldest accounts that owe nothing; past the bound the oldest goes whatever it owes."""
+        """Drop the oldest accounts that owe nothing; at the maximum, drop the oldest whatever it owes."""
         accounts = self._accounts
-        for _ in range(min(_LOOKED_AT, len(accounts))):
+        for _ in range(min(_CHECKED, len(accounts))):
             key, account = accounts.popitem(last=False)
             if not all(self._idle(meter, now) for meter in (*account.meters, *account.retired)):
                 accounts[key] = account
@@ -261,4 +262,4 @@ class MeteredLimiter:
                 self._drop(tenant, meter)
 
     def _drop(self, tenant: str, meter: Meter) -> None:
-        """A meter that owes something is forgotten, for want of room."""
+        """Note that a meter which owes something is dropped for lack of room."""

@@ -1,8 +1,8 @@
-"""One bound of one tenant at run time, counted in this process.
+"""Meters that count one bound of one tenant in this process.
 
-A limiter asks every meter of a call with `take`; if one refuses, the others get theirs back with `undo`. When the call
-is over, `charge` corrects what had to be estimated: the bytes of the answer, the computing, a slot, a call that never
-ran. The single writer is the loop.
+A limiter calls `acquire` on every meter of a call; if one refuses, the others get `undo`. When the call is over,
+`charge` corrects what had to be estimated: the bytes of the answer, the computing, a call that was not executed. The
+loop is the single writer.
 """
 
 from collections.abc import Callable
@@ -12,43 +12,43 @@ from typing import Protocol
 from oriel_policies.calendar import CalendarClock
 from oriel_policies.limits import Bound, Gcra, Slots, Window, state_item
 
-__all__ = ["ASK", "Meter", "QuotaMeter", "RateMeter", "SlotMeter"]
-
-ASK = -1.0  # a meter that cannot say by itself: its ledger has to be asked
+ASK = -1.0  # the meter cannot decide by itself: its ledger has to be asked
 
 
 class Meter(Protocol):
-    """See the module's head. bound: what it counts; a reload of the documents may put another in its place."""
+    """A counter for one bound. bound: what it counts; a reload of the documents may replace it."""
 
     bound: Bound
 
-    def take(self, units: int, now: float) -> float:
-        """0.0: the units fit and are counted. > 0: seconds until they would fit. `ASK`: unknown here."""
+    def acquire(self, units: int, now: float) -> float:
+        """Count the units if they fit and return 0.0; or return the seconds until they would fit, or `ASK` if unknown
+        here.
+        """
 
     def wait(self, units: int, now: float) -> float:
-        """Seconds until they would fit, without counting them; 0.0 also when that is unknown here."""
+        """Return the seconds until the units would fit, without counting them; 0.0 also if that is unknown here."""
 
     def undo(self, units: int, now: float) -> None:
-        """Another bound refused the call that took these units."""
+        """Give back the units of a call that another bound refused."""
 
     def charge(self, units: int, now: float) -> None:
-        """Count units without asking; negative ones are given back."""
+        """Count units unconditionally; negative ones are given back."""
 
-    def leave(self, held_s: float, now: float) -> None:
-        """A call that took a slot is over; only for bounds of concurrency."""
+    def release_slot(self, held_s: float, now: float) -> None:
+        """Release the slot of a call that is over; only for bounds of concurrency."""
 
     def began(self, now: float) -> float:
-        """Monotonic seconds at which the present window began; only for quotas."""
+        """Return the monotonic time at which the present window began; only for quotas."""
 
     def left(self, now: float) -> tuple[float, float]:
-        """Units that are left, and the seconds until there are more (0.0: none are missing, or nobody knows)."""
+        """Return the units left, and the seconds until there are more (0.0 if none are missing, or if unknown)."""
 
     def state(self, now: float) -> str:
-        """The same as a member of `RateLimit`."""
+        """Return the same as a member of `RateLimit`."""
 
 
 class RateMeter:
-    """Requests or bytes a second."""
+    """Requests or bytes per second."""
 
     __slots__ = ("_gcra", "bound")
 
@@ -56,7 +56,7 @@ class RateMeter:
         self.bound = bound
         self._gcra = Gcra()
 
-    def take(self, units: int, now: float) -> float:
+    def acquire(self, units: int, now: float) -> float:
         assert self.bound.rate is not None
         return self._gcra.take(self.bound.rate, now, units)
 
@@ -71,7 +71,7 @@ class RateMeter:
         assert self.bound.rate is not None
         self._gcra.charge(self.bound.rate, now, units)
 
-    def leave(self, held_s: float, now: float) -> None:
+    def release_slot(self, held_s: float, now: float) -> None:
         raise AssertionError("a rate has no slots")
 
     def began(self, now: float) -> float:
@@ -92,12 +92,12 @@ class RateMeter:
         return f'"{bound.name}";r={left if left > 0 else 0};t={ceil(wait_s)}'
 
     def idle(self, now: float) -> bool:
-        """Whether forgetting this meter forgives nothing."""
+        """Whether dropping this meter forgives nothing."""
         return self._gcra.arrival <= now
 
 
 class SlotMeter:
-    """Calls at once."""
+    """Concurrent calls."""
 
     __slots__ = ("_slots", "bound")
 
@@ -105,7 +105,7 @@ class SlotMeter:
         self.bound = bound
         self._slots = Slots()
 
-    def take(self, units: int, now: float) -> float:
+    def acquire(self, units: int, now: float) -> float:
         return self._slots.take(self.bound.limit, now)
 
     def wait(self, units: int, now: float) -> float:
@@ -115,9 +115,9 @@ class SlotMeter:
         self._slots.undo()
 
     def charge(self, units: int, now: float) -> None:
-        raise AssertionError("slots are left, not charged")
+        raise AssertionError("slots are released, not charged")
 
-    def leave(self, held_s: float, now: float) -> None:
+    def release_slot(self, held_s: float, now: float) -> None:
         self._slots.leave(held_s, now)
 
     def began(self, now: float) -> float:
@@ -131,7 +131,7 @@ class SlotMeter:
         return f'"{self.bound.name}";r={left if left > 0 else 0}'
 
     def idle(self, now: float) -> bool:
-        """Whether forgetting this meter forgives nothing."""
+        """Whether dropping this meter forgives nothing."""
         return self._slots.used == 0
 
 
@@ -150,7 +150,7 @@ class QuotaMeter:
         self._clock = clock
         self._changed = changed
 
-    def take(self, units: int, now: float) -> float:
+    def acquire(self, units: int, now: float) -> float:
         bound = self.bound
         assert bound.period is not None
         wait_s = self.window.take(bound.limit, units, bound.period, self._clock, now)
@@ -174,7 +174,7 @@ class QuotaMeter:
         if self.saved:
             self._unsaved()
 
-    def leave(self, held_s: float, now: float) -> None:
+    def release_slot(self, held_s: float, now: float) -> None:
         raise AssertionError("a quota has no slots")
 
     def began(self, now: float) -> float:
@@ -192,7 +192,7 @@ class QuotaMeter:
         return state_item(self.bound, *self.left(now))
 
     def idle(self, now: float) -> bool:
-        """Whether forgetting this meter forgives nothing."""
+        """Whether dropping this meter forgives nothing."""
         bound = self.bound
         assert bound.period is not None
         return self.saved and (not self.window.used or self.window.number < self._clock.window(bound.period, now))

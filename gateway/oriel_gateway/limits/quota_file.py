@@ -1,9 +1,9 @@
-"""Quota counters on disk: what was used of the present windows survives a restart, but for the last half second.
+"""Keep quota counters on disk: what was used of the present windows survives a restart, but for the last half second.
 
-SQLite keeps them, because only what changed has to be written and a write is there as a whole or not at all: with
-100,000 tenants a file that is replaced whole would be megabytes, twice a second. One process holds the file for itself;
-another that is given the same one counts in memory and says so. A file that cannot be read is moved aside. Nothing of
-this ever fails a call.
+SQLite keeps them, because only changes have to be written, and a write is complete or absent: with 100,000 tenants a
+file that is replaced whole would be megabytes, twice a second. One process has the file for itself; another process
+with the same file counts in memory and logs that. An unreadable file is moved aside. No failure of the file ever fails
+a call.
 """
 
 import asyncio
@@ -17,14 +17,12 @@ from oriel_gateway.limits.meters import QuotaMeter
 from oriel_policies.calendar import Period
 from oriel_policies.limits import Bound, Window
 
-__all__ = ["QuotaFile"]
-
 _log = logging.getLogger(__name__)
 
 SAVE_S = 0.5
 RETRY_S = 5.0
 MAX_ROWS = 500_000
-_SLICE = 2000  # counters written at a time, so that collecting them does not hold up the loop
+_SLICE = 2000  # counters written at a time, so that collecting them does not block the loop
 _SCHEMA = """CREATE TABLE IF NOT EXISTS quotas (
     tenant TEXT NOT NULL, bound TEXT NOT NULL, period TEXT NOT NULL, number INTEGER NOT NULL, used INTEGER NOT NULL,
     PRIMARY KEY (tenant, bound)) WITHOUT ROWID"""
@@ -33,7 +31,10 @@ _Row = tuple[str, str, str, int, int]
 
 
 class QuotaFile:
-    """Opened on the first use of a quota. Single writer of its state: the loop; rows are written in a thread."""
+    """The quota file of one process, opened on the first use of a quota.
+
+    Single writer of its state: the loop; rows are written in a thread.
+    """
 
     def __init__(self, path: Path, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:
         self._path = path
@@ -50,15 +51,16 @@ class QuotaFile:
         self._closing = False
 
     async def prepare(self) -> None:
-        """Open it before the first call does, which would hold up the loop: half a million counters take half a second.
+        """Open the file before the first call does, which would block the loop: reading half a million counters takes
+        0.5 s.
 
-        Nothing if there is none yet: it is made when there is a quota to keep.
+        Does nothing if there is no file yet: it is made when there is a quota to keep.
         """
         if await asyncio.to_thread(os.path.exists, self._path):
             await asyncio.to_thread(self.open)
 
     def open(self) -> None:
-        """Read what is there; blocking. What cannot be used is logged, and then nothing is kept."""
+        """Read the file; blocking. If it cannot be used, this is logged and nothing is kept."""
         if self._opened:
             return
         self._opened = True
@@ -80,18 +82,18 @@ class QuotaFile:
             _log.warning("quota counters are not kept over a restart: %s", error.strerror)
 
     def window(self, tenant: str, bound: Bound) -> Window:
-        """What was counted before, or a fresh window."""
+        """Return the window that was counted before, or a fresh one."""
         self.open()
         known = self._known.pop((tenant, bound.name), (-1, 0))
         return known if isinstance(known, Window) else Window(*known)
 
     def keep(self, tenant: str, bound: Bound, window: Window) -> None:
-        """Its meter is dropped and may be made again: then it goes on with this window."""
+        """Keep the window of a meter that is dropped; if the meter is made again, it goes on with this window."""
         if len(self._known) < self._max_rows:
             self._known[tenant, bound.name] = window
 
     def changed(self, meter: QuotaMeter) -> None:
-        """Save it soon."""
+        """Save this meter soon."""
         if self._database is None:
             meter.saved = True
             return
@@ -100,7 +102,7 @@ class QuotaFile:
             self._timer = asyncio.get_running_loop().call_later(self._save_s, self._save)
 
     async def close(self) -> None:
-        """Save the rest. One that is written already is waited for: SQLite dies of a close under a write."""
+        """Save the rest. A write under way is awaited: closing the database during a write crashes SQLite."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -154,7 +156,7 @@ class QuotaFile:
     def _read(self) -> None:
         database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None, check_same_thread=False)
         self._database = database
-        # Held for this process alone, from the first write on; also keeps the log's index out of shared memory.
+        # The lock excludes other processes from the first write on; it also keeps the log's index out of shared memory.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
@@ -187,7 +189,7 @@ class QuotaFile:
             self._drop()
 
     def _write(self, rows: list[_Row]) -> None:
-        """In a thread, one at a time."""
+        """Write rows in a thread, one batch at a time."""
         database = self._database
         assert database is not None
         database.execute("BEGIN IMMEDIATE")
@@ -201,7 +203,7 @@ class QuotaFile:
             raise
 
     def _purge(self, database: sqlite3.Connection, rows: list[_Row]) -> None:
-        """Drop past windows when a new one has begun, and what is beyond the bound."""
+        """Delete past windows when a new one has begun, and rows beyond the bound."""
         newest: dict[str, int] = {}
         for _, _, period, number, _ in rows:
             newest[period] = max(number, newest.get(period, 0))

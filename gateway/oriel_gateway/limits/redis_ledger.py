@@ -1,4 +1,4 @@
-"""The ledger in Redis, 6.2 or later: one atomic script per call, on Redis' own clock; the only file that names redis.
+"""The ledger in Redis 6.2 or later: one atomic script per call, on Redis' own clock. Only this file imports redis.
 
 A record is one key, `PREFIX{tenant}bound`: the braces put all records of a tenant into one hash slot, so the script
 stays atomic behind a proxy of a cluster. A password is taken from the environment and is never part of a message.
@@ -32,8 +32,6 @@ from oriel_gateway.limits.ledger import (
     Question,
 )
 from oriel_policies.ledger import Answer, Ask
-
-__all__ = ["PREFIX", "RedisLedger"]
 
 _log = logging.getLogger(__name__)
 PREFIX = "oriel:"
@@ -77,7 +75,7 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return {count, quiet, string.format('%.6f', alone)}"""
 _FIELDS = 7
-# What Redis and Lua say when the fault is in the record; anything else is a fault of the server.
+# Error texts of Redis and Lua for a faulty record; any other text is a fault of the server.
 _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
 
 
@@ -90,9 +88,10 @@ def _is_address(host: str | None) -> bool:
 
 
 class _Trust(RedisSSLContext):
-    """Whom connections believe, looked for each time one is made. `get` raises OSError for a file without certificates.
+    """The TLS context of connections, built anew when the file of authorities has changed.
 
-    Where the file is, nobody else counts: names are not compared for an address, so a stranger's would do.
+    `get` raises OSError for a file without certificates. With the file, no other authority is trusted: names are not
+    compared for an address, so a stranger's certificate would be accepted.
     """
 
     def __init__(self, host: str | None, authorities: Path | None) -> None:
@@ -110,7 +109,7 @@ class _Trust(RedisSSLContext):
         return self.context
 
     def _file(self) -> tuple[int, int, int] | None:
-        """What tells it from the one before. None: there is none."""
+        """Return what identifies the present version of the file; None if there is no file."""
         if self._authorities is None or not self._authorities.is_file():
             return None
         found = self._authorities.stat()
@@ -118,7 +117,7 @@ class _Trust(RedisSSLContext):
 
 
 class _TLSConnection(SSLConnection):
-    """Asks `_Trust` each time it connects."""
+    """A connection that takes the context from `_Trust` each time it connects."""
 
     def __init__(self, *, trust: _Trust, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -126,11 +125,12 @@ class _TLSConnection(SSLConnection):
 
 
 class RedisLedger:
-    """`Ledger` at `redis://` or `rediss://`. holder: this gateway's name in it, unique.
+    """The `Ledger` at a `redis://` or `rediss://` URL.
 
-    authorities: PEM file of who signs for a `rediss://` one, read at each connection; while it is not there, whom this
-    machine trusts counts. With it an address in the URL, unlike a name, is not looked for in the certificate: a managed
-    Redis whose authority signs for it alone (Memorystore) has no address in there.
+    holder: this gateway's unique name in the ledger.
+    authorities: a PEM file of the authorities for a `rediss://` URL, read at each connection; while there is no file,
+    the authorities that this machine trusts are used. With the file an address in the URL, unlike a name, is not looked
+    for in the certificate: a managed Redis with an authority of its own (Memorystore) has no address in there.
     """
 
     def __init__(self, url: str, *, holder: str, password: str | None = None, authorities: Path | None = None) -> None:
@@ -141,7 +141,7 @@ class RedisLedger:
         self._holder = holder
         self._sha = ""
         self._heard_s = 0.0  # when the last `hello` that was answered was sent
-        self._named: set[str] = set()  # tenants whose records cannot be read, as the log says
+        self._named: set[str] = set()  # tenants with unreadable records, each logged once
         tls: dict[str, Any] = {}
         if parts.scheme == "rediss":
             tls = {"connection_class": _TLSConnection, "trust": _Trust(parts.hostname, authorities)}
@@ -151,7 +151,7 @@ class RedisLedger:
             db=int(parts.path.strip("/") or 0),
             username=username,
             password=password,
-            # Who is late is given up by the caller; asking twice is the caller's business as well.
+            # The caller gives up late answers, and decides on retries as well.
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
             socket_connect_timeout=CONNECT_S,
@@ -177,7 +177,7 @@ class RedisLedger:
                 self._unreadable(questions[number][0])
                 raw[number] = None
             elif isinstance(answer, Exception):
-                # READONLY and LOADING of a failover among them: the connection may lead to the wrong server.
+                # This includes READONLY and LOADING of a failover: the connection may lead to the wrong server.
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
                 raise LedgerLost(type(answer).__name__) from answer
         return [None if answer is None else _answers(answer) for answer in raw]
@@ -197,7 +197,7 @@ class RedisLedger:
             raise LedgerLost(type(error).__name__) from error
 
     async def examine(self) -> tuple[str, float]:
-        """The server's version and its clock, once it has taken the script; this gateway stays unnamed in it.
+        """Load the script and return the server's version and clock; this gateway is not announced to the others.
 
         Raises LedgerLost with the kind of the error.
         """
@@ -213,7 +213,7 @@ class RedisLedger:
             async with asyncio.timeout(GOODBYE_S):
                 await self._redis.hdel(_PRESENT, self._holder)
         except (RedisError, OSError, TimeoutError):
-            pass  # it will be missed for MISSED_S
+            pass  # the entry expires after MISSED_S
         await self._redis.aclose()
 
     def _unreadable(self, tenant: str) -> None:
@@ -245,7 +245,7 @@ class RedisLedger:
 def _arguments(asks: Sequence[Ask]) -> list[str | float]:
     out: list[str | float] = []
     for ask in asks:
-        out += (ask.kind, ask.limit, ask.step, ask.need, ask.want, ask.owed, ask.spent, ask.number, ask.born, ask.used)
+        out += (ask.kind, ask.limit, ask.step, ask.need, ask.want, ask.debt, ask.spent, ask.number, ask.born, ask.used)
     return out
 
 

@@ -4,23 +4,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from time import monotonic, time
 
-from oriel_gateway.limits.courier import BUDGET_S, Courier
+from oriel_gateway.limits.error_text import refusal
 from oriel_gateway.limits.grants import Grant
 from oriel_gateway.limits.leased import LeasedMeter
 from oriel_gateway.limits.leased_kinds import leased_meter
 from oriel_gateway.limits.ledger import Ledger
+from oriel_gateway.limits.ledger_client import BUDGET_S, LedgerClient
 from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
 from oriel_gateway.limits.meters import Meter
-from oriel_gateway.limits.words import refusal
 from oriel_policies.calendar import CalendarClock
 from oriel_policies.ledger import Answer, Ask
 from oriel_policies.limits import Bound
 
-__all__ = ["SharedLimiter"]
-
 
 class SharedLimiter(MeteredLimiter):
-    """replicas: gateways to reckon with before the ledger has said how many there are."""
+    """Limits calls together with other gateways. replicas: their number until the ledger reports it."""
 
     asks = True
 
@@ -35,42 +33,42 @@ class SharedLimiter(MeteredLimiter):
         max_accounts: int = MAX_ACCOUNTS,
     ) -> None:
         super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
-        self.courier = Courier(ledger, replicas=replicas, budget_s=budget_s, clock=clock)
+        self.ledger_client = LedgerClient(ledger, replicas=replicas, budget_s=budget_s, clock=clock)
         self._calendar = CalendarClock(wall)
         self._clock = clock
 
     def open(self) -> None:
-        """Begin to talk to the ledger; what is missing is not waited for."""
-        self.courier.open()
+        """Start the heartbeat to the ledger; nothing waits for the ledger."""
+        self.ledger_client.open()
 
     async def close(self) -> None:
-        await self.courier.close()
+        await self.ledger_client.close()
 
     def _meter(self, tenant: str, bound: Bound) -> Meter:
-        return leased_meter(bound, tenant, self.courier, self._calendar)
+        return leased_meter(bound, tenant, self.ledger_client, self._calendar)
 
     def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
         grant.ready = False
-        _Question(grant, meters, amounts, self.courier, self._clock).send(now)
+        _Question(grant, meters, amounts, self.ledger_client, self._clock).send(now)
 
 
 class _Question:
-    """One grant that waits for the ledger, at most its budget: then the gateway's own share decides."""
+    """One grant that waits for the ledger, at most for its budget: then the gateway's own share decides."""
 
-    __slots__ = ("_amounts", "_asks", "_clock", "_courier", "_decided", "_grant", "_meters", "_timer")
+    __slots__ = ("_amounts", "_asks", "_clock", "_ledger_client", "_decided", "_grant", "_meters", "_timer")
 
     def __init__(
         self,
         grant: Grant,
         meters: Sequence[Meter],
         amounts: tuple[int, int, int],
-        courier: Courier,
+        ledger_client: LedgerClient,
         clock: Callable[[], float],
     ) -> None:
         self._grant = grant
         self._meters = [meter for meter in meters if isinstance(meter, LeasedMeter)]
         self._amounts = amounts
-        self._courier = courier
+        self._ledger_client = ledger_client
         self._clock = clock
         self._asks: list[Ask] = []
         self._decided = False
@@ -78,15 +76,15 @@ class _Question:
 
     def send(self, now: float) -> None:
         self._asks = [meter.ask(self._amounts[meter.bound.counts], now) for meter in self._meters]
-        self._timer = asyncio.get_running_loop().call_later(self._courier.patience_s(now), self._late)
-        self._courier.send(self._meters[0].tenant, self._asks, self._answered)
+        self._timer = asyncio.get_running_loop().call_later(self._ledger_client.patience_s(now), self._late)
+        self._ledger_client.send(self._meters[0].tenant, self._asks, self._answered)
 
     def _answered(self, answers: list[Answer] | None) -> None:
         now = self._clock()
         for number, (meter, ask) in enumerate(zip(self._meters, self._asks, strict=True)):
-            meter.ended(ask, answers[number] if answers else None, now)
+            meter.ask_finished(ask, answers[number] if answers else None, now)
         if self._decided:
-            return  # units that came too late stay on the balance, and go back if nobody wants them
+            return  # units that came too late stay on the balance, and go back if no call needs them
         if answers is None:
             self._late()
             return
@@ -106,7 +104,7 @@ class _Question:
         self._grant.admit(self._meters)
 
     def _late(self) -> None:
-        """Nobody knows what the ledger thinks: this gateway's share decides."""
+        """Decide by this gateway's share, because the ledger's answer is late or lost."""
         if not self._decide():
             return
         now = self._clock()
@@ -123,7 +121,7 @@ class _Question:
         self._grant.admit(self._meters)
 
     def _decide(self) -> bool:
-        """Whether there is still someone to tell; the first to ask decides."""
+        """Whether the call is still to be decided; only the first caller decides."""
         if self._decided:
             return False
         self._decided = True

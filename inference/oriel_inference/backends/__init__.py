@@ -1,8 +1,9 @@
-"""Runtimes behind one seam. A backend opens model files, a session executes batches.
+"""Runtimes behind one interface: a backend opens model files, a session executes batches.
 
-Nothing outside this folder imports a runtime, and a backend's module is imported when a model first asks for it.
+Nothing outside this folder imports a runtime, and the module of a backend is imported when a model first needs it.
 """
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,7 +15,7 @@ from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
 
 if TYPE_CHECKING:
-    # The processes of Python models import this package: they start sooner without protobuf.
+    # The processes of Python models import this package, and start sooner without protobuf.
     from oriel_wire.context import CallContext
     from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -34,17 +35,19 @@ __all__ = [
     "memory_bytes",
     "takes_requests",
     "usable_gpus",
+    "without_folders",
 ]
 
-# A warm-up reads so many responses of a decoupled model and leaves: some have no end.
+# A warm-up reads this many responses of a decoupled model and then stops, because some models never end.
 WARM_RESPONSES = 1000
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 _BACKENDS = {"onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime"}
 
 
 class Session(Protocol):
-    """One loaded model file, ready to execute; safe to run from several threads at once.
+    """A loaded model file, ready to execute; several threads may run it at once.
 
-    provider: the execution provider really in use, by the runtime's own word.
+    provider: the execution provider that is really in use, as reported by the runtime.
     """
 
     @property
@@ -57,15 +60,17 @@ class Session(Protocol):
     def outputs(self) -> Sequence[TensorInfo]: ...
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Execute one batch; blocks. inputs: name -> C-contiguous array; the result follows `outputs`.
+        """Execute one batch; blocks.
 
-        BYTES are object arrays of bytes both ways. Raises InvalidRequest if the runtime refuses the inputs,
+        inputs: name -> C-contiguous array.
+        outputs: the names of the outputs to compute; the result has one array for each, in this order.
+        BYTES are object arrays of bytes in both directions. Raises InvalidRequest if the runtime refuses the inputs,
         BackendFailed for everything else.
         """
         ...
 
     def close(self) -> None:
-        """Give memory and threads back. No `run` may be under way or follow."""
+        """Release memory and threads. No `run` may be in progress or follow."""
         ...
 
 
@@ -75,19 +80,22 @@ class DecoupledSession(Session, Protocol):
     def stream(
         self, inputs: Mapping[str, Array], outputs: Sequence[str], cancelled: Callable[[], bool]
     ) -> Generator[list[Array], None, None]:
-        """Yield 0 to n responses, each following `outputs`; blocks between them. Arguments and errors are `run`'s.
+        """Yield any number of responses, each with one array per name in `outputs`; blocks between them. Arguments and
+        errors are those of `run`.
 
-        cancelled: true once nobody waits for more; worth a look inside long steps. The generator is closed as soon as
-        a response is not wanted any more: clean up in `finally`.
+        cancelled: returns true once the caller no longer waits; check it in long steps. The generator is closed as soon
+        as its responses are not needed any more, so clean up in `finally`.
         """
         ...
 
 
 class Outputs(list[Any]):
-    """A response that may leave outputs out: arrays in the order of the model's outputs, None for those it has not.
+    """A response that may leave outputs out: arrays in the order of the model's outputs, None where the output is
+    missing.
 
-    parameters: the response's own. plain: it has neither, and is like any other model's. last: the model said with it
-    that a decoupled request has no further response.
+    parameters: parameters of the response itself.
+    plain: no output is missing and there are no parameters, so it can be handled like the response of any other model.
+    last: the model marked it as the last response of a decoupled request.
     """
 
     __slots__ = ("last", "parameters", "plain")
@@ -107,11 +115,11 @@ class Outputs(list[Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request of a batch, for sessions that take them one by one.
+    """One request of a batch, for sessions that take the requests one by one.
 
-    inputs: name -> array as the runtime wants it. deadline: absolute; each response of a stream moves it to `idle_s`
-    from there, at most to `ends`.
-    asked, context: what the client sent and on whose behalf, None in a warm-up.
+    inputs: name -> array in the shape that the runtime expects.
+    deadline: absolute; each response of a stream extends it to `idle_s` from then, but not beyond `ends`.
+    asked, context: the client's request and its call context; None in a warm-up.
     """
 
     inputs: Mapping[str, Array]
@@ -124,40 +132,40 @@ class Request:
 
 
 class Execution(Protocol):
-    """Requests under way on a RequestSession, and whom it tells about them. Everything on the loop."""
+    """The requests that a RequestSession works on, and the callbacks for their results. Used on the loop only."""
 
     @property
     def requests(self) -> Sequence[Request]: ...
 
     def computing(self, began_s: float, ended_s: float) -> None:
-        """When the model worked on them, if it can be said; before the answers."""
+        """Report when the model worked on the requests, if known; called before the answers."""
         ...
 
     def answer(self, index: int, result: Outputs | InferenceError | None) -> None:
-        """The end of one request, exactly once; None: a decoupled one has had all its responses."""
+        """End one request; called exactly once per request. None: a decoupled request has had all its responses."""
         ...
 
     def respond(self, index: int, outputs: Outputs, consumed: Callable[[], None]) -> None:
-        """One response of a decoupled request. consumed: called once it is written."""
+        """Deliver one response of a decoupled request. consumed: called once it is written."""
         ...
 
     def returned(self) -> None:
-        """The instance can take more, exactly once; decoupled requests may still be under way."""
+        """Report, exactly once, that the instance can take more; decoupled requests may still be in progress."""
         ...
 
 
 class RequestSession(Session, Protocol):
     """A session that takes the requests of a batch one by one and answers later. `close` may be called at any time.
 
-    An execution for which nobody waits any more may be ended by force; the instance then comes back by itself.
+    An execution whose callers have all left may be ended by force; the instance then recovers by itself.
     """
 
     def execute(self, execution: Execution) -> None:
-        """Begin; never waits, never raises. On the loop."""
+        """Begin an execution; never waits and never raises. Called on the loop."""
         ...
 
     def leave(self, execution: Execution, index: int) -> None:
-        """Nobody waits for this request any more. On the loop."""
+        """Report that the caller of this request has left. Called on the loop."""
         ...
 
 
@@ -168,12 +176,16 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def open(self, path: Path, options: EngineOptions) -> Session:
-        """Load `path`; blocks. Raises LoadFailed, also when another provider than asked for would run it."""
+        """Load `path`; blocks. Raises LoadFailed, also if another execution provider than the requested one would run
+        the model.
+        """
         ...
 
 
 class ConfiguredBackend(Backend, Protocol):
-    """A backend whose model files say nothing about tensors: the configuration does, and the code may complete it."""
+    """A backend whose model files do not describe their tensors: the configuration does, and the code may complete
+    it.
+    """
 
     def open_first(
         self,
@@ -183,55 +195,58 @@ class ConfiguredBackend(Backend, Protocol):
         version: int,
         judge: "Callable[[pb.ModelConfig], None]",
     ) -> RequestSession:
-        """Let the model complete `config` in place, have it judged, initialise the first instance; blocks.
+        """Let the model complete `config` in place, validate the result with `judge`, and initialise the first
+        instance; blocks.
 
-        Raises LoadFailed, also what `judge` raises.
+        Raises LoadFailed, including what `judge` raises.
         """
         ...
 
     def open_next(
         self, path: Path, config: "pb.ModelConfig", options: EngineOptions, version: int, index: int
     ) -> RequestSession:
-        """Instance `index` of a model whose configuration is complete; blocks. Raises LoadFailed."""
+        """Open instance `index` of a model whose configuration is complete; blocks. Raises LoadFailed."""
         ...
 
 
 def memory_bytes(session: Session) -> int:
-    """What a session surely occupies now, 0 if it cannot say: only one in a process of its own can."""
+    """Return the bytes of memory that a session is known to occupy; 0 if unknown. Only a session in its own process
+    knows.
+    """
     measure: Callable[[], int] | None = getattr(session, "memory_bytes", None)
     return measure() if measure is not None else 0
 
 
 def takes_requests(session: Session) -> TypeGuard[RequestSession]:
-    """Whether it wants the requests of a batch one by one."""
+    """Return whether the session takes the requests of a batch one by one."""
     return hasattr(session, "execute")
 
 
 @runtime_checkable
 class AcceleratedBackend(Backend, Protocol):
-    """A backend with execution providers beside the CPU's."""
+    """A backend with execution providers beyond the CPU's."""
 
     def gpus(self) -> Sequence[Gpu]:
-        """The GPUs it surely runs on: tried, not only listed."""
+        """Return the GPUs that sessions really run on; each was tried, not only listed."""
         ...
 
     def lacks(self, provider: str) -> str:
-        """Why `provider` cannot be used in this installation and what to install; empty if it is there."""
+        """Return why `provider` cannot be used in this installation and what to install; "" if it can be used."""
         ...
 
 
 def usable_gpus(backend: Backend) -> Sequence[Gpu]:
-    """What `backend` can run on beside the CPU; may block when it is asked first."""
+    """Return the GPUs that `backend` can run on. The first call may block."""
     return backend.gpus() if isinstance(backend, AcceleratedBackend) else ()
 
 
 def lacks(backend: Backend, provider: str) -> str:
-    """Why `backend` cannot use `provider`; empty if it can, as far as can be told before a session is open."""
+    """Return why `backend` cannot use `provider`; "" if it can, as far as is known before a session is open."""
     return backend.lacks(provider) if isinstance(backend, AcceleratedBackend) else ""
 
 
 def find_backend(name: str) -> Backend:
-    """The backend that configurations call `name`. Raises LoadFailed if it is unknown or not installed."""
+    """Return the backend that configurations call `name`. Raises LoadFailed if it is unknown or not installed."""
     target = _BACKENDS.get(name)
     if target is None:
         raise LoadFailed(f"{name[:64]!r} is not supported, use one of {', '.join((*_BACKENDS, 'python'))}")
@@ -243,3 +258,8 @@ def find_backend(name: str) -> Backend:
             f"{name!r} is not installed: pip install 'oriel-serving[cpu]' (in a checkout: make clean setup)"
         ) from error
     return factory()
+
+
+def without_folders(text: str) -> str:
+    """Returns an error text as one line that names files, but not the folders they are in: clients may see it."""
+    return " ".join(_FOLDERS.sub("", text).split())

@@ -1,6 +1,6 @@
-"""Which NVIDIA GPUs the driver shows this process, asked of the driver's own library. Nothing is installed for it.
+"""Lists the NVIDIA GPUs that the driver shows to this process. It calls the driver's own library and needs no package.
 
-`CUDA_VISIBLE_DEVICES` counts, as it does for every CUDA program.
+`CUDA_VISIBLE_DEVICES` is respected, as in every CUDA program.
 """
 
 import ctypes
@@ -10,8 +10,6 @@ from typing import Any
 
 from oriel_inference.model import Gpu
 
-__all__ = ["find_gpus", "list_gpus"]
-
 LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR
 _SUCCESS = 0
@@ -19,12 +17,15 @@ _SUCCESS = 0
 
 @cache
 def list_gpus() -> tuple[Gpu, ...]:
-    """Those of this machine; empty without a driver. Asked once per process."""
+    """Return the GPUs of this machine; none without a driver. The driver is called once per process."""
     return find_gpus(ctypes.CDLL)
 
 
 def find_gpus(open_library: Callable[[str], Any]) -> tuple[Gpu, ...]:
-    """open_library: name -> the driver's functions; raises OSError if it is not there."""
+    """Return the GPUs that a driver library reports.
+
+    open_library: name -> the driver's functions; raises OSError if the library is missing.
+    """
     try:
         driver = open_library(LIBRARY)
     except OSError:

@@ -1,9 +1,9 @@
-"""Which distribution of ONNX Runtime is installed. They all are the module `onnxruntime` and overwrite one another."""
+"""Detects which distributions of ONNX Runtime are installed. All of them install the module `onnxruntime` and overwrite
+one another.
+"""
 
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
-
-__all__ = ["check_distributions", "conflict"]
 
 _EXTRAS = {
     "onnxruntime": "cpu",
@@ -18,12 +18,12 @@ _EXTRAS = {
 
 
 def check_distributions() -> str:
-    """What is wrong with this environment and the line that mends it; empty if nothing is."""
+    """Return what is wrong with this environment and the command that fixes it; "" if nothing is wrong."""
     return conflict(name for name in _EXTRAS if _is_installed(name))
 
 
 def conflict(names: Iterable[str]) -> str:
-    """The same for an environment in which `names` are installed."""
+    """Do what `check_distributions` does for an environment in which `names` are installed."""
     normal = {name.lower().replace("_", "-").replace(".", "-") for name in names}
     found = sorted(normal & _EXTRAS.keys())
     if len(found) < 2:

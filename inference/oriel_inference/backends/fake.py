@@ -1,6 +1,7 @@
-"""A backend double: doubles its inputs, and runs only when its gate lets it. No runtime, no files.
+"""A test double of a backend: it doubles its inputs and runs only when its gate is open. It needs no runtime and no
+files.
 
-Its decoupled form answers with as many responses as its first input says.
+Its decoupled form returns as many responses as its first input asks for.
 """
 
 import threading
@@ -14,13 +15,13 @@ from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
 
-__all__ = ["FakeBackend", "FakeRequestSession", "FakeSession", "FakeStreamSession", "Gate"]
-
 WAIT_S = 120.0
 
 
 class Gate:
-    """Open by default. While closed, every run waits until `open` or until one of `step`'s passes is its own."""
+    """Holds runs back. It is open by default; while it is closed, every run waits for `open` or for a pass from
+    `step`.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -38,7 +39,7 @@ class Gate:
             self._condition.notify_all()
 
     def step(self, passes: int = 1) -> None:
-        """Let `passes` runs through."""
+        """Let `passes` runs pass."""
         with self._condition:
             self._passes += passes
             self._condition.notify_all()
@@ -50,7 +51,7 @@ class Gate:
                 raise TimeoutError(f"{self._waiting} of {count} runs reached the gate")
 
     def enter(self) -> None:
-        """Called by the session: wait here until let through."""
+        """Wait here until the run may pass; called by the session."""
         with self._condition:
             self._waiting += 1
             self._condition.notify_all()
@@ -64,7 +65,7 @@ class Gate:
 
 
 class FakeSession:
-    """Output i is input i times two (BYTES: said twice). Records the first axis of every run in `batches`."""
+    """A session that returns each input times two (BYTES: repeated). `batches` records the first axis of every run."""
 
     provider = "FakeExecutionProvider"
 
@@ -83,7 +84,7 @@ class FakeSession:
         self.batches.append(int(first.shape[0]) if first.ndim else 1)
         self.gate.enter()
         if self.fail:
-            raise BackendFailed("the fake backend was told to fail")
+            raise BackendFailed("the fake backend is set to fail")
         sources = {out.name: into.name for out, into in zip(self.outputs, self.inputs, strict=True)}
         return [inputs[sources[name]] + inputs[sources[name]] for name in outputs]
 
@@ -92,9 +93,10 @@ class FakeSession:
 
 
 class FakeStreamSession(FakeSession):
-    """BYTES: one response per word of the first text. Numbers: as many as the first element says; response i holds i.
+    """A decoupled session. For BYTES it returns one response per word of the first text; for numbers as many responses
+    as the first element says, and response i holds i.
 
-    With `fail` set it fails after its last response. `abandoned` counts the streams nobody read to their end.
+    With `fail` set it fails after its last response. `abandoned` counts the streams that were not read to their end.
     """
 
     abandoned = 0
@@ -105,22 +107,24 @@ class FakeStreamSession(FakeSession):
         source = next(iter(inputs.values()))
         self.batches.append(int(source.shape[0]) if source.ndim else 1)
         first = source.flat[0]
-        said = first.split() if isinstance(first, bytes) else range(int(first))
+        values = first.split() if isinstance(first, bytes) else range(int(first))
         try:
-            for each in said:
+            for each in values:
                 self.gate.enter()
                 yield [np.full(source.shape, each, source.dtype) for _ in outputs]
         except GeneratorExit:
             self.abandoned += 1
             raise
         if self.fail:
-            raise BackendFailed("the fake backend was told to fail")
+            raise BackendFailed("the fake backend is set to fail")
 
 
 class FakeRequestSession(FakeSession):
-    """Takes requests one by one and answers when it is told to; doubles as `FakeSession` does.
+    """A session that takes requests one by one, doubles them as `FakeSession` does, and answers when the test calls
+    `finish`.
 
-    under_way: executions without their answers. left: (execution, index) of what nobody waits for any more.
+    under_way: executions that have not been answered.
+    left: (execution, index) of the requests whose callers have left.
     """
 
     def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *, gate: Gate) -> None:
@@ -135,7 +139,9 @@ class FakeRequestSession(FakeSession):
         self.left.append((execution, index))
 
     def finish(self, errors: Mapping[int, InferenceError] | None = None, *, back: bool = True) -> Execution:
-        """Answer the oldest execution, some requests with errors. back: whether the instance can take more at once."""
+        """Answer the oldest execution, some of its requests with errors. back: whether the instance reports that it can
+        take more.
+        """
         execution = self.under_way.pop(0)
         if back:
             execution.returned()
@@ -146,7 +152,9 @@ class FakeRequestSession(FakeSession):
 
 
 class FakeBackend:
-    """Opens every path as the same kind of session; `sessions` holds them all, `opened` what was asked for."""
+    """Opens every path as the same kind of session. `sessions` holds all sessions, `opened` the arguments of each
+    call.
+    """
 
     name = "fake"
 

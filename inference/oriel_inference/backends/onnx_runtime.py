@@ -1,7 +1,7 @@
-"""ONNX Runtime, on the CPU and with the execution providers a configuration names.
+"""Runs ONNX models with ONNX Runtime, on the CPU and with the execution providers that a configuration names.
 
-The providers asked for are verified after loading: ONNX Runtime falls back to its CPU provider without an error, and a
-deployment that believes to run elsewhere would never notice.
+The requested providers are verified after loading: ONNX Runtime falls back to its CPU provider without an error, and a
+deployment that is meant to run elsewhere would never notice.
 """
 
 import contextlib
@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from oriel_inference.backends import without_folders
 from oriel_inference.backends.cuda import list_gpus
 from oriel_inference.backends.providers import CUDA, missing, prepare, verify
-from oriel_inference.backends.words import without_folders
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
-
-__all__ = ["OnnxRuntime"]
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -50,14 +48,15 @@ _GRAPH_LEVELS = {
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-# y = Identity(x), opset 17: whether a provider starts is best asked with a session.
+# y = Identity(x), opset 17. Opening a session on it shows whether a provider starts.
 _TINY = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a02"
     "0801620f0a0179120a0a08080112040a02080142040a001011"
 )
 _REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
 _SEVERITY_ERROR = 3
-# It would print every failed run on standard error. What failed is in the exceptions, and the batcher logs it.
+# ONNX Runtime would print every failed run on standard error. The exceptions say what failed, and the batcher logs
+# them.
 _SEVERITY_FATAL = 4
 _ONNX_BFLOAT16 = 16
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
@@ -111,12 +110,14 @@ class OnnxRuntimeSession:
         except _REFUSALS as error:
             raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}", _plain(error)) from error
         except Exception as error:
-            # ONNX Runtime has no root of its own below Exception.
+            # ONNX Runtime's exceptions have no common base class below Exception.
             raise BackendFailed(f"the model could not be executed{_for_clients(error)}", _plain(error)) from error
         return [_from_text(array) for array in results] if self._text_outputs else results
 
     def _run_values(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """numpy has no BF16: its bits travel as uint16 in values that carry ONNX's own type."""
+        """Run a model that uses BF16. numpy has no BF16, so the bits travel as uint16 in values that carry ONNX's own
+        type.
+        """
         values = {
             name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _ONNX_BFLOAT16)
             if name in self._brain_floats
@@ -134,7 +135,7 @@ class OnnxRuntimeSession:
 
 
 def _open(path: Path, options: EngineOptions) -> Any:
-    """A session that surely uses the providers asked for. Raises LoadFailed."""
+    """Open a session that is known to use the requested providers. Raises LoadFailed."""
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.intra_op_threads
     settings.inter_op_num_threads = options.inter_op_threads
@@ -144,7 +145,7 @@ def _open(path: Path, options: EngineOptions) -> Any:
     settings.enable_mem_pattern = options.memory_pattern
     if options.parallel_execution:
         settings.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-    # Threads that spin between batches burn the cores other models and the loop need.
+    # Threads that spin between batches take the cores that other models and the loop need.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     for key, value in options.session_entries.items():
@@ -155,7 +156,7 @@ def _open(path: Path, options: EngineOptions) -> Any:
         with _quiet(names):
             session = ort.InferenceSession(str(path), settings, providers=providers)
     except Exception as error:
-        # ONNX Runtime has no root of its own below Exception.
+        # ONNX Runtime's exceptions have no common base class below Exception.
         raise LoadFailed(f"ONNX Runtime cannot load {path.name}: {_plain(error)}") from error
     session.disable_fallback()
     verify(session, names)
@@ -164,10 +165,11 @@ def _open(path: Path, options: EngineOptions) -> Any:
 
 @contextlib.contextmanager
 def _quiet(names: Sequence[str]) -> Iterator[None]:
-    """ONNX Runtime warns and prints on standard output when a provider fails, before it falls back: we say it instead.
+    """Silence ONNX Runtime while it tries providers: it warns and prints on standard output when a provider fails,
+    before it falls back. This server reports the failure instead.
 
-    Both belong to the whole process, so only one thread at a time may turn them off; the CPU's sessions, which never
-    fall back, need not wait for it.
+    Logging level and standard output belong to the whole process, so only one thread at a time may silence them.
+    Sessions on the CPU never fall back and need not wait.
     """
     if not names:
         yield
@@ -178,14 +180,14 @@ def _quiet(names: Sequence[str]) -> Iterator[None]:
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    """Tried once per process, however many models are being loaded."""
+    """Return the GPUs that sessions run on. They are tried once per process, however many models are being loaded."""
     with _asking:
         return _tried_gpus()
 
 
 @cache
 def _tried_gpus() -> tuple[Gpu, ...]:
-    """A GPU counts if a session really opens on it."""
+    """Try every GPU: one counts if a session really opens on it."""
     if CUDA not in ort.get_available_providers():
         return ()
     found = []
@@ -197,7 +199,7 @@ def _tried_gpus() -> tuple[Gpu, ...]:
             with _quiet([CUDA]):
                 verify(ort.InferenceSession(_TINY, settings, providers=providers), [CUDA])
         except Exception as error:
-            # ONNX Runtime has no root of its own below Exception.
+            # ONNX Runtime's exceptions have no common base class below Exception.
             _log.warning("GPU %d cannot be used: %s", gpu.number, _plain(error))
         else:
             found.append(gpu)
@@ -205,7 +207,7 @@ def _tried_gpus() -> tuple[Gpu, ...]:
 
 
 def _run_settings(entries: Mapping[str, str]) -> Any:
-    """None, which costs nothing, unless something is asked for."""
+    """Return the options of a run; None, which costs nothing, if there are none."""
     if not entries:
         return None
     settings = ort.RunOptions()
@@ -218,7 +220,7 @@ def _info(node: Any) -> TensorInfo:
     datatype = _DATATYPES.get(node.type)
     if datatype is None:
         raise LoadFailed(f"tensor {node.name[:128]!r} has type {node.type}, which the v2 protocol cannot carry here")
-    # A variable dimension is a name or None.
+    # The dimension is variable: a name or None.
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
     return TensorInfo(name=node.name, datatype=datatype, shape=shape)
 
@@ -246,12 +248,14 @@ def _bits(value: Any) -> Array:
 
 
 def _plain(error: Exception) -> str:
-    """The runtime's words without its prefix, its line breaks and any folder of ours."""
+    """Return the error text of the runtime without its prefix, its line breaks and the folders of this machine."""
     text = _PREFIX.sub("", str(error)).rpartition("Status Message: ")[2]
     return without_folders(text)[:300]
 
 
 def _for_clients(error: Exception) -> str:
-    """The same, unless it speaks of the runtime's insides: those are for the log."""
+    """Return the same text for clients; a general one if it is about the internals of the runtime, which only the log
+    shows.
+    """
     text = _plain(error)
     return "" if "::" in text else f": {text}"

@@ -1,6 +1,7 @@
-"""Execution providers of ONNX Runtime: from the names in a configuration to sessions that use them, or a refusal.
+"""Execution providers of ONNX Runtime: turns the names in a configuration into sessions that use them, or into a
+refusal.
 
-`prepare` says what is missing before a session is opened; `verify` looks at the session afterwards, because ONNX
+`prepare` reports what is missing before a session is opened. `verify` checks the session afterwards, because ONNX
 Runtime falls back to the CPU without an error.
 """
 
@@ -16,8 +17,6 @@ import onnxruntime as ort
 
 from oriel_inference.errors import LoadFailed
 
-__all__ = ["CUDA", "OPENVINO", "TENSORRT", "missing", "prepare", "verify"]
-
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
@@ -26,7 +25,7 @@ _EXTRAS = {CPU: "cpu", CUDA: "gpu", TENSORRT: "tensorrt", OPENVINO: "openvino"}
 _FOLDERS = ("trt_engine_cache_path", "trt_timing_cache_path")
 _RECORD = "session.record_ep_graph_assignment_info"
 _MODULE = "onnxruntime_ep_openvino"
-# The plug-in takes OpenVINO's own properties where the built-in provider has options.
+# The OpenVINO plug-in takes OpenVINO's own properties instead of the options of the built-in provider.
 _PROPERTIES = {
     "num_of_threads": "INFERENCE_NUM_THREADS",
     "num_streams": "NUM_STREAMS",
@@ -39,9 +38,10 @@ Provider = tuple[str, Mapping[str, str]]
 
 
 def prepare(settings: Any, wanted: Sequence[Provider]) -> list[Any] | None:
-    """The `providers` argument of a session; plug-in providers are entered in `settings` instead (then None).
+    """Return the `providers` argument of a session; None if plug-in providers are needed, which are entered in
+    `settings`.
 
-    Raises LoadFailed naming the provider this installation lacks and what to install.
+    Raises LoadFailed that names the missing provider and what to install.
     """
     available = ort.get_available_providers()
     if not wanted:
@@ -59,13 +59,15 @@ def prepare(settings: Any, wanted: Sequence[Provider]) -> list[Any] | None:
     for key in _FOLDERS:
         for _, given in wanted:
             if key in given:
-                # TensorRT makes no more than the last folder of a path.
+                # TensorRT creates only the last folder of a path.
                 Path(given[key]).mkdir(parents=True, exist_ok=True)
     return [*((name, dict(options)) for name, options in wanted if name != CPU), CPU]
 
 
 def verify(session: Any, names: Sequence[str]) -> None:
-    """Raise LoadFailed unless `session` uses every provider of `names`, and the first for a part of the model."""
+    """Raise LoadFailed unless `session` uses every provider of `names`, and the first of them for a part of the
+    model.
+    """
     actual = session.get_providers()
     for name in names:
         if name not in actual:
@@ -77,12 +79,12 @@ def verify(session: Any, names: Sequence[str]) -> None:
     used = {part.ep_name for part in session.get_provider_graph_assignment_info()}
     if used and names[0] not in used:
         raise LoadFailed(
-            f"{names[0]} takes no part of this model: ONNX Runtime would run all of it on {sorted(used)[0]}"
+            f"{names[0]} supports no part of this model: ONNX Runtime would run all of it on {sorted(used)[0]}"
         )
 
 
 def missing(name: str) -> str:
-    """Why the provider cannot be used in this installation and what to install; empty if it is there."""
+    """Return why the provider cannot be used in this installation and what to install; "" if it can be used."""
     available = ort.get_available_providers()
     if name in available or (name == OPENVINO and _plug_in()):
         return ""
@@ -93,13 +95,15 @@ def missing(name: str) -> str:
 
 @cache
 def _preload() -> None:
-    """CUDA's libraries from pip's packages, where the loader would not look."""
+    """Load the CUDA libraries of pip's packages, which lie where the system's loader does not search."""
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
 
 
 def _plug_in() -> list[Any]:
-    """OpenVINO's CPU device if its plug-in is installed beside a plain ONNX Runtime; registered once per process."""
+    """Return OpenVINO's CPU device if its plug-in is installed beside a plain ONNX Runtime. It is registered once per
+    process.
+    """
     with _registering:
         return _registered()
 
@@ -107,7 +111,7 @@ def _plug_in() -> list[Any]:
 @cache
 def _registered() -> list[Any]:
     if OPENVINO in ort.get_available_providers():
-        return []  # built in
+        return []  # the provider is built in
     try:
         module = import_module(_MODULE)
         ort.register_execution_provider_library(_MODULE, module.get_library_path())
@@ -118,6 +122,8 @@ def _registered() -> list[Any]:
 
 
 def _properties(options: Mapping[str, str]) -> dict[str, str]:
-    """Full precision unless the configuration says otherwise: the plug-in may round to BF16 on its own."""
+    """Return the plug-in's properties with full precision unless the configuration says otherwise: by default it may
+    round to BF16.
+    """
     chosen = {"INFERENCE_PRECISION_HINT": _PRECISIONS.get(options.get("precision", "FP32"), "f32")}
     return chosen | {_PROPERTIES[key]: value for key, value in options.items() if key in _PROPERTIES}

@@ -1,1 +1,1 @@
-"""From single calls to batches and back: queue, assembly, cores, execution."""
+"""Turns single calls into batches and back: queue, assembly, cores, execution."""

@@ -1,4 +1,6 @@
-"""Many requests' arrays to one batch and back. Pure but for `execute`, which blocks in the runtime."""
+"""Joins the arrays of several requests into one batch, and splits the result. Pure, except for `execute`, which blocks
+in the runtime.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +13,6 @@ from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceErr
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Outcome", "Results", "concatenate", "execute", "reshaped", "split"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -21,9 +21,10 @@ def concatenate(
 ) -> dict[str, Array]:
     """Stack requests along their first axis.
 
-    parts: per request, name -> [rows, ...]. Result: name -> [sum(rows), ...], shaped as the runtime wants it, aligned
-    and contiguous. A single request is passed on without a copy where its memory allows, and so are requests that are
-    consecutive rows of one array: what an ensemble's step made of a batch goes into the next step as it is.
+    parts: per request, name -> [rows, ...].
+    Returns name -> [sum(rows), ...] in the shape that the runtime expects, aligned and contiguous. A single request is
+    passed on without a copy where its memory allows. So are requests that are consecutive rows of one array: the output
+    of an ensemble's step for a whole batch goes into the next step as it is.
     """
     batch: dict[str, Array] = {}
     for spec in inputs:
@@ -33,7 +34,7 @@ def concatenate(
         if len(parts) == 1:
             array = parts[0][name]
             if not array.flags.aligned:
-                # A view of a body starts anywhere; runtimes may read it in words.
+                # A view of a body may start at any address, and runtimes may read whole words.
                 array = array.copy()
         else:
             arrays = [part[name] for part in parts]
@@ -46,7 +47,7 @@ def concatenate(
 
 
 def _rejoined(arrays: Sequence[Array]) -> Array | None:
-    """The array whose consecutive rows these are, from the first to the last; None if they are not."""
+    """Return the array whose consecutive rows these arrays are, from the first to the last; None if they are not."""
     first = arrays[0]
     base = first.base
     if arrays[1].base is not base or not isinstance(base, np.ndarray) or not first.nbytes:
@@ -73,10 +74,11 @@ def _address(array: Array) -> int:
 def split(
     arrays: Sequence[Array], outputs: Sequence[TensorSpec], sizes: Sequence[int], *, batched: bool
 ) -> list[list[Array]]:
-    """Undo `concatenate`: each request's rows of every output.
+    """Undo `concatenate`: return each request's rows of every output.
 
-    arrays: per output [sum(sizes), ...]; sizes: rows per request, in batch order. Views, not copies.
-    Raises BackendFailed if an output's first axis is not sum(sizes).
+    arrays: per output [sum(sizes), ...].
+    sizes: rows per request, in batch order.
+    The result holds views, not copies. Raises BackendFailed if an output's first axis is not sum(sizes).
     """
     if not batched:
         return [[reshaped(array, spec, 0) for array, spec in zip(arrays, outputs, strict=True)]]
@@ -95,7 +97,9 @@ def split(
 
 
 def reshaped(array: Array, spec: TensorSpec, rows: int) -> Array:
-    """An output as clients see it: undoes the configuration's `reshape`. rows: 0 without a batch dimension."""
+    """Return an output as clients see it, with the configuration's `reshape` undone. rows: 0 without a batch
+    dimension.
+    """
     if spec.engine_dims is None:
         return array
     return array.reshape((rows, *spec.dims) if rows else spec.dims)
@@ -108,11 +112,12 @@ Results = list[tuple[Sequence[Call], Outcome]]
 def execute(
     session: Session, spec: ModelSpec, names: Sequence[str], calls: Sequence[Call], now: Callable[[], float]
 ) -> Results:
-    """Run `calls` as one batch; blocks, never raises.
+    """Run `calls` as one batch; blocks and never raises.
 
-    A call whose deadline passed on the way here, or whose caller left, is not executed. If the batch fails, it is
-    executed again in halves until those that fail are alone, so that one caller's bad values fail nobody else: one bad
-    call among n costs at most 2 * log2(n) executions more, and n bad ones n - 1 more than one by one.
+    A call whose deadline has passed or whose caller has left is not executed. If the batch fails, it is executed again
+    in halves until the failing calls are alone, so that the bad values of one caller fail nobody else. One bad call
+    among n costs at most 2 * log2(n) additional executions; n bad calls cost n - 1 executions more than running them
+    one by one.
     """
     live, late = _alive(calls, now())
     results: Results = [(late, DeadlineExceeded("queue"))] if late else []
@@ -125,20 +130,20 @@ def execute(
 
 
 def _halves(run: Callable[[Sequence[Call]], Outcome], calls: Sequence[Call], now: Callable[[], float]) -> Results:
-    """The results of at least two calls that failed together."""
+    """Return the results of at least two calls that failed together."""
     middle = len(calls) // 2
     results, failed = _part(run, calls[:middle], now)
     second = calls[middle:]
     if failed or len(second) == 1:
         return results + _part(run, second, now)[0]
-    # Nothing is wrong with the first half, so the second one needs no trial as a whole.
+    # The first half succeeded, so the error is in the second half, which need not be tried as a whole.
     return results + _halves(run, second, now)
 
 
 def _part(
     run: Callable[[Sequence[Call]], Outcome], calls: Sequence[Call], now: Callable[[], float]
 ) -> tuple[Results, bool]:
-    """The results of some calls of a batch that failed, and whether one of them did."""
+    """Return the results of some calls of a failed batch, and whether one of them failed."""
     live, late = _alive(calls, now())
     results: Results = [(late, DeadlineExceeded("queue"))] if late else []
     if not live:
@@ -151,7 +156,7 @@ def _part(
 
 
 def _alive(calls: Sequence[Call], now: float) -> tuple[Sequence[Call], Sequence[Call]]:
-    """Those somebody still waits for, and the others."""
+    """Separate the calls whose callers still wait from the others."""
     gone = [call for call in calls if call.finished or call.deadline <= now]
     return ([call for call in calls if call not in gone], gone) if gone else (calls, gone)
 
@@ -170,7 +175,7 @@ def _run(
     except InferenceError as error:
         return error
     except Exception:
-        # The instance must live on, whatever a runtime throws.
+        # The instance must survive any error of a runtime.
         _log.exception("model %s: a batch failed unexpectedly", spec.name)
         return BackendFailed("the batch failed inside the server")
     return shares, BatchTimes(started, assembled, computed, now(), sum(sizes))

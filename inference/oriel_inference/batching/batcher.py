@@ -1,29 +1,30 @@
-"""The batcher of one model version: one queue, its instances, and the rules of who runs when.
+"""The batcher of one model version: one queue, its instances, and the rules that decide which call runs when.
 
 Rules.
-1. Order is `oriel_policies.queue`: band, tenant by rows, deadline. When and how many is `oriel_policies.batch`.
-2. Every call that `submit` takes is finished exactly once: answered, failed, expired or left. Whoever sets
-   `Call.finished` does so first and nobody acts on a finished call again; the reply is called by that one.
-3. Expiry has its own timers, independent of what runs: one for the earliest deadline in the queue, one per running
-   batch for its members. An expired call is never started; one that expires on the device is answered at once and
-   its rows are dropped.
+1. `oriel_policies.queue` decides the order: band, tenant by rows, deadline. `oriel_policies.batch` decides when a batch
+   runs and how large it is.
+2. Every call that `submit` accepts is finished exactly once: answered, failed, expired or left. The code that finishes
+   a call sets `Call.finished` first and then calls the reply; nothing else acts on a finished call.
+3. Expiry has its own timers, independent of what runs: one for the earliest deadline in the queue, and one per running
+   batch for its members. An expired call is never started. A call that expires while its batch runs is answered at
+   once, and its rows are dropped.
 4. A caller that leaves (`leave`) frees its place at once. A running batch is not interrupted.
 5. A batch takes cores before it takes calls, so that the order is decided at the last moment.
-6. The model's queue policies come on top, whatever its scheduler: places per level, how long a call may wait, and
-   whether it is then refused or goes on waiting behind the others of its level. With `preserve_ordering` a tenant's
-   calls run first come, first served, and its answers stand in line for one another, see `line`.
-7. A batch that fails is executed again in parts, see `assemble`; callers that failed lately have batches of their own.
+6. The queue policies of the model apply in addition: places per level, how long a call may wait, and whether it is then
+   refused or goes on waiting behind the others of its level. With `preserve_ordering` the calls of a tenant run first
+   come, first served, and its answers wait for one another, see `line`.
+7. A batch that fails is executed again in parts, see `assemble`. Callers that failed lately have batches of their own.
 
-Calls of decoupled models run alone, see `stream`; what runs of them is told when its call ends early (`Call.relay`).
+Calls of decoupled models run alone, see `stream`; `Call.relay` is closed when such a call ends early.
 
-Batches that take less than `inline_s` by experience run on the loop: handing them to a thread would cost more than the
-work. Dispatch is always deferred to the end of the loop's turn, so calls that arrive together run together.
+A batch whose measured service time is below `inline_s` runs on the loop: handing it to a thread would cost more than
+the work itself. Dispatch is always deferred to the end of the loop's turn, so that calls that arrive together run
+together.
 
 Owner and single writer: the loop. Only `execute` runs in a worker.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
@@ -32,16 +33,17 @@ from oriel_inference.backends import DecoupledSession, RequestSession, Session, 
 from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.experience import INLINE_S, Experience
 from oriel_inference.batching.failed_callers import FailedCallers
 from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
-from oriel_inference.batching.outlook import Outlook
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
 from oriel_inference.batching.running import Running
+from oriel_inference.batching.service_times import INLINE_S, ServiceTimes
+from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import Relay, execute_stream
-from oriel_inference.batching.verbose import say_batch, say_executed, say_failed
+from oriel_inference.batching.verbose import log_batch, log_executed, log_failed
+from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import (
@@ -54,21 +56,24 @@ from oriel_inference.errors import (
     ServerStopping,
 )
 from oriel_inference.model import ModelSpec
-from oriel_inference.statistics import Statistics
-from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.batch import BatchBounds, Decision, Fill, Idle, Run, ServiceCurve, WaitUntil
+from oriel_policies.batch_queue import BatchQueue
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.v2.messages import Array
-
-__all__ = ["Batcher"]
 
 _log = logging.getLogger(__name__)
 
 
 class Batcher:
-    """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds.
+    """The queue and the instances of one model version.
 
-    max_batch_bytes: input bytes of one execution; a single call may have more. curve: what is known of service times.
-    statistics: counters to go on with, fresh ones by default.
+    sessions: one per instance, owned by the caller.
+    units: cores that one run takes.
+    max_items, max_bytes: bounds of the queue.
+    max_batch_bytes: input bytes of one execution; a single call may have more.
+    inline_s: batches that take less run on the loop.
+    curve: measured service times to start with.
+    statistics: counters to continue; new ones by default.
     """
 
     def __init__(
@@ -101,12 +106,12 @@ class Batcher:
         )
         self._output_names = [output.name for output in spec.outputs]
         self._in_order = spec.queue.preserve_ordering
-        # Responses of a decoupled model cannot be held back: its requests run one after the other instead.
+        # The responses of a decoupled model cannot be held back, so its requests run one after the other.
         self._idle = list(sessions[:1] if self._in_order and spec.decoupled else sessions)
         self._line = AnswerLine(clock, self._succeed, self._fail) if self._in_order and not spec.decoupled else None
         self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels and spec.queue.bounded else None
         self._running: set[Running] = set()
-        self._outlook = Outlook(
+        self._wait_estimate = WaitEstimate(
             self._queue,
             self.curve,
             self._idle,
@@ -115,45 +120,46 @@ class Batcher:
             slots=cores.total // self.units,
             clock=clock,
         )
-        self._rows = 0
-        self._arrivals: deque[Call] = deque()  # in order of arrival; kept only where a delay is asked for
+        self._waiting: BatchQueue[Call] = BatchQueue(self._queue, self._bounds, self.curve)
         self._scheduled = False
         self._closed = False
         self._expiry: Timer | None = None
         self._expiry_at = 0.0
         self._wait: Timer | None = None
-        # Whoever answers later cannot run on the loop.
+        # A session that answers later cannot run on the loop.
         apart = bool(sessions) and takes_requests(sessions[0])
         self._failed = None if apart or spec.decoupled else FailedCallers(spec, clock.now)
-        self._experience = Experience(self._bounds, self.curve, 0.0 if apart else inline_s)
+        self._service_times = ServiceTimes(self._bounds, self.curve, 0.0 if apart else inline_s)
 
-    # Calls come and go ------------------------------------------------------------------------------------------
+    # Joining and leaving the queue ------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
-        """Calls in the queue."""
+        """Return the number of calls in the queue."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Batches on instances."""
+        """Return the number of batches on instances."""
         return len(self._running)
 
     def depths(self) -> list[tuple[int, int, float | None]]:
-        """(band, calls that wait, seconds a new call would wait; None if unknown) of every band seen, and of band 0."""
-        return self._outlook.by_band()
+        """Return (band, waiting calls, expected wait of a new call in seconds or None) for band 0 and every band
+        seen.
+        """
+        return self._wait_estimate.by_band()
 
     def expected_wait_s(self, band: int) -> float | None:
-        """Seconds a call of `band` that came now would wait; None if that is not known."""
-        return self._outlook.wait_s(band)
+        """Return how many seconds a new call of `band` would wait; None if unknown."""
+        return self._wait_estimate.wait_s(band)
 
     @property
     def is_short(self) -> bool:
-        """Whether a batch would run on the loop now."""
-        return bool(self._idle) and self._experience.is_short(self._rows + 1)
+        """Return whether a batch would run on the loop now."""
+        return bool(self._idle) and self._service_times.is_short(self._waiting.rows + 1)
 
     def submit(self, call: Call) -> None:
-        """Queue `call`; its reply comes later on the loop, or now if it is refused."""
+        """Queue `call`; its reply comes later on the loop, or immediately if the call is refused."""
         if self._closed:
             self._fail(call, ServerStopping())
             return
@@ -163,7 +169,7 @@ class Batcher:
                 self._fail(call, self._lateness(call))
                 return
             ticket = call.parked(call.deadline)
-        if self._experience.floor.refuses(call.rows, call.deadline - now):
+        if self._service_times.floor.refuses(call.rows, call.deadline - now):
             self._fail(call, DeadlineTooShort())
             return
         levels = self._levels
@@ -181,14 +187,12 @@ class Batcher:
             return
         if self._line is not None:
             self._line.enter(call)
-        self._experience.came(call.rows, call.deadline - now, now)
-        self._rows += call.rows
+        self._service_times.came(call.rows, call.deadline - now, now)
+        self._waiting.rows += call.rows
         for loser in displaced:
             self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
         if self._bounds.max_delay_s > 0.0:
-            self._arrivals.append(call)
-            if len(self._arrivals) > 2 * len(self._queue) + 64:  # one that waits long must not keep all that follow
-                self._arrivals = deque(each for each in self._arrivals if not (each.finished or each.started_s))
+            self._waiting.arrived(call)
         if self._expiry is None or ticket.deadline < self._expiry_at:
             self._arm_expiry(ticket.deadline)
         if self._idle and not self._scheduled:
@@ -196,9 +200,10 @@ class Batcher:
             self._clock.call_soon(self._dispatch)
 
     def leave(self, call: Call) -> bool:
-        """The caller went away: no reply. Frees the queue place now, or drops the rows when the batch ends.
+        """Remove a call whose caller went away; its reply is not called. Frees its place in the queue now, or drops its
+        rows when the batch ends.
 
-        False if the call had its reply before.
+        Returns False if the call had its reply before.
         """
         if call.finished:
             return False
@@ -206,7 +211,7 @@ class Batcher:
         if call.relay is not None:
             call.relay.close()
         if self._queue.remove(call.ticket):
-            self._rows -= call.rows
+            self._waiting.rows -= call.rows
             if self._levels is not None:
                 self._levels.leave(call)
             unwrap(call.ticket).inputs = {}
@@ -217,7 +222,7 @@ class Batcher:
         return True
 
     def close(self) -> None:
-        """Fail what waits; running batches end on their own. Nothing is taken afterwards."""
+        """Fail the waiting calls and accept no more; running batches end on their own."""
         self._closed = True
         while (ticket := self._queue.pop()) is not None:
             self._evict(ticket, ServerStopping())
@@ -228,12 +233,12 @@ class Batcher:
     # Contender for cores ----------------------------------------------------------------------------------------
 
     def urgency(self) -> tuple[int, float] | None:
-        """Band and deadline of the head; None if nothing could run."""
+        """Return band and deadline of the first call; None if nothing could run."""
         head = self._queue.peek() if self._idle else None
         return None if head is None else (head.band, head.deadline)
 
     def granted(self) -> None:
-        """Cores are ours: start one batch or give them back."""
+        """Start one batch on the cores that were granted, or return them."""
         decision = self._decide()
         if isinstance(decision, Run) and self._idle:
             self._start(decision)
@@ -254,28 +259,26 @@ class Batcher:
             decision = self._decide()
             if not isinstance(decision, Run):
                 return
-            if self._experience.is_short(decision.rows):
+            if self._service_times.is_short(decision.rows):
                 self._run_inline(decision)
-                self._schedule()  # one batch per turn: the loop has sockets to serve
+                self._schedule()  # one batch per turn, because the loop also serves sockets
                 return
             if not self._cores.take(self):
                 return
             self._start(decision)
 
-    def _decide(self) -> Run | WaitUntil | Idle:
+    def _decide(self) -> Decision:
         now = self._clock.now()
         tightest = self._queue.next_deadline()
         if tightest is not None and tightest <= now:
             self._expire()
             tightest = self._queue.next_deadline()
-        if tightest is not None and tightest - now < self._experience.floor.ceiling_s:
+        if tightest is not None and tightest - now < self._service_times.floor.ceiling_s:
             self._refuse_hopeless(now)
             tightest = self._queue.next_deadline()
         if tightest is None:
             return Idle()
-        coming = self._experience.returns.outlook(now)
-        backlog = Backlog(self._rows, self._oldest_s(now), tightest, self._queue.size_bytes, *coming)
-        decision = decide(backlog, self._bounds, self.curve, now)
+        decision = self._waiting.decide(now, tightest, coming=self._service_times.returns.coming(now))
         if isinstance(decision, WaitUntil):
             if self._wait is not None:
                 self._wait.cancel()
@@ -285,37 +288,31 @@ class Batcher:
     def _refuse_hopeless(self, now: float) -> None:
         while (ticket := self._queue.peek()) is not None:
             call = ticket.payload
-            if not self._experience.floor.refuses(call.rows, call.deadline - now):
+            if not self._service_times.floor.refuses(call.rows, call.deadline - now):
                 return
             self._queue.remove(ticket)
             self._evict(ticket, DeadlineTooShort())
 
-    def _oldest_s(self, now: float) -> float:
-        arrivals = self._arrivals
-        while arrivals and (arrivals[0].finished or arrivals[0].started_s):
-            arrivals.popleft()
-        return arrivals[0].arrived_s if arrivals else now
-
     def _take(self, decision: Run) -> list[Call]:
         now = self._clock.now()
-        limit = 1 if self._alone else min(decision.rows, self._experience.useful_rows)
+        limit = 1 if self._alone else min(decision.rows, self._service_times.useful_rows)
         fill = Fill(limit, self.curve, now, self._bounds.max_bytes)
-        crowded = self._rows > limit and not self._in_order
+        crowded = self._waiting.rows > limit and not self._in_order
         failed = self._failed.judge() if self._failed else None
         calls = pick(self._queue, fill, limit, crowded, self._alone, failed=failed, in_order=self._in_order)
         for call in calls:
             call.started_s = now
             if self._levels is not None:
                 self._levels.leave(call)
-        self._rows -= fill.rows
+        self._waiting.rows -= fill.rows
         reason = "alone" if self._alone else decision.reason
         self.statistics.releases[reason] += 1
         if _log.isEnabledFor(logging.DEBUG):
-            say_batch(self.spec, calls, fill.rows, reason, now)
+            log_batch(self.spec, calls, fill.rows, reason, now)
         return calls
 
     def _start(self, decision: Run) -> None:
-        self._experience.went_to_a_thread()
+        self._service_times.went_to_a_thread()
         batch = Running(self._take(decision), self._idle.pop(), self.units, self._clock, self._fail)
         self._running.add(batch)
         clock = self._clock
@@ -331,7 +328,9 @@ class Batcher:
         self._workers.submit(job)
 
     def _hand_over(self, batch: Running, session: RequestSession) -> None:
-        """The instance may be free before the last call is finished, and stay busy after it."""
+        """Give a batch to a session that answers later. The instance may be free before the last call is finished, or
+        stay busy after it.
+        """
         starting = True
 
         def finish(results: Results, last: bool) -> None:
@@ -344,7 +343,7 @@ class Batcher:
             self._idle.append(session)
             self._cores.release(batch.units)
             if starting:
-                self._schedule()  # refused at once: the next one must not start inside this one
+                self._schedule()  # refused at once: the next batch must not start inside this one
             else:
                 self._dispatch()
 
@@ -366,7 +365,7 @@ class Batcher:
 
     def _streaming(self, batch: Running) -> Callable[[], Results]:
         (call,) = batch.calls
-        session = cast(DecoupledSession, batch.session)  # seen to when the model was loaded
+        session = cast(DecoupledSession, batch.session)  # checked when the model was loaded
         call.relay = relay = Relay(call, self._clock, self._fail, self.statistics)
         spec, names, now = self.spec, self._output_names, self._clock.now
         return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now))]
@@ -379,41 +378,41 @@ class Batcher:
         self._retire(batch)
         self._idle.append(batch.session)
         self._learn(results)
-        rows, experience = sum([call.rows for call in batch.calls]), self._experience
-        gathers = experience.gathers(self._rows, rows)
+        rows, times = sum([call.rows for call in batch.calls]), self._service_times
+        gathers = times.gathers(self._waiting.rows, rows)
         if gathers:
             self._deliver(results)
-            experience.answered(rows, self._clock.now())
+            times.answered(rows, self._clock.now())
         # Otherwise the next batch starts before answers are written: the device should not wait for sockets.
         self._cores.release(batch.units)
         self._dispatch()
         if not gathers:
             self._deliver(results)
-            experience.answered(rows, self._clock.now())
+            times.answered(rows, self._clock.now())
 
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)
         started = self._clock.now()
         results = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now)
-        self._experience.ran_inline(self._clock.now() - started)
+        self._service_times.ran_inline(self._clock.now() - started)
         self._learn(results)
         self._deliver(results)
 
     def _learn(self, results: Results) -> None:
         if self.spec.decoupled:
-            return  # how long it takes is up to its reader as well
+            return  # the duration depends on the reader as well
         for _, outcome in results:
             if not isinstance(outcome, InferenceError):
                 times = outcome[1]
-                self._experience.ran(times.rows, times.split_s - times.started_s)
+                self._service_times.ran(times.rows, times.split_s - times.started_s)
 
-    # Endings ----------------------------------------------------------------------------------------------------
+    # Finishing calls --------------------------------------------------------------------------------------------
 
     def _deliver(self, results: Results) -> None:
         for calls, outcome in results:
             if isinstance(outcome, InferenceError):
                 if _log.isEnabledFor(logging.DEBUG):
-                    say_failed(self.spec, calls, outcome)
+                    log_failed(self.spec, calls, outcome)
                 if self._failed is not None and len(calls) == 1:
                     self._failed.failed(calls[0], outcome)
                 for call in calls:
@@ -424,7 +423,7 @@ class Batcher:
     def _answer(self, calls: Sequence[Call], shares: list[list[Array]], times: BatchTimes) -> None:
         statistics, now = self.statistics, self._clock.now()
         if _log.isEnabledFor(logging.DEBUG):
-            say_executed(self.spec, calls, times)
+            log_executed(self.spec, calls, times)
         answered = 0
         per_row_us = (times.split_s - times.started_s) * 1e6 / max(1, times.rows)
         for call, outputs in zip(calls, shares, strict=True):
@@ -441,7 +440,7 @@ class Batcher:
         statistics.executed(times, answered)
 
     def _succeed(self, call: Call, answer: Answer) -> None:
-        """An answer whose turn has come."""
+        """Deliver an answer whose turn has come."""
         call.finished = True
         queued_s, total_s = answer.times.started_s - call.arrived_s, self._clock.now() - call.arrived_s
         self.statistics.succeeded(queue_s=queued_s, total_s=total_s)
@@ -459,10 +458,10 @@ class Batcher:
             self._line.left(call)
 
     def _evict(self, ticket: Ticket, error: InferenceError | None) -> None:
-        """Finish a call that has just left the queue without running; no error given means it was late."""
+        """Finish a call that has just left the queue without running. error: None if it was late."""
         call = unwrap(ticket)
         call.inputs = {}
-        self._rows -= call.rows
+        self._waiting.rows -= call.rows
         if self._levels is not None:
             self._levels.leave(call)
         self._fail(call, error or self._lateness(call))
@@ -495,6 +494,7 @@ class Batcher:
         for ticket in self._queue.expire(now):
             call = ticket.payload
             if call.delays and ticket.deadline < call.deadline and now < call.deadline:
-                self._queue.push(unwrap(ticket).parked(call.deadline))  # there is room: its own place
+                # cannot be refused: it takes its own place again
+                self._queue.push(unwrap(ticket).parked(call.deadline))
             else:
                 self._evict(ticket, None)

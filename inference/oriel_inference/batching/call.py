@@ -1,4 +1,4 @@
-"""One call inside a batcher, and what it gets back."""
+"""One call inside a batcher, and its answer."""
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,15 +12,14 @@ from oriel_policies.queue import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest
 
-__all__ = ["Answer", "BatchTimes", "Call", "Closable", "Emit", "Reply", "StepRun", "deliver"]
-
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """When one batch passed its stages, monotonic seconds; shared by its members. rows: of the whole batch."""
+    """The monotonic seconds at which one batch passed its stages; shared by its members. rows: rows of the whole
+    batch.
+    """
 
     started_s: float
     assembled_s: float
@@ -30,9 +29,11 @@ class BatchTimes:
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """One call's rows. outputs: in the order of the model's outputs, views of the batch's arrays.
+    """The rows of one call.
 
-    steps: what an ensemble ran for it, in the order in which they ended.
+    outputs: in the order of the model's outputs, views of the batch's arrays.
+    cost_us: the call's share of the batch's time.
+    steps: the steps that an ensemble ran for it, in the order in which they ended.
     """
 
     outputs: Sequence[Array]
@@ -43,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One step of an ensemble. queued_s: when it was handed to its model."""
+    """One step of an ensemble. queued_s: when it was given to its model."""
 
     model: str
     version: str
@@ -51,7 +52,8 @@ class StepRun:
     answer: Answer
 
 
-# Farther apart than any two deadlines: a level always outranks a deadline, and so does being parked within a level.
+# Larger than the distance of any two deadlines: a higher level always comes later, and so does a parked call within its
+# level.
 _LEVEL_S = 1e7
 _PARKED_S = _LEVEL_S / 2
 
@@ -60,15 +62,15 @@ Emit = Callable[[Sequence[Array], Callable[[], None]], None]
 
 
 class Closable(Protocol):
-    """What wants to know when a call ends before its answer has come."""
+    """An object to close when a call ends before its answer has come."""
 
     def close(self) -> None: ...
 
 
 def deliver(call: "Call", result: Answer | InferenceError, model: str) -> None:
-    """Tell the caller how it ended; never raises, for others wait behind it.
+    """Call the reply of a call; never raises, because other calls wait behind it.
 
-    An answer that cannot be made ready is a failure: nobody is left without a word.
+    If the answer cannot be encoded, the caller gets an error instead.
     """
     reply = call.reply
     call.forget()
@@ -91,14 +93,21 @@ def _nobody(_: Answer | InferenceError) -> None:
 class Call:
     """A request as the batcher sees it.
 
-    inputs: name -> [rows, ...]. signature: calls with equal ones may share a batch (every non-batch dimension and the
-    set of inputs). deadline: absolute; give_up_s: when the model's queue policy gives up on it, if that is earlier:
-    then it is refused or, if it `delays`, parked. level: the caller's own ranking, which orders only its own calls of
-    its own tier: 0 goes before 1. admitted: a step of an ensemble, which had its own bounds: no full queue refuses it.
-    reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
-    that with each response's outputs and what to call once they are written. relay: set while such a model runs it, or
-    a Python model. request_id: for the log. caller: a tenant or a connection, "" if not known. source: what
-    the client sent and on whose behalf, for models that take requests one by one.
+    inputs: name -> [rows, ...].
+    signature: calls with equal signatures may share a batch (every non-batch dimension and the set of inputs).
+    deadline: absolute.
+    give_up_s: when the queue policy of the model gives up on it, if that is earlier; then it is refused or, if
+    `delays`, parked.
+    level: the caller's own ranking, which orders only its own calls of its own tier; 0 goes before 1.
+    admitted: set for a step of an ensemble, which was admitted by the ensemble's bounds: a full queue does not refuse
+    it.
+    reply: called exactly once on the loop, unless the caller leaves first.
+    emit: for decoupled models; called before `reply` with the outputs of each response and a function to call once they
+    are written.
+    relay: set while a decoupled model or a Python model runs the call.
+    request_id: for the log.
+    caller: a tenant or a connection, "" if unknown.
+    source: the client's request and its context, for models that take requests one by one.
     """
 
     __slots__ = (
@@ -169,20 +178,28 @@ class Call:
         )
 
     def forget(self) -> None:
-        """Nobody is told anything any more. Its caller knows the call and the call its caller: a circle of some thirty
-        objects, request body included, that only the garbage collector would find."""
+        """Drop the references to the caller. Caller and call refer to each other: a cycle of some thirty objects, the
+        request body included, that only the garbage collector would find.
+        """
         self.reply = _nobody
         self.emit = None
         self.ticket.payload = None
 
     def parked(self, until_s: float) -> Ticket:
-        """A new ticket for one that has left the queue: behind the other calls of its level, expiring at `until_s`."""
-        # Without rows it presses nobody.
+        """Return a new ticket for a call that has left the queue: behind the other calls of its level, expiring at
+        `until_s`.
+        """
+        # Without rows it delays no other call.
         return self._renewed(until_s, rows=0, order=self.deadline + self.level * _LEVEL_S + _PARKED_S)
 
     def again(self) -> Ticket:
-        """A new ticket for one that has left the queue, with the same rank and the same expiry."""
+        """Return a new ticket for a call that has left the queue, with the same rank and the same expiry."""
         return self._renewed(self.ticket.deadline, rows=self.ticket.rows, order=self.ticket.order)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the call is in the queue."""
+        return not (self.finished or self.started_s)
 
     def _renewed(self, deadline: float, *, rows: int, order: float) -> Ticket:
         old = self.ticket

@@ -1,14 +1,13 @@
-"""Which model may compute: running instances times their threads stay within the machine's cores.
+"""Decides which model may compute: running instances times their threads stay within the cores of the machine.
 
-One writer, the loop. A run takes its threads' worth of units and gives them back; when there are not enough, the model
-waits here, and the most urgent head of all waiting queues gets the next ones. Nobody overtakes the most urgent waiter,
-not even a run that would fit where it does not: a model with many threads could otherwise starve.
+Single writer: the loop. A run takes as many units as it has threads and returns them afterwards. When there are not
+enough, the model waits here, and the most urgent first call of all waiting models gets the next units. No model
+overtakes the most urgent one, not even with a run that would fit where that one does not: a model with many threads
+could otherwise starve.
 """
 
 from operator import itemgetter
 from typing import Protocol
-
-__all__ = ["Contender", "Cores"]
 
 
 class Contender(Protocol):
@@ -20,16 +19,16 @@ class Contender(Protocol):
         ...
 
     def urgency(self) -> tuple[int, float] | None:
-        """(band, deadline) of what it would run next; None if it has nothing to run any more."""
+        """Return (band, deadline) of the call that it would run next; None if it has nothing to run."""
         ...
 
     def granted(self) -> None:
-        """The units are taken: run, or give them back with `release`."""
+        """Use the units, which are taken already, or return them with `release`."""
         ...
 
 
 class Cores:
-    """`total` units. `take` never waits; a refused contender is called back through `granted`."""
+    """The units of the machine. `take` never waits; a refused contender is called back through `granted`."""
 
     def __init__(self, total: int) -> None:
         self.total = max(1, total)
@@ -38,7 +37,7 @@ class Cores:
         self._granting = False
 
     def take(self, contender: Contender) -> bool:
-        """Take the contender's units now, or remember it."""
+        """Take the contender's units now, or put it on the waiting list."""
         if contender in self._waiting:
             return False
         if not self._waiting and self.free >= contender.units:
@@ -46,11 +45,11 @@ class Cores:
             return True
         self._waiting.append(contender)
         if not self._granting:
-            self._grant()  # whoever waited may have lost interest
+            self._grant()  # a waiting model may have nothing to run any more
         return False
 
     def release(self, units: int) -> None:
-        """Give units back and let the most urgent waiters have them."""
+        """Return units and grant them to the most urgent waiting models."""
         self.free += units
         if self._waiting and not self._granting:
             self._grant()

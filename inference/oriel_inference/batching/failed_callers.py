@@ -1,7 +1,7 @@
-"""Callers whose calls failed in a model lately. Single writer: the loop.
+"""Remembers the callers whose calls failed in a model lately. Single writer: the loop.
 
-Their calls share batches with one another only: a batch that fails has to be executed again in parts, which costs
-everybody in it. A caller is a tenant if a trusted peer named one, else a connection.
+Their calls share batches only with one another, because a failed batch has to be executed again in parts, which delays
+every call in it. A caller is a tenant if a trusted peer named one, else a connection.
 """
 
 import logging
@@ -11,8 +11,6 @@ from oriel_inference.batching.call import Call
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest
 from oriel_inference.model import ModelSpec
 
-__all__ = ["LATELY_S", "MAX_CALLERS", "FailedCallers"]
-
 _log = logging.getLogger(__name__)
 
 LATELY_S = 10.0
@@ -21,9 +19,9 @@ MAX_CALLERS = 1024
 
 
 class FailedCallers:
-    """Of one model version. now: monotonic seconds.
+    """The failed callers of one model version. now: returns monotonic seconds.
 
-    At most MAX_CALLERS are known; the one whose last failure is oldest is forgotten first.
+    At most MAX_CALLERS are remembered; the one whose last failure is oldest is forgotten first.
     """
 
     __slots__ = ("_failures", "_logged_s", "_now", "_spec", "_until")
@@ -36,24 +34,24 @@ class FailedCallers:
         self._logged_s = -LOG_S
 
     def __bool__(self) -> bool:
-        """Whether any caller may be among them."""
+        """Return whether any caller is remembered."""
         return bool(self._until)
 
     def lately(self, call: Call) -> bool:
-        """Whether the call's caller failed within LATELY_S."""
+        """Return whether the call's caller failed within LATELY_S."""
         return self._until.get(call.caller, 0.0) > self._now()
 
     def judge(self) -> Callable[[Call], bool] | None:
-        """`lately`, or None if that is nobody now: those whose last failure is longer ago are forgotten."""
+        """Forget callers whose last failure is too long ago; return `lately`, or None if no caller is left."""
         now = self._now()
         while self._until and self._until[oldest := next(iter(self._until))] <= now:
             del self._until[oldest]
         return self.lately if self._until else None
 
     def failed(self, call: Call, error: InferenceError) -> None:
-        """The model was executed for this call alone and failed; other errors change nothing.
+        """Record that the model was executed for this call alone and failed; other errors change nothing.
 
-        Logs at most every LOG_S.
+        Logs at most once every LOG_S.
         """
         if not isinstance(error, (InvalidRequest, BackendFailed)):
             return

@@ -1,6 +1,6 @@
-"""How many calls of each priority level may wait: `max_queue_size` of its queue policy.
+"""Bounds the waiting calls of each priority level: `max_queue_size` of its queue policy.
 
-A level is counted per tier, so that one tier's flood leaves another its places. Single writer: the loop.
+A level is counted per tier, so that a flood in one tier leaves another tier its places. Single writer: the loop.
 """
 
 from collections import Counter
@@ -8,18 +8,16 @@ from collections import Counter
 from oriel_inference.batching.call import Call
 from oriel_inference.model import QueueRules
 
-__all__ = ["LevelBounds"]
-
 
 class LevelBounds:
-    """Every call that `enter` let in has to be taken out by `leave`, once."""
+    """Every call that joined with `enter` has to be removed with `leave`, once."""
 
     def __init__(self, rules: QueueRules) -> None:
         self._sizes = {level: rules.of(level).max_items for level in rules.levels}
         self._waiting: Counter[tuple[int, int]] = Counter()
 
     def enter(self, call: Call) -> bool:
-        """Take a place of the call's level; False if it has none left."""
+        """Take a place of the call's level; return False if none is left."""
         if call.ticket.admitted:
             return True
         key = (call.ticket.band, call.level)
@@ -30,6 +28,6 @@ class LevelBounds:
         return True
 
     def leave(self, call: Call) -> None:
-        """The call waits no longer."""
+        """Free the place of a call."""
         if not call.ticket.admitted:
             self._waiting[call.ticket.band, call.level] -= 1

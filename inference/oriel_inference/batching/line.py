@@ -1,8 +1,8 @@
-"""`preserve_ordering`: answers leave in the order in which their calls came.
+"""`preserve_ordering`: answers are delivered in the order in which their calls arrived.
 
-One line per tier and tenant: a line over all of them would let one tier's slow call hold another's answers. Only
-answers stand in line. A call that fails, expires or leaves goes at once, and whoever waits behind it moves up. An
-answer that reaches its own deadline in the line is too late: its caller is told so on time.
+There is one line per tier and tenant: with a single line, a slow call of one tier would delay the answers of another.
+Only answers wait in line. A call that fails, expires or leaves is finished at once, and the calls behind it move up. An
+answer that reaches its own deadline in the line is too late, and its caller gets that error in time.
 """
 
 from collections import OrderedDict
@@ -11,8 +11,6 @@ from collections.abc import Callable
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import DeadlineExceeded, InferenceError
-
-__all__ = ["AnswerLine"]
 
 
 class _Held:
@@ -24,7 +22,11 @@ class _Held:
 
 
 class AnswerLine:
-    """answer: delivers to the caller; fail: ends a call, which has to come back as `left`. Single writer: the loop."""
+    """Holds answers back until it is their turn. Single writer: the loop.
+
+    answer: delivers an answer to the caller.
+    fail: ends a call, which has to call `left` in turn.
+    """
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class AnswerLine:
         self._lines: dict[tuple[int, str], OrderedDict[Call, _Held | None]] = {}
 
     def enter(self, call: Call) -> None:
-        """A call has arrived."""
+        """Add a call that has arrived."""
         key = (call.ticket.band, call.ticket.tenant)
         line = self._lines.get(key)
         if line is None:
@@ -46,7 +48,7 @@ class AnswerLine:
         line[call] = None
 
     def answered(self, call: Call, answer: Answer) -> None:
-        """A call has its rows: deliver them as soon as nobody is before it."""
+        """Handle the answer of a call: deliver it as soon as no call is before it."""
         key = (call.ticket.band, call.ticket.tenant)
         line = self._lines[key]
         if next(iter(line)) is call:
@@ -58,7 +60,7 @@ class AnswerLine:
         self._advance(key, line)
 
     def left(self, call: Call) -> None:
-        """A call has ended otherwise; it need not be in the line."""
+        """Remove a call that has ended otherwise; it need not be in the line."""
         key = (call.ticket.band, call.ticket.tenant)
         line = self._lines.get(key)
         if line is None or call not in line:

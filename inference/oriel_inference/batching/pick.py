@@ -1,11 +1,11 @@
-"""Which waiting calls make up the next batch. Acts on the queue as `oriel_policies.batch.Fill` decides.
+"""Picks the waiting calls of the next batch. It acts on the queue as `oriel_policies.batch.Fill` decides.
 
-Calls join in queue order. Where more wait than one batch holds, a call that a full batch would make late is put aside,
-as long as others of its tier or of more urgent ones fill the batch without it. What was put aside goes back behind
-the others of its level, with the same expiry: it runs if they thin out in time.
+Calls join in queue order. If more rows wait than one batch holds, a call that a full batch would make late is put
+aside, as long as other calls of its tier or of more urgent tiers fill the batch without it. It then goes back behind
+the others of its level with the same expiry, and runs if their number decreases in time.
 
-A call of a caller that failed lately shares a batch with its like only. One that stands in the way of others is put
-aside as well and keeps its rank, so that it is the next one's turn.
+Calls of callers that failed lately share batches only with one another. Such a call that would block others is put
+aside too, but keeps its rank, so that the next batch is its turn.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,7 @@ from oriel_inference.batching.call import Call
 from oriel_policies.batch import Fill
 from oriel_policies.queue import SlaQueue, Ticket
 
-__all__ = ["pick", "unwrap"]
-
-MAX_ASIDE = 1024  # calls put aside at one go: some milliseconds
+MAX_ASIDE = 1024  # calls put aside for one batch; takes some milliseconds
 MAX_APART = 64
 
 
@@ -32,8 +30,11 @@ def pick(
 ) -> list[Call]:
     """Take the calls of one batch out of `queue`, at least one if it holds any.
 
-    limit: rows, the fill's own. crowded: more rows wait than that. alone: one call is a batch. failed: whether a
-    call's caller failed lately, None if nobody did. in_order: no call may pass another one.
+    limit: the rows that the fill accepts.
+    crowded: more rows wait than that.
+    alone: every call is a batch of its own.
+    failed: returns whether a call's caller failed lately; None if no caller did.
+    in_order: no call may overtake another one.
     """
     calls: list[Call] = []
     aside: list[Ticket] = []
@@ -77,12 +78,14 @@ def pick(
 
 
 def unwrap(ticket: Ticket) -> Call:
-    """The call of a ticket that has left the queue, which keeps dead tickets for a while: they must hold no tensors."""
+    """Return the call of a ticket that has left the queue, and drop the reference to it: the queue keeps dead tickets
+    for a while, which must not keep tensors in memory.
+    """
     call, ticket.payload = ticket.payload, None
     assert isinstance(call, Call)
     return call
 
 
 def _size_bytes(call: Call) -> int:
-    """Text tensors count as they were sent, numbers in JSON as they are computed with."""
+    """Return the bytes of a call. Text tensors count as they were sent, numbers in JSON as arrays."""
     return max(call.ticket.size_bytes, sum([array.nbytes for array in call.inputs.values()]))

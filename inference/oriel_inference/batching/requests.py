@@ -1,7 +1,7 @@
 """A batch on a session that takes its requests one by one and answers later: Python models.
 
-Owner: the loop. The batch holds its instance until the session says `returned`, and stays among the running ones until
-every call of it is finished.
+Owner: the loop. The batch holds its instance until the session calls `returned`, and counts as running until every call
+of it is finished.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,21 +10,21 @@ from oriel_inference.backends import Outputs, Request, RequestSession
 from oriel_inference.batching.assemble import Outcome, Results, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.responses import Responses
+from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
-
-__all__ = ["RequestBatch"]
 
 
 class RequestBatch:
     """The Execution of `calls`.
 
-    finish: takes the results of some of the calls, and whether they are the last. free: the instance is idle again.
-    fail: ends a call with an error. statistics: where a decoupled model's responses are counted.
+    finish: receives the results of some of the calls, and whether they are the last.
+    free: called when the instance is idle again.
+    fail: ends a call with an error.
+    statistics: counts the responses of a decoupled model.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class RequestBatch:
         self._session.execute(self)
 
     def left(self, index: int) -> None:
-        """The call has ended before its answer came."""
+        """Handle a call that has ended before its answer came."""
         self._session.leave(self, index)
 
-    # What the session says ------------------------------------------------------------------------------------------
+    # Callbacks of the session ---------------------------------------------------------------------------------------
 
     def computing(self, began_s: float, ended_s: float) -> None:
         now = self._clock.now()
-        # The model's process may say anything, NaN too: what is compared second is dropped then.
+        # The model's process may send anything, even NaN; as the second of two compared values it is dropped.
         self._computed = max(self._started, min(now, ended_s))
         self._began = max(self._started, min(self._computed, began_s))
 
@@ -106,7 +106,7 @@ class RequestBatch:
         deliver(call, shaped, consumed, self._since[index], self._fail)
 
     def _lap(self, index: int) -> float:
-        """Seconds since the call's last response, or since its batch began."""
+        """Return the seconds since the call's last response, or since its batch began."""
         before, self._since[index] = self._since[index], self._clock.now()
         return self._since[index] - before
 
@@ -141,7 +141,9 @@ class RequestBatch:
         return Outputs(arrays, outputs.parameters, last=outputs.last)
 
     def _output(self, array: Array, spec: TensorSpec, rows: int) -> Array:
-        """Raises BackendFailed if it does not fit the configuration; a decoupled response may have any rows."""
+        """Reshape an output. Raises BackendFailed if it does not fit the configuration; a decoupled response may have
+        any number of rows.
+        """
         dims = spec.dims if spec.engine_dims is None else spec.engine_dims
         if self._spec.batched:
             dims = (-1 if self._spec.decoupled else rows, *dims)
@@ -153,13 +155,13 @@ class RequestBatch:
         return reshaped(array, spec, shape[0] if self._spec.batched else 0)
 
     def _all(self) -> Results:
-        """Those that have rows are one batch; the others fail one by one."""
+        """Return the results: the calls that have rows are one batch, the others fail one by one."""
         good: list[Call] = []
         shares: list[list[Array]] = []
         results: Results = []
         for call, result in zip(self._calls, self._results, strict=True):
             if result is None:
-                result = BackendFailed("the model gave no answer")
+                result = BackendFailed("the model did not answer")
             if isinstance(result, InferenceError):
                 results.append(((call,), result))
                 continue
@@ -184,7 +186,7 @@ class RequestBatch:
 
 
 class _Departure:
-    """What a call tells when it ends early."""
+    """Reports that a call has ended early."""
 
     __slots__ = ("_batch", "_index")
 

@@ -1,12 +1,10 @@
-"""The responses of one decoupled request, as its model's statistics count them. On the loop."""
+"""Counts the responses of one decoupled request in the statistics of its model. Used on the loop."""
 
-from oriel_inference.statistics import Statistics
-
-__all__ = ["Responses"]
+from oriel_inference.batching.statistics import Statistics
 
 
 class Responses:
-    """arrived_s: when the request came to the queue."""
+    """The responses of one request. arrived_s: when the request was queued."""
 
     __slots__ = ("_arrived_s", "_number", "_statistics")
 
@@ -16,7 +14,9 @@ class Responses:
         self._number = 0
 
     def sent(self, now: float, infer_s: float, output_s: float) -> None:
-        """One is on its way to a caller that waits. infer_s, output_s: what it took to compute and to make ready."""
+        """Count a response on its way to a caller that waits. infer_s, output_s: time to compute it and to encode
+        it.
+        """
         if not self._number:
             self._statistics.first_response.observe((now - self._arrived_s) * 1000.0)
         response = self._statistics.response(self._number)
@@ -27,7 +27,7 @@ class Responses:
             response.success.add(infer_s + output_s)
 
     def ended(self, infer_s: float, *, failed: bool, cancelled: bool) -> None:
-        """There is no further one, `infer_s` after the last. cancelled: and nobody waited any more."""
+        """Count the end of the responses, `infer_s` after the last one. cancelled: the caller had left."""
         response = self._statistics.response(self._number)
         if response is None:
             return

@@ -1,4 +1,4 @@
-"""A batch on an instance, and the timer that answers its members on time while it runs."""
+"""A batch on an instance, with the timer that answers its members in time while it runs."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,11 +7,11 @@ from oriel_inference.batching.call import Call
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import DeadlineExceeded, InferenceError
 
-__all__ = ["Running"]
-
 
 class Running:
-    """fail: ends a call with an error. The timer follows the earliest deadline of those that are not finished."""
+    """A running batch. fail: ends a call with an error. The timer is set to the earliest deadline of the unfinished
+    calls.
+    """
 
     __slots__ = ("_clock", "_fail", "_timer", "calls", "session", "units")
 
@@ -32,7 +32,7 @@ class Running:
         self._arm()
 
     def ended(self) -> None:
-        """Nobody is late any more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,15 +1,13 @@
-"""What the rest of the server asks of whatever runs a model's calls: a batcher, or the scheduler of an ensemble."""
+"""The interface of everything that runs a model's calls: a batcher, or the scheduler of an ensemble."""
 
 from typing import Protocol
 
 from oriel_inference.batching.call import Call
-from oriel_inference.statistics import Statistics
-
-__all__ = ["Scheduler"]
+from oriel_inference.batching.statistics import Statistics
 
 
 class Scheduler(Protocol):
-    """Runs the calls of one model version; on the loop."""
+    """Runs the calls of one model version; used on the loop."""
 
     @property
     def statistics(self) -> Statistics: ...
@@ -21,35 +19,39 @@ class Scheduler(Protocol):
 
     @property
     def is_short(self) -> bool:
-        """Whether a call that came now would run on the loop."""
+        """Return whether a call that arrived now would run on the loop."""
         ...
 
     @property
     def pending(self) -> int:
-        """Calls that wait."""
+        """Return the number of waiting calls."""
         ...
 
     @property
     def running(self) -> int:
-        """What is under way: batches, or calls of an ensemble."""
+        """Return the number of running batches, or of running calls of an ensemble."""
         ...
 
     def submit(self, call: Call) -> None:
-        """Take `call`; its reply comes later on the loop, or now if it is refused."""
+        """Accept `call`; its reply comes later on the loop, or immediately if it is refused."""
         ...
 
     def leave(self, call: Call) -> bool:
-        """The caller went away: no reply. Its place is free at once. False if the call had its reply before."""
+        """Remove a call whose caller went away, without a reply, and free its place. Returns False if the call had its
+        reply before.
+        """
         ...
 
     def depths(self) -> list[tuple[int, int, float | None]]:
-        """(band, calls that wait, seconds a new call would wait; None if unknown) of every band seen, and of band 0."""
+        """Return (band, waiting calls, expected wait of a new call in seconds or None) for band 0 and every band
+        seen.
+        """
         ...
 
     def expected_wait_s(self, band: int) -> float | None:
-        """Seconds a call of `band` that came now would wait; None if that is not known."""
+        """Return how many seconds a new call of `band` would wait; None if unknown."""
         ...
 
     def close(self) -> None:
-        """Fail what waits; what runs ends on its own. Nothing is taken afterwards."""
+        """Fail the waiting calls and accept no more; what runs ends on its own."""
         ...

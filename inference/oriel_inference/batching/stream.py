@@ -1,11 +1,11 @@
 """One execution of a decoupled model: a session that yields any number of responses, and a reader that may be slow.
 
-The worker iterates the session and hands every response to the loop. At most AHEAD of them are handed over and not yet
-consumed; then the worker waits, and with it the session. A call that ends otherwise (its caller left, its deadline
-passed) closes the relay: the session sees it at `cancelled()` and at its next response.
+The worker iterates over the session and passes every response to the loop. At most AHEAD of them are passed on and not
+yet consumed; then the worker waits, and the session with it. A call that ends otherwise (its caller left, its deadline
+passed) closes the relay: the session notices that at `cancelled()` and at its next response.
 
-A call's deadline is for its first response. Each response then moves it to IDLE_S from there if that is later, and the
-whole takes at most MAX_S: a reader that stops reading is given up on like a session that hangs.
+The deadline of a call applies to its first response. Each response extends it to IDLE_S from then if that is later, and
+the whole takes at most MAX_S: a reader that stops reading is given up on, like a session that hangs.
 """
 
 import logging
@@ -17,13 +17,11 @@ from oriel_inference.backends import DecoupledSession
 from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.responses import Responses
+from oriel_inference.batching.statistics import Statistics
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
-from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
-
-__all__ = ["IDLE_S", "MAX_S", "Relay", "deliver", "execute_stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ MAX_S = 600.0
 
 
 class Relay:
-    """From one worker to the loop. fail: ends the call with an error, on the loop."""
+    """Passes responses from one worker to the loop. fail: ends the call with an error, on the loop."""
 
     def __init__(
         self, call: Call, clock: Clock, fail: Callable[[Call, InferenceError], None], statistics: Statistics
@@ -49,13 +47,13 @@ class Relay:
     # The worker's side ------------------------------------------------------------------------------------------
 
     def cancelled(self) -> bool:
-        """Nobody waits for more."""
+        """Return whether the caller no longer waits."""
         return self._closed
 
     def send(self, outputs: Sequence[Array], infer_s: float, output_s: float) -> bool:
-        """Hand one response over, waiting for room; False if nobody wants it any more.
+        """Pass one response on, waiting for room; return False if the caller no longer waits.
 
-        infer_s, output_s: what it took to compute and to make ready.
+        infer_s, output_s: time to compute the response and to encode it.
         """
         with self._condition:
             self._condition.wait_for(lambda: self._ahead < AHEAD or self._closed)
@@ -66,14 +64,14 @@ class Relay:
         return True
 
     def end(self, infer_s: float, *, failed: bool) -> None:
-        """There is no further response, after `infer_s` since the last one."""
+        """Report that there is no further response, `infer_s` after the last one."""
         ended = self._responses.ended
         self._clock.call_from_thread(lambda: ended(infer_s, failed=failed, cancelled=self._closed))
 
     # The loop's side --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The call has ended."""
+        """Stop relaying, because the call has ended."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -97,7 +95,7 @@ def deliver(
     now: float,
     fail: Callable[[Call, InferenceError], None],
 ) -> None:
-    """Hand one response to the caller, who has time for the next one from here; on the loop."""
+    """Pass one response to the caller, and extend the deadline for the next one; on the loop."""
     if call.finished or call.emit is None:
         return
     call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, now + IDLE_S))
@@ -118,7 +116,7 @@ def execute_stream(
     relay: Relay,
     now: Callable[[], float],
 ) -> Outcome:
-    """Run `call` and relay its responses; blocks, never raises. The outcome has no rows, they were sent."""
+    """Run `call` and relay its responses; blocks and never raises. The outcome has no rows, because they were sent."""
     started = since = now()
     try:
         batch = concatenate([call.inputs], spec.inputs, batched=spec.batched)
@@ -132,12 +130,12 @@ def execute_stream(
                 ]
                 if not relay.send(outputs, computed - since, now() - computed):
                     break
-                since = now()  # waiting for the reader is not the model's
+                since = now()  # waiting for the reader is not time of the model
     except InferenceError as error:
         relay.end(now() - since, failed=True)
         return error
     except Exception:
-        # The instance must live on, whatever a runtime throws.
+        # The instance must survive any error of a runtime.
         _log.exception("model %s: a stream failed unexpectedly", spec.name)
         relay.end(now() - since, failed=True)
         return BackendFailed("the model failed inside the server")

@@ -1,4 +1,4 @@
-"""Debug lines about batches, for `--log-verbose`. Whoever calls has asked first whether they are wanted."""
+"""Debug lines about batches, for `--log-verbose`. The caller checks first whether they are enabled."""
 
 import logging
 from collections.abc import Sequence
@@ -7,15 +7,13 @@ from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.errors import InferenceError
 from oriel_inference.model import ModelSpec
 
-__all__ = ["say_batch", "say_executed", "say_failed"]
-
 _log = logging.getLogger(__name__)
 
 MAX_IDS = 8
 
 
-def say_batch(spec: ModelSpec, calls: Sequence[Call], rows: int, reason: str, now: float) -> None:
-    """A batch leaves the queue for an instance."""
+def log_batch(spec: ModelSpec, calls: Sequence[Call], rows: int, reason: str, now: float) -> None:
+    """Log that a batch leaves the queue for an instance."""
     left_ms = min((call.deadline - now for call in calls), default=0.0) * 1e3
     _log.debug(
         "model %s version %d: batch of %d requests, %d rows (%s), %.1f ms left: %s",
@@ -29,8 +27,8 @@ def say_batch(spec: ModelSpec, calls: Sequence[Call], rows: int, reason: str, no
     )
 
 
-def say_executed(spec: ModelSpec, calls: Sequence[Call], times: BatchTimes) -> None:
-    """A batch has run, its answers are still to be sent."""
+def log_executed(spec: ModelSpec, calls: Sequence[Call], times: BatchTimes) -> None:
+    """Log that a batch has run and that its answers are still to be sent."""
     _log.debug(
         "model %s version %d: executed %d rows in %.3f ms (input %.3f, infer %.3f, output %.3f), %d of %d wait: %s",
         spec.name,
@@ -46,8 +44,8 @@ def say_executed(spec: ModelSpec, calls: Sequence[Call], times: BatchTimes) -> N
     )
 
 
-def say_failed(spec: ModelSpec, calls: Sequence[Call], error: InferenceError) -> None:
-    """A batch, or some calls of it, failed."""
+def log_failed(spec: ModelSpec, calls: Sequence[Call], error: InferenceError) -> None:
+    """Log that a batch, or some calls of it, failed."""
     _log.debug("model %s version %d: failed, %s: %s", spec.name, spec.version, error.outcome.value, _ids(calls))
 
 

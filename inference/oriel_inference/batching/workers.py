@@ -1,6 +1,7 @@
-"""The threads that execute batches: one bounded pool for all models, threads started on first use.
+"""The threads that execute batches: one bounded pool for all models, with threads started on first use.
 
-Executions that wait for their readers get threads of their own, or they would keep the others' from computing.
+Executions that wait for their readers get threads of their own; in the pool they would keep other models from
+computing.
 """
 
 import threading
@@ -8,19 +9,17 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
-__all__ = ["JobThreads", "ManualWorkers", "Workers", "WorkerThreads"]
-
 Job = Callable[[], None]
 
 
 class Workers(Protocol):
-    """Runs jobs somewhere, each exactly once. Jobs do not raise."""
+    """Runs jobs, each exactly once. Jobs do not raise."""
 
     def submit(self, job: Job) -> None: ...
 
 
 class WorkerThreads:
-    """At most `limit` daemon threads. `submit` is for one thread, the loop's."""
+    """A pool of at most `limit` daemon threads. `submit` is called by one thread, the loop's."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
@@ -40,7 +39,7 @@ class WorkerThreads:
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
-        """Let running jobs end, stop the threads; False if some still run after `timeout_s` each."""
+        """Let running jobs end and stop the threads; return False if some still run after `timeout_s` each."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -56,7 +55,7 @@ class WorkerThreads:
 
 
 class JobThreads:
-    """A daemon thread per job. How many there can be is up to who submits: a model's instances."""
+    """Runs every job in a daemon thread of its own. The number of jobs is bounded by the instances of a model."""
 
     def __init__(self) -> None:
         self._threads: set[threading.Thread] = set()
@@ -67,7 +66,7 @@ class JobThreads:
         thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Wait for running jobs; False if some still run after `timeout_s` each."""
+        """Wait for running jobs; return False if some still run after `timeout_s` each."""
         for thread in tuple(self._threads):
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in tuple(self._threads))

@@ -1,1 +1,1 @@
-"""Models made of models: the graph, what it runs on, and the scheduler that runs it."""
+"""Models made of models: the graph, the models it runs on, and the scheduler that runs it."""

@@ -1,12 +1,12 @@
-"""The graph of an ensemble: which step makes which tensor, and whether it all fits together. Pure.
+"""The graph of an ensemble: which step produces which tensor, and whether everything fits together. Pure.
 
-Judged twice. `check_flow` needs the ensemble's configuration alone: every tensor is made exactly once, everything made
-is used, and there is no ring. `check_models` needs the models as they are now: their inputs are all given, and along
-each edge datatype and shape agree. The rules are those of Triton, so that its ensembles load and its users' mistakes
-are found at the same moment.
+It is checked twice. `check_flow` needs only the ensemble's configuration: every tensor is produced exactly once,
+everything produced is used, and there is no cycle. `check_models` needs the models as they are now: all their inputs
+are given, and datatype and shape agree along each edge. The rules are those of Triton, so that its ensembles load and
+mistakes are reported at the same moment.
 
-A tensor goes from a model with a batch dimension to one without, or back, if its whole shape fits, or if it is a batch
-of one: then the first dimension is dropped or added on the way (`fit_rank`).
+A tensor may pass between a model with a batch dimension and one without if its whole shape fits, or if it is a batch of
+one: then the first dimension is dropped or added (`fit_rank`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,16 +17,16 @@ from oriel_inference.model import EnsembleStep, ModelSpec, TensorSpec
 from oriel_wire.v2.datatypes import quoted, shown
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Choice", "Graph", "check_flow", "check_models", "fit_rank"]
-
 _SCHEDULING = "ensemble_scheduling"
 MAX_CHOICES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What some of the outputs need. steps: those that run. uses: tensor -> how many take it, the answer included; it
-    may be dropped after that.
+    """The part of the graph that a choice of outputs needs.
+
+    steps: the steps that run.
+    uses: tensor -> how many steps need it, the answer included; it may be dropped after that.
     """
 
     steps: frozenset[int]
@@ -34,10 +34,11 @@ class Choice:
 
 
 class Graph:
-    """What the scheduler looks up.
+    """The relations that the scheduler needs.
 
-    consumers: tensor -> the steps that take it. needs: per step, how many different tensors it waits for. makers: step
-    -> the steps that make its tensors, in an order in which makers come first.
+    consumers: tensor -> the steps that take it.
+    needs: per step, how many different tensors it waits for.
+    makers: step -> the steps that produce its tensors, in an order in which producers come first.
     """
 
     __slots__ = ("_choices", "_steps", "consumers", "makers", "needs")
@@ -60,7 +61,7 @@ class Graph:
             self.makers.update({index: makers[index] for index in able})
 
     def choice(self, outputs: frozenset[str]) -> Choice:
-        """For these outputs of the ensemble."""
+        """Return the part of the graph for these outputs of the ensemble."""
         found = self._choices.get(outputs)
         if found is None:
             found = self._choose(outputs)
@@ -74,14 +75,14 @@ class Graph:
             if not wanted.isdisjoint(self._steps[index].outputs.values()):
                 wanted.update(self._steps[index].inputs.values())
                 steps.add(index)
-        # An output that is an input is made by none: then all run.
+        # No step produces an output that is an input of the ensemble: then all steps run.
         steps = steps or set(self.makers)
         uses = {tensor: len(steps.intersection(by)) + (tensor in outputs) for tensor, by in self.consumers.items()}
         return Choice(frozenset(steps), uses)
 
 
 def check_flow(inputs: Collection[str], outputs: Collection[str], steps: Sequence[EnsembleStep], file: str) -> None:
-    """Judge what the configuration says by itself. Raises ConfigInvalid."""
+    """Check the configuration by itself. Raises ConfigInvalid."""
     made: dict[str, int] = dict.fromkeys(inputs, -1)
     used: set[str] = set()
     for index, step in enumerate(steps):
@@ -94,7 +95,8 @@ def check_flow(inputs: Collection[str], outputs: Collection[str], steps: Sequenc
     for index, step in enumerate(steps):
         for into, tensor in sorted(step.inputs.items()):
             if tensor not in made:
-                reason = f"nothing makes tensor {quoted(tensor)}: it is no input of the ensemble and no step's output"
+                what = "it is neither an input of the ensemble nor the output of a step"
+                reason = f"nothing makes tensor {quoted(tensor)}: {what}"
                 raise ConfigInvalid(file, _field(index, "input_map", into), reason)
     for name in outputs:
         if name not in made:
@@ -122,23 +124,25 @@ def _check_ring(inputs: Collection[str], steps: Sequence[EnsembleStep], file: st
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where a tensor comes from, and what it looks like there."""
+    """A place in the graph that a tensor comes from or goes to, with the tensor's type there. place: for error
+    texts.
+    """
 
-    said: str
+    place: str
     datatype: str
     dims: tuple[int, ...]
     batched: bool
 
 
 def check_models(spec: ModelSpec, models: Sequence[ModelSpec], file: str) -> None:
-    """Judge the ensemble against the models of its steps, in their order. Raises ConfigInvalid."""
+    """Check the ensemble against the models of its steps, in their order. Raises ConfigInvalid."""
     origins = {each.name: _seen(each, spec, "the ensemble's input") for each in spec.inputs}
     for index, (step, model) in enumerate(zip(spec.steps, models, strict=True)):
         _check_step(index, step, model, spec, file)
         for tensor in model.outputs:
             if tensor.name in step.outputs:
-                said = f"output {quoted(tensor.name)} of {quoted(model.name)}"
-                origins[step.outputs[tensor.name]] = _Origin(said, tensor.datatype, tensor.dims, model.batched)
+                place = f"output {quoted(tensor.name)} of {quoted(model.name)}"
+                origins[step.outputs[tensor.name]] = _Origin(place, tensor.datatype, tensor.dims, model.batched)
     for index, (step, model) in enumerate(zip(spec.steps, models, strict=True)):
         for tensor in model.inputs:
             if tensor.name in step.inputs:
@@ -175,11 +179,11 @@ def _check_step(index: int, step: EnsembleStep, model: ModelSpec, spec: ModelSpe
 
 def _check_edge(tensor: str, origin: _Origin, goal: _Origin, file: str, field: str) -> None:
     if origin.datatype != goal.datatype:
-        reason = f"tensor {quoted(tensor)} is {origin.datatype} as {origin.said} but {goal.datatype} as {goal.said}"
+        reason = f"tensor {quoted(tensor)} is {origin.datatype} as {origin.place} but {goal.datatype} as {goal.place}"
         raise ConfigInvalid(file, field, reason)
     theirs, ours = _whole(origin), _whole(goal)
     if not _agree(origin.dims, goal.dims) and not _agree(theirs, ours):
-        reason = f"tensor {quoted(tensor)} is {shown(theirs)} as {origin.said} but {shown(ours)} as {goal.said}"
+        reason = f"tensor {quoted(tensor)} is {shown(theirs)} as {origin.place} but {shown(ours)} as {goal.place}"
         raise ConfigInvalid(file, field, reason)
 
 
@@ -197,7 +201,7 @@ def _agree(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def fit_rank(array: Array, dims: tuple[int, ...], *, batched: bool, tensor: str) -> Array:
-    """A tensor as its next place wants it: a view with the batch dimension of one added or dropped, if it must be.
+    """Return a view of a tensor with the batch dimension of one added or dropped, if its next place needs that.
 
     dims: without the batch dimension. Raises InvalidRequest for a larger batch where there is no batch dimension.
     """

@@ -1,4 +1,4 @@
-"""What an ensemble runs on now: the serving models of its steps, or what keeps it from running. Pure."""
+"""Finds the serving models that an ensemble runs on, or the reason why it cannot run. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,12 @@ from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.model import ModelSpec, ModelState
 from oriel_wire.v2.datatypes import quoted
 
-__all__ = ["MAX_DEPTH", "Verdict", "judge", "labelled"]
-
 MAX_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """READY with the models of the steps, in their order; else why not. needs: the model that is missing."""
+    """The models of the steps in their order if the state is READY; otherwise the reason. needs: the missing model."""
 
     state: ModelState
     models: tuple[ServingModel, ...] = ()
@@ -25,7 +23,9 @@ class Verdict:
 
 
 def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
-    """Whether an ensemble can run on what serves. LOADING: what it needs is being loaded."""
+    """Check whether an ensemble can run on the models that serve. LOADING means that a model it needs is being
+    loaded.
+    """
     models: list[ServingModel] = []
     for step in spec.steps:
         version = str(step.version) if step.version else ""
@@ -42,7 +42,7 @@ def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
 
 
 def labelled(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
-    """An ensemble whose outputs without class names have those of the models that make them."""
+    """Return an ensemble whose outputs without class names get those of the models that produce them."""
     known = {
         step.outputs[output.name]: output.labels
         for step, model in zip(spec.steps, models, strict=True)
@@ -69,7 +69,9 @@ def _missing(ensemble: str, model: str, version: str, catalog: Catalog) -> Verdi
 
 
 def _awaited(model: str, catalog: Catalog, above: set[str]) -> str:
-    """What is being loaded that `model` waits for, itself perhaps; empty if nothing is. One of `above`: a ring."""
+    """Return the model being loaded that `model` waits for, which may be itself; "" if there is none. One of `above`
+    means a cycle.
+    """
     while model not in above:
         entry = next((each for each in catalog.entries(model) if each.state is ModelState.LOADING), None)
         if entry is None or not entry.needs:
@@ -80,7 +82,7 @@ def _awaited(model: str, catalog: Catalog, above: set[str]) -> str:
 
 
 def _check_nesting(spec: ModelSpec, catalog: Catalog, file: str) -> None:
-    """Ensembles within ensembles end, and soon. Raises ConfigInvalid."""
+    """Check that ensembles within ensembles end, and within MAX_DEPTH. Raises ConfigInvalid."""
     names = {step.model for step in spec.steps}
     for _ in range(MAX_DEPTH):
         if spec.name in names:

@@ -1,1 +1,1 @@
-"""From `config.pbtxt` and a model file to a `ModelSpec`: parse, validate, complete, check against the file."""
+"""Turns `config.pbtxt` and a model file into a `ModelSpec`: parse, validate, complete, check against the file."""

@@ -1,9 +1,10 @@
-"""`optimization.execution_accelerators`: names and parameters of a configuration -> execution providers and options.
+"""`optimization.execution_accelerators`: turns names and parameters of a configuration into execution providers and
+options.
 
 Keys, values and the order of preference are those of Triton's ONNX Runtime backend: the GPU accelerators in the order
-they are listed, CUDA, the CPU accelerators, the CPU. A key nobody knows is refused: the runtime would drop it or the
-whole provider. No key may make the server load a library or write outside its own cache folder: who may write a
-configuration need not be who runs the server.
+in which they are listed, CUDA, the CPU accelerators, the CPU. An unknown key is refused: the runtime would drop it or
+the whole provider. No key may make the server load a library or write outside its own cache folder, because the author
+of a configuration need not be the operator of the server.
 """
 
 import os
@@ -12,8 +13,6 @@ from pathlib import Path, PurePosixPath
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_wire.v2.proto import model_config_pb2 as pb
-
-__all__ = ["accelerators", "cache_folder", "check_accelerators"]
 
 Convert = Callable[[str], str]
 Options = Mapping[str, str]
@@ -74,7 +73,7 @@ def _one_of(*values: str) -> Convert:
 
 
 def _numbered(*values: str) -> Convert:
-    """The name, or its number as Triton's older spelling has it."""
+    """Return the names of a value, and its numbers in Triton's older spelling."""
 
     def convert(text: str) -> str:
         if text.isascii() and text.isdigit() and int(text) < len(values):
@@ -110,7 +109,7 @@ _CUDA_FLAGS = """
 """.split()
 _LIBRARY = "would load a library into the server, which a model configuration may not do"
 
-# accelerator -> parameter -> (option of the provider, how its value is read)
+# accelerator -> parameter -> (option of the provider, function that reads its value)
 _KEYS: dict[str, dict[str, tuple[str, Convert]]] = {
     "tensorrt": {
         "max_workspace_size_bytes": ("trt_max_workspace_size", _number),
@@ -149,15 +148,17 @@ OLD_CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strate
 
 
 def cache_folder() -> Path:
-    """Where engines may keep what they compile; absolute paths of configurations lie below it, too."""
+    """Return the folder where engines may keep what they compile; absolute paths of configurations are placed below it,
+    too.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base, "oriel", "engines")
 
 
 def accelerators(config: pb.ModelConfig, file: str, *, gpu: bool) -> list[tuple[str, Options]]:
-    """The providers of an instance on a GPU or on the CPU, in order of preference; the CPU itself is left out.
+    """Return the providers of an instance on a GPU or on the CPU in order of preference, without the CPU itself.
 
-    Raises ConfigInvalid naming the field.
+    Raises ConfigInvalid that names the field.
     """
     listed = config.optimization.execution_accelerators
     found: list[tuple[str, Options]] = []
@@ -173,7 +174,7 @@ def accelerators(config: pb.ModelConfig, file: str, *, gpu: bool) -> list[tuple[
 
 
 def check_accelerators(config: pb.ModelConfig, file: str) -> None:
-    """Judge every accelerator, also those no instance will use. Raises ConfigInvalid."""
+    """Check every accelerator, also those that no instance uses. Raises ConfigInvalid."""
     accelerators(config, file, gpu=True)
 
 
@@ -200,7 +201,7 @@ def _options(accelerator: str, given: Options, file: str, field: str) -> dict[st
             options |= {_PRECISIONS[value]: "True"} if _PRECISIONS[value] else {}
             continue
         if key not in _KEYS[accelerator]:
-            raise ConfigInvalid(file, f"{field}[{key[:64]!r}]", f"is no option of {accelerator}")
+            raise ConfigInvalid(file, f"{field}[{key[:64]!r}]", f"is not an option of {accelerator}")
         name, convert = _KEYS[accelerator][key]
         try:
             options[name] = convert(value)

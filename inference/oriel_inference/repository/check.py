@@ -1,23 +1,20 @@
-"""Model files are opened in a process of their own before the server opens them.
+"""Opens each model file in a child process before the server opens it.
 
-A hostile or broken file may crash or hang a runtime; then that process dies, with time and memory limits, and the
-model is refused by name. There are as many processes as there are checks at once: each is started when needed, reused,
-replaced after a failure or after MAX_CHECKS files, and ended when nothing was checked for a while.
+A hostile or broken file may crash or hang a runtime; then the child dies, within limits of time and memory, and the
+model is refused by name. There are as many children as checks at the same time: each is started when it is needed,
+reused, replaced after a failure or after MAX_CHECKS files, and ended after a while without checks.
 """
 
 import json
-import os
-import select
-import subprocess
 import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from oriel_inference.child_process import start_child
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
+from oriel_wire.engine.child import Child
 
 __all__ = ["CheckPool", "CheckProcess", "ModelCheck"]
 
@@ -29,10 +26,13 @@ _BUILDS = "TensorrtExecutionProvider"
 
 
 class ModelCheck(Protocol):
-    """Judges a model file before it is opened here; blocks."""
+    """Judges a model file before the server opens it. Blocks."""
 
     def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
-        """Whether it also runs with zeros: if not, it is not to be tried here. Raises LoadFailed."""
+        """Returns False if the model opens but does not run with zeros, so that the server must not try that.
+
+        Raises LoadFailed.
+        """
         ...
 
 
@@ -42,7 +42,7 @@ class CheckProcess:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._checked = 0
         self._killed = False
 
@@ -54,9 +54,9 @@ class CheckProcess:
 
     def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
         size = sum(each.stat().st_size for each in path.parent.rglob("*") if each.is_file())
-        # TensorRT builds for minutes, and again in the server, where it is verified: here CUDA stands for it.
+        # TensorRT builds for minutes, and again in the server, where the engine is verified: check with CUDA instead.
         tried = [each for each in options.providers if each[0] != _BUILDS]
-        # Other providers map device memory, which an address space limit would count.
+        # Other providers map device memory, which counts towards a limit of the address space.
         memory = 0 if options.providers else BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size
         request = {
             "path": str(path),
@@ -82,7 +82,7 @@ class CheckProcess:
         return runs
 
     def end(self) -> None:
-        """End the child unless it is at work."""
+        """End the child unless it is checking a file."""
         if self._lock.acquire(blocking=False):
             try:
                 self._end()
@@ -90,60 +90,36 @@ class CheckProcess:
                 self._lock.release()
 
     def kill(self) -> None:
-        """End the child for good, even if it is at work: that check fails."""
+        """End the child for good; a check under way fails."""
         self._killed = True
         child = self._child
         if child is not None:
             child.kill()
 
     def _ask(self, line: bytes) -> dict[str, Any] | None:
-        """What the child says; None if it died or took too long."""
+        """The child's answer to `line`; None if it died or took too long."""
         child = self._child
-        if child is None or child.poll() is not None:
+        if child is None or not child.running:
             self._end()
-            child = self._child = start_child("oriel_inference.repository.check_child")
-        assert child.stdin is not None and child.stdout is not None
+            child = self._child = Child("oriel_inference.repository.check_child")
         if self._killed:
             return None
         deadline = time.monotonic() + self._timeout_s
-        data = b""
         try:
-            child.stdin.write(line)
-            child.stdin.flush()
-            while not data.endswith(b"\n"):
-                ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
-                chunk = os.read(child.stdout.fileno(), MAX_ANSWER_BYTES) if ready else b""
-                data += chunk
-                if not chunk or len(data) > MAX_ANSWER_BYTES:
-                    return None
-            answer = json.loads(data)
+            child.write(line, deadline)
+            answer = json.loads(child.read_line(MAX_ANSWER_BYTES, deadline))
         except (OSError, ValueError):
             return None
         return answer if isinstance(answer, dict) else None
 
     def _end(self) -> int | None:
-        """Take the child away; its exit code if it had ended by itself."""
+        """End the child; its exit code if it had ended by itself."""
         child, self._child, self._checked = self._child, None, 0
-        if child is None:
-            return None
-        try:
-            # What has closed its output is about to be gone.
-            code = child.wait(0.2) if child.stdout and _at_end(child.stdout.fileno()) else child.poll()
-        except subprocess.TimeoutExpired:
-            code = None
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    pass  # unsent bytes for a process that is gone
-        return code
+        return None if child is None else child.end()
 
 
 class CheckPool:
-    """A child per check at the same time, reused. Bounded by how many check at once; any number of threads."""
+    """Reuses children; there are as many as checks at the same time. Any thread may use it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -166,21 +142,16 @@ class CheckPool:
                 self._idle.append(process)
 
     def end(self) -> None:
-        """End the children that are not at work."""
+        """End the children that are not checking a file."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
             process.end()
 
     def close(self) -> None:
-        """Check nothing more: what is being checked fails."""
+        """Refuse further checks; those under way fail."""
         with self._lock:
             self._closed = True
             busy = list(self._busy)
         for process in busy:
             process.kill()
-
-
-def _at_end(descriptor: int) -> bool:
-    ready, _, _ = select.select([descriptor], [], [], 0)
-    return bool(ready) and not os.read(descriptor, 1)

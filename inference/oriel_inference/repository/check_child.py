@@ -1,7 +1,7 @@
-"""The process in which a model file is opened for the first time: `python -m oriel_inference.repository.check_child`.
+"""The process that opens a model file for the first time: `python -m oriel_inference.repository.check_child`.
 
-One JSON object per line in, one per line out. It holds no secrets and no sockets, and it may die: whoever wrote the
-model file gains nothing but that. Ends when its input ends.
+Reads one JSON object per line and writes one per line. It holds no secrets and no sockets: the author of a hostile
+model file can at most kill it. It exits at the end of its input.
 """
 
 import contextlib
@@ -15,31 +15,31 @@ from typing import Any
 
 from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions
+from oriel_wire.engine.child import restrict_self
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Answer until the input ends."""
-    # The runtime may print what it likes: only this descriptor is the answer's.
+    # The runtime may print to descriptor 1: answers go to a copy of it.
     answers = os.dup(1)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    restrict_self()
     for line in sys.stdin.buffer:
         reason, runs = _judge(json.loads(line))
         os.write(answers, json.dumps({"reason": reason, "runs": runs}).encode() + b"\n")
 
 
 def _judge(request: dict[str, Any]) -> tuple[str, bool]:
-    """Why the file cannot be opened, empty if it can; whether it runs with zeros, which need not be valid for it."""
+    """The reason why the file cannot be opened, or ""; True if it runs with zeros, which its author need not allow."""
     from oriel_inference.backends import find_backend
     from oriel_inference.repository.onnx_files import check_model_file
     from oriel_inference.repository.zeros import row_of_zeros
 
     path = Path(request["path"])
-    # Should nobody be left to kill this process, it ends itself.
+    # The process ends itself if its parent is no longer there to kill it.
     signal.alarm(request["timeout_s"])
     try:
         check_model_file(path, request["shown"])

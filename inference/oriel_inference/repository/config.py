@@ -1,8 +1,8 @@
-"""Reading and judging a model configuration.
+"""Reads and checks a model configuration.
 
-Every field of the format parses, and its value is judged whether or not something here executes it. What would change
-answers and is not executed is refused by name; what only tunes an engine this server does not have is shown to clients
-and has a warning in the log. docs/model-repository.md lists what holds for each field, and a test keeps it true.
+Every field of the format is parsed and its value is checked, whether or not it is executed here. A field that would
+change answers and is not executed is refused by name. A field that only tunes an engine that this server does not have
+is shown to clients and gets a warning in the log. docs/model-repository.md lists every field, and a test compares it.
 """
 
 import re
@@ -20,8 +20,6 @@ from oriel_wire.v2.datatypes import CONFIG_DATATYPES, from_config_name
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["CONFIG_FILE", "MAX_FALLBACKS", "fallback_versions", "no_folder", "parse", "select_versions", "validate"]
-
 CONFIG_FILE = "config.pbtxt"
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 MAX_TENSORS = 1024
@@ -37,7 +35,7 @@ _Refuse = Callable[[str, str], ConfigInvalid]
 
 
 def parse(text: str, file: str) -> pb.ModelConfig:
-    """The text format -> message. file: for the error, relative to the repository. Raises ConfigInvalid."""
+    """Parse the text format. file: its path relative to the repository, for errors. Raises ConfigInvalid."""
     try:
         return parse_config_text(text)
     except BadMessage as error:
@@ -46,10 +44,10 @@ def parse(text: str, file: str) -> pb.ModelConfig:
 
 
 def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str] = ("model.onnx",)) -> list[str]:
-    """Judge what can be judged without the model file; fills `name`, `backend` and `platform` in.
+    """Check everything that can be checked without the model file; set `name`, `backend` and `platform`.
 
-    files: what lies in the newest version's folder, which may tell the backend. Returns warnings about settings
-    without effect here. Raises ConfigInvalid naming file, field and reason.
+    files: names in the newest version's folder, from which the backend may follow.
+    Returns warnings about settings without effect. Raises ConfigInvalid that names file, field and reason.
     """
 
     def refuse(field: str, reason: str) -> ConfigInvalid:
@@ -79,7 +77,7 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
 
 
 def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str) -> tuple[list[int], list[int]]:
-    """The versions the policy serves, ascending, and those it names that have no folder.
+    """Return the versions that the policy serves, ascending, and those it names that have no folder.
 
     Raises ConfigInvalid if it serves none.
     """
@@ -104,9 +102,9 @@ def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str)
 
 
 def fallback_versions(config: pb.ModelConfig, available: Sequence[int], selected: Sequence[int]) -> list[int]:
-    """The versions that may serve in place of `selected` ones that cannot be loaded, newest first.
+    """Return the versions that may serve in place of `selected` ones that cannot be loaded, newest first.
 
-    At most MAX_FALLBACKS. Only with the policy `latest`: the other two name every version that may serve.
+    At most MAX_FALLBACKS, and only with the policy `latest`: the other two policies name every version that may serve.
     """
     if config.version_policy.WhichOneof("policy_choice") not in (None, "latest"):
         return []
@@ -114,7 +112,7 @@ def fallback_versions(config: pb.ModelConfig, available: Sequence[int], selected
 
 
 def no_folder(versions: Sequence[int]) -> str:
-    """What is said of versions that are asked for and not there."""
+    """Return the error text about versions that are selected and have no folder."""
     names = ", ".join(str(version) for version in versions[:MAX_SHOWN])
     more = f" and {len(versions) - MAX_SHOWN} more" if len(versions) > MAX_SHOWN else ""
     return f"versions {names}{more} have no folder" if len(versions) > 1 else f"version {names} has no folder"
@@ -204,7 +202,7 @@ def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:
 
 
 def _without_effect(config: pb.ModelConfig) -> list[str]:
-    """What is accepted and shown, and changes nothing here: one line per field."""
+    """Return one line per field that is accepted and shown but has no effect here."""
     optimization = config.optimization
     agents = [agent.name for agent in config.model_repository_agents.agents]
     groups = config.instance_group

@@ -1,12 +1,10 @@
-"""What the operator's flags say for every model whose own configuration does not."""
+"""Defaults from the operator's flags for every model whose own configuration does not decide."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oriel_wire.errors import StartFailed
-
-__all__ = ["LoadDefaults", "from_backend_config"]
 
 AUTO_MAX_BATCH_SIZE = 4
 MAX_VALUE = 1_000_000
@@ -26,11 +24,13 @@ _NO_EFFECT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadDefaults:
-    """max_batch_size: what an auto-completed model gets if its file has a variable first dimension; 0 leaves that out.
+    """The operator's defaults.
 
-    intra_op_threads, inter_op_threads: 0 lets the server choose. auto_complete: whether a configuration may leave out
-    what the model file knows. python_environment: names of the server's variables that Python models get beside the
-    usual ones; one that ends in an asterisk stands for all that begin so.
+    max_batch_size: of an auto-completed model whose file has a variable first dimension; 0 sets none.
+    intra_op_threads, inter_op_threads: 0 lets the server choose.
+    auto_complete: whether a configuration may leave out what the model file knows.
+    python_environment: names of the server's variables that Python models get in addition to the usual ones; one that
+    ends in an asterisk stands for all names that begin so.
     """
 
     max_batch_size: int = AUTO_MAX_BATCH_SIZE
@@ -41,9 +41,10 @@ class LoadDefaults:
 
 
 def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> tuple[LoadDefaults, list[str]]:
-    """`[<backend>,]<key>=<value>` of --backend-config, and warnings about those without effect.
+    """Read `[<backend>,]<key>=<value>` of --backend-config; return the defaults and warnings about settings without
+    effect.
 
-    Raises StartFailed: what is unknown might change answers.
+    Raises StartFailed for an unknown setting, because it might change answers.
     """
     warnings: list[str] = []
     numbers: dict[str, int] = {}
@@ -85,7 +86,7 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
 def _names(value: str) -> list[str]:
     names = value.split(",")
     if not all(name and len(name) <= 256 and _NAME.fullmatch(name) for name in names):
-        # What was given is not repeated: it may be what it should not be, a value.
+        # The text is not repeated in the error: it may be a value that should not be shown.
         raise StartFailed(
             f"--backend-config: {_ENVIRONMENT} takes names of environment variables, NAME or BEGIN*, split by commas"
         )

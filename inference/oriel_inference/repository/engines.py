@@ -1,12 +1,11 @@
-"""Names of engines: what a configuration or the files of a version say runs a model, and what to tell whoever named
-one that this server does not have."""
+"""Finds the engine that a configuration or the files of a version name, and has the error texts for engines that this
+server does not have.
+"""
 
 from collections.abc import Iterable, Sequence
 
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_wire.v2.proto import model_config_pb2 as pb
-
-__all__ = ["PLATFORM_OF", "default_file", "name_engine", "names_engine", "needs"]
 
 _CONVERT = "export the model to ONNX: docs/convert-to-onnx.md shows how"
 _NEEDS = {
@@ -19,7 +18,7 @@ _PYTORCH = f"PyTorch models are not executed by this server, {_CONVERT}"
 _TENSORFLOW = f"TensorFlow models are not executed by this server, {_CONVERT}"
 _LANGUAGE = "serves language models through an engine of its own, which this server does not have; put that engine"
 _TEACHING = "is one of Triton's example backends and has no model; remove the folder from the repository"
-# engine -> why its models are refused
+# engine -> the reason why its models are refused
 _REFUSED = {
     "tensorrt": (
         "TensorRT engine files are not executed by this version, whatever is installed. The ONNX file they were built "
@@ -53,7 +52,7 @@ _PLATFORMS = {
     "custom": "custom",
 }
 PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx"}
-# file in the version folder -> engine, in the order they are looked for
+# file in the version folder -> engine, in the order of the search
 _FILES = {
     "model.onnx": "onnxruntime",
     "model.plan": "tensorrt",
@@ -88,20 +87,22 @@ _SUFFIXES = {
 
 
 def needs(engine: str) -> str:
-    """The sentence about an engine that needs a GPU and found none, with the extra that belongs to it."""
+    """Return the sentence about an engine that needs a GPU and found none, with the extra to install."""
     return _NEEDS[engine]
 
 
 def default_file(backend: str) -> str:
-    """The model file of a version where the configuration names none."""
+    """Return the model file of a version if the configuration names none."""
     return next((name for name, engine in _FILES.items() if engine == backend), "model.onnx")
 
 
 def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None:
-    """Fill in `backend` from `platform`, the model's file name or the files of a version, and `platform` if it has one.
+    """Set `backend` from `platform`, the model's file name or the files of a version, and `platform` if the engine has
+    one.
 
-    files: names in the newest version's folder. Whether there is a backend of that name is for `find_backend` to say.
-    Raises ConfigInvalid for an engine this server does not have, LoadFailed if nothing says which engine is meant.
+    files: names in the newest version's folder.
+    `find_backend` decides whether there is a backend of that name. Raises ConfigInvalid for an engine that this server
+    does not have, and LoadFailed if no engine can be derived.
     """
     named = config.platform and _platform(config.platform, file)
     backend = config.backend.lower()
@@ -118,7 +119,7 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
         field, backend = "", _foreign(files)
     if not backend:
         model = file.partition("/")[0]
-        raise LoadFailed(f"{model} names no backend and holds no model.onnx, so nothing says what runs it")
+        raise LoadFailed(f"{model} names no backend and holds no model.onnx, so its engine is unknown")
     if backend in _REFUSED:
         raise (
             ConfigInvalid(file, field, _REFUSED[backend])
@@ -130,7 +131,7 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
 
 
 def names_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> bool:
-    """Whether `name_engine` finds an engine of this server."""
+    """Return whether `name_engine` finds an engine of this server."""
     tried = pb.ModelConfig(
         backend=config.backend, platform=config.platform, default_model_filename=config.default_model_filename
     )
@@ -153,6 +154,6 @@ def _from_suffix(filename: str) -> str:
 
 
 def _foreign(files: Iterable[str]) -> str:
-    """A lone file of another name that tells its engine all the same."""
+    """Return the engine of a single file that has another name but a telling extension."""
     found = {engine for name in files if (engine := _from_suffix(name)) and engine in _REFUSED}
     return found.pop() if len(found) == 1 else ""

@@ -1,4 +1,4 @@
-"""The configuration of an ensemble: what it must say, what it must not, and its steps as values."""
+"""The configuration of an ensemble: its required and forbidden fields, and its steps as values."""
 
 from dataclasses import replace
 
@@ -7,8 +7,6 @@ from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EnsembleStep, ModelSpec, is_model_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["PLATFORM", "as_ensemble", "check_ensemble", "is_ensemble", "part_names"]
-
 PLATFORM = "ensemble"
 MAX_STEPS = 256
 MAX_MAPPED = 1024
@@ -16,18 +14,20 @@ LATEST = -1
 
 
 def is_ensemble(config: pb.ModelConfig) -> bool:
-    """Whether a configuration asks for one in any way."""
+    """Return whether a configuration is meant to be an ensemble in any way."""
     return PLATFORM in (config.platform, config.backend) or config.HasField("ensemble_scheduling")
 
 
 def part_names(config: pb.ModelConfig) -> list[str]:
-    """The models an ensemble is made of, each once; empty for other models. The configuration need not be valid."""
+    """Return the models of an ensemble's steps, each once; empty for other models. The configuration need not be
+    valid.
+    """
     names = (step.model_name for step in config.ensemble_scheduling.step) if is_ensemble(config) else ()
     return [name for name in dict.fromkeys(names) if is_model_name(name)][:MAX_STEPS]
 
 
 def check_ensemble(config: pb.ModelConfig, file: str) -> None:
-    """Judge all that is the ensemble's own and fill `platform` in. Raises ConfigInvalid."""
+    """Check everything that only ensembles have, and set `platform`. Raises ConfigInvalid."""
     if config.platform not in ("", PLATFORM):
         raise ConfigInvalid(file, "ensemble_scheduling", f"belongs to platform {PLATFORM!r}, not {config.platform!r}")
     if config.backend not in ("", PLATFORM):
@@ -42,9 +42,9 @@ def check_ensemble(config: pb.ModelConfig, file: str) -> None:
             "decoupled ensembles are not supported",
         ),
     }
-    for field, (found, mend) in refused.items():
+    for field, (found, remedy) in refused.items():
         if found:
-            raise ConfigInvalid(file, field, f"is not for ensembles: {mend}")
+            raise ConfigInvalid(file, field, f"is not for ensembles: {remedy}")
     scheduling = config.ensemble_scheduling
     if not scheduling.step:
         raise ConfigInvalid(file, "ensemble_scheduling.step", "is missing")
@@ -60,7 +60,7 @@ def check_ensemble(config: pb.ModelConfig, file: str) -> None:
 
 def _check_step(step: pb.ModelEnsembling.Step, ensemble: str, file: str, field: str) -> None:
     if not is_model_name(step.model_name):
-        reason = f"{step.model_name[:64]!r} is no name of a model" if step.model_name else "is missing"
+        reason = f"{step.model_name[:64]!r} is not a valid model name" if step.model_name else "is missing"
         raise ConfigInvalid(file, f"{field}.model_name", reason)
     if step.model_name == ensemble:
         raise ConfigInvalid(file, f"{field}.model_name", "is the ensemble itself")
@@ -76,7 +76,7 @@ def _check_step(step: pb.ModelEnsembling.Step, ensemble: str, file: str, field: 
 
 
 def as_ensemble(spec: ModelSpec, config: pb.ModelConfig) -> ModelSpec:
-    """`spec`, which has the tensors, with the steps of a configuration that was judged."""
+    """Return `spec`, which has the tensors, with the steps of a checked configuration."""
     return replace(
         spec, bounds=None, steps=_steps(config), max_inflight=config.ensemble_scheduling.max_inflight_requests
     )

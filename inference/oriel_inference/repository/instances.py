@@ -1,4 +1,4 @@
-"""Where the instances of a model run, and with which options of the engine: one `Place` per execution slot."""
+"""Decides where the instances of a model run, and with which engine options: one `Place` per instance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,13 @@ from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerator
 from oriel_inference.repository.engines import default_file, needs
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["PARAMETERS", "Place", "field_of", "places"]
-
 CPU = "CPUExecutionProvider"
 PROVIDER_KEY = "oriel.execution_provider"
 MAX_THREADS = 256
 _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
 _SHRINK = "memory.enable_memory_arena_shrinkage"
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
-# What the engine takes from `parameters`; others reach clients with the configuration and have no effect.
+# The keys of `parameters` that the engine uses; others are shown to clients with the configuration and have no effect.
 PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -33,7 +31,7 @@ _Kind = pb.ModelInstanceGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One execution slot. filename: of the version's folder."""
+    """Where one instance runs. filename: the model file in the version's folder."""
 
     options: EngineOptions
     filename: str
@@ -42,12 +40,12 @@ class Place:
 def places(
     config: pb.ModelConfig, file: str, *, threads: int, gpus: Sequence[Gpu], inter_threads: int = 1
 ) -> list[Place]:
-    """One place per instance, in the order of the groups.
+    """Return one place per instance, in the order of the groups.
 
-    threads, inter_threads: of an instance on the CPU where the configuration names none. gpus: those the backend
-    surely runs on.
-    Without groups there is one instance per GPU, or one on the CPU. Raises ConfigInvalid, also if a group wants a GPU
-    that is not there.
+    threads, inter_threads: for an instance on the CPU if the configuration sets none.
+    gpus: those that the backend is known to run on.
+    Without groups there is one instance per GPU, or one on the CPU. Raises ConfigInvalid, also if a group asks for a
+    missing GPU.
     """
     groups = list(config.instance_group) or [pb.ModelInstanceGroup()]
     found = []
@@ -59,7 +57,7 @@ def places(
 
 
 def field_of(config: pb.ModelConfig, provider: str) -> str:
-    """The field that asks for `provider`."""
+    """Return the field that asks for `provider`."""
     if _parameter(config, PROVIDER_KEY):
         return f"parameters[{PROVIDER_KEY!r}]"
     listed = config.optimization.execution_accelerators
@@ -73,7 +71,7 @@ def field_of(config: pb.ModelConfig, provider: str) -> str:
 def _devices(
     group: pb.ModelInstanceGroup, config: pb.ModelConfig, gpus: Sequence[Gpu], file: str, field: str
 ) -> Sequence[Gpu | None]:
-    """The GPUs a group names; a single None means the CPU."""
+    """Return the GPUs that a group names; a single None means the CPU."""
     if group.kind in (_Kind.KIND_CPU, _Kind.KIND_MODEL):
         return [None]
     listed = config.optimization.execution_accelerators.gpu_execution_accelerator
@@ -133,7 +131,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
 
 
 def _threaded(name: str, options: Mapping[str, str], threads: int) -> Mapping[str, str]:
-    """OpenVINO has threads of its own."""
+    """Add the number of threads for OpenVINO, which has threads of its own."""
     return {"num_of_threads": str(threads), **options} if name.startswith("OpenVINO") else options
 
 

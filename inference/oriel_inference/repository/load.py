@@ -1,10 +1,10 @@
-"""Loading one model of a store: its versions, each with open sessions. Blocks; call it from a thread."""
+"""Loads one model of a store: its versions, each with open sessions. Blocks, so call it from a thread."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from oriel_inference.repository.config import (
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
-from oriel_inference.repository.graphs import check_graph_specs, refuse_graphs
 from oriel_inference.repository.instances import Place, field_of, places
+from oriel_inference.repository.not_executed import check_graph_specs, refuse_graphs
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
@@ -34,20 +34,104 @@ from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["LoadedVersion", "load_model", "read_parts"]
-
 _log = logging.getLogger(__name__)
 
 WARM_UP_RUNS = 3
 WARM_UP_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The facts of one load of one model.
+
+    store, model: where the model lies, and its name there.
+    find_backend: returns the backend that a configuration names. Raises LoadFailed for a name it does not know.
+    cores, models: the cores of the machine and how many models share them; they size the default number of threads.
+    check: tries each model file in another process before it is opened here; None skips that.
+    override: replaces the model's configuration file.
+    have: version -> identity of the versions that serve already.
+    defaults: the operator's values for what a configuration leaves out.
+    slot: a context that is entered once the files of a version have been fetched, and left when it is loaded.
+    """
+
+    store: ModelStore
+    model: str
+    _: KW_ONLY
+    find_backend: Callable[[str], Backend]
+    cores: int
+    models: int
+    check: ModelCheck | None = None
+    override: pb.ModelConfig | None = None
+    have: Mapping[int, str] = field(default_factory=dict)
+    defaults: LoadDefaults = LoadDefaults()
+    slot: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def file(self) -> str:
+        """The configuration file, as errors and logs show it."""
+        return f"{self.model}/{CONFIG_FILE}"
+
+    def configuration(self) -> pb.ModelConfig:
+        """A copy of the override, else the parsed file, which may be missing. Raises LoadFailed."""
+        if self.override is not None:
+            return _copy(self.override)
+        text = self.store.text(self.model, CONFIG_FILE)
+        return parse(text, self.file) if text is not None else pb.ModelConfig()
+
+    def labels(self, filename: str) -> Sequence[str]:
+        """The lines of a label file. Raises LoadFailed if it is missing."""
+        text = self.store.text(self.model, filename)
+        if text is None:
+            raise LoadFailed(f"{self.model}/{filename}, named as label_filename, is missing")
+        return text.splitlines()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _VersionLoading:
+    """The facts of loading one version.
+
+    config: the version's own copy of the configuration, which the load completes.
+    identity: what its files look like now; "" if the configuration is not the store's.
+    before: the fingerprint of the model when the load began.
+    sharing: how many versions of all models share the cores.
+    """
+
+    of: Loading
+    version: int
+    config: pb.ModelConfig
+    identity: str
+    before: Fingerprint
+    sharing: int
+
+    def threads(self, instances: int) -> int:
+        """The default threads of one instance. A lone model gets all cores; where several models share the machine, a
+        long batch of one leaves at least half of the cores to the others.
+        """
+        return max(1, self.of.cores // max(instances, min(2, self.sharing)))
+
+    def unchanged(self) -> bool:
+        """Returns whether the model's files look as they did when the load began."""
+        return self.of.store.fingerprint(self.of.model) == self.before
+
+    def spec(self, instances: int) -> ModelSpec:
+        """Builds the specification from the completed configuration. Raises LoadFailed."""
+        check_graph_specs(self.config, self.of.file)
+        return build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
+
+    def warm_up(self, spec: ModelSpec, sessions: Sequence[Session]) -> None:
+        """Runs the samples of `model_warmup` on every session. Raises LoadFailed."""
+        of = self.of
+        run_warmup(self.config, spec, sessions, of.file, read=lambda name: of.store.data(of.model, f"warmup/{name}"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedVersion:
-    """Ready to serve. units: threads of one run. run_s: how long a warm run of one row took, None if unknown.
+    """A version that is ready to serve.
 
-    identity: what its files looked like; equal identities need no second load. tried: whether it was executed, with
-    zeros or with the samples of its configuration.
+    units: threads of one run.
+    run_s: how long a warm run of one row took; None if unknown.
+    identity: what its files looked like; a version with an equal identity needs no second load.
+    tried: whether the model was executed, with zeros or with the samples of its configuration.
     """
 
     spec: ModelSpec
@@ -59,127 +143,67 @@ class LoadedVersion:
     tried: bool = True
 
     def close(self) -> None:
-        """For a version that shall not serve after all."""
+        """Closes the sessions of a version that will not serve."""
         for session in self.sessions:
             session.close()
 
 
-def load_model(
-    store: ModelStore,
-    model: str,
-    *,
-    find_backend: Callable[[str], Backend],
-    cores: int,
-    models: int,
-    check: ModelCheck | None = None,
-    override: pb.ModelConfig | None = None,
-    have: Mapping[int, str] | None = None,
-    defaults: LoadDefaults | None = None,
-    taken: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> dict[int, LoadedVersion | LoadFailed | None]:
-    """Every version the policy selects -> loaded, why not, or None if it is loaded already.
+def load_model(loading: Loading) -> dict[int, LoadedVersion | LoadFailed | None]:
+    """Loads every version that the policy selects; returns for each what was loaded, the error, or None if it serves
+    already.
 
-    With the policy `latest`, one that cannot be loaded and does not serve is followed by the next older one, so that
-    as many serve as were asked for if there are enough that work.
+    With the policy `latest`, a version that cannot be loaded and does not serve is followed by the next older one, so
+    that as many versions serve as the policy asks for, if enough of them work.
 
-    cores, models: the machine's cores and how many models share them (versions that serve at once count each); they
-    size the default number of threads. taken: entered for what is done once the files are here. check: tries each
-    file elsewhere first. override: takes the place of the configuration file. have: version -> identity of what
-    serves. defaults: the operator's. Raises LoadFailed if the model as a whole is unusable (its configuration, no
-    versions) or if its files changed meanwhile. A failure carries the configuration as far as it was read.
+    Raises LoadFailed if the whole model is unusable (its configuration, no versions) or if its files changed during the
+    load. The error carries the configuration as far as it was read.
     """
-    file = f"{model}/{CONFIG_FILE}"
-    before = store.fingerprint(model)
-    if override is not None:
-        config = pb.ModelConfig()
-        config.CopyFrom(override)
-    else:
-        text = store.text(model, CONFIG_FILE)
-        config = parse(text, file) if text is not None else pb.ModelConfig()
+    before = loading.store.fingerprint(loading.model)
+    config = loading.configuration()
     try:
-        return _load_versions(
-            store,
-            config,
-            file,
-            before,
-            find_backend=find_backend,
-            cores=cores,
-            models=models,
-            check=check,
-            have=have or {},
-            from_store=override is None,
-            defaults=defaults or LoadDefaults(),
-            taken=taken,
-        )
+        return _load_versions(loading, config, before)
     except LoadFailed as failure:
         failure.config = config
         raise
 
 
 def _load_versions(
-    store: ModelStore,
-    config: pb.ModelConfig,
-    file: str,
-    before: Fingerprint,
-    *,
-    find_backend: Callable[[str], Backend],
-    cores: int,
-    models: int,
-    check: ModelCheck | None,
-    have: Mapping[int, str],
-    from_store: bool,
-    defaults: LoadDefaults,
-    taken: Callable[[], AbstractContextManager[None]],
+    loading: Loading, config: pb.ModelConfig, before: Fingerprint
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
-    """from_store: whether the configuration is the store's, so that equal files need no second load."""
-    model = file.partition("/")[0]
+    store, model, file = loading.store, loading.model, loading.file
     available = store.versions(model)
-    for warning in validate(config, model, file, _telling_files(store, config, file, available)):
+    for warning in validate(config, model, file, _files_naming_engine(loading, config, available)):
         _log.warning("%s: %s", file, warning)
     versions, missing = select_versions(config, available, file)
     if missing:
         _log.warning("%s: version_policy.specific: %s", file, no_folder(missing))
     try:
-        backend = None if is_ensemble(config) else find_backend(config.backend)
+        backend = None if is_ensemble(config) else loading.find_backend(config.backend)
     except LoadFailed as failure:
         raise ConfigInvalid(file, "backend", failure.reason) from failure
-
-    def unchanged() -> bool:
-        return store.fingerprint(model) == before
-
     older = fallback_versions(config, available, versions)
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
     for version in versions:  # grows while it is walked
-        identity = f"{before.shared}.{before.versions.get(version, '')}" if from_store else ""
-        if identity and have.get(version) == identity:
+        identity = f"{before.shared}.{before.versions.get(version, '')}" if loading.override is None else ""
+        if identity and loading.have.get(version) == identity:
             loaded[version] = None
             continue
-        copy = pb.ModelConfig()
-        copy.CopyFrom(config)
+        one = _VersionLoading(
+            of=loading,
+            version=version,
+            config=_copy(config),
+            identity=identity,
+            before=before,
+            sharing=loading.models * len(versions),
+        )
         try:
-            if backend is None:
-                loaded[version] = _load_ensemble(store, copy, version, file, identity)
-                continue
-            loaded[version] = _load_version(
-                store,
-                backend,
-                copy,
-                version,
-                file,
-                cores=cores,
-                models=models * len(versions),
-                check=check,
-                unchanged=unchanged,
-                identity=identity,
-                defaults=defaults,
-                taken=taken,
-            )
+            loaded[version] = _load_ensemble(one) if backend is None else _load_version(one, backend)
         except LoadFailed as failure:
-            failure.config = copy
+            failure.config = one.config
             loaded[version] = failure
-            if older and version not in have:
+            if older and version not in loading.have:
                 versions.append(older.pop(0))
-    if not unchanged():
+    if store.fingerprint(model) != before:
         for each in loaded.values():
             if isinstance(each, LoadedVersion):
                 each.close()
@@ -187,12 +211,13 @@ def _load_versions(
     return loaded
 
 
-def _telling_files(store: ModelStore, config: pb.ModelConfig, file: str, available: Sequence[int]) -> Sequence[str]:
-    """The names in the newest version's folder that tell which engine is meant.
+def _files_naming_engine(loading: Loading, config: pb.ModelConfig, available: Sequence[int]) -> Sequence[str]:
+    """Returns the file names of the newest version, from which the engine follows if the configuration names none.
 
-    A folder that tells none (it is empty, or holds something else) must not take away the versions before it.
+    A folder from which no engine follows (it is empty, or holds something else) must not take the versions before it
+    out of service: then the newest older folder that names an engine counts.
     """
-    model = file.partition("/")[0]
+    store, model, file = loading.store, loading.model, loading.file
     if not available:
         return ("model.onnx",)
     newest = store.files(model, available[-1])
@@ -202,186 +227,113 @@ def _telling_files(store: ModelStore, config: pb.ModelConfig, file: str, availab
     return next((names for names in found if names_engine(config, file, names)), newest)
 
 
-def _load_ensemble(store: ModelStore, config: pb.ModelConfig, version: int, file: str, identity: str) -> LoadedVersion:
-    """Nothing to open: what it is made of is judged when it is known what the models of its steps are."""
-    fill_defaults(config)
-    check_graph_specs(config, file)
-    spec = build_spec(config, version, file, instances=1, labels=lambda name: _labels(store, config.name, name))
-    return LoadedVersion(
-        spec=as_ensemble(spec, config), config=config, sessions=(), units=0, run_s=None, identity=identity
-    )
+def _load_ensemble(one: _VersionLoading) -> LoadedVersion:
+    """Opens nothing. The models of its steps are checked when they are known."""
+    fill_defaults(one.config)
+    spec = as_ensemble(one.spec(instances=1), one.config)
+    return LoadedVersion(spec=spec, config=one.config, sessions=(), units=0, run_s=None, identity=one.identity)
 
 
-def _load_version(
-    store: ModelStore,
-    backend: Backend,
-    config: pb.ModelConfig,
-    version: int,
-    file: str,
-    *,
-    cores: int,
-    models: int,
-    check: ModelCheck | None,
-    unchanged: Callable[[], bool],
-    identity: str,
-    defaults: LoadDefaults,
-    taken: Callable[[], AbstractContextManager[None]],
-) -> LoadedVersion:
+def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     if is_configured(backend):
-        share = max(1, cores // max(instance_count(config), min(2, models)))
-        options = EngineOptions(intra_op_threads=share)
-        return _open_configured(store, backend, config, version, file, options, identity=identity, defaults=defaults)
+        return _open_configured(one, backend)
+    config, file, defaults = one.config, one.of.file, one.of.defaults
     gpus = usable_gpus(backend)
     instances = len(places(config, file, threads=1, gpus=gpus))
-    # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
-    share = max(1, cores // max(instances, min(2, models)))
-    threads, inter_threads = defaults.intra_op_threads or share, defaults.inter_op_threads or 1
+    threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
     found = places(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
     for place in found:
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):
                 raise ConfigInvalid(file, field_of(config, name), lack)
-    # Looked at before anything is copied or opened.
-    paths = {place.filename: store.artifact(config.name, version, place.filename) for place in found}
-    with taken(), private_files(store, config.name, version, paths) as files:
-        return _open_version(
-            store,
-            backend,
-            config,
-            version,
-            file,
-            found,
-            files,
-            check=check,
-            unchanged=unchanged,
-            identity=identity,
-            defaults=defaults,
-        )
+    # Every file must exist before anything is copied or opened.
+    store, model, version = one.of.store, one.of.model, one.version
+    paths = {place.filename: store.artifact(model, version, place.filename) for place in found}
+    with one.of.slot(), private_files(store, model, version, paths) as files:
+        return _open_version(one, backend, found, files)
 
 
 def _open_version(
-    store: ModelStore,
-    backend: Backend,
-    config: pb.ModelConfig,
-    version: int,
-    file: str,
-    found: Sequence[Place],
-    paths: Mapping[str, Path],
-    *,
-    check: ModelCheck | None,
-    unchanged: Callable[[], bool],
-    identity: str,
-    defaults: LoadDefaults,
+    one: _VersionLoading, backend: Backend, found: Sequence[Place], paths: Mapping[str, Path]
 ) -> LoadedVersion:
-    instances = len(found)
-    runs = True
-    if check is not None:
+    config, file = one.config, one.of.file
+    executed = True
+    if (check := one.of.check) is not None:
         for place in _distinct(found):
-            shown = f"{config.name}/{version}/{place.filename}"
-            runs = check.check(paths[place.filename], shown, config.backend, place.options) and runs
-        if not unchanged():
-            raise LoadFailed(f"the files of {config.name} changed while they were being checked")
-    first = backend.open(paths[found[0].filename], found[0].options)
-
-    def settle() -> None:
+            shown = f"{one.of.model}/{one.version}/{place.filename}"
+            executed = check.check(paths[place.filename], shown, config.backend, place.options) and executed
+        if not one.unchanged():
+            raise LoadFailed(f"the files of {one.of.model} changed while they were being checked")
+    with _closed_on_failure() as sessions:
+        first = backend.open(paths[found[0].filename], found[0].options)
+        sessions.append(first)
         if config.model_transaction_policy.decoupled and not hasattr(first, "stream"):
-            reason = f"backend {config.backend!r} gives exactly one response per request"
+            reason = f"backend {config.backend!r} returns exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
-        complete(config, first.inputs, first.outputs, file, defaults=defaults)
+        complete(config, first.inputs, first.outputs, file, defaults=one.of.defaults)
         check_against_file(config, first.inputs, first.outputs, file)
-
-    loaded = _opened(
-        store,
-        config,
-        version,
-        file,
-        first,
-        (backend.open(paths[place.filename], place.options) for place in found[1:]),
-        settle=settle,
-        instances=instances,
-        units=max(place.options.intra_op_threads for place in found),
-        identity=identity,
-    )
-    return replace(loaded, run_s=_warm_up(first, loaded.spec)) if runs and not loaded.spec.decoupled else loaded
-
-
-def _open_configured(
-    store: ModelStore,
-    backend: ConfiguredBackend,
-    config: pb.ModelConfig,
-    version: int,
-    file: str,
-    options: EngineOptions,
-    *,
-    identity: str,
-    defaults: LoadDefaults,
-) -> LoadedVersion:
-    """Code is not tried elsewhere first: each of its instances is a process of its own anyway.
-
-    Nor is it executed with zeros: what it does with them, and to whom, is not known.
-    """
-    require_complete(config, file, defaults)
-    check_python(config, store, file)
-    path = store.artifact(config.name, version, config.default_model_filename or default_file(config.backend))
-    validated = partial(validate, model=config.name, file=file)
-    first = open_first(backend, path, config, options, version, file, validated)
-    loaded = _opened(
-        store,
-        config,
-        version,
-        file,
-        first,
-        (backend.open_next(path, config, options, version, index) for index in range(1, instance_count(config))),
-        settle=lambda: fill_defaults(config),
-        instances=instance_count(config),
-        units=options.intra_op_threads,
-        identity=identity,
-    )
-    return replace(loaded, tried=bool(config.model_warmup))
-
-
-def _opened(
-    store: ModelStore,
-    config: pb.ModelConfig,
-    version: int,
-    file: str,
-    first: Session,
-    others: Iterable[Session],
-    *,
-    settle: Callable[[], None],
-    instances: int,
-    units: int,
-    identity: str,
-) -> LoadedVersion:
-    """From the first instance to a version that is ready. settle: completes the configuration and judges it.
-
-    others: opens the other instances, one after the other; instances: how many there are in all.
-    Raises LoadFailed, and then every session is closed.
-    """
-    sessions = [first]
-    try:
-        settle()
-        check_graph_specs(config, file)
-        spec = build_spec(
-            config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
+        spec = one.spec(instances=len(found))
+        sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
+        one.warm_up(spec, sessions)
+        return LoadedVersion(
+            spec=spec,
+            config=config,
+            sessions=tuple(sessions),
+            units=max(place.options.intra_op_threads for place in found),
+            run_s=_time_warm_run(first, spec) if executed and not spec.decoupled else None,
+            identity=one.identity,
         )
-        sessions.extend(others)
-        run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
-    except LoadFailed:
+
+
+def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> LoadedVersion:
+    """Opens a model that is code. It is not checked in another process first, because each of its instances is a
+    process of its own. It is not executed with zeros either, because what the code does with them is not known.
+    """
+    config, loading, version = one.config, one.of, one.version
+    options = EngineOptions(intra_op_threads=one.threads(instance_count(config)))
+    require_complete(config, loading.file, loading.defaults)
+    check_python(config, loading.store, loading.file)
+    filename = config.default_model_filename or default_file(config.backend)
+    path = loading.store.artifact(loading.model, version, filename)
+    validated = partial(validate, model=loading.model, file=loading.file)
+    with _closed_on_failure() as sessions:
+        sessions.append(open_first(backend, path, config, options, version, loading.file, validated))
+        fill_defaults(config)
+        instances = instance_count(config)
+        spec = one.spec(instances)
+        sessions.extend(backend.open_next(path, config, options, version, index) for index in range(1, instances))
+        one.warm_up(spec, sessions)
+        return LoadedVersion(
+            spec=spec,
+            config=config,
+            sessions=tuple(sessions),
+            units=options.intra_op_threads,
+            run_s=None,
+            identity=one.identity,
+            tried=bool(config.model_warmup),
+        )
+
+
+@contextmanager
+def _closed_on_failure() -> Iterator[list[Session]]:
+    """Gives a list for sessions; closes those in it if the block raises."""
+    sessions: list[Session] = []
+    try:
+        yield sessions
+    except BaseException:
         for session in sessions:
             session.close()
         raise
-    return LoadedVersion(spec=spec, config=config, sessions=tuple(sessions), units=units, run_s=None, identity=identity)
 
 
 def _distinct(found: Sequence[Place]) -> list[Place]:
-    """One place per file and set of providers: an instance like another needs no trial of its own."""
+    """Returns one place per file and set of providers: equal instances need only one check."""
     return list({(p.filename, tuple(name for name, _ in p.options.providers)): p for p in reversed(found)}.values())
 
 
 def read_parts(store: ModelStore, model: str, override: pb.ModelConfig | None) -> list[str]:
-    """The models that `model` needs if it is an ensemble; what is wrong with it is for `load_model` to say."""
+    """Returns the models of an ensemble's steps; none for a configuration that `load_model` refuses."""
     try:
         text = store.text(model, CONFIG_FILE) if override is None else None
         config = override or (parse(text, CONFIG_FILE) if text is not None else pb.ModelConfig())
@@ -390,15 +342,16 @@ def read_parts(store: ModelStore, model: str, override: pb.ModelConfig | None) -
     return part_names(config)
 
 
-def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:
-    text = store.text(model, filename)
-    if text is None:
-        raise LoadFailed(f"{model}/{filename}, named as label_filename, is missing")
-    return text.splitlines()
+def _copy(config: pb.ModelConfig) -> pb.ModelConfig:
+    copy = pb.ModelConfig()
+    copy.CopyFrom(config)
+    return copy
 
 
-def _warm_up(session: Session, spec: ModelSpec) -> float | None:
-    """Run one row of zeros a few times: the first request must not pay for lazy set-up. Seconds of the last run."""
+def _time_warm_run(session: Session, spec: ModelSpec) -> float | None:
+    """Runs one row of zeros a few times, so that the first request does not pay for lazy set-up. Returns the seconds of
+    the last run, or None if the model refuses zeros.
+    """
     inputs = row_of_zeros(session.inputs)
     names = [output.name for output in spec.outputs]
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a model configuration says of the model's metrics: `metric_tags` and `model_metrics`."""
+"""`metric_tags` and `model_metrics` of a model configuration."""
 
 import re
 from collections.abc import Callable
@@ -6,8 +6,6 @@ from math import isfinite
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_wire.v2.proto import model_config_pb2 as pb
-
-__all__ = ["FIRST_RESPONSE", "check_metrics", "first_response_buckets", "other_families"]
 
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 MAX_TAGS = 16
@@ -17,7 +15,7 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}\Z")
 
 
 def check_metrics(config: pb.ModelConfig, refuse: Callable[[str, str], ConfigInvalid]) -> None:
-    """Refuse tags that are no labels, and buckets that are none. Raises ConfigInvalid."""
+    """Refuse tags that are not valid labels, and invalid buckets. Raises ConfigInvalid."""
     if len(config.metric_tags) > MAX_TAGS:
         raise refuse("metric_tags", f"has {len(config.metric_tags)} tags, at most {MAX_TAGS} are allowed")
     for name, value in config.metric_tags.items():
@@ -36,7 +34,9 @@ def check_metrics(config: pb.ModelConfig, refuse: Callable[[str, str], ConfigInv
 
 
 def other_families(config: pb.ModelConfig) -> dict[str, bool]:
-    """The fields of `model_metrics` that name a metric without buckets of its own here: they have no effect."""
+    """Return the fields of `model_metrics` that name a metric without configurable buckets here: they have no
+    effect.
+    """
     return {
         f"model_metrics.metric_control[{index}]": control.metric_identifier.family != FIRST_RESPONSE
         for index, control in enumerate(config.model_metrics.metric_control)
@@ -44,7 +44,7 @@ def other_families(config: pb.ModelConfig) -> dict[str, bool]:
 
 
 def first_response_buckets(config: pb.ModelConfig) -> tuple[float, ...]:
-    """Upper bounds of FIRST_RESPONSE in milliseconds, as a checked configuration gives them; empty if it does not."""
+    """Return the upper bounds of FIRST_RESPONSE in milliseconds from a checked configuration; empty if it has none."""
     found: tuple[float, ...] = ()
     for control in config.model_metrics.metric_control:
         if control.metric_identifier.family == FIRST_RESPONSE:

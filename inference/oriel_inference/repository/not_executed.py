@@ -1,7 +1,7 @@
-"""Fields whose meaning is known and judged, and which this server does not execute yet.
+"""Fields whose meaning is known and checked, but which this server does not execute yet.
 
-A wrong value is refused as such; a right one is refused too, because the answers would differ without it. Each goes
-when its feature comes.
+A wrong value is refused as wrong. A right value is refused too, because answers would differ without it. An entry is
+removed when its feature is added.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,6 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["refuse_not_executed"]
-
 NOT_YET = "is understood, but not executed by this server yet"
 _CHECKSUM = "checksum"
 _TYPED = {"int32_false_true", "fp32_false_true", "bool_false_true"}
@@ -21,7 +19,7 @@ _Refuse = Callable[[str, str], ConfigInvalid]
 
 
 def refuse_not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
-    """Raises ConfigInvalid for the first field found."""
+    """Raise ConfigInvalid for the first such field."""
     inputs = {each.name for each in config.input}
     outputs = {each.name for each in config.output}
     for index, made in enumerate(config.batch_input):
@@ -134,5 +132,42 @@ def _group(group: pb.ModelInstanceGroup, refuse: _Refuse, field: str) -> None:
 
 
 def _is_default_policy(name: str) -> bool:
-    """The names instances have without any policy: Triton writes them into the configurations it shows."""
+    """Return whether a name is one that instances have without any policy: Triton writes it into the configurations it
+    shows.
+    """
     return name in ("cpu", "model") or (name.startswith("gpu_") and name[4:].isdigit())
+
+
+def check_graph_specs(config: pb.ModelConfig, file: str) -> None:
+    """Check `optimization.cuda.graph_spec` against the tensors of a complete configuration. Raises ConfigInvalid."""
+
+    def refuse(field: str, reason: str) -> ConfigInvalid:
+        return ConfigInvalid(file, field, reason)
+
+    known = {tensor.name for tensor in config.input}
+    for index, spec in enumerate(config.optimization.cuda.graph_spec):
+        field = f"optimization.cuda.graph_spec[{index}]"
+        low = spec.graph_lower_bound
+        if spec.batch_size < 0 or spec.batch_size > config.max_batch_size:
+            raise refuse(f"{field}.batch_size", f"must lie between 0 and max_batch_size {config.max_batch_size}")
+        if low.batch_size < 0 or low.batch_size > spec.batch_size:
+            raise refuse(f"{field}.graph_lower_bound.batch_size", "must lie between 0 and the batch_size above it")
+        for name, shape in (*spec.input.items(), *low.input.items()):
+            if name not in known:
+                raise refuse(f"{field}.input", f"the model has no input {name[:128]!r}")
+            if any(dim < 1 for dim in shape.dim):
+                raise refuse(f"{field}.input[{name[:128]!r}].dim", "each must be positive")
+
+
+def refuse_graphs(config: pb.ModelConfig, file: str, providers: Sequence[str]) -> None:
+    """Refuse a configuration that asks for CUDA graphs if it runs on a GPU; on the CPU there are no CUDA graphs.
+
+    providers: of all instances. Raises ConfigInvalid.
+    """
+    if not any(name.startswith(("CUDA", "Tensorrt")) for name in providers):
+        return
+    cuda = config.optimization.cuda
+    field = "graphs" if cuda.graphs else "graph_spec" if cuda.graph_spec else ""
+    if field:
+        reason = f"{NOT_YET}; the option trt_cuda_graph_enable of the tensorrt accelerator is"
+        raise ConfigInvalid(file, f"optimization.cuda.{field}", reason)

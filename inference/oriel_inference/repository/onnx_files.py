@@ -1,7 +1,7 @@
-"""What an ONNX file refers to outside itself, read without a runtime.
+"""Reads the references of an ONNX file to other files, without a runtime.
 
-Weights may lie in other files, named inside the model file by whoever wrote it. The runtime opens what it is told to;
-so the names are read first, and only those of regular files inside the version's own folder pass.
+Weights may lie in other files, named in the model file by its author. The runtime opens any name, so the names are read
+first, and only those of regular files in the version's own folder are allowed.
 """
 
 import mmap
@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oriel_inference.errors import LoadFailed
-
-__all__ = ["check_model_file", "external_locations"]
 
 MAX_DEPTH = 32
 MAX_FIELDS = 20_000_000
@@ -33,9 +31,9 @@ _INSIDE: dict[str, dict[int, str]] = {
 
 
 def check_model_file(path: Path, shown: str) -> None:
-    """Refuse what is not an ONNX file, and external weights that are not files of the version's own folder.
+    """Refuse a file that is not ONNX, and external weights that are not files of the version's own folder.
 
-    shown: the file's name for people. Raises LoadFailed.
+    shown: the file's name in errors. Raises LoadFailed.
     """
     with path.open("rb") as file:
         head = file.read(4)
@@ -62,7 +60,7 @@ def check_model_file(path: Path, shown: str) -> None:
 
 
 def external_locations(data: "bytes | mmap.mmap") -> set[str]:
-    """Names of the files that hold weights. Raises ValueError if `data` is not well-formed."""
+    """Return the names of the files that hold weights. Raises ValueError if `data` is not well-formed."""
     found: set[str] = set()
     waiting = [("model", 0, len(data), 0)]
     budget = MAX_FIELDS
@@ -88,7 +86,7 @@ def external_locations(data: "bytes | mmap.mmap") -> set[str]:
 
 
 def _fields(data: "bytes | mmap.mmap", at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(field number, start, end) of every length-delimited field between `at` and `end`."""
+    """Yield (field number, start, end) of every length-delimited field between `at` and `end`."""
     while at < end:
         tag, at = _varint(data, at, end)
         if not tag >> 3:

@@ -1,4 +1,6 @@
-"""What was checked is what is opened: small versions are copied to where nobody else writes before either happens."""
+"""Makes sure that the opened files are the checked ones: small versions are first copied to a folder that nobody else
+writes.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -9,8 +11,6 @@ from tempfile import mkdtemp
 
 from oriel_inference.stores import ModelStore
 
-__all__ = ["private_files"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -18,10 +18,11 @@ _log = logging.getLogger(__name__)
 def private_files(
     store: ModelStore, model: str, version: int, paths: Mapping[str, Path]
 ) -> Iterator[Mapping[str, Path]]:
-    """The files of `paths` in a private copy of their version; as they lie if it is too large or cannot be written.
+    """Give the files of `paths` in a private copy of their version; the originals if it is too large or cannot be
+    written.
 
-    A runtime has read or mapped what it needs when the block ends and the copy goes. Raises LoadFailed for files that
-    are not to be touched.
+    When the block ends and the copy is deleted, a runtime has read or mapped what it needs. Raises LoadFailed for files
+    that must not be opened.
     """
     try:
         folder = Path(mkdtemp(prefix="oriel-model-"))
@@ -41,5 +42,5 @@ def private_files(
 
 
 def _same(copied: Path, original: Path) -> Path:
-    """The copy of a model file; of the one inside, where the model is a folder of files."""
+    """Return the copy of a model file; if the model is a folder of files, the copy of the file inside."""
     return copied / original.name if copied.is_dir() else copied

@@ -1,4 +1,4 @@
-"""What a configuration of a Python model must say, and opening its instances."""
+"""The required configuration of a Python model, and opening its first instance."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,27 +10,25 @@ from oriel_inference.model import EngineOptions
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["check_python", "instance_count", "is_configured", "open_first"]
-
 _ENVIRONMENT_KEY = "EXECUTION_ENV_PATH"
 
 
 def is_configured(backend: Backend) -> TypeGuard[ConfiguredBackend]:
-    """Whether the configuration has to say what the file does not."""
+    """Return whether the configuration has to describe what the model file does not."""
     return hasattr(backend, "open_first")
 
 
 def instance_count(config: pb.ModelConfig) -> int:
-    """Processes asked for, over all groups and the GPUs they list; 1 if none is given."""
+    """Return the configured number of processes over all groups and the GPUs they list; 1 if none is configured."""
     return sum((group.count or 1) * max(1, len(group.gpus)) for group in config.instance_group) or 1
 
 
 def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
-    """Raises ConfigInvalid if the model may not or cannot run here."""
+    """Raise ConfigInvalid if the model may not or cannot run here."""
     if not store.runs_code:
         reason = (
-            "Python models run only from a folder of this machine: who may write an object store, or send files with a "
-            "request, is not who may start processes here"
+            "Python models run only from a folder of this machine: the right to write to an object store, or to send "
+            "files with a request, is not the right to start processes here"
         )
         raise ConfigInvalid(file, "backend", reason)
     if _ENVIRONMENT_KEY in config.parameters:
@@ -47,7 +45,7 @@ def open_first(
     file: str,
     validate: Callable[[pb.ModelConfig], object],
 ) -> RequestSession:
-    """The first instance; `config` is completed by the model's own code and validated again. Raises LoadFailed."""
+    """Open the first instance; the model's own code completes `config`, which is validated again. Raises LoadFailed."""
 
     def judge(completed: pb.ModelConfig) -> None:
         validate(completed)

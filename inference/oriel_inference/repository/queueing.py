@@ -1,4 +1,4 @@
-"""`dynamic_batching` of a model configuration: judged, and as the values the batcher works with."""
+"""`dynamic_batching` of a model configuration: checks it, and turns it into the values that the batcher uses."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,13 @@ from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import QueuePolicy, QueueRules
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["check_queueing", "queue_rules"]
-
 MAX_PRIORITY_LEVELS = 256
 
 _Refuse = Callable[[str, str], ConfigInvalid]
 
 
 def check_queueing(batching: pb.ModelDynamicBatching, max_batch_size: int, refuse: _Refuse) -> None:
-    """Raises what `refuse` makes of a field and a reason."""
+    """Check the section. Raises the exception that `refuse` makes of a field and a reason."""
     for index, size in enumerate(batching.preferred_batch_size):
         if not 1 <= size <= max_batch_size:
             raise refuse(
@@ -35,7 +33,7 @@ def check_queueing(batching: pb.ModelDynamicBatching, max_batch_size: int, refus
 
 
 def queue_rules(config: pb.ModelConfig) -> QueueRules:
-    """What the configuration asks of the model's queue. Its scheduler does not matter: every model has one."""
+    """Return the queue rules of a configuration. They hold whatever its scheduler, because every model has a queue."""
     batching = config.dynamic_batching
     return QueueRules(
         policy=_policy(batching.default_queue_policy),

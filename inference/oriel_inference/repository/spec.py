@@ -1,4 +1,4 @@
-"""From a judged configuration and what the model file itself says to a `ModelSpec`."""
+"""Builds a `ModelSpec` from a checked configuration and the description in the model file."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
@@ -12,26 +12,24 @@ from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["build_spec", "check_against_file", "complete", "fill_defaults", "require_complete"]
-
 BATCHING_KEY = "oriel.batching"
 
 Tensors = Sequence[TensorInfo]
 
 
 def require_complete(config: pb.ModelConfig, file: str, defaults: LoadDefaults) -> None:
-    """Raises ConfigInvalid if the operator wants configurations to be complete and this one is not."""
+    """Raise ConfigInvalid if the operator requires complete configurations and this one is not."""
     if not defaults.auto_complete and not (config.input and config.output):
         missing = "output" if config.input else "input"
         raise ConfigInvalid(file, missing, "is missing, and --disable-auto-complete-config is given")
 
 
 def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str, *, defaults: LoadDefaults) -> None:
-    """Fill in what the configuration leaves out and the model file knows, in place.
+    """Add to the configuration, in place, what it leaves out and the model file knows.
 
-    `max_batch_size` is chosen only if the configuration names no tensor at all (otherwise its dims say what is
-    meant) and every tensor of the file has a variable first dimension. Raises ConfigInvalid if the operator wants
-    configurations to be complete.
+    `max_batch_size` is chosen only if the configuration names no tensor at all (otherwise its dims show what is meant)
+    and every tensor of the file has a variable first dimension. Raises ConfigInvalid if the operator requires complete
+    configurations.
     """
     require_complete(config, file, defaults)
     if not config.input and not config.output and not config.max_batch_size:
@@ -48,7 +46,7 @@ def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: st
 
 
 def fill_defaults(config: pb.ModelConfig) -> None:
-    """What clients look up in a configuration and find in Triton's, whoever wrote it."""
+    """Set the fields that clients find in every configuration that Triton shows, whoever wrote it."""
     if config.WhichOneof("scheduling_choice") != "ensemble_scheduling":
         if not config.instance_group:
             config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU)
@@ -62,7 +60,7 @@ def fill_defaults(config: pb.ModelConfig) -> None:
 
 
 def check_against_file(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str) -> None:
-    """Refuse a configuration that the model file contradicts. Raises ConfigInvalid."""
+    """Refuse a configuration that contradicts the model file. Raises ConfigInvalid."""
     _check("input", config.input, inputs, config.max_batch_size > 0, file)
     _check("output", config.output, outputs, config.max_batch_size > 0, file)
     named = {tensor.name for tensor in config.input}
@@ -74,7 +72,7 @@ def check_against_file(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors
 def build_spec(
     config: pb.ModelConfig, version: int, file: str, *, instances: int, labels: Callable[[str], Sequence[str]]
 ) -> ModelSpec:
-    """The values the rest of the server works with. labels: label file name -> its lines."""
+    """Build the specification for the rest of the server. labels: label file name -> its lines."""
     bounds: BatchBounds | None = None
     batching = config.dynamic_batching
     switch = _parameter(config, BATCHING_KEY) or "on"
@@ -126,7 +124,7 @@ def _complete_tensor(entry: pb.ModelInput | pb.ModelOutput, tensor: TensorInfo, 
     if dims:
         entry.dims.extend(dims)
     else:
-        # A configuration has no scalars: they show as one element and are reshaped.
+        # A configuration has no scalars: they are shown as one element and reshaped.
         entry.dims.append(1)
         entry.reshape.SetInParent()
 

@@ -1,4 +1,4 @@
-"""`model_warmup`: the requests a configuration wants to have been run before a version is ready."""
+"""`model_warmup`: runs the configured requests before a version is ready."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -14,8 +14,6 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import CONFIG_DATATYPES, DATATYPES, deserialize_bytes, from_config_name
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
-
-__all__ = ["run_warmup"]
 
 MAX_SAMPLES = 1000
 MAX_SAMPLE_BYTES = 256 << 20
@@ -43,7 +41,9 @@ def run_warmup(
 
 
 def _run(session: Session, spec: ModelSpec, inputs: Mapping[str, Array], names: Sequence[str]) -> None:
-    """A decoupled model's responses are read and dropped; sessions that take requests see to that themselves."""
+    """Run one sample. The responses of a decoupled model are read and dropped; sessions that take requests do that
+    themselves.
+    """
     if not spec.decoupled or takes_requests(session):
         session.run(inputs, names)
         return

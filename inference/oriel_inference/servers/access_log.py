@@ -1,7 +1,7 @@
-"""The access log: one JSON object per request, on a file or standard output, never in the way of a request.
+"""The access log: one JSON object per request, in a file or on standard output. Writing it never delays a request.
 
-A line holds names, sizes, times and outcomes; no payload, no credential, no address. Text from outside (the name of a
-model that does not exist) is JSON-escaped and bounded, so it forges no line.
+A line holds names, sizes, times and outcomes; no payload, no credential, no address. Text from outside (the name of an
+unknown model) is JSON-escaped and bounded, so it cannot forge a line.
 """
 
 import json
@@ -15,19 +15,20 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
-from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, STDOUT, LineLog
-
-__all__ = ["STDOUT", "AccessLog"]
+from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, LineLog
 
 MAX_NAME = 128
 
 
 class _Line(msgspec.Struct, kw_only=True):
-    """One request. ts: when it ended, UTC.
+    """One request.
 
-    status: of the protocol, an HTTP status or a gRPC status code. queue_ms: until its batch began, or until it ended;
-    compute_ms: of its whole batch. Times of a stage the request never came to are null. bytes: of its body or message
-    as it came.
+    ts: when it ended, UTC.
+    status: an HTTP status or a gRPC status code.
+    queue_ms: until its batch began, or until it ended.
+    compute_ms: of its whole batch.
+    bytes: size of its body or message as it arrived.
+    Times of a stage that the request never reached are null.
     """
 
     ts: str
@@ -53,7 +54,7 @@ _Note = tuple[float, CallContext | None, str, str, str, str, Outcome, int, int, 
 
 
 class AccessLog(LineLog[_Note]):
-    """See `LineLog`. Notes are taken on one thread, the loop's."""
+    """Writes the access log, see `LineLog`. Used by one thread, the loop's."""
 
     def __init__(self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S) -> None:
         super().__init__(path, _lines, max_queued=max_queued, delay_s=delay_s)
@@ -61,7 +62,7 @@ class AccessLog(LineLog[_Note]):
     def finished(
         self, ctx: CallContext, completion: Completion, received_s: float, ended_s: float, protocol: str, size: int
     ) -> None:
-        """A request that had come to a version of a model."""
+        """Log a request that reached a version of a model."""
         answer, error, spec = completion.answer, completion.error, completion.serving.spec
         version, rows = completion.serving.version, completion.rows
         waited_s, computed_s = ended_s - completion.queued_s, -1.0
@@ -84,17 +85,17 @@ class AccessLog(LineLog[_Note]):
         protocol: str,
         size: int,
     ) -> None:
-        """A request that came to no version."""
+        """Log a request that reached no version."""
         self.put((ended_s, ctx, "", model, "", protocol, outcome, 0, 0, -1.0, -1.0, ended_s - received_s, size))
 
     def turned_away(self, request_id: str, status: int, outcome: Outcome, model: str) -> None:
-        """An HTTP request of which only the head was read."""
+        """Log an HTTP request of which only the head was read."""
         now = time.monotonic()
         self.put((now, None, request_id, model, "", "http", outcome, status, 0, -1.0, -1.0, -1.0, 0))
 
 
 def _lines(notes: Sequence[_Note], offset_s: float) -> bytes:
-    """offset_s: from the monotonic clock to the wall clock."""
+    """Format the notes. offset_s: from the monotonic clock to the wall clock."""
     encode = msgspec.json.Encoder().encode
     lines: list[bytes] = []
     for (
@@ -130,7 +131,7 @@ def _lines(notes: Sequence[_Note], offset_s: float) -> bytes:
             bytes=size,
         )
         text = encode(line)
-        # Beyond ASCII there are further line ends and terminal controls; JSON can say them all in ASCII.
+        # Beyond ASCII there are further line separators and terminal controls; JSON can escape all of them in ASCII.
         lines.append(text if text.isascii() else json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode())
     lines.append(b"")
     return b"\n".join(lines)

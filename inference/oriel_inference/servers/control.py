@@ -8,19 +8,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oriel_inference.exposition import OPENMETRICS, TEXT, wants_openmetrics
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import ServerCounts, exposition
 from oriel_inference.servers.surface import Surface
 from oriel_inference.stores.remote import counts_of
 from oriel_wire.engine.control import health_routes
-
-__all__ = ["control_app"]
+from oriel_wire.telemetry import OPENMETRICS, TEXT, wants_openmetrics
 
 
 def control_app(surface: Surface) -> Starlette:
-    """The ASGI application of the metrics port."""
+    """Build the ASGI application of the metrics port."""
 
     async def models(_: Request) -> Response:
         return JSONResponse([_line(entry) for entry in surface.catalog.index()])
@@ -40,7 +38,7 @@ def control_app(surface: Surface) -> Starlette:
         text: list[str] = []
         for piece in exposition(surface.catalog, counts, host, openmetrics=openmetrics):
             text.append(piece)
-            await asyncio.sleep(0)  # requests go on while a thousand models are written down
+            await asyncio.sleep(0)  # requests continue while a thousand models are written
         return Response("".join(text), headers={"content-type": OPENMETRICS if openmetrics else TEXT})
 
     routes = health_routes(surface.readiness, registry=None)

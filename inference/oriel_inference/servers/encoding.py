@@ -1,6 +1,7 @@
-"""gzip and deflate, both ways. What is not small is worked on in threads: zlib gives the interpreter free meanwhile.
+"""gzip and deflate in both directions. Large bodies are processed in threads, because zlib releases the interpreter
+lock.
 
-A body may inflate to `limit_bytes` and no further: zlib stops there, so a bomb costs no more than an honest body.
+A body may decompress to `limit_bytes` and no further: zlib stops there, so a bomb costs no more than an honest body.
 """
 
 import asyncio
@@ -11,8 +12,6 @@ from functools import lru_cache
 from typing import TypeVar
 
 from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge
-
-__all__ = ["ACCEPTED", "Encodings", "is_encoded", "is_known", "negotiate"]
 
 ACCEPTED = "gzip, deflate"
 MIN_BYTES = 512  # a smaller answer is not worth compressing
@@ -29,18 +28,20 @@ Parts = Sequence[bytes | memoryview]
 
 
 def is_encoded(encoding: str | None) -> bool:
-    """Whether a Content-Encoding says that the body is not as it is meant."""
+    """Return whether a Content-Encoding means that the body is compressed."""
     return bool(encoding) and encoding.lower() != "identity"  # type: ignore[union-attr]
 
 
 def is_known(encoding: str) -> bool:
-    """Whether `Encodings.decompress` reads it."""
+    """Return whether `Encodings.decompress` supports it."""
     return encoding.lower() in ("gzip", "x-gzip", "deflate")
 
 
 @lru_cache(maxsize=256)
 def negotiate(accept: str) -> str:
-    """`Accept-Encoding` -> "gzip", "deflate" or "" for the body as it is; the higher q wins, gzip among equals."""
+    """Choose from `Accept-Encoding`: "gzip", "deflate" or "" for an uncompressed body. The higher q wins, gzip among
+    equals.
+    """
     best, best_q = "", 0.0
     for each in accept.lower().split(",")[:16]:
         name, _, parameters = each.partition(";")
@@ -60,7 +61,9 @@ def negotiate(accept: str) -> str:
 
 
 class Encodings:
-    """Both directions for one server. Callbacks come on the loop, at once for what is small. End with `close`."""
+    """Compresses and decompresses for one server. Callbacks are called on the loop, immediately for small bodies. End
+    with `close`.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -68,11 +71,11 @@ class Encodings:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oriel-encoding")
 
     def close(self) -> None:
-        """Forget what has not begun; blocks until what runs has ended."""
+        """Drop what has not begun; blocks until running work has ended."""
         self._threads.shutdown(cancel_futures=True)
 
     def decompress(self, body: bytes, then: Callable[[bytes | InferenceError], None]) -> None:
-        """Hand over the body as it is meant, or why that is not possible."""
+        """Call `then` with the decompressed body, or with the error."""
         if len(body) <= _INLINE_IN:
             limit = min(_INLINE_OUT, self._limit)
             result = _inflate(body, limit)
@@ -82,7 +85,7 @@ class Encodings:
         self._in_thread(lambda: _inflate(body, self._limit), then)
 
     def compress(self, parts: Parts, encoding: str, then: Callable[[bytes], None]) -> None:
-        """Hand over `parts` as one body. encoding: of `negotiate`."""
+        """Call `then` with `parts` as one compressed body. encoding: a result of `negotiate`."""
         if sum(len(part) for part in parts) <= _INLINE_IN:
             then(_deflate(parts, encoding))
             return
@@ -97,8 +100,8 @@ class Encodings:
 
 
 def _inflate(body: bytes, limit: int) -> bytes | InferenceError:
-    """In slices: zlib frees the interpreter while it works, but copies what it was given and what it has made with
-    the interpreter held.
+    """Decompress in slices: zlib releases the interpreter lock while it works, but copies its input and output with the
+    lock held.
     """
     stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     pieces: list[bytes] = []
@@ -119,7 +122,7 @@ def _inflate(body: bytes, limit: int) -> bytes | InferenceError:
             elif not given and position == len(body):
                 break
     except zlib.error:
-        return InvalidRequest("the body is not what its Content-Encoding says")
+        return InvalidRequest("the body does not match its Content-Encoding")
     if not left:
         return RequestTooLarge(f"the body is larger than {limit} bytes once decompressed")
     if not stream.eof:

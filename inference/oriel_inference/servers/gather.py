@@ -1,19 +1,18 @@
-"""Calls that come one by one while the loop is busy are handed to their batcher together.
+"""Collects calls that arrive one by one while the loop is busy, and passes them to their batcher together.
 
-grpc.aio hands over one event at a time, and a request is about five of them: under load each call of a short model
-would run as a batch of its own, on the loop, while the next ones wait to be read. So such calls wait as long as
-the loop's turns bring other work, but for at most MAX_S and MAX_CALLS. A few turns in a row that bring none (one event
-may be just behind the other) end the waiting: to a call that comes alone that is some ten microseconds.
+grpc.aio delivers one event at a time, and a request consists of about five events. Under load each call of a short
+model would therefore run as a batch of its own, on the loop, while the next ones wait to be read. So such calls wait as
+long as the turns of the loop bring other work, but for at most MAX_S and MAX_CALLS. A few turns in a row without other
+work (one event may be just behind the other) end the waiting: for a call that arrives alone that is some ten
+microseconds.
 
-Only for models whose batches run on the loop; for others a call is worth more in the queue at once.
+Only for models whose batches run on the loop; for others it is better to queue a call at once.
 """
 
 from collections.abc import Callable
 
 from oriel_inference.batching.call import Call
 from oriel_inference.lifecycle import ServingModel
-
-__all__ = ["Gather"]
 
 MAX_CALLS = 16
 MAX_S = 0.001
@@ -22,7 +21,11 @@ IDLE_TURN_S = 0.000_008
 
 
 class Gather:
-    """now: monotonic seconds; call_soon: of the loop. Single writer: the loop."""
+    """Collects calls. Single writer: the loop.
+
+    now: returns monotonic seconds.
+    call_soon: the method of the loop.
+    """
 
     __slots__ = ("_began_s", "_call_soon", "_idle_turns", "_now", "_turned_s", "_waiting")
 
@@ -35,11 +38,11 @@ class Gather:
         self._idle_turns = 0
 
     def submit(self, serving: ServingModel, call: Call) -> None:
-        """Submit `call` to `serving` now or soon; not at all if it is finished meanwhile (its caller left)."""
+        """Submit `call` to `serving` now or soon; not at all if it is finished by then because its caller left."""
         if not serving.batcher.is_short:
             serving.batcher.submit(call)
             return
-        serving.holds += 1  # a version that is replaced meanwhile stays open until this call has come to it
+        serving.holds += 1  # a version that is replaced meanwhile stays open until this call has reached it
         self._waiting.append((serving, call))
         if len(self._waiting) == 1:
             self._idle_turns = 0

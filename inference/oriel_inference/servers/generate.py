@@ -1,8 +1,8 @@
-"""The generate extension: a model asked with plain JSON, answered whole (`generate`) or as events (`generate_stream`).
+"""The generate extension: plain JSON in, one JSON object (`generate`) or a stream of events (`generate_stream`) out.
 
-Top-level members, and those of `parameters`, become inputs where the model has one of that name, else parameters.
-Events are `data: <JSON>`. The status is decided by the first one: a failure before it is a plain refusal, one after it
-is one more event with `error`. A client that is slow to read holds a decoupled model up, not the server.
+Top-level members, and those of `parameters`, become inputs where the model has one of that name, and parameters
+otherwise. Events are `data: <JSON>`. The first event decides the status: a failure before it is a plain refusal, one
+after it is one more event with `error`. A client that is slow to read delays a decoupled model, not the server.
 """
 
 import math
@@ -15,45 +15,43 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError, NotSupported
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_inference.servers.http_call import JSON, begin, json_object, refuse
+from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error, error_body
 from oriel_inference.servers.surface import Surface
-from oriel_inference.servers.trail import Trail
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import lookup, quoted
 from oriel_wire.v2.jsondata import decode_data, encode_data
 from oriel_wire.v2.messages import MAX_PARAMETERS, InferRequest, InferResponse, Tensor, too_many
 
-__all__ = ["decode_generate", "encode_generate", "generate"]
-
-MAX_ELEMENTS = 1 << 18  # more would hold the loop up: those belong into binary tensors
+MAX_ELEMENTS = 1 << 18  # more would block the loop: such data belongs in binary tensors
 _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
 
 def generate(surface: Surface, exchange: Exchange, model: str, version: str, body: bytes, *, stream: bool) -> None:
-    """Answer one request, now or when the model has."""
-    _, ctx, trail = begin(surface, exchange)
+    """Answer one request, now or when the model has answered."""
+    _, ctx, record = begin(surface, exchange)
     try:
         serving = surface.catalog.get(model, version)
         request = decode_generate(model, version, body, serving.spec)
-        call = _Events(exchange, trail, model) if stream else _Single(exchange, trail, model)
+        call = _Events(exchange, record, model) if stream else _Single(exchange, record, model)
         call.leave = surface.dataplane.infer(
             request,
             ctx,
             size_bytes=len(body),
             reply=call.reply,
-            left=trail.left,
+            left=record.left,
             emit=call.emit if serving.spec.decoupled else None,
         )
     except (InferenceError, BadMessage) as refusal:
         error = as_inference_error(refusal)
-        refuse(exchange, error, trail.refused(error, model))
+        refuse(exchange, error, record.refused(error, model))
         return
     exchange.on_abort = call.leave
 
 
 def decode_generate(model: str, version: str, body: bytes, spec: ModelSpec) -> InferRequest:
-    """The request for a model. Raises BadMessage or InvalidRequest."""
+    """Decode the request for a model. Raises BadMessage or InvalidRequest."""
     document = json_object(body)
     identifier = document.pop("id", None) or ""
     if not isinstance(identifier, str):
@@ -75,7 +73,7 @@ def decode_generate(model: str, version: str, body: bytes, spec: ModelSpec) -> I
             raise BadMessage(f"parameter {quoted(name)}: names that start with triton_ are reserved")
         elif not isinstance(value, str | bool | int | float):
             raise BadMessage(
-                f"{quoted(name)} is no input of the model, and a parameter must be text, number or boolean"
+                f"{quoted(name)} is not an input of the model, and a parameter must be text, number or boolean"
             )
         else:
             request.parameters[name] = value
@@ -83,7 +81,9 @@ def decode_generate(model: str, version: str, body: bytes, spec: ModelSpec) -> I
 
 
 def encode_generate(response: InferResponse) -> bytes:
-    """One JSON object: identity, and every output as a value, or a flat list if it has not exactly one element."""
+    """Encode a response as one JSON object: identity, and every output as a value, or as a flat list unless it has
+    exactly one element.
+    """
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document |= {"model_name": response.model_name, "model_version": response.model_version, **response.parameters}
     for output in response.outputs:
@@ -124,11 +124,11 @@ def _tensor(known: TensorSpec, value: Any, *, batched: bool) -> Tensor:
 
 
 class _Single:
-    """`generate`: exactly one response, or a refusal."""
+    """A call of `generate`: exactly one response, or a refusal."""
 
-    def __init__(self, exchange: Exchange, trail: Trail, model: str) -> None:
+    def __init__(self, exchange: Exchange, record: RequestRecord, model: str) -> None:
         self._exchange = exchange
-        self._trail = trail
+        self._record = record
         self._model = model
         self._response: InferResponse | None = None
         self.leave: Callable[[], None] | None = None
@@ -136,20 +136,20 @@ class _Single:
     def emit(self, response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
         consumed()
         if self._response is not None:
-            raise NotSupported(f"model {self._model!r} gives more than one response, use generate_stream")
+            raise NotSupported(f"model {self._model!r} returns more than one response, use generate_stream")
         self._response = response
 
     def reply(self, completion: Completion) -> None:
         response = completion.response or self._response
         body = b""
         if completion.error is None and response is None:
-            completion.error = NotSupported(f"model {self._model!r} gave no response, use generate_stream")
+            completion.error = NotSupported(f"model {self._model!r} returned no response, use generate_stream")
         elif completion.error is None and response is not None:
             try:
                 body = encode_generate(response)
             except BadMessage as bad:
                 completion.error = as_inference_error(bad)
-        headers = self._trail.ended(completion, self._model)
+        headers = self._record.ended(completion, self._model)
         if completion.error is None:
             self._exchange.respond(200, [*headers, JSON], body)
         else:
@@ -157,11 +157,11 @@ class _Single:
 
 
 class _Events:
-    """`generate_stream`: every response as it comes."""
+    """A call of `generate_stream`: every response is sent as it comes."""
 
-    def __init__(self, exchange: Exchange, trail: Trail, model: str) -> None:
+    def __init__(self, exchange: Exchange, record: RequestRecord, model: str) -> None:
         self._exchange = exchange
-        self._trail = trail
+        self._record = record
         self._model = model
         self._unread: list[Callable[[], None]] = []
         self.leave: Callable[[], None] | None = None
@@ -184,7 +184,7 @@ class _Events:
                 self.emit(completion.response, lambda: None, True)
             except InferenceError as failed:
                 completion.error = failed
-        headers = self._trail.ended(completion, self._model)
+        headers = self._record.ended(completion, self._model)
         error = completion.error
         if error is not None:
             if not self._exchange.started:
@@ -200,7 +200,7 @@ class _Events:
 
     def _start(self) -> None:
         if not self._exchange.started:
-            self._exchange.start(200, [*self._trail.identity(), *_EVENTS])
+            self._exchange.start(200, [*self._record.identity(), *_EVENTS])
 
     def _caught_up(self) -> None:
         unread, self._unread = self._unread, []

@@ -1,4 +1,4 @@
-"""v2 over gRPC: generic handlers under the service's wire names, on grpc.aio."""
+"""The v2 protocol over gRPC: generic handlers under the service's wire names, on grpc.aio."""
 
 import asyncio
 import logging
@@ -28,8 +28,6 @@ from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 from oriel_wire.v2.proto_cost import parse
 
-__all__ = ["GrpcFrontend", "GrpcServer", "open_grpc"]
-
 _log = logging.getLogger(__name__)
 
 MAX_STREAMS = 128
@@ -41,7 +39,9 @@ _Handler = Callable[[Any, Context], Awaitable[Message]]
 
 
 class GrpcFrontend:
-    """The methods. They raise InferenceError or BadMessage; `_guarded` tells the client. pulse: to be closed."""
+    """The methods of the service. They raise InferenceError or BadMessage, which `_guarded` reports to the client.
+    pulse: closed by its owner.
+    """
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
@@ -52,7 +52,7 @@ class GrpcFrontend:
         self._infer = GrpcInfer(surface, self._large, self.pulse)
 
     def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
-        """Everything to register with a server."""
+        """Return everything to register with a server."""
         service: dict[str, _Handler] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -65,7 +65,7 @@ class GrpcFrontend:
             **GrpcRepository(self._surface).handlers(),
             **{name: refusing(why) for name, why in METHODS_NOT_SERVED.items()},
         }
-        # Bytes in, bytes out: its messages are large and alike.
+        # This method takes and returns bytes: its messages are large and alike.
         infer = grpc.unary_unary_rpc_method_handler(self._infer.handle)
         return [
             grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": infer}),
@@ -77,11 +77,11 @@ class GrpcFrontend:
 
     @property
     def under_way(self) -> grpc_drain.UnderWay:
-        """The calls of ModelInfer."""
+        """Return the calls of ModelInfer in progress."""
         return self._infer.under_way
 
     def stop(self, drain_s: float) -> None:
-        """The server drains, within so long: end what would stay open for ever."""
+        """End the streams that would stay open for ever; the server drains within `drain_s`."""
         self._streams.stop(drain_s)
         self._watch.stop()
 
@@ -95,7 +95,7 @@ class GrpcFrontend:
         try:
             ready = self._surface.model_ready(request.name, request.version)
         except UnknownModel:
-            ready = False  # as Triton says it: clients poll until a model is there
+            ready = False  # as in Triton: clients poll until a model exists
         return v2_pb2.ModelReadyResponse(ready=ready)
 
     async def _server_metadata(self, request: Message, context: Context) -> Message:
@@ -133,7 +133,7 @@ class GrpcFrontend:
 
 
 class GrpcServer:
-    """A started server. Build with `open_grpc`, end with `drain`."""
+    """A started server. Created by `open_grpc`, ended by `drain`."""
 
     def __init__(
         self, server: grpc.aio.Server, port: int, arrivals: grpc_drain.Arrivals, age_ms: int, pulse: GrpcPulse
@@ -145,7 +145,7 @@ class GrpcServer:
         self._age_ms = age_ms
 
     async def drain(self, grace_s: float, finishing: Callable[[], bool]) -> None:
-        """Let in nobody new, let calls in flight finish, close: see `grpc_drain`."""
+        """Refuse new calls, let calls in flight finish, and close, see `grpc_drain`."""
         try:
             await grpc_drain.drain(
                 self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms, finishing=finishing
@@ -163,7 +163,11 @@ async def open_grpc(
     drain_s: float,
     options: Sequence[tuple[str, int]] = (),
 ) -> GrpcServer:
-    """drain_s: what its end will have. options: gRPC's own, instead of ours. Raises StartFailed without port."""
+    """Start a server. Raises StartFailed if it cannot open the port.
+
+    drain_s: the drain time that its end will have.
+    options: gRPC's own options, which replace the server's.
+    """
     settings = {
         "grpc.max_receive_message_length": max_message_bytes,
         "grpc.max_send_message_length": -1,
@@ -199,7 +203,8 @@ def _generic(
     classes: Mapping[str, tuple[type[Message], type[Message]]],
     large: LargeMessages,
 ) -> "grpc.GenericRpcHandler[Any, Any]":
-    # No request_deserializer: what grpc.aio says of bytes that are no message is neither a status nor a sentence.
+    # No request_deserializer: the error of grpc.aio for bytes that are no message has neither a proper status nor a
+    # sentence.
     return grpc.method_handlers_generic_handler(
         service,
         {
@@ -234,10 +239,12 @@ def _guarded(
             except (InferenceError, BadMessage) as refusal:
                 error = as_inference_error(refusal)
             except Exception:
-                # A call's surprise is its own: the server goes on, and the client learns no insides.
+                # An unexpected error in one call must not affect others, and its text must not show internals to the
+                # client.
                 _log.exception("a call failed unexpectedly")
                 error = BackendFailed("the server failed on this request")
-        # An aborted call lives on until the collector comes, with this frame: it must not hold the message.
+        # An aborted call stays in memory with this frame until the garbage collector runs, so it must not hold the
+        # message.
         del request
         return await abort(context, error)
 

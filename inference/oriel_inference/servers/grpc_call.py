@@ -1,4 +1,4 @@
-"""What every gRPC method needs of its call: metadata, context, and an end with our sentence and status."""
+"""What every gRPC method needs: the call's metadata and context, and ending it with an error text and status."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -12,8 +12,6 @@ from oriel_wire.context import TENANT, CallContext, ContextPlan, read_headers
 from oriel_wire.engine.peers import address_of_grpc_peer
 from oriel_wire.orca import LOAD_FORMAT
 
-__all__ = ["Context", "ContextPlans", "abort", "context_of", "metadata_of"]
-
 MAX_PLANS = 256
 MAX_PLAN_BYTES = 2048
 
@@ -22,7 +20,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def metadata_of(context: Context) -> dict[str, str]:
-    """Text metadata by name; the first value wins, as over HTTP."""
+    """Return the text metadata by name; the first value wins, as over HTTP."""
     return _texts(_metadata(context))
 
 
@@ -40,7 +38,7 @@ def _texts(metadata: Metadata) -> dict[str, str]:
 
 
 def context_of(surface: Surface, metadata: Mapping[str, str], context: Context, now: float) -> CallContext:
-    """Deadline, tier and trace of a call that came at `now`."""
+    """Return deadline, tier and trace of a call that arrived at `now`."""
     remaining_s = context.time_remaining()
     peer = context.peer()
     plan = read_headers(metadata.get, trusted=address_of_grpc_peer(peer) in surface.peers, sample=False)
@@ -48,14 +46,16 @@ def context_of(surface: Surface, metadata: Mapping[str, str], context: Context, 
 
 
 class ContextPlans:
-    """What the metadata of calls says, read once for callers who say the same each time. Bounded."""
+    """Caches the parsed metadata of calls, for callers that send the same metadata each time. Bounded."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
         self._known: dict[tuple[Metadata, bool], tuple[ContextPlan, int, str]] = {}
 
     def read(self, context: Context, now: float) -> tuple[CallContext, int, str]:
-        """Of a call that came at `now`: its context, the caller's span (0: none), `endpoint-load-metrics-format`."""
+        """Return context, caller's span (0: none) and `endpoint-load-metrics-format` of a call that arrived at
+        `now`.
+        """
         surface = self._surface
         peer = context.peer()
         trusted = address_of_grpc_peer(peer) in surface.peers
@@ -73,7 +73,7 @@ class ContextPlans:
         plan = read_headers(fields.get, trusted=trusted, sample=False)
         parent_id = plan.trace.span_id if plan.trace is not None else 0
         found = plan, parent_id, fields.get(LOAD_FORMAT, "")
-        # What a request has for itself makes its metadata the only one of its kind.
+        # Metadata with values of this request alone is never seen again, so it is not cached.
         if plan.trace is None and not plan.request_id and sum(map(len, fields.values())) <= MAX_PLAN_BYTES:
             if len(self._known) >= MAX_PLANS:
                 self._known.clear()
@@ -82,14 +82,16 @@ class ContextPlans:
 
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:
-    """End the call; its trailing metadata also says why in one word. Raises AbortError.
+    """End the call; its trailing metadata has the reason in one word. Raises AbortError.
 
-    The near name of an unknown model is not for a tenant's call: over gRPC nothing says which names it may know.
+    An unknown model's near name is left out for a tenant's call: over gRPC nothing shows which names the tenant may
+    know.
     """
     if isinstance(error, UnknownModel) and TENANT not in metadata_of(context):
         error = error.with_near_name(lambda name: True)
     context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("x-oriel-reason", error.outcome.value)))
-    # An error that a frame of its own traceback holds keeps the whole message until the collector comes.
+    # An error that a frame of its own traceback refers to keeps the whole message in memory until the garbage collector
+    # runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
     await context.abort(grpc_status(error), error.message)
     raise AssertionError("abort does not return")

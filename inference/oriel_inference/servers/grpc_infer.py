@@ -1,6 +1,6 @@
-"""ModelInfer: bytes in, bytes out. What a request says besides its tensors is read once per head (`InferMessages`).
+"""ModelInfer: bytes in, bytes out. Everything besides the tensors is read once per head (`InferMessages`).
 
-A request with a known head is what the one before it was, with other tensors: it fits the same version of the model,
+A request with a known head differs from the one before it only in its tensors: it fits the same version of the model,
 and its answer differs only in shapes and numbers.
 """
 
@@ -19,9 +19,9 @@ from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.gather import Gather
 from oriel_inference.servers.grpc_call import Context, ContextPlans, abort
+from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
-from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.engine.grpc_drain import UnderWay
 from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
@@ -32,15 +32,13 @@ from oriel_wire.v2.grpc import decode_infer, encode_infer
 from oriel_wire.v2.grpc_messages import InferMessages, Pieces, RawAnswers, RequestHead, read
 from oriel_wire.v2.messages import InferRequest
 
-__all__ = ["GrpcInfer"]
-
 _log = logging.getLogger(__name__)
 
 _Ended = tuple[Completion, bytes | None]
 
 
 class _Known:
-    """What was found about the requests of one head. picks: positions of the outputs asked for."""
+    """The facts shared by all requests of one head. picks: positions of the requested outputs."""
 
     __slots__ = ("answers", "fitted", "picks", "request", "serving")
 
@@ -68,7 +66,9 @@ class GrpcInfer:
         self.under_way = UnderWay()
 
     async def handle(self, data: bytes, context: Context) -> bytes:
-        """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
+        """Answer one call. Cancelled when the caller leaves or gRPC's own deadline passes: then the call leaves its
+        queue at once.
+        """
         error: InferenceError
         begun = self.under_way.begin()
         try:
@@ -76,14 +76,16 @@ class GrpcInfer:
         except InferenceError as refusal:
             error = refusal
         except Exception:
-            # A call's surprise is its own: the server goes on, and the client learns no insides.
+            # An unexpected error in one call must not affect others, and its text must not show internals to the
+            # client.
             _log.exception("a call failed unexpectedly")
             error = BackendFailed("the server failed on this request")
         finally:
             self.under_way.end(begun)
             if len(data) >= LARGE_BYTES:
                 self._large.ended(len(data))
-        # An aborted call lives on until the collector comes, with this frame: it must not hold the message.
+        # An aborted call stays in memory with this frame until the garbage collector runs, so it must not hold the
+        # message.
         del data
         return await abort(context, error)
 
@@ -93,7 +95,7 @@ class GrpcInfer:
         if now >= self._pulse.fresh_until:
             received_s -= self._pulse.call_age_s(context.peer(), now)
         ctx, parent_id, load_format = self._plans.read(context, received_s)
-        trail = Trail(
+        record = RequestRecord(
             ctx,
             received_s,
             surface.sink,
@@ -110,7 +112,7 @@ class GrpcInfer:
             if found is not None:
                 model = found[0].model_name[:128]
             if found is not None and self._is_current(found[0]):
-                leave = self._known(*found, data, ctx, trail, ended)
+                leave = self._known(*found, data, ctx, record, ended)
             else:
                 if found is not None:
                     request = found[0].request(data, found[1])
@@ -118,22 +120,22 @@ class GrpcInfer:
                     message, raw = read(data)
                     model = message.model_name[:128]
                     request = decode_infer(message, raw)
-                    del message, raw  # not to be held until the answer
+                    del message, raw  # not to be held in memory until the answer
                     self._messages.remember(data, request)
-                leave = self._decoded(request, data, ctx, trail, ended)
+                leave = self._decoded(request, data, ctx, record, ended)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
-            context.set_trailing_metadata(tuple(trail.refused(error, model)))
+            context.set_trailing_metadata(tuple(record.refused(error, model)))
             raise error from None
         except Exception:
-            trail.refused(BackendFailed("the server failed on this request"), model)
+            record.refused(BackendFailed("the server failed on this request"), model)
             raise
         try:
             completion, answer = await ended
         except asyncio.CancelledError:
             leave()
             raise
-        context.set_trailing_metadata(tuple(trail.ended(completion, model)))
+        context.set_trailing_metadata(tuple(record.ended(completion, model)))
         if answer is None:
             assert completion.error is not None
             raise completion.error
@@ -142,7 +144,9 @@ class GrpcInfer:
     # A head that is known ---------------------------------------------------------------------------------------
 
     def _is_current(self, head: RequestHead) -> bool:
-        """Whether what is known of it is about the version that serves now. Raises InferenceError if none does."""
+        """Return whether the cached facts are about the version that serves now. Raises InferenceError if none
+        serves.
+        """
         known: _Known | None = head.note
         return known is not None and self._surface.catalog.get(head.model_name, head.model_version) is known.serving
 
@@ -152,7 +156,7 @@ class GrpcInfer:
         pieces: Pieces,
         data: bytes,
         ctx: CallContext,
-        trail: Trail,
+        record: RequestRecord,
         ended: "asyncio.Future[_Ended]",
     ) -> Callable[[], None]:
         known: _Known = head.note
@@ -194,7 +198,7 @@ class GrpcInfer:
 
         def leave() -> None:
             if serving.batcher.leave(call):
-                trail.left(Completion(queued_s, serving, fitted.rows, error=CallerLeft()))
+                record.left(Completion(queued_s, serving, fitted.rows, error=CallerLeft()))
 
         return leave
 
@@ -206,7 +210,12 @@ class GrpcInfer:
     # Any request ------------------------------------------------------------------------------------------------
 
     def _decoded(
-        self, request: InferRequest, data: bytes, ctx: CallContext, trail: Trail, ended: "asyncio.Future[_Ended]"
+        self,
+        request: InferRequest,
+        data: bytes,
+        ctx: CallContext,
+        record: RequestRecord,
+        ended: "asyncio.Future[_Ended]",
     ) -> Callable[[], None]:
         def reply(completion: Completion) -> None:
             if ended.done():
@@ -219,8 +228,8 @@ class GrpcInfer:
                     completion.error = as_inference_error(bad)
             ended.set_result((completion, answer))
 
-        leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(data), reply=reply, left=trail.left)
-        # It fits, or it would have been refused.
+        leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(data), reply=reply, left=record.left)
+        # The request fits the model: `infer` would have refused it otherwise.
         found = self._messages.find(data)
         serving = self._surface.catalog.get(request.model_name, request.model_version)
         if found is not None and serving.recognises and (picks := _picks(serving, request)) is not None:
@@ -231,7 +240,7 @@ class GrpcInfer:
 
 
 def _picks(serving: ServingModel, request: InferRequest) -> list[int] | None:
-    """Positions of the outputs asked for; None if they are not the model's own (classification)."""
+    """Return the positions of the requested outputs; None if they are not the model's own (classification)."""
     order = [output.name for output in serving.spec.outputs]
     if request.outputs is None:
         return list(range(len(order)))

@@ -1,4 +1,4 @@
-"""`grpc.health.v1.Health`: the whole server by the empty name or the service's, a model by its own."""
+"""`grpc.health.v1.Health`: the empty name or the service's name means the whole server, other names mean models."""
 
 import asyncio
 
@@ -11,8 +11,6 @@ from oriel_inference.servers.surface import Surface
 from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
 from oriel_wire.v2.proto import health_pb2
 
-__all__ = ["HealthWatch", "is_serving"]
-
 LOOK_S = 0.5
 LAST_WORD_S = 0.05
 
@@ -20,24 +18,24 @@ _Response = health_pb2.HealthCheckResponse
 
 
 def is_serving(surface: Surface, service: str) -> bool:
-    """Raises UnknownModel."""
+    """Return whether the server or a model serves. Raises UnknownModel."""
     return surface.readiness()[0] if service in ("", SERVICE) else surface.model_ready(service, "")
 
 
 class HealthWatch:
-    """The method `Watch`: the state now, and every change within LOOK_S of it, until one of both sides ends."""
+    """The method `Watch`: sends the state now, and every change within POLL_S, until one of both sides ends."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
         self._stopping = asyncio.Event()
 
     def handler(self) -> "grpc.GenericRpcHandler[object, object]":
-        """To register with a server."""
+        """Return the handler to register with a server."""
         method = grpc.unary_stream_rpc_method_handler(self._watch, response_serializer=_Response.SerializeToString)
         return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Watch": method})
 
     def stop(self) -> None:
-        """The server drains: every watcher is told, then its stream ends."""
+        """End the streams because the server drains: every watcher gets the state, then its stream ends."""
         self._stopping.set()
 
     async def _watch(self, data: bytes, context: Context) -> None:
@@ -52,7 +50,7 @@ class HealthWatch:
                 await context.write(_Response(status=status))
                 told = status
             if self._stopping.is_set():
-                # Clients built on gRPC's core may drop a message that comes together with the end of its stream.
+                # Clients built on gRPC's core may drop a message that arrives together with the end of its stream.
                 await asyncio.sleep(LAST_WORD_S)
                 await abort(context, ServerStopping())
             try:

@@ -1,7 +1,7 @@
-"""v2 over HTTP: paths to answers, on wire's buffered exchanges.
+"""The v2 protocol over HTTP: paths and their answers, on buffered exchanges.
 
-Everything here is synchronous. `refuse` judges the head before the body is read; `handle` answers at once or keeps the
-exchange until the batcher replies. Routes of known models are remembered by method and path.
+Everything here is synchronous. `refuse` checks the head before the body is read; `handle` answers at once or keeps the
+exchange until the batcher replies. Routes of known models are cached by method and path.
 """
 
 import logging
@@ -25,8 +25,6 @@ from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.metadata import encode_metadata, message_json
-
-__all__ = ["HttpFrontend"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class _Route:
 
 
 class HttpFrontend:
-    """`refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
+    """The callbacks `refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
 
     def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson) -> None:
         self._surface = surface
@@ -77,13 +75,13 @@ class HttpFrontend:
     def explain(
         self, head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None, model: str = ""
     ) -> Refusal:
-        """A refusal for the head alone, or for wrong framing; it is counted."""
+        """Return and count a refusal of a head, or of wrong framing."""
         refusal = head_refusal(head, status, message, outcome)
         self._surface.meter.turned_away(refusal.headers[0][1], status, head_outcome(status, outcome), model)
         return refusal
 
     def refuse(self, head: RequestHead) -> Refusal | None:
-        """Path, method, encoding, model name: everything that needs no body."""
+        """Check path, method, encoding and model name: everything that needs no body."""
         route = self._route(head)
         if not isinstance(route, _Route):
             return self.explain(head, *route)
@@ -96,14 +94,14 @@ class HttpFrontend:
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
-                said = hinted(error, head).message
-                return self.explain(head, 404, said, error.outcome, route.model)
+                message = hinted(error, head).message
+                return self.explain(head, 404, message, error.outcome, route.model)
             except InferenceError:
-                return None  # answered with Retry-After once the body is in
+                return None  # answered with Retry-After once the body has arrived
         return None
 
     def views(self, head: RequestHead) -> bool:
-        """Whether what comes is tensors behind a JSON part: nothing but views of it is made."""
+        """Return whether the body has tensors behind a JSON part, so that the server needs only views of it."""
         route = self._route(head)
         is_infer = isinstance(route, _Route) and route.kind == "infer"
         return is_infer and head.content_encoding is None and HEADER_LENGTH in head.by_name()
@@ -111,7 +109,7 @@ class HttpFrontend:
     def handle(self, exchange: Exchange) -> None:
         """Answer one request, now or when its batch has run."""
         route = self._route(exchange.head)
-        assert isinstance(route, _Route)  # `refuse` has seen it
+        assert isinstance(route, _Route)  # checked by `refuse`
         try:
             if route.kind == "infer" and exchange.head.content_encoding is None:
                 self._infer.start(exchange, route.model, route.version, exchange.body)
@@ -126,12 +124,13 @@ class HttpFrontend:
         except InferenceError as error:
             self._refuse(exchange, route, error)
         except Exception:
-            # A request's surprise is its own: the server goes on, and the client learns no insides.
+            # An unexpected error in one request must not affect others, and its text must not show internals to the
+            # client.
             _log.exception("a request failed unexpectedly")
             self._refuse(exchange, route, BackendFailed("the server failed on this request"))
 
     def _refuse(self, exchange: Exchange, route: _Route, error: InferenceError) -> None:
-        """An end that no trail has seen."""
+        """Refuse a request that has no request record."""
         name_value = identity(exchange.head)
         if route.kind in _CALLS:
             self._surface.meter.turned_away(name_value[1], http_status(error), error.outcome, route.model)
@@ -148,7 +147,7 @@ class HttpFrontend:
         try:
             self._call(exchange, route, body)
         except Exception:
-            # As in `handle`: this may be another turn of the loop.
+            # As in `handle`; this may be another turn of the loop.
             _log.exception("a request failed unexpectedly")
             self._refuse(exchange, route, BackendFailed("the server failed on this request"))
 
@@ -168,7 +167,7 @@ class HttpFrontend:
         if ready:
             answer(exchange, b'{"ready":true}')
         else:
-            outcome = Outcome.STOPPING if self._surface.stopping else Outcome.NOT_READY
+            outcome = Outcome.SERVER_STOPPING if self._surface.stopping else Outcome.MODEL_NOT_READY
             name = identity(exchange.head)
             document = {"ready": False, "error": reason, "reason": outcome.value, "request_id": name[1]}
             answer(exchange, msgspec.json.encode(document), 503 if self._surface.stopping else 400, name)
@@ -213,7 +212,7 @@ class HttpFrontend:
         allowed = ("POST",) if posted else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"
-        # Only routes of models that exist are worth a place: their number is known.
+        # Only routes of existing models are cached, because their number is known.
         if len(self._routes) < _MAX_ROUTES and (not route.model or self._exists(route)):
             self._routes[key] = route
         return route
@@ -227,12 +226,12 @@ class HttpFrontend:
 
 
 def _resolve(path: str) -> _Route | None:
-    """/v2/models/M[/versions/V][/what] and the server's own paths; None for anything else. Decoded once."""
+    """Decode a path once: /v2/models/M[/versions/V][/what] and the server's own paths; None for anything else."""
     if path in _SERVER_PATHS:
         return _Route(_SERVER_PATHS[path])
     if path.startswith("/v2/repository/"):
         found = repository_api.resolve(path)
-        return _Route(found[0], found[2], found[1]) if found else None  # version: the repository's name
+        return _Route(found[0], found[2], found[1]) if found else None  # version: the name of the repository
     parts = path.split("/")
     if len(parts) < 4 or len(parts) > 7 or parts[1:3] != ["v2", "models"]:
         return None

@@ -1,4 +1,4 @@
-"""What every HTTP answer of the v2 server is made with."""
+"""The parts of every HTTP answer of the v2 server."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from oriel_inference.errors import InferenceError, InvalidRequest, UnknownModel
+from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import error_body, http_status, identity
 from oriel_inference.servers.surface import Surface
-from oriel_inference.servers.trail import Trail
 from oriel_policies.documents.promises import fits
 from oriel_wire.context import MODELS, CallContext, read_headers
 from oriel_wire.engine.buffered import Exchange
@@ -18,8 +18,6 @@ from oriel_wire.orca import LOAD_FORMAT, report_form
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.document import MAX_LISTS
 
-__all__ = ["JSON", "HeadPlan", "answer", "begin", "hinted", "json_object", "refuse"]
-
 JSON = ("content-type", "application/json")
 RETRY_AFTER = ("retry-after", "1")
 MAX_OBJECT_BYTES = 4 << 20
@@ -27,9 +25,9 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 
 
 class HeadPlan:
-    """What a call's head alone says; kept with a head that its connection recognises.
+    """The facts that follow from a call's head alone; kept with a head that its connection recognises.
 
-    header_length: of the JSON part, None if all of it is JSON.
+    header_length: length of the JSON part, None if the whole body is JSON.
     """
 
     __slots__ = ("accept_encoding", "connection", "context", "header_length", "load_form", "parent_id")
@@ -45,14 +43,14 @@ class HeadPlan:
         self.load_form = report_form(fields.get(LOAD_FORMAT, ""))
 
 
-def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, Trail]:
-    """What the head of a call says, its context and its trail."""
+def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, RequestRecord]:
+    """Return the plan of a call's head, the call's context and its request record."""
     head = exchange.head
     plan: HeadPlan = head.plan or HeadPlan(surface, exchange)
     head.plan = plan
     received_s = exchange.received_s
     ctx = plan.context.at(received_s, surface.default_timeout_s, plan.connection)
-    trail = Trail(
+    record = RequestRecord(
         ctx,
         received_s,
         surface.sink,
@@ -62,36 +60,39 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
         size_bytes=len(exchange.body),
         load_form=plan.load_form,
     )
-    return plan, ctx, trail
+    return plan, ctx, record
 
 
 def answer(exchange: Exchange, body: bytes, status: int = 200, name: tuple[str, str] | None = None) -> None:
-    """JSON for a path that is no call. name: the header line with the request's id, where the body has it too."""
+    """Answer a path other than inference with JSON. name: the header line of the request's id, if the body has it
+    too.
+    """
     exchange.respond(status, [name or identity(exchange.head), JSON], body)
 
 
 def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
-    """A refusal. headers: the trail's, the request's id first; without any, the answer
-    says at least which request it was."""
+    """Refuse a request. headers: those of the request record, the request's id first; without any, the answer carries
+    only the id.
+    """
     status = http_status(error)
     extra = [JSON, RETRY_AFTER] if status == 503 else [JSON]
-    said = headers or (identity(exchange.head),)
-    exchange.respond(status, [*said, *extra], error_body(error, said[0][1]))
+    sent = headers or (identity(exchange.head),)
+    exchange.respond(status, [*sent, *extra], error_body(error, sent[0][1]))
 
 
 def hinted(error: InferenceError, head: RequestHead) -> InferenceError:
-    """A refusal for an unknown model names the near one, if the gateway lets this caller use that."""
+    """Add the near name to the error of an unknown model, if the gateway lets this caller use that model."""
     if not isinstance(error, UnknownModel):
         return error
     patterns = head.by_name().get(MODELS)
-    if patterns is None:  # not from a gateway, or of a tenant that may use all
+    if patterns is None:  # not from a gateway, or from a tenant that may use all models
         return error.with_near_name(lambda name: True)
     allowed = [each.strip() for each in patterns.split(",")]
     return error.with_near_name(lambda name: any(fits(pattern, name) for pattern in allowed))
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """A body that has to be one JSON object; an empty one is an empty object. Raises InvalidRequest."""
+    """Decode a body that has to be one JSON object; an empty body is an empty object. Raises InvalidRequest."""
     if len(body) > MAX_OBJECT_BYTES:
         raise InvalidRequest(f"the body has {len(body)} bytes, at most {MAX_OBJECT_BYTES} are accepted")
     if len(body) > MAX_LISTS and (lists := body.count(b"[") + body.count(b"{")) > MAX_LISTS:

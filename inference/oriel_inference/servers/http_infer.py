@@ -1,16 +1,17 @@
-"""`infer` over HTTP: the head's plan, the request's own text where it is known, the full codec where it is not.
+"""`infer` over HTTP.
 
-A text is known when one like it, but for the numbers of its one input, was decoded and fitted before (`Templates`).
-Such a request is what that one was with other numbers: it fits, and its answer differs only in numbers as well.
+The text of a request is recognised if one like it, except for the numbers of its one input, was decoded and checked
+before (`Templates`). A recognised request needs no full decoding: it fits the model, and its answer, too, differs only
+in numbers. Any other text goes through the full codec.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
-from oriel_inference.batching.call import Answer
+from oriel_inference.batching.call import Answer, Call
 from oriel_inference.dataplane import Completion, respond
 from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError
 from oriel_inference.fitting import Fitted
@@ -18,9 +19,9 @@ from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
 from oriel_inference.servers.http_call import JSON, HeadPlan, begin, refuse
 from oriel_inference.servers.large_json import Converted, LargeJson, Task
+from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
-from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Body, Exchange
 from oriel_wire.errors import BadMessage, TooLarge
@@ -28,8 +29,6 @@ from oriel_wire.v2.answers import MAX_NUMBERS, BinaryAnswers, JsonAnswers
 from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse
 from oriel_wire.v2.recognise import Template
-
-__all__ = ["HttpInfer"]
 
 BINARY = ("content-type", "application/octet-stream")
 HEADER_LENGTH = "inference-header-content-length"
@@ -41,8 +40,11 @@ _log = logging.getLogger(__name__)
 _Answers = JsonAnswers | BinaryAnswers
 
 
-class _Known:
-    """What was found about the requests of one text. picks: positions of the outputs asked for."""
+class _Recognised:
+    """The facts shared by all requests of one text.
+
+    fitted: the checked request, without its inputs. picks: positions of the requested outputs. answers: writes them.
+    """
 
     __slots__ = ("answers", "fitted", "picks")
 
@@ -61,208 +63,223 @@ class HttpInfer:
         self._large_json = large_json
 
     def start(self, exchange: Exchange, model: str, version: str, body: Body) -> None:
-        """Answer one request, now or when its batch has run."""
+        """Answers one request, now or when its batch has run."""
         surface = self._surface
-        plan, ctx, trail = begin(surface, exchange)
+        plan, ctx, record = begin(surface, exchange)
         try:
             serving = surface.catalog.get(model, version)
             length = None if plan.header_length is None else parse_header_length(plan.header_length)
             found = serving.templates.find(body, length)
+            call = _HttpCall(surface, self._encodings, self._large_json, exchange, serving, plan, ctx, record)
             if found is not None:
-                exchange.on_abort = self._known(exchange, serving, *found, len(body), plan, ctx, trail)
+                call.run_recognised(*found, len(body))
             else:
                 try:
-                    exchange.on_abort = self._decoded(exchange, serving, body, length, plan, ctx, trail)
+                    call.run(body, length)
                 except TooLarge:
-                    exchange.on_abort = self._large(exchange, serving, body, length, plan, ctx, trail)
+                    call.convert_and_run(body, length)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
-            refuse(exchange, error, trail.refused(error, model))
+            exchange.on_abort = None
+            refuse(exchange, error, record.refused(error, model))
 
-    # A text that is known ---------------------------------------------------------------------------------------
 
-    def _known(
+class _HttpCall:
+    """One request on its way to the batcher and back. The methods up to `convert_and_run` start it: one of them is
+    called, and `InferenceError` or `BadMessage` from it means that it did not start. `_finish` is its only way out.
+
+    The exchange knows this object through `on_abort`, so whatever ends the request clears that: a circle of references
+    would keep the body and the tensors in memory until the garbage collector runs.
+    """
+
+    __slots__ = (
+        "_call",
+        "_completion",
+        "_ctx",
+        "_encodings",
+        "_exchange",
+        "_large_json",
+        "_plan",
+        "_queued_s",
+        "_record",
+        "_recognised",
+        "_request",
+        "_serving",
+        "_surface",
+    )
+
+    _call: Call
+    _completion: Completion
+    _queued_s: float
+    _recognised: _Recognised
+    _request: InferRequest
+
+    def __init__(
         self,
+        surface: Surface,
+        encodings: Encodings,
+        large_json: LargeJson,
         exchange: Exchange,
         serving: ServingModel,
-        template: Template,
-        inputs: Mapping[str, Array],
-        size: int,
         plan: HeadPlan,
         ctx: CallContext,
-        trail: Trail,
-    ) -> Callable[[], None]:
-        known: _Known = template.note
+        record: RequestRecord,
+    ) -> None:
+        self._surface = surface
+        self._encodings = encodings
+        self._large_json = large_json
+        self._exchange = exchange
+        self._serving = serving
+        self._plan = plan
+        self._ctx = ctx
+        self._record = record
+
+    # A recognised text ------------------------------------------------------------------------------------------
+
+    def run_recognised(self, template: Template, inputs: Mapping[str, Array], size: int) -> None:
+        """Queues a request whose text was recognised. inputs: its numbers. size: bytes of the body."""
+        serving = self._serving
         dataplane = self._surface.dataplane
-        queued_s = dataplane.now()
-
-        def reply(result: Answer | InferenceError) -> None:
-            if isinstance(result, InferenceError):
-                refused = Completion(queued_s, serving, known.fitted.rows, error=result)
-                refuse(exchange, result, trail.ended(refused, serving.spec.name))
-                return
-            completion = Completion(queued_s, serving, known.fitted.rows, answer=result)
-            outputs = [result.outputs[pick] for pick in known.picks]
-            packed = plan.accept_encoding and negotiate(plan.accept_encoding)
-            plain = type(result.outputs) is not Outputs or result.outputs.plain
-            encoded = known.answers.encode(outputs) if plain and not packed else None
-            if encoded is None:
-                response = respond(serving, template.request.outputs, template.request.id, result.outputs)
-                self._answer(exchange, completion, response, template.request, plan, trail)
-                return
-            body, length = encoded
-            lines = trail.answered(completion, result)
-            lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
-            exchange.respond(200, lines, body)
-
-        call = dataplane.call(
+        self._recognised = recognised = template.note
+        self._request = template.request
+        self._queued_s = queued_s = dataplane.now()
+        self._call = dataplane.call(
             serving,
-            known.fitted,
+            recognised.fitted,
             inputs,
-            ctx,
+            self._ctx,
             queued_s=queued_s,
             size_bytes=size,
-            finish=reply,
+            finish=self._answer_recognised,
             request=template.request,
         )
-        serving.batcher.submit(call)
+        self._exchange.on_abort = self._leave
+        serving.batcher.submit(self._call)
 
-        def leave() -> None:
-            if serving.batcher.leave(call):
-                trail.left(Completion(queued_s, serving, known.fitted.rows, error=CallerLeft()))
-
-        return leave
-
-    # Any text ---------------------------------------------------------------------------------------------------
-
-    def _decoded(
-        self,
-        exchange: Exchange,
-        serving: ServingModel,
-        body: Body,
-        length: int | None,
-        plan: HeadPlan,
-        ctx: CallContext,
-        trail: Trail,
-    ) -> Callable[[], None]:
-        model = serving.spec.name
-        request = decode_request(model, serving.version, body, length)
-        asked = replace(request, inputs=[])  # the numbers are not kept for the sake of the answer
-
-        def reply(completion: Completion) -> None:
-            if completion.response is None:
-                assert completion.error is not None
-                refuse(exchange, completion.error, trail.ended(completion, model))
+    def _answer_recognised(self, result: Answer | InferenceError) -> None:
+        serving, recognised = self._serving, self._recognised
+        if isinstance(result, InferenceError):
+            self._finish(Completion(self._queued_s, serving, recognised.fitted.rows, error=result))
+            return
+        completion = Completion(self._queued_s, serving, recognised.fitted.rows, answer=result)
+        outputs = result.outputs
+        plain = type(outputs) is not Outputs or outputs.plain
+        if plain and not (self._plan.accept_encoding and negotiate(self._plan.accept_encoding)):
+            encoded = recognised.answers.encode([outputs[pick] for pick in recognised.picks])
+            if encoded is not None:
+                body, length = encoded
+                lines = self._record.answered(completion, result)
+                lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
+                self._exchange.on_abort = None
+                self._exchange.respond(200, lines, body)
                 return
-            self._answer(exchange, completion, completion.response, asked, plan, trail)
+        completion.response = respond(serving, self._request.outputs, self._request.id, outputs)
+        self._finish(completion)
 
-        leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply, left=trail.left)
-        # It fits, or it would have been refused.
+    def _leave(self) -> None:
+        if self._serving.batcher.leave(self._call):
+            rows = self._recognised.fitted.rows
+            self._record.left(Completion(self._queued_s, self._serving, rows, error=CallerLeft()))
+
+    # Any other text ---------------------------------------------------------------------------------------------
+
+    def run(self, body: Body, length: int | None) -> None:
+        """Decodes and queues a request. length: bytes of the JSON part, None if all of it is JSON.
+
+        Raises TooLarge for more JSON than the event loop has time for.
+        """
+        serving = self._serving
+        request = decode_request(serving.spec.name, serving.version, body, length)
+        self._request = replace(request, inputs=[])  # the answer does not need the numbers
+        self._exchange.on_abort = self._surface.dataplane.infer(
+            request, self._ctx, size_bytes=len(body), reply=self._finish, left=self._record.left
+        )
+        # The request fits the model: `infer` would have refused it otherwise.
         if serving.recognises and (answers := _answers(serving, request)) is not None:
             template = serving.templates.learn(body, length, request)
             if template is not None:
-                template.note = _Known(serving.fitter.fit(request), *answers)
-        return leave
+                template.note = _Recognised(serving.fitter.fit(request), *answers)
 
-    # More JSON than the loop has time for --------------------------------------------------------------------------
-
-    def _large(
-        self,
-        exchange: Exchange,
-        serving: ServingModel,
-        body: Body,
-        length: int | None,
-        plan: HeadPlan,
-        ctx: CallContext,
-        trail: Trail,
-    ) -> Callable[[], None]:
-        """Go on once another process has made binary data of it. Raises QueueFull."""
-
-        def converted(result: Converted | InferenceError) -> None:
-            try:
-                if isinstance(result, InferenceError):
-                    raise result
-                (binary,), binary_length = result
-                exchange.on_abort = self._decoded(exchange, serving, binary, binary_length, plan, ctx, trail)
-            except (InferenceError, BadMessage) as refusal:
-                error = as_inference_error(refusal)
-                refuse(exchange, error, trail.refused(error, serving.spec.name))
-            except Exception:
-                # This is another turn of the loop than the one whose caller catches such things.
-                _log.exception("a request failed unexpectedly")
-                failed = BackendFailed("the server failed on this request")
-                refuse(exchange, failed, trail.refused(failed, serving.spec.name))
-
-        leave = self._large_json.submit(Task.REQUEST, [body], length, converted, deadline=ctx.deadline)
-        exchange.body = b""  # not needed any more once it is converted
+    def convert_and_run(self, body: Body, length: int | None) -> None:
+        """Has a helper process turn large JSON into binary data, then runs the request. Raises QueueFull."""
+        cancel = self._large_json.submit(Task.REQUEST, [body], length, self._run_converted, deadline=self._ctx.deadline)
+        self._exchange.body = b""  # not needed any more once it is converted
 
         def left() -> None:
-            leave()
-            trail.refused(CallerLeft(), serving.spec.name)
+            cancel()
+            self._record.refused(CallerLeft(), self._serving.spec.name)
 
-        return left
+        self._exchange.on_abort = left
 
-    def _answer(
-        self,
-        exchange: Exchange,
-        completion: Completion,
-        response: InferResponse,
-        request: InferRequest,
-        plan: HeadPlan,
-        trail: Trail,
-    ) -> None:
-        model = response.model_name
+    def _run_converted(self, result: Converted | InferenceError) -> None:
         try:
-            if sum([output.array.size for output in response.outputs]) > MAX_NUMBERS and _is_numbers(response, request):
-                self._answer_large(exchange, completion, response, plan, trail)
-                return
-            parts, json_length = encode_response(response, request)
-        except (InferenceError, BadMessage) as error:
-            completion.error = as_inference_error(error)
-            refuse(exchange, completion.error, trail.ended(completion, model))
-            return
-        self._send(exchange, completion, model, parts, json_length, plan, trail)
-
-    def _answer_large(
-        self, exchange: Exchange, completion: Completion, response: InferResponse, plan: HeadPlan, trail: Trail
-    ) -> None:
-        """Another process writes the numbers. Raises BadMessage, QueueFull."""
-        model = response.model_name
-
-        def converted(result: Converted | InferenceError) -> None:
             if isinstance(result, InferenceError):
-                completion.error = result
-                refuse(exchange, result, trail.ended(completion, model))
-            else:
-                self._send(exchange, completion, model, result[0], None, plan, trail)
+                raise result
+            (binary,), length = result
+            self.run(binary, length)
+            return
+        except (InferenceError, BadMessage) as refusal:
+            error = as_inference_error(refusal)
+        except Exception:
+            # This runs in a later turn of the loop than `start`, whose caller handles such errors.
+            _log.exception("a request failed unexpectedly")
+            error = BackendFailed("the server failed on this request")
+        self._exchange.on_abort = None
+        refuse(self._exchange, error, self._record.refused(error, self._serving.spec.name))
 
-        parts, length = encode_response(response, InferRequest(model_name=model, binary_default=True))
-        leave = self._large_json.submit(Task.RESPONSE, parts, length, converted, deadline=trail.deadline)
+    # The way out ------------------------------------------------------------------------------------------------
+
+    def _finish(self, completion: Completion) -> None:
+        """Answers with the completion's response, or with its error, or with the error met while encoding."""
+        response = completion.response
+        if response is not None:
+            try:
+                size = sum([output.array.size for output in response.outputs])
+                if size > MAX_NUMBERS and _is_numbers(response, self._request):
+                    self._encode_elsewhere(completion, response)
+                    return
+                self._send(completion, *encode_response(response, self._request))
+                return
+            except (InferenceError, BadMessage) as failed:
+                completion.error = as_inference_error(failed)
+        assert completion.error is not None
+        self._exchange.on_abort = None
+        refuse(self._exchange, completion.error, self._record.ended(completion, self._serving.spec.name))
+
+    def _encode_elsewhere(self, completion: Completion, response: InferResponse) -> None:
+        """Has a helper process write the numbers of a large JSON answer. Raises BadMessage, QueueFull."""
+        self._completion = completion
+        request = InferRequest(model_name=response.model_name, binary_default=True)
+        parts, length = encode_response(response, request)
+        cancel = self._large_json.submit(
+            Task.RESPONSE, parts, length, self._finish_encoded, deadline=self._ctx.deadline
+        )
 
         def left() -> None:
-            leave()
+            cancel()
             completion.error = CallerLeft()
-            trail.left(completion)
+            self._record.left(completion)
 
-        exchange.on_abort = left
+        self._exchange.on_abort = left
 
-    def _send(
-        self,
-        exchange: Exchange,
-        completion: Completion,
-        model: str,
-        parts: Sequence[bytes | memoryview],
-        json_length: int | None,
-        plan: HeadPlan,
-        trail: Trail,
-    ) -> None:
-        headers = trail.ended(completion, model)
+    def _finish_encoded(self, result: Converted | InferenceError) -> None:
+        completion = self._completion
+        if isinstance(result, InferenceError):
+            completion.response, completion.error = None, result
+            self._finish(completion)
+        else:
+            self._send(completion, result[0], None)
+
+    def _send(self, completion: Completion, parts: Sequence[bytes | memoryview], json_length: int | None) -> None:
+        exchange = self._exchange
+        exchange.on_abort = None
+        headers = self._record.ended(completion, self._serving.spec.name)
         if json_length is None:
             headers.append(JSON)
         else:
             headers.append(BINARY)
             headers.append((HEADER_LENGTH, str(json_length)))
-        encoding = negotiate(plan.accept_encoding) if plan.accept_encoding else ""
+        encoding = negotiate(self._plan.accept_encoding) if self._plan.accept_encoding else ""
         if not encoding or sum([len(part) for part in parts]) < MIN_BYTES:
             exchange.respond(200, headers, parts)
             return
@@ -271,13 +288,15 @@ class HttpInfer:
 
 
 def _is_numbers(response: InferResponse, request: InferRequest) -> bool:
-    """Whether all of an answer is JSON, and none of it text."""
+    """Returns whether the whole answer is JSON, and none of its tensors is text."""
     binary = [output.binary for output in request.outputs] if request.outputs else [request.binary_default]
     return not any(binary) and all(output.datatype != "BYTES" for output in response.outputs)
 
 
 def _answers(serving: ServingModel, request: InferRequest) -> tuple[list[int], _Answers] | None:
-    """Which of the model's outputs are asked for, and who writes the answers; None if only the full encoder can."""
+    """Returns the positions of the requested outputs and the encoder of the answers; None if only the full encoder can
+    write them.
+    """
     order = [output.name for output in serving.spec.outputs]
     if request.outputs is None:
         picks = list(range(len(order)))

@@ -1,25 +1,21 @@
-"""JSON that would hold the loop up is read and written in a process of its own.
+"""Converts large JSON in a child process, so that it does not hold up the event loop.
 
-msgspec and base64 keep the interpreter to themselves, in a thread as well: the 64 MiB a body may have would stall every
-other request for most of a second. So a long-lived child turns such a request into one with binary tensors, which then
-goes the way of all others, and a binary answer into JSON. The child is started when first needed, replaced when it
-dies or takes too long, and ended when nothing was asked of it for a while.
+msgspec and base64 hold the interpreter's lock, in a thread as well: the 64 MiB that a body may have would stall every
+other request for most of a second. So a long-lived child turns such a request into one with binary tensors, which is
+then handled like all others, and a binary answer into JSON. The child is started when first needed, replaced when it
+dies or takes too long, and ended after a while without work.
 
-Who owns what: the loop owns the counts and every `Job`; one thread owns the child and its pipes. A job is answered
-exactly once, on the loop: by the thread's result, by its deadline, or not at all once its caller has left.
+Ownership: the event loop owns the counts and every `Job`; one thread owns the child. A job is answered exactly once, on
+the loop: by the thread's result or by its deadline, and not at all once its caller has left.
 """
 
 import asyncio
 import logging
-import os
-import select
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from oriel_inference.child_process import start_child
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import (
     BackendFailed,
@@ -30,7 +26,8 @@ from oriel_inference.errors import (
     RequestTooLarge,
     ServerStopping,
 )
-from oriel_inference.servers.large_json_frames import FRAME, PIECE_BYTES, Result, Task
+from oriel_inference.servers.large_json_frames import FRAME, Result, Task
+from oriel_wire.engine.child import Child
 
 __all__ = ["Converted", "LargeJson", "Task"]
 
@@ -50,7 +47,7 @@ Then = Callable[[Converted | InferenceError], None]
 
 
 class Job:
-    """One text. `then` is None once it is answered or its caller has left; parts are let go as well."""
+    """One text. `then` is None, and `parts` empty, once the job is answered or its caller has left."""
 
     __slots__ = ("length", "parts", "size", "task", "then", "timer")
 
@@ -66,9 +63,9 @@ class Job:
 class LargeJson:
     """`submit` and the callbacks are for the loop. End with `close`.
 
-    limit_bytes: what a request may have as binary data. max_waiting, max_waiting_bytes: jobs that wait or are worked
-    on; a single job may be larger. memory_bytes: address space of the child. timeout_s: for one job. idle_s: nothing
-    to do until the child ends.
+    limit_bytes: of one request as binary data.
+    max_waiting, max_waiting_bytes: jobs that wait or are being converted; a single job may be larger.
+    memory_bytes: address space of the child. timeout_s: for one job. idle_s: without work until the child is ended.
     """
 
     def __init__(
@@ -93,9 +90,9 @@ class LargeJson:
         self._waiting_bytes = 0
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._closed = False
-        self.converted = 0  # jobs that were done
+        self.converted = 0  # jobs that succeeded
 
     @property
     def pid(self) -> int | None:
@@ -108,7 +105,7 @@ class LargeJson:
     ) -> Callable[[], None]:
         """Convert `parts`; `then` is called later, on the loop. length: of the JSON part, None if all is JSON.
 
-        deadline: monotonic seconds. Returns what to call when the caller leaves: then `then` is not called.
+        deadline: monotonic seconds. Returns the function to call when the caller leaves; `then` is not called after it.
         Raises QueueFull, ServerStopping.
         """
         if self._closed:
@@ -129,7 +126,7 @@ class LargeJson:
         return lambda: self._finish(job, None)
 
     async def convert(self, task: Task, parts: _Parts) -> Converted:
-        """The same for a coroutine. Raises InferenceError."""
+        """Convert `parts`, for a coroutine. Raises InferenceError."""
         answer: asyncio.Future[Converted] = asyncio.get_running_loop().create_future()
 
         def then(result: Converted | InferenceError) -> None:
@@ -145,7 +142,7 @@ class LargeJson:
             leave()
 
     def close(self) -> None:
-        """Convert nothing more; what waits is refused, the child ends. Blocks for a moment."""
+        """Refuse the jobs that wait and end the child. Blocks for a moment."""
         self._closed = True
         self._kill()
         self._queue.put(None)
@@ -153,7 +150,7 @@ class LargeJson:
             self._thread.join(self._timeout_s)
 
     def _finish(self, job: Job, result: Converted | InferenceError | None) -> None:
-        """On the loop: the first to come ends the job. None: nobody wants the answer."""
+        """Runs on the loop; the first call ends the job. result: None if the caller has left."""
         then, job.then, job.parts = job.then, None, ()
         if then is None:
             return
@@ -187,13 +184,11 @@ class LargeJson:
         deadline = time.monotonic() + self._timeout_s
         try:
             child = self._running()
-            assert child.stdin is not None and child.stdout is not None
-            into, out = child.stdin.fileno(), child.stdout.fileno()
-            _write(into, FRAME.pack(job.task, job.length, job.size), deadline)
+            child.write(FRAME.pack(job.task, job.length, job.size), deadline)
             for part in parts:
-                _write(into, part, deadline)
-            code, length, size = FRAME.unpack(b"".join(_read(out, FRAME.size, deadline)))
-            pieces = _read(out, size, deadline)
+                child.write(part, deadline)
+            code, length, size = FRAME.unpack(b"".join(child.read(FRAME.size, deadline)))
+            pieces = child.read(size, deadline)
         except TimeoutError:
             self._end()
             return RequestTooLarge(f"the JSON took more than {self._timeout_s:g} s: send tensors as binary data")
@@ -207,17 +202,13 @@ class LargeJson:
         text = b"".join(pieces).decode(errors="replace")
         return InvalidRequest(text) if code == Result.INVALID else RequestTooLarge(text)
 
-    def _running(self) -> "subprocess.Popen[bytes]":
+    def _running(self) -> Child:
         child = self._child
-        if child is None or child.poll() is not None:
+        if child is None or not child.running:
             self._end()
-            # A few seconds more than ours: it ends itself only if nobody else does.
-            bounds = (self._memory_bytes, int(self._timeout_s) + 5, self._limit_bytes)
-            child = start_child(_CHILD, *(str(each) for each in bounds))
-            self._child = child
-            assert child.stdin is not None and child.stdout is not None
-            for pipe in (child.stdin, child.stdout):
-                os.set_blocking(pipe.fileno(), False)
+            # A few seconds more than ours: the child ends itself only if this process is no longer there to kill it.
+            limits = (self._memory_bytes, int(self._timeout_s) + 5, self._limit_bytes)
+            child = self._child = Child(_CHILD, *map(str, limits))
             if self._closed:
                 child.kill()
         return child
@@ -229,40 +220,5 @@ class LargeJson:
 
     def _end(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    pass  # nothing is buffered: the process is gone
-
-
-def _ready(descriptor: int, event: int, deadline: float) -> None:
-    """Wait until the pipe can be used or is broken. Raises TimeoutError."""
-    poll = select.poll()  # not select: there may be more descriptors than it counts
-    poll.register(descriptor, event)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-        raise TimeoutError
-
-
-def _write(descriptor: int, data: bytes | memoryview, deadline: float) -> None:
-    view = memoryview(data)
-    while view:
-        _ready(descriptor, select.POLLOUT, deadline)
-        view = view[os.write(descriptor, view[:PIECE_BYTES]) :]
-
-
-def _read(descriptor: int, size: int, deadline: float) -> list[bytes]:
-    pieces: list[bytes] = []
-    while size:
-        _ready(descriptor, select.POLLIN, deadline)
-        piece = os.read(descriptor, min(size, PIECE_BYTES))
-        if not piece:
-            raise BrokenPipeError
-        pieces.append(piece)
-        size -= len(piece)
-    return pieces
+        if child is not None:
+            child.end()

@@ -1,21 +1,21 @@
 """The process that reads and writes large JSON: `python -m ... MEMORY SECONDS LIMIT`.
 
-MEMORY, SECONDS: bounds of one text. LIMIT: bytes that a request may become. Frames in, frames out, one at a time
-(`large_json_frames`). It may run out of memory or time, or die: whoever sent the text gains nothing but that. Ends
-when its input ends.
+MEMORY, SECONDS: bounds of one text. LIMIT: bytes of a request as binary data. Reads and writes one frame at a time
+(`large_json_frames`). The sender of a hostile text can at most make it run out of memory or time, or kill it. It exits
+at the end of its input.
 """
 
 import contextlib
 import gc
 import os
-import resource
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from oriel_inference.servers.large_json_frames import FRAME, PIECE_BYTES, Result, Task
+from oriel_inference.servers.large_json_frames import FRAME, Result, Task
 from oriel_inference.servers.load_body import unpack_files
+from oriel_wire.engine.child import PIECE_BYTES, restrict_self
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.http import to_binary_request, to_json_response
 
@@ -27,17 +27,15 @@ _Parts = Sequence[bytes | memoryview]
 def main() -> None:
     """Answer until the input ends."""
     memory_bytes, timeout_s, limit_bytes = [int(word) for word in sys.argv[1:4]]
-    gc.disable()  # looking for cycles among millions of lists took longer than reading them
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    gc.disable()  # collecting cycles among millions of lists takes longer than reading them
+    restrict_self(memory_bytes)
     os.nice(5)  # where cores are few, the server's loop goes first
     with contextlib.suppress(OSError):
-        # If the machine runs out of memory it shall be this process that ends, not the server.
+        # If the machine runs out of memory, the kernel should kill this process and not the server.
         Path("/proc/self/oom_score_adj").write_text("1000")
     read = sys.stdin.buffer.read
     while len(head := read(FRAME.size)) == FRAME.size:
-        # Should nobody be left to kill this process, it ends itself.
+        # The process ends itself if its parent is no longer there to kill it.
         signal.alarm(timeout_s)
         code, length, size = FRAME.unpack(head)
         _write(*_answer(Task(code), read(size), None if length < 0 else length, limit_bytes))

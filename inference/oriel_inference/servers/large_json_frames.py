@@ -1,21 +1,20 @@
-"""What passes between the server and the process that reads and writes large JSON.
+"""Frames between the server and the process that reads and writes large JSON.
 
-A frame is a head and `size` bytes. To the process: `code` is a Task, `length` that of the JSON part in front of binary
-tensors, -1 if there are none. Back: `code` is a Result, `length` the same of the bytes that come back; a refusal's
-bytes are its sentence.
+A frame is a head and `size` bytes. To the process, `code` is a Task and `length` that of the JSON part in front of
+binary tensors, -1 if there are none. From the process, `code` is a Result and `length` the same of its bytes; the bytes
+of a refusal are its error text.
 """
 
 from enum import IntEnum
 from struct import Struct
 
-__all__ = ["FRAME", "PIECE_BYTES", "Result", "Task"]
+__all__ = ["FRAME", "Result", "Task"]
 
 FRAME = Struct("<BqQ")  # code, length, size
-PIECE_BYTES = 1 << 20
 
 
 class Task(IntEnum):
-    """What to make of the bytes."""
+    """The conversion to make."""
 
     REQUEST = 1  # an infer request, its inputs as binary data
     RESPONSE = 2  # an infer response with binary outputs, as JSON alone
@@ -23,7 +22,7 @@ class Task(IntEnum):
 
 
 class Result(IntEnum):
-    """What became of it."""
+    """The outcome of a conversion."""
 
     DONE = 0
     INVALID = 1

@@ -1,7 +1,7 @@
 """The JSON body of a load request: `config`, and files as base64 of any size.
 
-A large one is taken apart in the process for large JSON: `unpack_files` leaves their sizes in the JSON and puts their
-bytes behind it, `files_behind` finds them there.
+A large one is taken apart in the process for large JSON: `unpack_files` leaves the sizes in the JSON and puts the bytes
+behind it, where `files_behind` finds them.
 """
 
 import base64
@@ -13,28 +13,26 @@ import msgspec
 
 from oriel_wire.errors import BadMessage
 
-__all__ = ["FILE_PREFIX", "RepositoryBody", "decode_body", "files_behind", "from_base64", "unpack_files"]
-
 FILE_PREFIX = "file:"
 
 
 class RepositoryBody(msgspec.Struct):
-    """What repository requests say."""
+    """The content of a repository request."""
 
     ready: bool = False
     parameters: dict[str, Any] = {}
 
 
 def decode_body(body: bytes) -> RepositoryBody:
-    """Raises BadMessage; an empty body says nothing."""
+    """Decode a body, which may be empty. Raises BadMessage."""
     try:
         return msgspec.json.decode(body, type=RepositoryBody) if body.strip() else RepositoryBody()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"the body is not what this request takes: {str(error)[:200]}") from error
+        raise BadMessage(f"the body does not have the form of this request: {str(error)[:200]}") from error
 
 
 def from_base64(name: str, value: Any) -> bytes:
-    """The bytes of a file parameter. Raises BadMessage."""
+    """Return the bytes of a file parameter. Raises BadMessage."""
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
@@ -42,7 +40,9 @@ def from_base64(name: str, value: Any) -> bytes:
 
 
 def unpack_files(body: bytes) -> tuple[list[bytes | memoryview], int]:
-    """A body -> its parts, the JSON first, and the length of that. A file's value is its size, null for no base64."""
+    """Split a body into its parts, the JSON first, and return them with the length of the JSON. The value of a file is
+    its size, null if it is not base64.
+    """
     parameters = decode_body(body).parameters
     parts: list[bytes | memoryview] = []
     for name, value in parameters.items():
@@ -59,7 +59,9 @@ def unpack_files(body: bytes) -> tuple[list[bytes | memoryview], int]:
 
 
 def files_behind(body: bytes, length: int) -> Callable[[str, Any], memoryview]:
-    """What stands for `from_base64` with a body of `unpack_files`; files are asked for in their order."""
+    """Return the function that replaces `from_base64` for a body of `unpack_files`; files are requested in their
+    order.
+    """
     view = memoryview(body)
     position = length
 

@@ -1,23 +1,22 @@
-"""What is counted and written down of every request that ends: latency and refusals per tier, the access log.
+"""Counts and logs every request that ends: latency and refusals per tier, the access log.
 
-One of `finished` and `refused_early` is called per request, by its trail; `turned_away` for what was refused before it
-had one. Labels come from the catalog and from trusted peers only, and are bounded. Single writer: the loop.
+One of `finished` and `refused_early` is called per request, by its request record; `turned_away` is for requests that
+were refused before they had one. Labels come only from the catalog and from trusted peers, and are bounded. Single
+writer: the loop.
 """
 
 import logging
 from collections import Counter
 from time import monotonic
 
+from oriel_inference.batching.statistics import OTHER_TIERS
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.servers.access_log import AccessLog
-from oriel_inference.statistics import OTHER_TIERS
 from oriel_wire.context import CallContext
 from oriel_wire.orca import LoadReport, encode_report
 from oriel_wire.v2.datatypes import quoted
-
-__all__ = ["Meter"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +24,11 @@ MAX_REFUSED = 4096
 
 
 class Meter:
-    """log: None if nobody wants one. refused: (model, tier, outcome) -> requests that never came to a version."""
+    """Counts requests.
+
+    log: the access log; None if there is none.
+    refused: (model, tier, outcome) -> requests that never reached a version.
+    """
 
     def __init__(self, catalog: Catalog, log: AccessLog | None = None) -> None:
         self._catalog = catalog
@@ -33,7 +36,9 @@ class Meter:
         self.refused: Counter[tuple[str, str, Outcome]] = Counter()
 
     def finished(self, ctx: CallContext, completion: Completion, received_s: float, protocol: str, size: int) -> None:
-        """A version answered a request, failed it, or lost its caller. size: bytes of the request as it came."""
+        """Count a request that a version answered or failed, or whose caller left. size: bytes of the request as it
+        arrived.
+        """
         statistics = completion.serving.batcher.statistics
         tier = statistics.tiers.get(ctx.tier) or statistics.tier(ctx.tier)
         error = completion.error
@@ -59,7 +64,7 @@ class Meter:
     def refused_early(
         self, ctx: CallContext, error: InferenceError, model: str, received_s: float, protocol: str, size: int
     ) -> None:
-        """A request was refused before it came to a version. model: as it was asked for, perhaps unknown."""
+        """Count a request that was refused before it reached a version. model: the requested name, perhaps unknown."""
         self._count(model, ctx.tier, error.outcome)
         if self.log is not None:
             self.log.refused(ctx, error.outcome, model, received_s, monotonic(), protocol, size)
@@ -70,15 +75,15 @@ class Meter:
             )
 
     def turned_away(self, request_id: str, status: int, outcome: Outcome, model: str = "") -> None:
-        """An HTTP request was refused for its head or its framing."""
+        """Count an HTTP request that was refused for its head or its framing."""
         self._count(model, "", outcome)
         if self.log is not None:
             self.log.turned_away(request_id, status, outcome, model)
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("request %s: turned away with status %d (%s)", request_id, status, outcome.value)
+            _log.debug("request %s: refused by its head with status %d (%s)", request_id, status, outcome.value)
 
     def load_header(self, serving: ServingModel, band: int, form: str) -> str:
-        """`endpoint-load-metrics`: how loaded `serving` is for a request of `band`. form: "TEXT" or "JSON"."""
+        """Return `endpoint-load-metrics`: the load of `serving` for a request of `band`. form: "TEXT" or "JSON"."""
         batcher = serving.batcher
         named = {"queue_depth": float(batcher.pending), "warm_models": float(sum(1 for _ in self._catalog.serving()))}
         expected_s = batcher.expected_wait_s(band)
@@ -87,7 +92,7 @@ class Meter:
         return encode_report(LoadReport(named=named), form)
 
     def close(self) -> None:
-        """Write what the access log still holds; blocks shortly."""
+        """Write the remaining lines of the access log; blocks shortly."""
         if self.log is not None:
             self.log.close()
 

@@ -1,4 +1,4 @@
-"""The model repository extension, over HTTP and gRPC: index, load, unload."""
+"""The model repository extension over HTTP and gRPC: index, load, unload."""
 
 import asyncio
 import logging
@@ -23,8 +23,6 @@ from oriel_wire.v2.metadata import parse_config_json
 from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.proto import v2_pb2
 
-__all__ = ["GrpcRepository", "HttpRepository", "resolve"]
-
 _log = logging.getLogger(__name__)
 
 MAX_FLAGS_BYTES = 64 << 10
@@ -35,7 +33,7 @@ _Fail = Callable[[Exchange, InferenceError, list[tuple[str, str]]], None]
 
 
 def resolve(path: str) -> tuple[str, str, str] | None:
-    """/v2/repository[/R]/index and /v2/repository[/R]/models/M/load|unload -> kind, repository, model."""
+    """Match /v2/repository[/R]/index and /v2/repository[/R]/models/M/load|unload; return kind, repository and model."""
     parts = path.split("/")
     if parts[:3] != ["", "v2", "repository"]:
         return None
@@ -54,7 +52,7 @@ def resolve(path: str) -> tuple[str, str, str] | None:
 
 
 class HttpRepository:
-    """`start` takes one request; its answer comes later, unless the caller has left."""
+    """Repository requests over HTTP. `start` takes one request; its answer comes later, unless the caller has left."""
 
     def __init__(self, surface: Surface, large_json: LargeJson, refuse: _Fail) -> None:
         self._surface = surface
@@ -62,7 +60,7 @@ class HttpRepository:
         self._refuse = refuse
 
     def start(self, exchange: Exchange, kind: str, repository: str, model: str) -> None:
-        """Begin to answer. Raises InferenceError."""
+        """Start to answer. Raises InferenceError."""
         _only_unnamed(repository)
         work = {"repository_index": self._index, "repository_load": self._load, "repository_unload": self._unload}
         self._surface.control.spawn(self._answer(exchange, work[kind](bytes(exchange.body), model)))
@@ -73,7 +71,8 @@ class HttpRepository:
         except (InferenceError, BadMessage) as refusal:
             self._refuse(exchange, as_inference_error(refusal), [])
         except Exception:
-            # A request's surprise is its own: the server goes on, and the client learns no insides.
+            # An unexpected error in one request must not affect others, and its text must not show internals to the
+            # client.
             _log.exception("a repository request failed unexpectedly")
             self._refuse(exchange, BackendFailed("the server failed on this request"), [])
         else:
@@ -89,7 +88,7 @@ class HttpRepository:
         if len(body) > INLINE_LOAD_BYTES:
             (body,), length = await self._large_json.convert(Task.LOAD, [body])
             to_bytes, body = files_behind(body, length), body[:length]
-        # Even a small configuration takes its time: the loop has requests to serve.
+        # Even a small configuration takes some time, and the loop has requests to serve.
         config, files = await asyncio.to_thread(lambda: _override(decode_body(body).parameters, to_bytes))
         await self._surface.control.load(model, config=config, files=files)
         return b""
@@ -101,13 +100,13 @@ class HttpRepository:
 
 
 class GrpcRepository:
-    """The three methods; they raise InferenceError or BadMessage."""
+    """The three methods over gRPC; they raise InferenceError or BadMessage."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
 
     def handlers(self) -> dict[str, Callable[[Any, Any], Awaitable[Message]]]:
-        """Method name -> handler."""
+        """Return method name -> handler."""
         return {
             "RepositoryIndex": self._guard(self._index),
             "RepositoryModelLoad": self._guard(self._load),
@@ -152,12 +151,12 @@ def _only_unnamed(repository: str) -> None:
 
 def _model(name: str) -> str:
     if not is_model_name(name):
-        raise InvalidRequest("model_name is missing or not a name a model can have")
+        raise InvalidRequest("model_name is missing or not a valid name")
     return name
 
 
 def _short(body: bytes) -> bytes:
-    """A body that holds flags and names only: read on the loop."""
+    """Decode a body that holds only flags and names, on the loop."""
     if len(body) > MAX_FLAGS_BYTES:
         raise InvalidRequest(f"the body has {len(body)} bytes, at most {MAX_FLAGS_BYTES} are accepted here")
     check_depth(body)
@@ -200,7 +199,7 @@ def _bytes(name: str, value: Any) -> bytes:
 
 
 def _unload_parameters(parameters: Mapping[str, Any]) -> bool:
-    """Whether the models of an ensemble's steps are to go with it."""
+    """Return whether the models of an ensemble's steps are to be unloaded too."""
     for name, value in parameters.items():
         if name != "unload_dependents":
             raise InvalidRequest(f"parameter {name[:100]!r} is not known: use unload_dependents")

@@ -1,10 +1,10 @@
 """`ModelStreamInfer`: many requests and their responses on one gRPC stream.
 
 Each message is a request of its own: it has its own deadline (counted from its arrival), queue place and end. Responses
-of models that give one per request keep the order of the requests; those of decoupled models go out as they come. At
-most MAX_IN_FLIGHT messages are under way per stream: then it is read no further, and the client's own flow control
-holds it. A refusal is an `error_message` and the stream goes on, unless the client asked for `triton_grpc_error`: then
-it is the stream's status and its end.
+of models with one response per request keep the order of the requests; those of decoupled models are sent as they come.
+At most MAX_IN_FLIGHT messages are in progress per stream: then no further message is read, and the flow control of the
+client holds them back. A refusal is an `error_message`, and the stream goes on, unless the client asked for
+`triton_grpc_error`: then the refusal is the status of the stream and its end.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
 from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
+from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
-from oriel_inference.servers.trail import Trail
 from oriel_wire.context import COST_US, REQUEST_ID
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.pulse import GrpcPulse
@@ -34,8 +34,6 @@ from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.grpc_messages import read
 from oriel_wire.v2.messages import InferRequest, InferResponse
 from oriel_wire.v2.proto import v2_pb2
-
-__all__ = ["StreamFrontend"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ _Response = v2_pb2.ModelStreamInferResponse
 
 
 class StreamFrontend:
-    """The method, and every stream that is open."""
+    """The method and all open streams."""
 
     def __init__(self, surface: Surface, large: LargeMessages, pulse: GrpcPulse) -> None:
         self._surface = surface
@@ -60,13 +58,15 @@ class StreamFrontend:
         self._last_s = inf
 
     def handler(self) -> "grpc.GenericRpcHandler[object, object]":
-        """To register with a server."""
+        """Return the handler to register with a server."""
         method = grpc.stream_stream_rpc_method_handler(self._infer, response_serializer=_Response.SerializeToString)
         return grpc.method_handlers_generic_handler(SERVICE, {"ModelStreamInfer": method})
 
     def stop(self, drain_s: float) -> None:
-        """The server drains: a stream ends as soon as nothing of it is under way and no message has come for
-        `QUIET_S`; late in `drain_s` it is not asked any more, only what is under way is answered."""
+        """End the streams because the server drains: a stream ends as soon as nothing of it is in progress and no
+        message has come for `QUIET_S`. Late in `drain_s` no message is accepted any more, and only what is in
+        progress is answered.
+        """
         self._last_s = time.monotonic() + LATEST_SHARE * drain_s
         for stream in self._open:
             stream.stop(self._last_s)
@@ -79,7 +79,8 @@ class StreamFrontend:
         try:
             error = await stream.run()
         except Exception:
-            # A stream's surprise is its own: the server goes on, and the client learns no insides.
+            # An unexpected error in one stream must not affect others, and its text must not show internals to the
+            # client.
             _log.exception("a stream failed unexpectedly")
             error = BackendFailed("the server failed on this stream")
         finally:
@@ -89,7 +90,11 @@ class StreamFrontend:
 
 
 class _Slot:
-    """One request of a stream. ended: what was put last, None while it runs. leave: calls its inference off."""
+    """One request of a stream.
+
+    ended: the last item that was put, None while the request runs.
+    leave: cancels its inference.
+    """
 
     __slots__ = (
         "ended",
@@ -113,12 +118,14 @@ class _Slot:
         self.request_id = ""
         self.size_bytes = size_bytes
         self.version = ""
-        self.said_final = False  # with a response that has outputs
+        self.said_final = False  # set with a response that has outputs
         self.wants_final = False
 
 
 class _Stream:
-    """One open stream: a task reads, the handler's own writes, the loop's callbacks put responses in between."""
+    """One open stream: one task reads, the handler's task writes, and callbacks on the loop add responses in
+    between.
+    """
 
     def __init__(self, surface: Surface, large: LargeMessages, context: Context, pulse: GrpcPulse) -> None:
         self._surface = surface
@@ -140,17 +147,19 @@ class _Stream:
         self._wake = asyncio.Event()
         self._all_read = False
         self._heard_s = now
-        self._last_s = inf  # no message after that; finite: the server stops
+        self._last_s = inf  # no message is accepted after that; finite once the server stops
         self._cost_us = 0
         context.set_trailing_metadata(((REQUEST_ID, self._ctx.request_id),))
 
     def stop(self, last_s: float) -> None:
-        """The server stops, and takes messages until then (monotonic seconds, inf: it does not)."""
+        """Stop the stream; messages are accepted until `last_s` (monotonic seconds, inf: always)."""
         self._last_s = last_s
         self._wake.set()
 
     async def run(self) -> InferenceError | None:
-        """Serve the stream to its end; an error is to be its status. Cancelled: everything under way is left."""
+        """Serve the stream to its end; an error becomes its status. If cancelled, everything in progress is
+        cancelled.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 reader = group.create_task(self._read())
@@ -163,7 +172,7 @@ class _Stream:
                     slot.leave()
 
     async def _read(self) -> None:
-        # Not by the handler's iterator: that holds each message until the next one has come.
+        # Not read by the handler's iterator, which holds each message until the next one has come.
         while (data := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             await self._room.acquire()
             self._begin(data)
@@ -188,7 +197,7 @@ class _Stream:
             if self._last_s == inf:
                 await self._wake.wait()
                 continue
-            with suppress(TimeoutError):  # that nothing comes is no event
+            with suppress(TimeoutError):  # that nothing comes is no error
                 async with asyncio.timeout(QUIET_S):
                     await self._wake.wait()
 
@@ -204,7 +213,7 @@ class _Stream:
         if self._ends_s is not None:
             deadline = min(deadline, self._ends_s)
         ctx = replace(self._ctx, deadline=deadline)
-        trail = Trail(
+        record = RequestRecord(
             ctx,
             received_s,
             self._surface.sink,
@@ -224,7 +233,7 @@ class _Stream:
 
             def reply(completion: Completion) -> None:
                 self._end(slot, completion)
-                trail.ended(completion, slot.model)
+                record.ended(completion, slot.model)
                 self._charge(completion)
 
             def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
@@ -233,17 +242,17 @@ class _Stream:
                 self._put(_encode(response, slot), consumed)
 
             slot.leave = self._surface.dataplane.infer(
-                request, ctx, size_bytes=len(data), reply=reply, left=trail.left, emit=emit
+                request, ctx, size_bytes=len(data), reply=reply, left=record.left, emit=emit
             )
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
-            trail.refused(error, slot.model)
+            record.refused(error, slot.model)
             self._refuse(slot, error)
         except Exception:
-            # One message's surprise is not the stream's.
+            # An unexpected error in one message must not end the stream.
             _log.exception("a message of a stream failed unexpectedly")
             error = BackendFailed("the server failed on this request")
-            trail.refused(error, slot.model)
+            record.refused(error, slot.model)
             self._refuse(slot, error)
 
     def _decode(self, data: bytes, slot: _Slot) -> InferRequest:
@@ -258,7 +267,7 @@ class _Stream:
         return request
 
     def _charge(self, completion: Completion) -> None:
-        """Whoever settles by it is told at the stream's end what its messages cost together."""
+        """Add a message's cost, which trusted peers get for all messages at the end of the stream."""
         if completion.answer is not None and self._ctx.trusted:
             self._cost_us += completion.answer.cost_us
             told = (REQUEST_ID, self._ctx.request_id), (COST_US, str(self._cost_us))
@@ -272,7 +281,7 @@ class _Stream:
             return
         response = completion.response
         if response is None:
-            # A decoupled model has said all it has to say.
+            # A decoupled model has sent all its responses.
             if slot.wants_final and not slot.said_final:
                 last = v2_pb2.ModelInferResponse(model_name=slot.model, model_version=slot.version, id=slot.request_id)
                 last.parameters[FINAL].bool_param = True
@@ -290,7 +299,7 @@ class _Stream:
         self._flush()
 
     def _refuse(self, slot: _Slot, error: InferenceError) -> None:
-        # The frames it came through hold the message, and the slot would hold them.
+        # The frames of the traceback hold the message, and the slot would hold the frames.
         error.__traceback__ = error.__context__ = error.__cause__ = None
         ended: _Response | InferenceError = error
         if not self._as_status:
@@ -305,7 +314,7 @@ class _Stream:
         self._flush()
 
     def _place(self, slot: _Slot) -> None:
-        """Messages begin in the order they came, and so get their places."""
+        """Start messages in the order in which they came, so that they are queued in that order."""
         if slot.ordered and not slot.placed:
             slot.placed = True
             self._order.append(slot)

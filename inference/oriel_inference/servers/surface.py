@@ -1,4 +1,4 @@
-"""What both v2 servers share: the models, whether the server is ready, what it says of itself."""
+"""State shared by both v2 servers: the models, whether the server is ready, and its metadata."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,6 @@ from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.trace import SpanSink
 from oriel_wire.v2.proto import v2_pb2
-
-__all__ = ["EXTENSIONS", "SERVER_NAME", "SERVER_VERSION", "Surface"]
 
 SERVER_NAME = "oriel"
 SERVER_VERSION = installed_version()
@@ -35,9 +33,9 @@ EXTENSIONS = (
 
 @dataclass(slots=True, kw_only=True)
 class Surface:
-    """Single writer: the app, which sets `stopping` when the drain begins.
+    """The server's state. Single writer: the app, which sets `stopping` when the drain begins.
 
-    under_way: requests that have begun and are not answered, of all servers.
+    under_way: returns the requests of all servers that have begun and are not answered.
     """
 
     catalog: Catalog
@@ -54,9 +52,9 @@ class Surface:
     under_way: Callable[[], int] = lambda: 0
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether requests are welcome, and if not why."""
+        """Return whether requests are accepted, and if not, why."""
         if self.stopping:
-            return False, f"the server is shutting down, {self.under_way()} call(s) under way"
+            return False, f"the server is shutting down, {self.under_way()} call(s) in progress"
         if self.catalog.loading:
             return False, "models are being loaded"
         lacks = ""
@@ -66,14 +64,14 @@ class Surface:
             lacks = f"model {missing!r} is not ready"
         if not self.strict_readiness or not lacks:
             return True, ""
-        # "any": a bad upload does not take the other models away, yet a server on which nothing loads (for want of a
-        # driver, of a library) takes nobody's place in a rollout.
+        # "any": a bad upload does not take the other models out of service, and a server on which nothing loads
+        # (because a driver or a library is missing) does not replace another one in a rollout.
         if self.strict_readiness is True or not self.catalog.serves_any():
             return False, lacks
         return True, ""
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether that version serves. Raises UnknownModel."""
+        """Return whether that version serves. Raises UnknownModel."""
         try:
             self.catalog.get(name, version)
         except ModelNotReady:
@@ -81,7 +79,9 @@ class Surface:
         return not self.stopping
 
     def statistics(self, name: str, version: str) -> v2_pb2.ModelStatisticsResponse:
-        """Of one version, of all versions of a model, or of everything if no name is given. Raises UnknownModel."""
+        """Return statistics of one version, of all versions of a model, or of everything if no name is given. Raises
+        UnknownModel.
+        """
         if name:
             self.catalog.get(name, version)
         response = v2_pb2.ModelStatisticsResponse()

@@ -1,15 +1,16 @@
-"""Versions of a remote repository as they lie on this machine, bounded by bytes.
+"""The versions of a remote repository that are kept on this machine, bounded by bytes.
 
     lock                             of the one process that uses this folder
     versions/<look>/files/...        whole versions, published by one rename
-    versions/<look>/manifest.json    their checksums; looked at again by every process before it first uses them
-    partial/<look>/...               being fetched; left to be resumed
+    versions/<look>/manifest.json    their checksums; verified by every process before it first uses them
+    partial/<look>/...               being fetched; kept to be resumed
     shared/<look>                    small files beside the versions, each behind its own checksum
-    models/<model>.json              what made up the model when it was last loaded
+    models/<model>.json              the files of the model when it was last loaded
 
-Looks are digests, so no name from outside becomes a path but inside `files`. Nobody else writes here: a folder that is
-a link, another user's, or writable for others is refused. One that is removed under the server is made again, empty,
-with the next fetch. What is evicted is what was not used for longest; never what serves or is being loaded.
+`<look>` is a digest of the listed files, so names from outside become paths only inside `files`. Nobody else writes
+here: a folder that is a link, belongs to another user or is writable for others is refused. A folder that is removed
+while the server runs is created again, empty, with the next fetch. The least recently used versions are evicted, but
+never those that serve or are being loaded.
 """
 
 import fcntl
@@ -27,20 +28,19 @@ from oriel_inference.errors import LoadFailed, NotKept
 from oriel_inference.stores.manifest import Manifest, Record, agrees, read_document, write_document
 from oriel_inference.stores.own_files import open_new, own_folder, read_own, untouched
 
-__all__ = ["Cache"]
-
 _log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 _FOLDERS = ("versions", "partial", "shared", "models")
-# From the time its path is handed out until the version is known to serve.
+# From the time when its path is handed out until the version is known to serve.
 HANDED_S = 600.0
 
 
 class Cache:
-    """Raises LoadFailed at once if the folder cannot be used. Methods block; any thread may call them.
+    """The cache folder of one server. Raises LoadFailed at once if the folder cannot be used. Methods block; any thread
+    may call them.
 
-    in_use: identities of what serves; a look that is part of one is not evicted.
+    in_use: returns the identities of what serves; a digest that is part of one is not evicted.
     """
 
     def __init__(
@@ -57,26 +57,26 @@ class Cache:
         self._now = now
         self._lock = RLock()
         self._verified: set[str] = set()
-        self._held: dict[str, float] = {}  # look -> until when it is not evicted
+        self._held: dict[str, float] = {}  # digest -> until when it is not evicted
         self._reserved: dict[str, int] = {}
-        self._left: dict[str, int] = {}  # half fetched, nobody is at it
+        self._left: dict[str, int] = {}  # half fetched, and not being fetched
         self._sizes: dict[str, int] = {}
         self._shared_bytes = 0
         try:
             self._make()
             self._own = self._locked()
-            self._sizes = self._survey()
+            self._sizes = self._scan_files()
         except OSError as error:
             raise LoadFailed(f"--model-cache cannot be written: {error.strerror}") from error
 
     def _make(self) -> None:
-        """The folders, where they are not. Raises OSError, LoadFailed."""
+        """Create the missing folders. Raises OSError, LoadFailed."""
         for folder in (self._folder, *(self._folder / name for name in _FOLDERS)):
             if wrong := own_folder(folder):
                 raise LoadFailed(f"--model-cache: {folder.name!r} in it {wrong}: name a folder of this server's own")
 
     def _locked(self) -> BinaryIO:
-        """Raises OSError, LoadFailed."""
+        """Lock the folder for this process. Raises OSError, LoadFailed."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         own: BinaryIO = os.fdopen(os.open(self._folder / "lock", flags, 0o600), "ab")
         try:
@@ -87,7 +87,7 @@ class Cache:
         return own
 
     def _there(self) -> None:
-        """Make the folder again if somebody removed it, or a part of it. Raises OSError, LoadFailed."""
+        """Create the folder again if it, or a part of it, was removed. Raises OSError, LoadFailed."""
         with self._lock:
             if all((self._folder / name).is_dir() for name in _FOLDERS) and self._is_locked():
                 return
@@ -99,7 +99,7 @@ class Cache:
                 self._own = own
             self._verified.clear()
             self._left.clear()
-            self._sizes = self._survey()
+            self._sizes = self._scan_files()
 
     def _is_locked(self) -> bool:
         try:
@@ -108,14 +108,15 @@ class Cache:
             return False
 
     def close(self) -> None:
-        """Another process may use the folder now."""
+        """Release the folder for other processes."""
         self._own.close()
 
     @property
     def used_bytes(self) -> int:
-        """Of whole versions, of others on their way as if they were here, of half fetched ones, and of shared files.
+        """Return the bytes of whole versions, of those being fetched at their full size, of half fetched ones, and of
+        shared files.
 
-        Waits for nobody.
+        Never waits.
         """
         parts = (self._sizes, self._reserved, self._left)
         return sum(sum(tuple(each.values())) for each in parts) + self._shared_bytes
@@ -123,11 +124,11 @@ class Cache:
     # Versions ---------------------------------------------------------------------------------------------------
 
     def has(self, look: str) -> bool:
-        """Whether it seems to be here, whole; `version` looks closely."""
+        """Return whether it seems to be here completely; `version` verifies it."""
         return look in self._sizes
 
     def version(self, look: str) -> Path | None:
-        """The folder with its files, each of which is as it was fetched; None if it has to be fetched (again)."""
+        """Return the folder with its verified files; None if it has to be fetched (again)."""
         with self._lock:
             if look not in self._sizes:
                 return None
@@ -148,9 +149,9 @@ class Cache:
         return folder / "files"
 
     def partial(self, look: str, size_bytes: int) -> Path:
-        """The folder to fetch it into, with what an earlier try left there. Makes room for it.
+        """Return the folder to fetch it into, with what an earlier try left there, after making room for it.
 
-        Raises NotKept if there is none: what serves is never evicted for it. Raises OSError.
+        Raises NotKept if there is no room: what serves is never evicted for it. Raises OSError.
         """
         self._there()
         with self._lock:
@@ -177,7 +178,7 @@ class Cache:
         return folder
 
     def publish(self, look: str, manifest: Manifest) -> Path:
-        """What was fetched becomes the version, in one step; the folder with its files."""
+        """Make the fetched files the version in one step; return the folder with its files."""
         partial, whole = self._folder / "partial" / look, self._folder / "versions" / look
         shutil.rmtree(partial / "blocks", ignore_errors=True)
         write_document(partial / MANIFEST_FILE, manifest)
@@ -192,23 +193,23 @@ class Cache:
         return whole / "files"
 
     def abandon(self, look: str) -> None:
-        """Its fetch ended without a version; what came of it may serve the next try."""
+        """Report that its fetch ended without a version; the fetched part may serve the next try."""
         with self._lock:
             if size_bytes := self._reserved.pop(look, 0):
                 self._left[look] = size_bytes
 
     def hold(self, look: str) -> None:
-        """It is about to be used: not evicted until it is known to serve."""
+        """Report that it is about to be used, so that it is not evicted before it is known to serve."""
         with self._lock:
             self._held[look] = self._now() + HANDED_S
 
     def release(self, look: str) -> None:
-        """It will not be used, unless it serves."""
+        """Report that it will not be used, unless it serves."""
         with self._lock:
             self._held.pop(look, None)
 
     def _oldest(self) -> str | None:
-        """What may go and was not used for longest."""
+        """Return the least recently used entry that may be evicted."""
         used = tuple(self._in_use())
         now = self._now()
         self._held = {look: until for look, until in self._held.items() if until > now}
@@ -236,12 +237,12 @@ class Cache:
         shutil.rmtree(gone, ignore_errors=True)
 
     def _wrong(self, folder: Path) -> str:
-        """What is not as the manifest says, "" if everything is."""
+        """Return the difference between the files and the manifest, "" if there is none."""
         try:
             if not untouched(folder):
                 return f"{folder.name} holds what this server did not put there"
         except OSError:
-            return f"{folder.name} cannot be looked at"
+            return f"{folder.name} cannot be read"
         manifest = read_document(folder / MANIFEST_FILE, Manifest)
         if manifest is None:
             return f"{folder.name} has no manifest"
@@ -258,13 +259,13 @@ class Cache:
         manifest = read_document(self._folder / "versions" / look / MANIFEST_FILE, Manifest)
         return manifest.shown if manifest else look
 
-    def _survey(self) -> dict[str, int]:
-        """Look -> bytes of every version, and of what is shared. What was half removed goes."""
+    def _scan_files(self) -> dict[str, int]:
+        """Return digest -> bytes of every version and of the shared files. Half removed entries are deleted."""
         for each in (self._folder / "partial").glob("*.gone"):
             shutil.rmtree(each, ignore_errors=True)
         self._shared_bytes = sum(each.stat().st_size for each in (self._folder / "shared").iterdir())
         for each in (self._folder / "partial").iterdir():
-            # They are as long as they will be, and sparse.
+            # Partial files are sparse and have their final length.
             self._left[each.name] = sum(path.stat().st_size for path in each.rglob("*") if path.is_file())
         found: dict[str, int] = {}
         for folder in (self._folder / "versions").iterdir():
@@ -278,7 +279,7 @@ class Cache:
     # Small files, and what models are made of ---------------------------------------------------------------------
 
     def shared(self, look: str) -> bytes | None:
-        """Its bytes, None if they are not here or not what was kept."""
+        """Return its bytes; None if they are missing or not what was kept."""
         path = self._folder / "shared" / look
         try:
             head, _, data = read_own(path).partition(b"\n")
@@ -290,7 +291,7 @@ class Cache:
         return data
 
     def keep_shared(self, look: str, data: bytes) -> None:
-        """Raises OSError."""
+        """Keep a shared file. Raises OSError."""
         self._there()
         path = self._folder / "shared" / look
         beside = path.with_name(f"{look}.new")
@@ -301,7 +302,7 @@ class Cache:
             self._shared_bytes += path.stat().st_size
 
     def records(self) -> Mapping[str, Record]:
-        """Model -> what it was made of."""
+        """Return model -> the files that it consisted of."""
         found = (read_document(path, Record) for path in (self._folder / "models").glob("*.json"))
         return {record.model: record for record in found if record is not None}
 
@@ -309,14 +310,14 @@ class Cache:
         try:
             write_document(self._folder / "models" / f"{record.model}.json", record)
         except OSError as error:
-            # It only matters to the next start.
+            # A failure matters only to the next start.
             _log.warning("model cache: %s cannot be written: %s", record.model, error.strerror)
 
     def forget(self, model: str) -> None:
         (self._folder / "models" / f"{model}.json").unlink(missing_ok=True)
 
     def keep_only(self, partial: Collection[str], shared: Collection[str]) -> None:
-        """What else was half fetched, or beside the versions, goes. Raises OSError."""
+        """Delete other half fetched versions and other shared files. Raises OSError."""
         with self._lock:
             if not self._folder.exists():
                 return

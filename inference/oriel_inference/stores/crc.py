@@ -1,16 +1,14 @@
-"""CRC-32C and CRC-64/NVME, which object stores keep and the standard library has not.
+"""CRC-32C and CRC-64/NVME, which object stores use and the standard library lacks.
 
-A CRC's register is linear in its bytes: a buffer is cut into lanes that numpy advances together, eight bytes a step
-("slicing by 8", Kounavis and Berry 2005), and the lanes' registers are joined pairwise, each moved past the bytes of
-the one behind it. Some hundred MB/s on one core.
+A CRC's register is linear in its bytes. A buffer is therefore cut into lanes that numpy advances together, eight bytes
+per step ("slicing by 8", Kounavis and Berry 2005), and the registers of the lanes are joined pairwise, each moved past
+the bytes of the next one. This reaches some hundred MB/s on one core.
 """
 
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = ["CRC32C", "CRC64NVME"]
 
 LANE_BYTES = 256
 MAX_LANES = 4096
@@ -19,7 +17,7 @@ _Words = NDArray[np.uint64]
 
 
 def _apply(tables: _Words, registers: _Words) -> _Words:
-    """A linear map to many registers at once. tables: [8, 256], the images of each byte at each place."""
+    """Apply a linear map to many registers at once. tables: [8, 256], the images of each byte at each place."""
     places = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8)
     out: _Words = tables[0].take(places[:, 0])
     for place in range(1, 8):
@@ -29,7 +27,7 @@ def _apply(tables: _Words, registers: _Words) -> _Words:
 
 @cache
 def _step(polynomial: int) -> _Words:
-    """One byte: [256]."""
+    """Return the table of one byte: [256]."""
     table = np.arange(256, dtype=np.uint64)
     for _ in range(8):
         table = np.where(table & np.uint64(1), (table >> np.uint64(1)) ^ np.uint64(polynomial), table >> np.uint64(1))
@@ -38,7 +36,7 @@ def _step(polynomial: int) -> _Words:
 
 @cache
 def _past(polynomial: int, doublings: int) -> _Words:
-    """The map that moves a register past 8 << doublings zero bytes."""
+    """Return the map that moves a register past 8 << doublings zero bytes."""
     if doublings:
         half = _past(polynomial, doublings - 1)
         return _apply(half, half.reshape(-1)).reshape(8, 256)
@@ -50,7 +48,7 @@ def _past(polynomial: int, doublings: int) -> _Words:
 
 
 class _Crc:
-    """Reflected, all ones at both ends. polynomial: reversed."""
+    """A reflected CRC with all ones at both ends. polynomial: reversed."""
 
     polynomial: int
     bits: int
@@ -86,14 +84,14 @@ class _Crc:
 
 
 class CRC32C(_Crc):
-    """Castagnoli's."""
+    """CRC-32 with Castagnoli's polynomial."""
 
     polynomial = 0x82F63B78
     bits = 32
 
 
 class CRC64NVME(_Crc):
-    """What S3 gives an object that came without a checksum of its own."""
+    """CRC-64/NVME, which S3 stores for objects that were uploaded without a checksum."""
 
     polynomial = 0x9A6C9329AC4BC9B5
     bits = 64

@@ -1,4 +1,4 @@
-"""Checksums of a file that is still growing, computed behind whoever writes it."""
+"""Checksums of a file that is still growing, computed behind its writer."""
 
 import os
 from collections.abc import Callable
@@ -8,8 +8,6 @@ from typing import Protocol
 from zlib import crc32
 
 from oriel_inference.stores.crc import CRC32C, CRC64NVME
-
-__all__ = ["Digest", "Follower", "digest_of"]
 
 READ_BYTES = 1 << 20
 
@@ -50,7 +48,7 @@ _KNOWN: dict[str, Callable[[], Digest]] = {
 
 
 def digest_of(algorithm: str) -> Digest | None:
-    """None if it is not known here."""
+    """Return the digest of that name; None if it is not supported here."""
     make = _KNOWN.get(algorithm)
     return make() if make else None
 
@@ -67,20 +65,20 @@ class Follower:
         self._moved = Condition()
 
     def advance(self, frontier: int) -> None:
-        """Every byte before it is written."""
+        """Report that every byte before the frontier is written."""
         if frontier - self._frontier >= READ_BYTES or frontier >= self._size:
             with self._moved:
                 self._frontier = frontier
                 self._moved.notify()
 
     def end(self) -> None:
-        """The rest will not come."""
+        """Report that the rest will not come."""
         with self._moved:
             self._ended = True
             self._moved.notify()
 
     def run(self) -> bool:
-        """Blocks until all is read, or `end`: then False. Raises OSError."""
+        """Read everything; blocks until that is done, or until `end`: then returns False. Raises OSError."""
         buffer = bytearray(READ_BYTES)
         view, position = memoryview(buffer), 0
         while position < self._size:

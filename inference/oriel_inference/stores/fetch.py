@@ -1,4 +1,4 @@
-"""A whole version into a folder of the cache, with every checksum that is known of it."""
+"""Fetches a whole version into a folder of the cache and compares every known checksum."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,16 +8,14 @@ from oriel_inference.errors import LoadFailed, NotKept
 from oriel_inference.stores.fetch_file import Counts, Fetched, FetchSettings, fetch_file
 from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.manifest import MAX_SUMS_BYTES, SUMS_FILE, CachedFile, Manifest, sums
-from oriel_inference.stores.objects import ObjectClient
 from oriel_inference.stores.snapshot import RemoteFile, VersionFiles
-
-__all__ = ["Corrupt", "fetch_version"]
+from oriel_wire.objects.client import ObjectClient
 
 FILES_AT_ONCE = 4
 
 
 class Corrupt(LoadFailed):
-    """What came, or what was uploaded, is not what a checksum says."""
+    """The fetched or the uploaded bytes do not match a checksum."""
 
 
 async def fetch_version(
@@ -30,10 +28,11 @@ async def fetch_version(
     settings: FetchSettings,
     counts: Counts,
 ) -> Manifest:
-    """Every file of `version` below `folder`/files. What an earlier try left there is used as far as it is right.
+    """Fetch every file of `version` below `folder`/files. What an earlier try left there is used as far as it is
+    correct.
 
-    Raises LoadFailed: StoreUnavailable and ObjectChanged as such, Corrupt for a file that is wrong twice or that does
-    not agree with the version's own SHA256SUMS.
+    Raises LoadFailed: StoreUnavailable, ObjectChanged, or Corrupt for a file that is wrong twice or does not match the
+    version's own SHA256SUMS.
     """
     fetch = _Version(client, gate, version, folder, shown, settings, counts)
     found = await fetch.run()
@@ -69,11 +68,11 @@ class _Version:
         self._expected: Mapping[str, str] = {}
 
     async def run(self) -> Mapping[str, tuple[int, ...]]:
-        """Name -> CRC-32 of each block."""
+        """Return name -> CRC-32 of each block."""
         await asyncio.to_thread(self._folders)
         found: dict[str, tuple[int, ...]] = {}
         if SUMS_FILE in self._files:
-            # The smallest first: it may say that the rest has not come yet.
+            # The smallest first: it may show that the rest has not been uploaded yet.
             found[SUMS_FILE] = await self._one(SUMS_FILE)
             self._expected = await asyncio.to_thread(self._sums)
             if missing := sorted(set(self._expected) - set(self._files)):
@@ -112,7 +111,7 @@ class _Version:
             index, file = self._files[name]
             fetched = await self._fetch(index, file)
             if fetched.wrong or (self._disagrees(name, fetched) and not fetched.checked):
-                # Bytes may have changed on their way: once more, all of them.
+                # Bytes may have changed on their way, so all of them are fetched once more.
                 fetched = await self._fetch(index, file, anew=True)
             if fetched.wrong:
                 raise Corrupt(f"{self._shown}/{name} does not have the {fetched.wrong} that the object store says")

@@ -19,10 +19,8 @@ from oriel_inference.errors import LoadFailed, NotKept, ObjectChanged, StoreUnav
 from oriel_inference.stores.digests import Digest, Follower, digest_of
 from oriel_inference.stores.gate import BROUGHT_BYTES, Gate
 from oriel_inference.stores.manifest import crc32_of
-from oriel_inference.stores.objects import ObjectClient, Stored
 from oriel_inference.stores.ranges import BLOCK_BYTES, Run, Work
-
-__all__ = ["Counts", "FetchSettings", "Fetched", "fetch_file"]
+from oriel_wire.objects.client import ObjectClient, Stored
 
 HEAD_S = 30.0
 TICK_S = 0.1
@@ -35,7 +33,11 @@ FAILURES = ("cache", "changed", "corrupt", "refused", "unavailable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """readers: per file. split_s: more of them are worth it while the rest would take longer."""
+    """Limits of a fetch.
+
+    readers: per file.
+    split_s: more readers are started while the rest would take longer.
+    """
 
     readers: int = 8
     split_s: float = 2.0
@@ -44,7 +46,7 @@ class FetchSettings:
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start. Single writer: the loop of the client."""
+    """Counts since the start. Single writer: the loop of the client."""
 
     read_bytes: int = 0
     resumed: int = 0
@@ -53,8 +55,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """crc32: of each block. sha256: of the file's bytes, if it was asked for, else "". checked: by a checksum of the
-    store's. wrong: which they do not have, "" if none.
+    """The result of a fetch.
+
+    crc32: of each block.
+    sha256: of the file's bytes if it was requested, else "".
+    checked: whether a checksum of the store was compared.
+    wrong: the checksum that the bytes do not match, "" if none.
     """
 
     crc32: tuple[int, ...]
@@ -75,9 +81,12 @@ async def fetch_file(
     settings: FetchSettings,
     counts: Counts,
 ) -> Fetched:
-    """Bytes of `listed` at `path`. Raises LoadFailed; what had come stays for the next try, but if it is wrong.
+    """Fetch the bytes of `listed` to `path`. Raises LoadFailed; fetched bytes stay for the next try unless they are
+    wrong.
 
-    shown: the file's name in what is raised. sha256: whether it is wanted. A cancelled fetch stays resumable too.
+    shown: the file's name in errors.
+    sha256: whether it is requested.
+    A cancelled fetch can be resumed, too.
     """
     async with gate.attempt():
         try:
@@ -132,12 +141,12 @@ class _Fetch:
         self._settings = settings
         self._counts = counts
         self._work = Work(0)
-        self._level = 1  # readers
-        self._settled = False  # more of them were no faster
+        self._level = 1  # number of readers
+        self._settled = False  # more readers were no faster
         self._speed = 0.0  # with half of them, bytes/s
-        self._window_s, self._window_bytes = 0.0, 0  # when it began, and what had come by then
+        self._window_s, self._window_bytes = 0.0, 0  # when it began, and the bytes fetched by then
         self._read_bytes = 0
-        self._blocks: dict[int, int] = {}  # CRCs of what is there
+        self._blocks: dict[int, int] = {}  # CRCs of the blocks that are here
         wanted = {*(["sha256"] if sha256 else []), *([stored.checksum[0]] if stored.checksum else [])}
         digests: dict[str, Digest | None] = {name: digest_of(name) for name in sorted(wanted)}
         self._digests = {name: digest for name, digest in digests.items() if digest is not None}
@@ -152,7 +161,7 @@ class _Fetch:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._journal = os.open(self._journal_path, flags, 0o600)
         if not self._digests:
-            self._follower.end()  # nothing to compare with
+            self._follower.end()  # there is nothing to compare with
         following = asyncio.create_task(asyncio.to_thread(self._follower.run))
         try:
             self._follower.advance(self._work.frontier)
@@ -192,7 +201,7 @@ class _Fetch:
                 await asyncio.wait(readers)
 
     def _wanted(self, now: int) -> int:
-        """How many readers there should be. now: how many there are."""
+        """Return the number of readers that there should be. now: their present number."""
         took_s = time.monotonic() - self._window_s
         if not now or not self._window_s or took_s < WINDOW_S:
             return now or 1
@@ -208,7 +217,7 @@ class _Fetch:
         return self._level
 
     async def _reader(self, run: Run) -> None:
-        """Read `run` to its end, which may come nearer meanwhile; then what nobody reads."""
+        """Read `run` to its end, which may move nearer meanwhile; then the next run that has no reader."""
         following: Run | None = run
         while following is not None:
             await self._read(following)
@@ -256,7 +265,7 @@ class _Fetch:
 
 
 def _journalled(journal: Path, descriptor: int, size: int, block_bytes: int) -> dict[int, int]:
-    """The blocks that an earlier try noted and that are still what they were, with their CRCs."""
+    """Return the blocks that an earlier try noted and that are unchanged, with their CRCs."""
     try:
         lines = journal.read_text("ascii", "replace").splitlines()
     except OSError:

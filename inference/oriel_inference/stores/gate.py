@@ -1,9 +1,11 @@
-"""When a store may be asked at all.
+"""Circuit breaker for one object store.
 
-While it answers, everything may pass. After a failure one request at a time finds out whether it is back: at once when
-the failed one had brought bytes (a connection that broke), else not before `OUTAGE_S`, doubling up to `MAX_OUTAGE_S`.
-Who asks meanwhile hears of the same failure without a request. So a store that is down is sent one request per
-`OUTAGE_S` at most, by however many pollers, clients and loads.
+While the store answers, every request passes. After a failure one request at a time probes whether it is back: at once
+when the failed request had brought bytes (a connection that broke), else not before `OUTAGE_S`, doubling up to
+`MAX_OUTAGE_S`. All others fail meanwhile with the same error, without a request. So a store that is down is sent one
+request per `OUTAGE_S` at most, by however many pollers, clients and loads.
+
+Every request to a store goes through `Gate.attempt`, which therefore also translates the errors of the client.
 """
 
 import asyncio
@@ -12,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from oriel_inference.errors import LoadFailed, StoreUnavailable
-
-__all__ = ["Attempt", "Gate"]
+from oriel_inference.stores.client_errors import load_failed
+from oriel_wire.objects.errors import ObjectStoreError
 
 OUTAGE_S = 10.0
 MAX_OUTAGE_S = 60.0
@@ -22,7 +24,7 @@ BROUGHT_BYTES = 64 << 10
 
 
 class Attempt:
-    """One request under way. Whoever reads its body says what came, so that the others need not wait for its end."""
+    """One request under way. The reader of its body reports what arrived, so that others need not wait for its end."""
 
     def __init__(self, opens: Callable[[], None]) -> None:
         self._opens = opens
@@ -35,7 +37,7 @@ class Attempt:
 
 
 class Gate:
-    """Single writer: the loop of the store's client. now: monotonic seconds."""
+    """The state of one store. now: monotonic seconds. Single writer: the event loop of the store's client."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -46,12 +48,12 @@ class Gate:
 
     @property
     def failure(self) -> StoreUnavailable | None:
-        """Why the last request failed; None if it did not."""
+        """The error of the last request, None if it succeeded."""
         return self._failure
 
     @asynccontextmanager
     async def attempt(self) -> AsyncIterator[Attempt]:
-        """Around one request. Raises StoreUnavailable without one while none may be sent."""
+        """Surrounds one request. Raises LoadFailed; StoreUnavailable, with no request sent, while none may be."""
         probes = await self._admitted()
 
         def opens() -> None:
@@ -63,7 +65,10 @@ class Gate:
 
         attempt = Attempt(opens)
         try:
-            yield attempt
+            try:
+                yield attempt
+            except ObjectStoreError as error:
+                raise load_failed(error) from error
             opens()
         except StoreUnavailable as failure:
             self._fail(failure, brought=attempt.brought_bytes >= BROUGHT_BYTES, probed=probes)
@@ -76,7 +81,7 @@ class Gate:
                 self._probing.release()
 
     async def _admitted(self) -> bool:
-        """Whether the request is the one that finds out."""
+        """True for the request that probes. Raises StoreUnavailable if no request may be sent."""
         if self._failure is None:
             return False
         await self._probing.acquire()

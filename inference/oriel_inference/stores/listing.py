@@ -1,4 +1,4 @@
-"""Asking a store what it holds: one listing of all keys and ETags, which is what polls compare."""
+"""Lists the content of a store: all keys and ETags, which polls compare."""
 
 import asyncio
 import time
@@ -6,17 +6,15 @@ from collections.abc import Mapping
 
 from oriel_inference.errors import StoreUnavailable
 from oriel_inference.stores.gate import Gate
-from oriel_inference.stores.objects import ObjectClient
 from oriel_inference.stores.snapshot import ModelFiles, snapshot
-
-__all__ = ["Listing"]
+from oriel_wire.objects.client import ObjectClient
 
 MAX_OBJECTS = 100_000
 LISTING_S = 60.0
 
 
 class Listing:
-    """Looks at the objects below `prefix`, one look at a time. Used on the loop of the client only."""
+    """Lists the objects below `prefix`, one listing at a time. Used on the loop of the client only."""
 
     def __init__(
         self,
@@ -37,7 +35,8 @@ class Listing:
         self._found: Mapping[str, ModelFiles] = {}
 
     async def look(self) -> Mapping[str, ModelFiles]:
-        """What is there now: who waits while another looks shares what a look found that began after it asked.
+        """Return the present content. Callers that wait during a listing share the next one, which begins after they
+        called.
 
         Raises StoreUnavailable, TooManyObjects.
         """
@@ -52,7 +51,7 @@ class Listing:
                         objects = await self._client.list(self._prefix, limit=self._max_objects)
                 except TimeoutError as error:
                     raise StoreUnavailable(f"the object store takes more than {LISTING_S:g} s to list") from error
-            # In a thread: a hundred thousand names take a while.
+            # In a thread, because a hundred thousand names take a while.
             found = await asyncio.to_thread(snapshot, objects, self._prefix, max_version_bytes=self._max_version_bytes)
             self._began_s, self._found = began_s, found
             return found

@@ -1,9 +1,9 @@
 """A model repository in a folder.
 
-The folder may be written by others than the operator, so nothing outside it is ever read: names are checked, every
-path is resolved and must lie inside the resolved root, and what was opened is looked at once more, because the path may
-have been exchanged meanwhile. Links that stay inside are fine (mounted ConfigMaps are made of them). Only regular files
-are read: a pipe or a device would block the thread or worse. Nothing is ever written.
+The folder may be written by others than the operator, so nothing outside it is ever read: names are checked, every path
+is resolved and must lie inside the resolved root, and an opened file is checked once more, because the path may have
+been exchanged meanwhile. Links that stay inside are allowed (mounted ConfigMaps consist of them). Only regular files
+are read: a pipe or a device could block the thread. Nothing is ever written.
 """
 
 import os
@@ -19,8 +19,6 @@ from oriel_inference.model import is_model_name, is_version
 from oriel_inference.stores import Fingerprint
 from oriel_inference.stores.names import relative_parts
 
-__all__ = ["LocalStore"]
-
 MAX_TEXT_BYTES = 1 << 20
 MAX_DATA_BYTES = 64 << 20
 MAX_ENTRIES = 10_000
@@ -30,13 +28,14 @@ MAX_COPY_BYTES = 64 << 20
 
 
 class LocalStore:
-    """Models below `root`. Raises LoadFailed at once if `root` is not a folder that can be read.
+    """The models below `root`. Raises LoadFailed at once if `root` is not a readable folder.
 
-    max_version_bytes: the files of one version together. max_copy_bytes: those of a version that `copy` copies.
-    runs_code: the operator put the files there.
+    max_version_bytes: limit of the files of one version together.
+    max_copy_bytes: limit of the files of a version that `copy` copies.
+    runs_code: whether the operator put the files there.
     """
 
-    up = True  # a look that fails raises
+    up = True  # a scan that fails raises
     fetches = False
 
     def __init__(
@@ -57,7 +56,7 @@ class LocalStore:
 
     def models(self) -> Sequence[str]:
         names = self._entries(self._root, "the model repository")
-        # A broken or escaping link is listed, so that loading it says what is wrong.
+        # A broken or escaping link is listed, so that loading it reports the error.
         return [n for n in names if is_model_name(n) and ((self._root / n).is_dir() or (self._root / n).is_symlink())]
 
     def versions(self, model: str) -> Sequence[int]:
@@ -69,7 +68,7 @@ class LocalStore:
         try:
             return self._entries(self._inside(model, str(version)), f"{model}/{version}")
         except LoadFailed:
-            return ()  # loading the version says what is wrong
+            return ()  # loading the version reports the error
 
     def text(self, model: str, filename: str) -> str | None:
         data = self._read(model, filename, MAX_TEXT_BYTES)
@@ -85,10 +84,10 @@ class LocalStore:
         return data
 
     def retries(self, model: str) -> bool:
-        return False  # files that are changed look different
+        return False  # changed files have another fingerprint
 
     def loaded(self, model: str) -> None:
-        """Nothing was held for it."""
+        """Do nothing, because nothing was held for it."""
 
     def fingerprint(self, model: str) -> Fingerprint:
         shared, versions = blake2b(digest_size=16), {}
@@ -104,23 +103,23 @@ class LocalStore:
                     else:
                         self._look(path, shared.update, 0, [0])
         except (OSError, LoadFailed) as error:
-            # A model that cannot even be looked at has this look; loading it says what is wrong.
+            # A model that cannot be read has this fingerprint; loading it reports the error.
             shared.update(repr(error).encode())
         return Fingerprint(shared=shared.hexdigest(), versions=versions)
 
     def artifact(self, model: str, version: int, filename: str) -> Path:
-        # The runtime opens files named inside the model file (external weights): none of them may lead out.
-        self._survey(model, version)
+        # The runtime opens files named inside the model file (external weights), so none of them may lead outside.
+        self._scan_files(model, version)
         path = self._inside(model, str(version), *relative_parts(filename))
         if path.is_dir():
-            # The folder form of a model: model.onnx and its weights lie in it.
+            # The model is a folder: model.onnx and its weights lie in it.
             path = self._inside(model, str(version), *relative_parts(filename), "model.onnx")
         if not path.is_file():
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         return path
 
     def copy(self, model: str, version: int, into: Path) -> bool:
-        files = self._survey(model, version)
+        files = self._scan_files(model, version)
         left = self._max_copy_bytes
         if sum(size for _, _, size in files) > left:
             return False
@@ -141,10 +140,10 @@ class LocalStore:
                     written.write(chunk)
         return True
 
-    def _survey(self, model: str, version: int) -> list[tuple[Path, Path, int]]:
-        """Every file of a version: where it really lies, its name below the version's folder, its size.
+    def _scan_files(self, model: str, version: int) -> list[tuple[Path, Path, int]]:
+        """Return every file of a version: its real path, its name below the version's folder, and its size.
 
-        Raises LoadFailed if one of them is not to be touched.
+        Raises LoadFailed if one of them must not be opened.
         """
         folder = self._inside(model, str(version))
         found: list[tuple[Path, Path, int]] = []
@@ -181,7 +180,7 @@ class LocalStore:
             raise LoadFailed(f"{shown} cannot be read: {error.strerror}") from error
 
     def _read(self, model: str, filename: str, limit: int) -> bytes | None:
-        """A small file, None if there is none."""
+        """Return a small file; None if it is missing."""
         shown = f"{model}/{filename}"
         path = self._inside(model, *relative_parts(filename))
         try:
@@ -196,9 +195,11 @@ class LocalStore:
         return data
 
     def _open(self, path: Path, shown: str) -> BinaryIO:
-        """A regular file inside the root, whatever was put at its path meanwhile. Raises FileNotFoundError as such."""
+        """Open a regular file inside the root, even if its path was exchanged meanwhile. Raises FileNotFoundError as
+        such.
+        """
         try:
-            # A pipe must not block before it can be judged.
+            # A pipe must not block before it is checked.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise
@@ -209,14 +210,14 @@ class LocalStore:
             file.close()
             raise LoadFailed(f"{shown} is not a file")
         where = Path(f"/proc/self/fd/{descriptor}")
-        # A folder on the way may have become a link after the path was resolved. Without /proc this is not known.
+        # A folder on the way may have become a link after the path was resolved. Without /proc this cannot be checked.
         if where.parent.is_dir() and not Path(os.readlink(where)).is_relative_to(self._root):
             file.close()
             raise LoadFailed(f"{shown} leads out of the model repository: links must stay inside it")
         return file
 
     def _look(self, path: Path, say: Callable[[bytes], None], depth: int, seen: list[int]) -> None:
-        """Say what `path` and all below look like. seen: a counter, so that a huge folder costs a bounded walk."""
+        """Pass the state of `path` and all below it to `say`. seen: a counter that bounds the walk of a huge folder."""
         seen[0] += 1
         if seen[0] > MAX_ENTRIES or depth > MAX_FOLDERS_DEEP:
             return

@@ -8,16 +8,15 @@ from typing import Any, TypeVar
 
 from oriel_inference.errors import StoreUnavailable
 
-__all__ = ["LoopThread"]
-
 T = TypeVar("T")
 
-# Each file that is being fetched has one for its checksum: 16 versions, 4 files of each, and some for the rest.
+# Each file that is being fetched needs one thread for its checksum: 16 versions, 4 files of each, and some for the
+# rest.
 THREADS = 80
 
 
 class LoopThread:
-    """Begins with the first call, ends with `close`; calls after that, or cut off by it, raise StoreUnavailable."""
+    """Starts with the first call and ends with `close`; calls after that, or cut off by it, raise StoreUnavailable."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -28,7 +27,7 @@ class LoopThread:
         self._closed = False
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises. Blocks; any thread but the loop's own may call."""
+        """Return or raise what `work` does. Blocks; any thread but the loop's own may call it."""
         with self._lock:
             if self._closed:
                 work.close()
@@ -44,7 +43,7 @@ class LoopThread:
                 self._calls.discard(future)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Cut off what is under way, run `last`, end the thread. Twice is fine."""
+        """Cut off calls in progress, run `last`, and end the thread. May be called twice."""
         with self._lock:
             first, self._closed = not self._closed, True
             calls, loop, thread = list(self._calls), self._loop, self._thread

@@ -1,6 +1,6 @@
-"""What the cache knows of itself on disk: small JSON documents, believed only when they decode.
+"""The documents that the cache keeps about itself: small JSON files, used only if they decode.
 
-A version's manifest says which bytes belong into its folder. A model's record says which files made it up when it was
+The manifest of a version lists the bytes that belong into its folder. The record of a model lists its files when it was
 last loaded, so that a server can start with it while the store is down.
 """
 
@@ -15,11 +15,9 @@ import msgspec
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.stores.names import relative_parts
-from oriel_inference.stores.objects import Stored
 from oriel_inference.stores.own_files import open_new, read_own
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, look_of
-
-__all__ = ["CachedFile", "Manifest", "Record", "agrees", "crc32_of", "read_document", "sums", "write_document"]
+from oriel_wire.objects.client import Stored
 
 MAX_DOCUMENT_BYTES = 32 << 20
 READ_BYTES = 1 << 20
@@ -31,7 +29,12 @@ _SUM = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
 
 
 class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """name: below the version's folder. etag: of the object it came from. crc32: of each block of its bytes."""
+    """A file in the cache.
+
+    name: below the version's folder.
+    etag: of the object it came from.
+    crc32: of each block of its bytes.
+    """
 
     name: str
     size: int
@@ -40,7 +43,7 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A version's folder. shown: `<model>/<version>`, for whoever looks into the cache."""
+    """The files of a version's folder. shown: `<model>/<version>`, for people who read the cache."""
 
     shown: str
     block_bytes: int
@@ -64,7 +67,7 @@ class _Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it lay in the store."""
+    """A model as it was in the store."""
 
     model: str
     shared: tuple[_File, ...]
@@ -83,7 +86,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def after(self, older: "Record", have: Callable[[str], bool]) -> "Record":
-        """With the older files of those versions whose newer ones are not here. have: whether a look is."""
+        """Return the record with the older files of those versions whose newer ones are not here. have: returns whether
+        a digest is here.
+        """
         kept = {
             version: older.versions[version]
             for version, each in self.versions.items()
@@ -96,7 +101,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return Record(model=self.model, shared=self.shared, versions=kept)
 
     def files(self, have: Callable[[str], bool]) -> ModelFiles:
-        """As a listing would say it, with those versions that are here. have: whether a look is."""
+        """Return the files as a listing would, for those versions that are here. have: returns whether a digest is
+        here.
+        """
         shared = {each.name: _remote(each) for each in self.shared}
         return ModelFiles(
             shared=shared,
@@ -118,7 +125,7 @@ def _remote(file: _File) -> RemoteFile:
 
 
 def read_document(path: Path, kind: type[T]) -> T | None:
-    """None if there is none, or none that can be read."""
+    """Read a document; return None if it is missing or cannot be read."""
     try:
         data = read_own(path, MAX_DOCUMENT_BYTES + 1)
         return msgspec.json.decode(data, type=kind) if len(data) <= MAX_DOCUMENT_BYTES else None
@@ -127,7 +134,7 @@ def read_document(path: Path, kind: type[T]) -> T | None:
 
 
 def write_document(path: Path, document: msgspec.Struct) -> None:
-    """In one step: a reader sees the old one or the new one. Raises OSError."""
+    """Write a document in one step: a reader sees the old one or the new one. Raises OSError."""
     beside = path.with_name(f"{path.name}.new")
     with os.fdopen(open_new(beside), "wb") as file:
         file.write(msgspec.json.encode(document))
@@ -135,7 +142,7 @@ def write_document(path: Path, document: msgspec.Struct) -> None:
 
 
 def crc32_of(descriptor: int, start: int, length: int) -> int:
-    """Of a block of an open file, as far as there is one. Raises OSError."""
+    """Return the CRC of a block of an open file, as far as it exists. Raises OSError."""
     check, end = 0, start + length
     while start < end and (piece := os.pread(descriptor, min(READ_BYTES, end - start), start)):
         check = crc32(piece, check)
@@ -144,7 +151,7 @@ def crc32_of(descriptor: int, start: int, length: int) -> int:
 
 
 def agrees(path: Path, file: CachedFile, block_bytes: int) -> bool:
-    """Whether the bytes are those of the manifest. Raises OSError."""
+    """Return whether the bytes match the manifest. Raises OSError."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as opened:
         descriptor = opened.fileno()
         blocks = -(-file.size // block_bytes) if block_bytes > 0 else -1
@@ -159,7 +166,7 @@ def agrees(path: Path, file: CachedFile, block_bytes: int) -> bool:
 
 
 def sums(text: str, shown: str) -> dict[str, str]:
-    """Name -> SHA-256 in lower case, of a file as sha256sum prints it. Raises LoadFailed."""
+    """Parse a file as sha256sum prints it: name -> SHA-256 in lower case. Raises LoadFailed."""
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

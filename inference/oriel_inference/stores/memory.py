@@ -1,4 +1,4 @@
-"""A `ModelStore` double: files that are nowhere but in memory, until somebody wants a path."""
+"""A test double of `ModelStore`: files stay in memory until a path is requested."""
 
 import shutil
 import tempfile
@@ -12,14 +12,14 @@ from oriel_inference.model import is_model_name, is_version
 from oriel_inference.stores import Fingerprint
 from oriel_inference.stores.names import relative_parts
 
-__all__ = ["MemoryStore"]
-
 MAX_COPY_BYTES = 64 << 20
 
 
 class MemoryStore:
-    """files: `<model>/<path>` -> bytes; changed by `put` and `remove`. What `artifact` wrote lies in a temporary folder
-    until `close`.
+    """A repository in memory.
+
+    files: `<model>/<path>` -> bytes; changed by `put` and `remove`.
+    Files written by `artifact` lie in a temporary folder until `close`.
     """
 
     up = True
@@ -38,11 +38,11 @@ class MemoryStore:
             self.put(name, data)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file; a model is there as soon as it has one."""
+        """Write a file; a model exists as soon as it has one."""
         self._files["/".join(relative_parts(name))] = data
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a folder with all below it."""
+        """Delete a file, or a folder with everything below it."""
         self._files = {each: data for each, data in self._files.items() if each != name and not _below(each, name)}
 
     def close(self) -> None:
@@ -78,10 +78,10 @@ class MemoryStore:
     def artifact(self, model: str, version: int, filename: str) -> Path:
         name = self._inside(model, f"{version}/{filename}")
         if name not in self._files:
-            name += "/model.onnx"  # the folder form of a model
+            name += "/model.onnx"  # the model is a folder
         if name not in self._files:
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
-        # A folder of its own each time: a runtime may have mapped what was written before.
+        # A new folder each time: a runtime may have mapped what was written before.
         self._written += 1
         folder = self._folder / str(self._written)
         self._write(f"{model}/{version}", folder)
@@ -101,10 +101,10 @@ class MemoryStore:
         return data
 
     def retries(self, model: str) -> bool:
-        return False  # files that are changed look different
+        return False  # changed files have another fingerprint
 
     def loaded(self, model: str) -> None:
-        """Nothing was held for it."""
+        """Do nothing, because nothing was held for it."""
 
     def fingerprint(self, model: str) -> Fingerprint:
         shared = blake2b(digest_size=16)

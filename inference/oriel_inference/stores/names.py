@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 from oriel_inference.errors import LoadFailed
 
-__all__ = ["relative_parts"]
-
 
 def relative_parts(filename: str) -> Sequence[str]:
-    """The parts of a relative file name; anything that could climb is refused before it touches the disk."""
+    """Return the parts of a relative file name. A name that could lead outside is refused before any file is opened."""
     parts = filename.split("/")
     if not filename or "\0" in filename or any(part in ("", ".", "..") for part in parts):
         raise LoadFailed(f"file name {filename[:64]!r} must be relative and stay inside the model's folder")

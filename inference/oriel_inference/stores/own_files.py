@@ -1,7 +1,7 @@
-"""Folders and files that only this server's user may write: what is opened below them is what was put there.
+"""Folders and files that only this server's user may write, so that their content is what the server put there.
 
-A link, a second name of a file, or a folder that others may write is somebody else's hand: writing through it would
-change a file that is not the server's, reading through it would serve what was never checked.
+A link, a second name of a file, or a folder that others may write was made by somebody else: writing through it would
+change a foreign file, and reading through it would serve unchecked bytes.
 """
 
 import os
@@ -9,14 +9,12 @@ import shutil
 import stat
 from pathlib import Path
 
-__all__ = ["open_new", "own_folder", "read_own", "untouched"]
-
 
 def own_folder(path: Path) -> str:
-    """Make the folder unless it is there; why it is not one that only this user may write, "" if it is.
+    """Create the folder unless it exists; return why it is not one that only this user may write, "" if it is.
 
-    What a group of this process may write it takes back: volumes are handed to a pod that way (fsGroup), each time.
-    Raises OSError if it can be neither made nor looked at.
+    Write permission for a group of this process is removed: volumes are handed to a pod that way (fsGroup), each time.
+    Raises OSError if the folder can neither be created nor read.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -39,7 +37,8 @@ def own_folder(path: Path) -> str:
 
 
 def untouched(folder: Path) -> bool:
-    """Whether everything below is a folder, or a file under one name, of this user. Removes all of it otherwise.
+    """Return whether everything below is a folder, or a file with one name, of this user. Otherwise all of it is
+    removed.
 
     Raises OSError.
     """
@@ -65,13 +64,13 @@ def _own(found: os.stat_result) -> bool:
 
 
 def open_new(path: Path) -> int:
-    """A descriptor of a new, empty file in place of whatever has that name. Raises OSError."""
+    """Return a descriptor of a new, empty file in place of whatever has that name. Raises OSError."""
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def read_own(path: Path, limit: int = -1) -> bytes:
-    """At most `limit` bytes of a file of this user, under its only name. Raises OSError."""
+    """Return at most `limit` bytes of a file of this user that has only this name. Raises OSError."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
         if not _own(os.fstat(file.fileno())):
             raise PermissionError(f"{path.name} is not this server's own")

@@ -1,19 +1,17 @@
-"""Which bytes of one object are still to be fetched, and by whom. Pure; single writer: the loop.
+"""Tracks which bytes of one object are missing and which reader fetches them. Pure; single writer: the loop.
 
-An object is cut into blocks of BLOCK_BYTES, which is how progress is remembered on disk. A run is a stretch of missing
-bytes that one request reads from its beginning to its end. More readers come by splitting the longest run in the
+An object is cut into blocks of BLOCK_BYTES, in which progress is recorded on disk. A run is a range of missing bytes
+that one request reads from its beginning to its end. Another reader is added by splitting the longest run in the
 middle, at a block: its reader then stops there.
 """
 
 from collections.abc import Collection
 
-__all__ = ["BLOCK_BYTES", "Run", "Work"]
-
 BLOCK_BYTES = 8 << 20
 
 
 class Run:
-    """The bytes [pos, end). pos: written by its reader; end: moved down by `Work.more`."""
+    """The bytes [pos, end). pos: written by its reader. end: moved down by `Work.more`."""
 
     __slots__ = ("end", "pos")
 
@@ -30,7 +28,7 @@ class Run:
 
 
 class Work:
-    """have: blocks that are there already."""
+    """The missing bytes of one object. have: blocks that are here already."""
 
     def __init__(self, size: int, have: Collection[int] = (), *, block_bytes: int = BLOCK_BYTES) -> None:
         self._block = block_bytes
@@ -48,30 +46,30 @@ class Work:
 
     @property
     def left(self) -> int:
-        """Bytes still to come."""
+        """Return the number of missing bytes."""
         return sum(run.left for run in (*self._waiting, *self._active))
 
     @property
     def frontier(self) -> int:
-        """Every byte before it is there."""
+        """Return the position before which every byte is here."""
         return min((run.pos for run in (*self._waiting, *self._active) if run.left), default=self._size)
 
     def next(self) -> Run | None:
-        """A run nobody reads, the first."""
+        """Return the first run that has no reader."""
         if not self._waiting:
             return None
         self._active.append(self._waiting.pop(0))
         return self._active[-1]
 
     def more(self) -> Run | None:
-        """The same, or the second half of the longest run that is being read; None if there is nothing to share."""
+        """Return such a run, or the second half of the longest run that is being read; None if no run can be split."""
         if self._waiting:
             return self.next()
         longest = max(self._active, key=lambda run: run.left, default=None)
         if longest is None:
             return None
         middle = -(-(longest.pos + longest.left // 2) // self._block) * self._block
-        # Two blocks for each of them, at least.
+        # At least two blocks for each reader.
         if longest.left < 4 * self._block:
             return None
         half = Run(middle, longest.end)
@@ -80,5 +78,5 @@ class Work:
         return half
 
     def done(self, run: Run) -> None:
-        """Its reader has come to its end."""
+        """Report that the reader of a run has come to its end."""
         self._active.remove(run)

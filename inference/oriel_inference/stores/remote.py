@@ -1,15 +1,16 @@
 """A model repository in an object store, read through a cache on this machine.
 
 Rules.
-1. Methods block and may be called by any thread; the store's client lives on one loop in a thread of its own.
-2. `models` looks at the store; everything else answers from the last look, and every byte that is read is bound to the
-   ETag of that look. So nothing is ever mixed of two uploads: an object written anew meanwhile refuses the load, and
-   the next look finds the new one.
-3. A version is fetched whole into the cache and checked before anybody gets a path of it; then it is read from there.
-4. While the store cannot be reached, looks raise, and who follows them changes nothing. A server that has not seen the
+1. Methods block and may be called by any thread; the store's client runs on one loop in a thread of its own.
+2. `models` lists the store. Everything else answers from the last listing, and every byte that is read is bound to the
+   ETag of that listing. So two uploads are never mixed: an object that is overwritten meanwhile refuses the load, and
+   the next listing finds the new one.
+3. A version is fetched whole into the cache and checked before its path is handed out; then it is read from there.
+4. While the store cannot be reached, listings raise, and polling changes nothing. A server that has not reached the
    store yet starts with what its cache holds of it.
-5. A fetch that failed, also for want of room or rights on this machine, changes the fingerprint of its version at a
-   later look, so that it is tried again: after an outage at the first look that succeeds, else ever less often.
+5. A fetch that failed, also for lack of space or permission on this machine, changes the fingerprint of its version at
+   a later listing, so that it is tried again: after an outage at the first listing that succeeds, otherwise at growing
+   intervals.
 """
 
 import logging
@@ -33,12 +34,10 @@ from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEX
 from oriel_inference.stores.loop_thread import LoopThread
 from oriel_inference.stores.manifest import Record
 from oriel_inference.stores.names import relative_parts
-from oriel_inference.stores.objects import ObjectClient
 from oriel_inference.stores.retries import Retries
 from oriel_inference.stores.small import read_small
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
-
-__all__ = ["RemoteStore", "StoreCounts", "StoreLimits", "counts_of"]
+from oriel_wire.objects.client import ObjectClient
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +51,12 @@ _KINDS: Mapping[type[LoadFailed], str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """objects: listed in all. version_bytes: of one version's files. copy_bytes: of a version that `copy` copies."""
+    """Limits of a store.
+
+    objects: listed in all.
+    version_bytes: of one version's files.
+    copy_bytes: of a version that `copy` copies.
+    """
 
     objects: int = MAX_OBJECTS
     version_bytes: int = MAX_VERSION_BYTES
@@ -61,7 +65,7 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCounts:
-    """Of all object stores together, since the start. failures: reason -> times. cache_bytes: now."""
+    """Counts of all object stores together, since the start. failures: reason -> times. cache_bytes: now."""
 
     read_bytes: int
     failures: Mapping[str, int]
@@ -69,9 +73,11 @@ class StoreCounts:
 
 
 class RemoteStore:
-    """shown: the URL, for the log. cache: belongs to this store alone, and is closed with it.
+    """A model repository in an object store.
 
-    Code in it never runs: who may write a bucket is not who may start processes here.
+    shown: the URL, for the log.
+    cache: belongs to this store alone, and is closed with it.
+    Its Python models never run: the right to write to a bucket is not the right to start processes here.
     """
 
     runs_code = False
@@ -113,11 +119,11 @@ class RemoteStore:
 
     @property
     def cache_bytes(self) -> int:
-        """What the cache holds now, with what is on its way."""
+        """Return the bytes that the cache holds now, with what is being fetched."""
         return self._cache.used_bytes
 
     def close(self) -> None:
-        """Loads under way fail; blocks until connections are closed. Twice is fine."""
+        """Fail loads in progress; blocks until connections are closed. May be called twice."""
         self._loop.close(self._client.close())
         self._cache.close()
 
@@ -141,7 +147,7 @@ class RemoteStore:
         try:
             return self._version(model, version).names()
         except LoadFailed:
-            return ()  # loading the version says what is wrong
+            return ()  # loading the version reports the error
 
     def text(self, model: str, filename: str) -> str | None:
         data = self._small(model, filename, MAX_TEXT_BYTES)
@@ -161,7 +167,7 @@ class RemoteStore:
         files = self._version(model, version)
         names = {file.name for file in files.files}
         if name not in names:
-            name += "/model.onnx"  # the folder form of a model
+            name += "/model.onnx"  # the model is a folder
         if not files.refused and name not in names:
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         return self._whole(model, version, files) / name
@@ -233,7 +239,7 @@ class RemoteStore:
                 )
 
     def _prune(self, found: Mapping[str, ModelFiles], looks: set[str]) -> None:
-        """What is gone from the store is not started with again, and its pieces go."""
+        """Forget what is gone from the store, so that no start uses it, and delete its partial files."""
         shared = {file.look for files in found.values() for file in files.shared.values()}
         for model, record in self._cache.records().items():
             if model not in found:
@@ -259,7 +265,7 @@ class RemoteStore:
     # Bytes --------------------------------------------------------------------------------------------------------
 
     def _whole(self, model: str, version: int, files: VersionFiles) -> Path:
-        """The folder with its files."""
+        """Return the folder with all files of a version."""
         if files.refused:
             raise LoadFailed(files.refused)
         with self._lock:
@@ -303,7 +309,7 @@ class RemoteStore:
 
     @contextmanager
     def _retried(self, look: str, unwritten: str) -> Iterator[None]:
-        """Whatever goes wrong in it is noted, so that a later look tries again. unwritten: what OSErrors mean.
+        """Record a failure of the block, so that a later listing tries again. unwritten: the reason for OSErrors.
 
         Raises LoadFailed.
         """
@@ -321,7 +327,7 @@ class RemoteStore:
             raise
 
     def _failed(self, look: str, failure: LoadFailed) -> None:
-        # With the gate open it is this object that does not come, and it waits for its turn like one that is wrong.
+        # The store answers, so only this object fails; it waits for its turn like a wrong one.
         outage = isinstance(failure, StoreUnavailable) and self._gate.failure is not None
         kind = next((kind for failed, kind in _KINDS.items() if isinstance(failure, failed)), "")
         with self._lock:
@@ -330,7 +336,7 @@ class RemoteStore:
             self._retries.failed(look, time.monotonic(), outage=outage)
 
     def _remember(self, model: str) -> None:
-        """What the model is made of now, for a start without the store."""
+        """Record the model's files for a start without the store."""
         files = (self._found or {}).get(model)
         if files is None or self._from_cache:
             return
@@ -341,7 +347,7 @@ class RemoteStore:
                 self._cache.record(merged)
 
     def _small(self, model: str, filename: str, limit: int) -> bytes | None:
-        """A file of the model's folder, None if there is none."""
+        """Return a file of the model's folder; None if it is missing."""
         parts = relative_parts(filename)
         files = self._model(model)
         file = self._file(files, parts)
@@ -357,7 +363,7 @@ class RemoteStore:
                 data = self._loop.call(work)
                 self._cache.keep_shared(file.look, data)
         if not any(each.size_bytes for each in files.versions.values()):
-            self._remember(model)  # an ensemble: nobody asks for files of its versions
+            self._remember(model)  # an ensemble: the files of its versions are never requested
         return data
 
     @staticmethod
@@ -373,7 +379,7 @@ def _looks(files: ModelFiles) -> list[str]:
 
 
 def counts_of(stores: Sequence[object]) -> StoreCounts:
-    """Of those that are remote. Any thread may ask, nothing is waited for."""
+    """Return the counts of the remote stores. Any thread may call this; it never waits."""
     remote = [store for store in stores if isinstance(store, RemoteStore)]
     return StoreCounts(
         read_bytes=sum(store.counts.read_bytes for store in remote),

@@ -1,4 +1,4 @@
-"""A small object into memory, checked like the large ones."""
+"""Reads a small object into memory, with the checks of the large ones."""
 
 import asyncio
 from contextlib import aclosing
@@ -8,23 +8,23 @@ from oriel_inference.stores.digests import digest_of
 from oriel_inference.stores.fetch import Corrupt
 from oriel_inference.stores.fetch_file import Counts
 from oriel_inference.stores.gate import Gate
-from oriel_inference.stores.objects import ObjectClient, Stored
-
-__all__ = ["read_small"]
+from oriel_wire.objects.client import ObjectClient, Stored
 
 SMALL_S = 60.0
 TRIES = 2
 
 
 async def read_small(client: ObjectClient, gate: Gate, listed: Stored, *, shown: str, counts: Counts) -> bytes:
-    """All bytes of `listed`. Raises LoadFailed: StoreUnavailable, ObjectChanged, or Corrupt if they are wrong twice."""
+    """Return all bytes of `listed`. Raises LoadFailed: StoreUnavailable, ObjectChanged, or Corrupt if they are wrong
+    twice.
+    """
     for _ in range(TRIES):
         async with gate.attempt() as attempt:
             try:
                 async with asyncio.timeout(SMALL_S):
                     stored = await client.head(listed.key)
                     if (stored.etag, stored.size) != (listed.etag, listed.size):
-                        raise ObjectChanged(f"{shown} was written anew since the store was looked at")
+                        raise ObjectChanged(f"{shown} was overwritten since the store was listed")
                     data = bytearray()
                     if stored.size:
                         read = client.read(stored.key, start=0, end=stored.size, etag=stored.etag)

@@ -1,7 +1,7 @@
-"""What one listing of a bucket says about a model repository. Pure.
+"""Reads one listing of a bucket as a model repository. Pure.
 
-Keys are names somebody else chose. What could not be a file of a model's folder never becomes a path: outside the
-version folders it is left out, inside it refuses the version by name. A key that ends with "/" is a folder.
+The keys were chosen by somebody else. A key that cannot be a file of a model's folder never becomes a path: outside the
+version folders it is left out, inside one it refuses the version by name. A key that ends with "/" is a folder.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from oriel_inference.model import is_model_name, is_version
-from oriel_inference.stores.objects import Stored
-
-__all__ = ["ModelFiles", "RemoteFile", "VersionFiles", "look_of", "snapshot"]
+from oriel_wire.objects.client import Stored
 
 MAX_VERSION_FILES = 10_000
 MAX_FOLDERS_DEEP = 16
@@ -20,22 +18,25 @@ MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """name: below its version's or its model's folder. object: where it lies."""
+    """A listed file. name: below its version's or its model's folder. object: the object in the store."""
 
     name: str
     object: Stored
 
     @property
     def look(self) -> str:
-        """Equal while the bytes are the same, 32 hex digits."""
+        """Return a digest that is equal while the bytes are the same, 32 hex digits."""
         each = self.object
         return blake2b(repr((each.key, each.size, each.etag)).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFiles:
-    """files: sorted by name. refused: why it cannot be taken, "" if it can. look: equal while nothing was changed, also
-    the name of its folder in the cache.
+    """The files of a version.
+
+    files: sorted by name.
+    refused: why the version cannot be loaded, "" if it can.
+    look: a digest that is equal while nothing has changed, also the name of its folder in the cache.
     """
 
     files: tuple[RemoteFile, ...] = ()
@@ -47,13 +48,13 @@ class VersionFiles:
         return sum(file.object.size for file in self.files)
 
     def names(self) -> Sequence[str]:
-        """In its folder itself."""
+        """Return the names directly in its folder."""
         return sorted({file.name.partition("/")[0] for file in self.files})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """shared: name -> file, beside the version folders; look: of these."""
+    """The files of a model. shared: name -> file, beside the version folders. look: the digest of these."""
 
     shared: Mapping[str, RemoteFile] = field(default_factory=dict)
     versions: Mapping[int, VersionFiles] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class ModelFiles:
 
 
 def snapshot(objects: Iterable[Stored], prefix: str, *, max_version_bytes: int) -> dict[str, ModelFiles]:
-    """Model -> its files, of the objects below `prefix`."""
+    """Return model -> its files, of the objects below `prefix`."""
     shared: dict[str, dict[str, RemoteFile]] = {}
     versions: dict[str, dict[int, list[Stored]]] = {}
     for each in objects:
@@ -110,7 +111,7 @@ def _version(objects: Sequence[Stored], prefix: str, shown: str, max_bytes: int)
 
 
 def _wrong(name: str) -> str:
-    """Why this cannot be a file below a folder, "" if it can."""
+    """Return why a name cannot be a file below a folder, "" if it can."""
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "leads out of its folder, or has an empty part"
@@ -124,7 +125,7 @@ def _wrong(name: str) -> str:
 
 
 def look_of(files: Iterable[RemoteFile], *more: str) -> str:
-    """Of files together."""
+    """Return the digest of several files."""
     digest = blake2b(repr(more).encode(), digest_size=16)
     for file in sorted(files, key=lambda each: each.name):
         digest.update(file.look.encode())

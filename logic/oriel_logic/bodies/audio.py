@@ -1,12 +1,10 @@
-"""WAV files from outside and to outside: integer PCM of 8 to 32 bits, read with the standard library."""
+"""Reads and writes WAV files: integer PCM of 8 to 32 bits, with the standard library."""
 
 import wave
 from io import BytesIO
 
+from oriel_logic.client.models import Array
 from oriel_logic.errors import InputTooLarge, Refused
-from oriel_logic.models import Array
-
-__all__ = ["MAX_SAMPLES", "Audio", "decode", "encode"]
 
 MAX_SAMPLES = 16 << 20
 """Over all channels: 64 MiB as FP32, three minutes of stereo at 44.1 kHz."""
@@ -16,11 +14,15 @@ SUBTYPE_PCM = bytes.fromhex("0100000000001000800000aa00389b71")
 """KSDATAFORMAT_SUBTYPE_PCM of Microsoft's mmreg.h, as it stands in a file."""
 MAX_CHUNKS = 64
 """Before the one that says the format."""
-NOT_A_WAV = "the audio is no WAV file with integer PCM samples"
+NOT_A_WAV = "the audio is not a WAV file with integer PCM samples"
 
 
 class Audio:
-    """samples: [frames, channels] FP32 in -1 .. 1. rate: frames per second."""
+    """One sound.
+
+    samples: [frames, channels], FP32 from -1 to 1.
+    rate: frames per second.
+    """
 
     __slots__ = ("rate", "samples")
 
@@ -33,13 +35,17 @@ class Audio:
         return len(self.samples) / self.rate
 
     def mono(self) -> Array:
-        """[frames] FP32: the mean of the channels."""
+        """Return the mean of the channels as [frames], FP32."""
         mixed: Array = self.samples.mean(axis=1, dtype="float32")
         return mixed
 
 
 def decode(data: bytes, *, max_samples: int = MAX_SAMPLES) -> Audio:
-    """Raises Refused for what is no WAV file or breaks off, InputTooLarge past `max_samples` (judged by the header)."""
+    """Decode a WAV file.
+
+    Raises Refused for data that is not a complete WAV file, and InputTooLarge past `max_samples`; the header decides
+    that.
+    """
     try:
         with wave.open(BytesIO(as_plain(data))) as file:
             channels, width, rate, frames = file.getparams()[:4]
@@ -51,14 +57,14 @@ def decode(data: bytes, *, max_samples: int = MAX_SAMPLES) -> Audio:
                 )
             raw = file.readframes(frames)
     except (wave.Error, EOFError, RuntimeError, ValueError) as error:
-        raise Refused(f"{NOT_A_WAV}: {str(error) or 'it breaks off'}") from error
+        raise Refused(f"{NOT_A_WAV}: {str(error) or 'it ends too early'}") from error
     if len(raw) != frames * channels * width:
-        raise Refused("the audio breaks off before its end")
+        raise Refused("the audio ends before its last sample")
     return Audio(samples_of(raw, width).reshape(frames, channels), rate)
 
 
 def as_plain(data: bytes) -> bytes:
-    """A file of WAVE_FORMAT_EXTENSIBLE whose samples are integer PCM as plain PCM, all others as they are.
+    """Rewrite a file of WAVE_FORMAT_EXTENSIBLE with integer PCM samples as plain PCM; return all others unchanged.
 
     Programs write the longer header for more than 16 bits or two channels; `wave` reads it from Python 3.12 on.
     """
@@ -88,7 +94,9 @@ def samples_of(raw: bytes, width: int) -> Array:
 
 
 def encode(audio: Audio) -> bytes:
-    """A WAV file with 16 bits per sample; what passes -1 .. 1 is clipped. Raises ValueError for other shapes."""
+    """Encode a WAV file with 16 bits per sample; values outside -1 to 1 are clipped. Raises ValueError for other
+    shapes.
+    """
     import numpy as np
 
     samples = audio.samples[:, np.newaxis] if audio.samples.ndim == 1 else audio.samples

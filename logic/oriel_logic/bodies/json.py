@@ -1,6 +1,6 @@
-"""JSON bodies: bounded in size and depth, decoded into the service's own types, refused with the path of the field.
+"""Reads JSON bodies: bounded in size and depth, decoded into the service's own types, refused with the field's path.
 
-Paths read as in JSONPath: `$.items[2].price`. msgspec says them after what is wrong; pydantic gives them as tuples.
+Paths are written as in JSONPath: `$.items[2].price`. msgspec appends them to its error text; pydantic gives tuples.
 """
 
 import re
@@ -8,13 +8,11 @@ from typing import Any
 
 import msgspec
 
+from oriel_logic.bodies.messages import MAX_JSON_BYTES, TOO_DEEP
 from oriel_logic.errors import InputTooLarge, Refused
-from oriel_logic.messages import MAX_JSON_BYTES, TOO_DEEP
 from oriel_wire.allowed import with_values
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.depth import check_depth
-
-__all__ = ["decode", "invalid"]
 
 WITH_PATH = re.compile(r"(?P<what>.*) - at (?:`key` in )?`(?P<path>\$[^`]*)`\Z", re.DOTALL)
 ONE_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`\Z")
@@ -22,7 +20,7 @@ MAX_PATH = 200
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
-    """Raises InputTooLarge, or Refused with `field` where it is one field's fault."""
+    """Decode a JSON body. Raises InputTooLarge, or Refused with `field` set if one field is at fault."""
     if len(body) > MAX_JSON_BYTES:
         raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(body)}")
     try:
@@ -37,7 +35,11 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
 
 
 def invalid(error: msgspec.ValidationError, wanted: Any) -> Refused:
-    """What is wrong, and where: a Refused, of the kind that a value's own reader raised. wanted: the type."""
+    """Convert a decoding error to a Refused that says what is wrong and where, of the class that the value's reader
+    raised.
+
+    wanted: the type that was expected.
+    """
     text, path, field = with_values(error, wanted), "$", ""
     found = WITH_PATH.match(text)
     if found is not None:
@@ -47,7 +49,7 @@ def invalid(error: msgspec.ValidationError, wanted: Any) -> Refused:
         field = f"{path}.{missing['name']}"
     cause = error.__cause__
     problems = getattr(cause, "errors", None)
-    if callable(problems):  # pydantic's: the first of them
+    if callable(problems):  # pydantic reports several errors: use the first
         first = problems()[0]
         text, path = str(first["msg"]), path + steps(first["loc"])
     kind: type[Refused] = Refused
@@ -58,5 +60,5 @@ def invalid(error: msgspec.ValidationError, wanted: Any) -> Refused:
 
 
 def steps(location: tuple[str | int, ...]) -> str:
-    """("items", 2, "price") -> ".items[2].price"."""
+    """Write a location as a path: ("items", 2, "price") becomes ".items[2].price"."""
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in location)

@@ -1,21 +1,19 @@
-"""Streams of values: NDJSON (one JSON text per line) and server-sent events, in and out."""
+"""Reads and writes streams of values: NDJSON (one JSON text per line) and server-sent events."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from oriel_logic.errors import InputTooLarge, Refused
 
-__all__ = ["MAX_LINE_BYTES", "error_event", "error_line", "event", "items", "line", "lines", "texts_of_events"]
-
 MAX_LINE_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int, events: bool = False) -> AsyncIterator[bytes]:
-    """The lines of a body without their ends, as soon as each is whole; empty ones too.
+    """Yield the lines of a body without their ends, empty ones too, each as soon as it is complete.
 
-    events: as the lines of server-sent events: a CR alone ends one too, and a byte order mark goes before the first.
-    Raises InputTooLarge past `limit_bytes` for all of them or MAX_LINE_BYTES for one.
+    events: split as server-sent events: a CR alone ends a line too, and a byte order mark before the first is dropped.
+    Raises InputTooLarge past `limit_bytes` for the stream or MAX_LINE_BYTES for one line.
     """
     rest = b""
     total = 0
@@ -48,7 +46,7 @@ def line_too_long() -> InputTooLarge:
 
 
 async def texts_of_events(found: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events, from their lines. An event without a blank line behind it is none."""
+    """Yield the data of server-sent events from their lines. An event that no blank line ends is dropped."""
     data: list[bytes] = []
     size = 0
     async for each in found:
@@ -69,7 +67,9 @@ async def texts_of_events(found: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def items(
     pieces: AsyncIterator[bytes], decode: Callable[[bytes], Any], *, events: bool, limit_bytes: int
 ) -> AsyncIterator[Any]:
-    """The values of a streamed body. Raises Refused with the number of the bad one in `field`: `$[3].price`."""
+    """Yield the values of a streamed body. Raises Refused with the path of the invalid value in `field`:
+    `$[3].price`.
+    """
     found = lines(pieces, limit_bytes=limit_bytes, events=events)
     texts = texts_of_events(found) if events else found
     place = 0
@@ -86,12 +86,12 @@ async def items(
 
 
 def line(text: bytes) -> bytes:
-    """One line of NDJSON. JSON has no line ends of its own outside strings, where they are escaped."""
+    """Write one line of NDJSON. JSON escapes line ends inside strings and has none elsewhere."""
     return text + b"\n"
 
 
 def event(text: bytes) -> bytes:
-    """One server-sent event."""
+    """Write one server-sent event."""
     if b"\n" not in text and b"\r" not in text:
         return b"data: " + text + b"\n\n"
     normal = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -99,10 +99,12 @@ def event(text: bytes) -> bytes:
 
 
 def error_line(body: bytes) -> bytes:
-    """The last line of NDJSON that fails after it has begun: the error body, an object with `error` alone."""
+    """Write the last line of an NDJSON stream that failed after it began: the error body, an object with `error`
+    alone.
+    """
     return line(body)
 
 
 def error_event(body: bytes) -> bytes:
-    """Likewise the last event, also named so."""
+    """Write the last event of a stream that failed after it began; its event name is `error`."""
     return b"event: error\n" + event(body)

@@ -1,7 +1,8 @@
-"""`multipart/form-data` (RFC 7578), whole or while it comes in. python-multipart cuts it; what is kept is bounded here.
+"""Reads `multipart/form-data` (RFC 7578), whole or while it arrives. python-multipart parses it; bounds are checked
+here.
 
-A part with a file name, or of a media type that is no text, is a file (`bytes`); any other is a field (`str`), except
-that a field of type application/json is the JSON value.
+A part with a file name, or with a media type that is not text, is a file (`bytes`); any other is a field (`str`),
+except that a field of type application/json is the JSON value.
 """
 
 from collections import deque
@@ -16,8 +17,6 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from oriel_logic.bodies.upload import Upload
 from oriel_logic.errors import InputTooLarge, Refused
 
-__all__ = ["MAX_FIELD_BYTES", "MAX_PARTS", "Part", "Parts", "fields_of", "open_upload", "parse"]
-
 MAX_PARTS = 128
 MAX_FIELD_BYTES = 1 << 20
 MAX_HEADERS = 8
@@ -30,7 +29,10 @@ BROKEN = "the body is not valid multipart/form-data"
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """headers: lower-case names. `data` grows while the part comes in; `is_whole` once it has ended."""
+    """One part of the body.
+
+    headers: lower-case names. `data` grows while the part arrives; `is_whole` is set once it has ended.
+    """
 
     headers: dict[str, str] = field(default_factory=dict)
     name: str = ""
@@ -45,7 +47,7 @@ class Part:
         return bool(self.filename) or not (kind in ("", "application/json") or kind.startswith("text/"))
 
     def value(self) -> Any:
-        """Raises Refused."""
+        """Return the part's value: bytes of a file, text or JSON of a field. Raises Refused."""
         if self.is_file:
             return bytes(self.data)
         try:
@@ -59,14 +61,14 @@ class Part:
 
 
 class Parts:
-    """Cuts a body into parts. `feed` what comes, then look at `found`; `end` when it was all.
+    """An incremental parser: `feed` it the body as it arrives, read `found`, and call `end` after the last byte.
 
-    Files are kept like fields unless `stream` names them: of these the newest data lies in `Part.data` until it is
-    taken from there.
+    Files are kept in memory like fields unless `stream` names them: of those, `Part.data` holds the newest bytes until
+    the caller takes them.
     """
 
     def __init__(self, content_type: str, *, stream: str = "") -> None:
-        """content_type: the whole header. Raises Refused."""
+        """Prepare to parse a body. content_type: the whole header. Raises Refused."""
         boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
         if not boundary:
             raise Refused(f"{BROKEN}: Content-Type names no boundary")
@@ -95,16 +97,16 @@ class Parts:
             raise Refused(f"{BROKEN}: {error}") from error
 
     def feed(self, data: bytes) -> None:
-        """Raises Refused, or InputTooLarge past MAX_PARTS or MAX_FIELD_BYTES."""
+        """Parse the next bytes. Raises Refused, or InputTooLarge past MAX_PARTS or MAX_FIELD_BYTES."""
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise Refused(f"{BROKEN}: {error}") from error
 
     def end(self) -> None:
-        """Raises Refused if parts are missing."""
+        """Finish parsing. Raises Refused if the body is incomplete."""
         if not self._is_over:
-            raise Refused(f"{BROKEN}: it breaks off before its end")
+            raise Refused(f"{BROKEN}: it ends too early")
 
     def _begin(self) -> None:
         self._count += 1
@@ -141,7 +143,7 @@ class Parts:
 
 
 def parse(body: bytes, content_type: str) -> list[Part]:
-    """All parts of a body. Raises Refused, InputTooLarge."""
+    """Parse a complete body. Raises Refused, InputTooLarge."""
     parts = Parts(content_type)
     parts.feed(body)
     parts.end()
@@ -149,7 +151,7 @@ def parse(body: bytes, content_type: str) -> list[Part]:
 
 
 def fields_of(parts: Iterator[Part] | list[Part], *, lists: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Name -> value; those in `lists`, and names that come more than once, as lists. Raises Refused."""
+    """Map names to values; those in `lists`, and names that come more than once, become lists. Raises Refused."""
     values: dict[str, list[Any]] = {}
     for part in parts:
         values.setdefault(part.name, []).append(part.value())
@@ -164,9 +166,9 @@ def fields_of(parts: Iterator[Part] | list[Part], *, lists: frozenset[str] = fro
 async def open_upload(
     pieces: AsyncIterator[bytes], content_type: str, name: str, *, limit_bytes: int
 ) -> tuple[list[Part], Upload]:
-    """The fields before the file `name`, read whole, and the file itself, to be read while it comes.
+    """Read the fields before the file `name`, and return them with the file, which is read while it arrives.
 
-    Raises Refused (also, later, from the upload: fields have to come before the file), InputTooLarge.
+    Raises InputTooLarge and Refused; the upload itself raises Refused later if fields follow the file.
     """
     parts = Parts(content_type, stream=name)
     before_bytes = 0
@@ -191,7 +193,7 @@ async def open_upload(
 
 
 async def data_of(file: Part, parts: Parts, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The file's bytes as they come; then what follows it has to be the end of the body."""
+    """Yield the file's bytes as they arrive, then check that the body ends there."""
     while True:
         if file.data:
             taken, file.data = bytes(file.data), bytearray()

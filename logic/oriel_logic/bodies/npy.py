@@ -1,4 +1,4 @@
-"""`.npy` files from outside: numbers only, never pickles; the header is bounded and has to match the bytes."""
+"""Reads and writes `.npy` files: numbers only, never pickles; the header is bounded and must match the data."""
 
 import math
 import warnings
@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from oriel_logic.errors import Refused
 
-__all__ = ["MAGIC", "MAX_DIMENSIONS", "MAX_HEADER_BYTES", "decode", "encode"]
-
 MAGIC = npy.MAGIC_PREFIX
 MAX_HEADER_BYTES = 4096
 MAX_DIMENSIONS = 32
@@ -22,15 +20,15 @@ NOT_A_FILE = "the body is no .npy file"
 
 
 def decode(data: bytes) -> NDArray[Any]:
-    """A read-only view of `data`. Raises Refused."""
+    """Decode a file as a read-only view of `data`. Raises Refused."""
     file = BytesIO(data)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy's about headers that Python 2 wrote
+            warnings.simplefilter("ignore")  # numpy warns about headers that Python 2 wrote
             version = npy.read_magic(file)
             read = HEADERS[version]
             shape, fortran, dtype = read(file, max_header_size=MAX_HEADER_BYTES)
-    except Exception as error:  # it is read as Python text: there are many kinds of nonsense
+    except Exception as error:  # numpy parses it as Python text, and raises many kinds of errors
         raise Refused(f"{NOT_A_FILE} of version 1 or 2") from error
     if dtype.kind not in KINDS or dtype.hasobject:
         raise Refused(f"the array has the dtype {str(dtype)[:50]}: send numbers or booleans")
@@ -47,7 +45,7 @@ def decode(data: bytes) -> NDArray[Any]:
 
 
 def encode(array: NDArray[Any]) -> bytes:
-    """Raises ValueError for arrays of objects."""
+    """Encode an array. Raises ValueError for arrays of objects."""
     file = BytesIO()
     npy.write_array(file, np.asanyarray(array), allow_pickle=False)
     return file.getvalue()

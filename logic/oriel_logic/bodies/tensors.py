@@ -1,22 +1,22 @@
-"""v2 tensors as a service's own input and answer: the bodies of the Open Inference protocol, JSON or binary."""
+"""v2 tensors as a service's input and answer: bodies of the Open Inference protocol, JSON or binary."""
 
 from collections.abc import Mapping
 
+from oriel_logic.bodies.messages import MAX_JSON_BYTES
+from oriel_logic.client.models import Array
 from oriel_logic.errors import InputTooLarge, Refused
-from oriel_logic.messages import MAX_JSON_BYTES
-from oriel_logic.models import Array
-
-__all__ = ["HEADER_LENGTH", "Tensors", "decode", "encode"]
 
 HEADER_LENGTH = "inference-header-content-length"
 
 
 class Tensors(dict[str, Array]):
-    """Arrays by name, as a v2 infer request carries them (its other fields are not kept)."""
+    """Arrays by name, as in a v2 infer request; its other fields are dropped."""
 
 
 def decode(body: bytes, headers: Mapping[str, str]) -> Tensors:
-    """The inputs of a v2 infer request. Raises Refused with the codec's sentence. Arrays may be views of `body`."""
+    """Decode a v2 infer request; arrays may be views of `body`. Raises Refused with the codec's text, or
+    InputTooLarge.
+    """
     from oriel_wire.errors import BadMessage, TooLarge
     from oriel_wire.v2.http import decode_request, parse_header_length
 
@@ -33,9 +33,9 @@ def decode(body: bytes, headers: Mapping[str, str]) -> Tensors:
 
 
 def encode(arrays: Mapping[str, Array], *, service: str, binary: bool) -> tuple[bytes, int | None]:
-    """A v2 infer response and the length of its JSON part, None if it is JSON alone.
+    """Encode a v2 infer response; return it with the length of its JSON part, None if all of it is JSON.
 
-    Raises ValueError for what is no v2 tensor.
+    Raises ValueError for an array that cannot be a v2 tensor.
     """
     from oriel_wire.errors import BadMessage
     from oriel_wire.v2.http import encode_response

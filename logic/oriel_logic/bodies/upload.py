@@ -1,17 +1,17 @@
-"""A file that a handler reads while it comes in: never whole in memory unless the handler asks for it."""
+"""A file that a handler reads while it arrives; it is in memory as a whole only if the handler asks for that."""
 
 from collections.abc import AsyncIterator
 
 from oriel_logic.errors import InputTooLarge
 
-__all__ = ["Upload"]
-
 
 class Upload:
     """One file of a request. It can be read once.
 
-    filename: as the client named it, "" if it did not; never a path to open. content_type: its media type, "" if
-    unknown. size_bytes: what was declared, None if nothing was. limit_bytes: InputTooLarge past it.
+    filename: as the client named it, "" if it did not; never open it as a path.
+    content_type: its media type, "" if unknown.
+    size_bytes: the declared size, None if there is none.
+    limit_bytes: reading past it raises InputTooLarge.
     """
 
     __slots__ = ("_pieces", "content_type", "filename", "limit_bytes", "received_bytes", "size_bytes")
@@ -36,7 +36,7 @@ class Upload:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next piece, as it came. Raises InputTooLarge, or what reading the request raises."""
+        """Return the next piece as it arrived. Raises InputTooLarge, or what reading the request raises."""
         piece = await anext(self._pieces)
         self.received_bytes += len(piece)
         if self.received_bytes > self.limit_bytes:
@@ -44,7 +44,7 @@ class Upload:
         return piece
 
     async def read(self, limit_bytes: int | None = None) -> bytes:
-        """All that is left, at most `limit_bytes`. Raises InputTooLarge."""
+        """Read the rest, at most `limit_bytes`. Raises InputTooLarge."""
         pieces: list[bytes] = []
         size = 0
         async for piece in self:

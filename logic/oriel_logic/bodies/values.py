@@ -1,6 +1,6 @@
-"""Values that JSON has no words for, from what clients send for them: pictures, sounds, arrays, pydantic models.
+"""Reads values that JSON has no type for: pictures, sounds, arrays, pydantic models.
 
-`converted` is msgspec's `dec_hook`: it is called with the wanted type and the plain value at that place.
+`converted` is msgspec's `dec_hook`: it is called with the expected type and the plain value at that place.
 """
 
 import base64
@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 
 from oriel_logic.bodies import audio, npy
+from oriel_logic.bodies.signature import Form, expanded, form_of, is_pydantic
 from oriel_logic.bodies.tensors import Tensors
+from oriel_logic.client.models import Array
+from oriel_logic.client.tensors import narrowed
 from oriel_logic.errors import Refused
-from oriel_logic.models import Array
-from oriel_logic.narrowing import narrowed
-from oriel_logic.signature import Form, expanded, form_of, is_pydantic
-
-__all__ = ["MAX_PIXELS", "array_of", "begin", "converted", "from_base64", "from_bytes"]
 
 NUMBERS = "biuf"
 MAX_PIXELS = 48_000_000
@@ -28,7 +26,9 @@ ABSTRACT = (np.generic, np.number, np.integer, np.signedinteger, np.unsignedinte
 
 
 def converted(wanted: Any, value: Any) -> Any:
-    """Raises ValueError (msgspec adds the path), its cause a Refused where there is one."""
+    """Convert a plain value to `wanted`. Raises ValueError (msgspec adds the path), caused by a Refused if there is
+    one.
+    """
     form, kind, _ = form_of(wanted)
     if is_pydantic(kind):
         return kind.model_validate(value)
@@ -47,7 +47,7 @@ def converted(wanted: Any, value: Any) -> Any:
 
 
 def from_bytes(form: Form, data: bytes) -> Any:
-    """A picture, a sound or an array from its file. Raises Refused."""
+    """Decode the file of a picture, a sound or an array. Raises Refused."""
     if form is Form.IMAGE:
         return picture(data)
     if form is Form.AUDIO:
@@ -58,7 +58,7 @@ def from_bytes(form: Form, data: bytes) -> Any:
 
 
 def picture(data: bytes) -> Any:
-    """Raises Refused, also when the pictures of one request are too large together."""
+    """Decode a picture. Raises Refused, also if the pictures of one request are too large together."""
     from oriel_logic import images  # only services that read pictures load Pillow
 
     left = PIXELS_LEFT.get()
@@ -73,12 +73,14 @@ def picture(data: bytes) -> Any:
 
 
 def begin() -> None:
-    """A request begins: a small body may hold many pictures that unpack to much more than it."""
+    """Reset the count of pixels for a new request: a small body may hold many pictures that decompress to a large
+    size.
+    """
     PIXELS_LEFT.set(MAX_PIXELS)
 
 
 def from_base64(text: str) -> bytes:
-    """Raises Refused. A data: URL is fine too."""
+    """Decode base64 text or a data: URL. Raises Refused."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
@@ -88,9 +90,9 @@ def from_base64(text: str) -> bytes:
 
 
 def array_of(value: Any, wanted: Any) -> Array:
-    """Numbers in nested lists, or an array, with the dtype that `NDArray[...]` names. Raises Refused.
+    """Make an array of nested lists, or convert one, to the dtype of `NDArray[...]`. Raises Refused.
 
-    What fits a dtype and what does not is said in narrowing.py.
+    `narrowed` in client/tensors.py decides which values fit a dtype.
     """
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
@@ -108,7 +110,7 @@ def array_of(value: Any, wanted: Any) -> Array:
 
 
 def dtype_in(wanted: Any) -> "np.dtype[Any] | None":
-    """float32 of `NDArray[np.float32]`; None where it names no single dtype."""
+    """Return float32 for `NDArray[np.float32]`; None if it names no single dtype."""
     arguments = typing.get_args(expanded(wanted))
     inner = typing.get_args(arguments[1]) if len(arguments) == 2 else ()
     named = inner[0] if inner else None

@@ -1,1 +1,1 @@
-"""For whoever writes a service: `oriel logic new` and `oriel logic dev`."""
+"""Tools for authors of services: `oriel logic new`, `oriel logic dev` and `oriel logic build`."""

@@ -1,7 +1,7 @@
-"""`oriel inference` beside a service that is being written: started, awaited, and gone with it.
+"""Runs `oriel inference` beside a service that is being written, for as long as the service runs.
 
-The process leads a session of its own, so that a Ctrl-C in the terminal reaches us alone: it ends after the service's
-last request. Should we be killed, it sees the end of its lifeline pipe and stops by itself.
+The process leads its own session, so that a Ctrl-C in the terminal reaches only us: it ends after the service's last
+request. If we are killed, it sees the end of its lifeline pipe and stops by itself.
 """
 
 import asyncio
@@ -21,8 +21,6 @@ from oriel_wire.engine.client import HttpClient, HttpResponse
 from oriel_wire.engine.process import LIFELINE_VARIABLE
 from oriel_wire.errors import StartFailed, UpstreamError
 
-__all__ = ["Address", "Listed", "Ports", "free_ports", "inference_server", "models_of"]
-
 Address = tuple[str, int]
 HOST = "127.0.0.1"
 START_S = 180.0
@@ -40,9 +38,10 @@ class Ports:
 
 @asynccontextmanager
 async def inference_server(repository: Path, ports: Ports, *, start_s: float = START_S) -> AsyncIterator[None]:
-    """An inference server of `repository` on `ports`, while the block lasts; its log goes to stderr.
+    """Run an inference server of `repository` on `ports` while the block lasts; its log goes to stderr.
 
-    Raises StartFailed when it ends before it is ready. Cancelled: it is ended at once.
+    Raises StartFailed if it ends before it is ready.
+    Cancelled: it is ended at once.
     """
     lifeline, held = os.pipe()
     process = await asyncio.create_subprocess_exec(
@@ -83,7 +82,7 @@ def command(repository: Path, ports: Ports) -> list[str]:
 
 
 def free_ports() -> Ports:
-    """Three that nobody listens on now."""
+    """Return three free ports."""
     sockets = [socket.socket() for _ in range(3)]
     try:
         for each in sockets:
@@ -96,7 +95,7 @@ def free_ports() -> Ports:
 
 
 async def ready(process: asyncio.subprocess.Process, ports: Ports, start_s: float) -> None:
-    """Until every model is ready or has failed: a broken one is no reason to wait."""
+    """Wait until every model is ready or has failed; a broken model does not prevent the start."""
     end = monotonic() + start_s
     while process.returncode is None:
         if await is_up((HOST, ports.http)):
@@ -116,7 +115,7 @@ async def is_up(address: Address) -> bool:
 
 
 class Listed(msgspec.Struct):
-    """A model of an inference server. state: READY, UNAVAILABLE, LOADING, ...; reason: why not READY."""
+    """A model of an inference server. state: READY, UNAVAILABLE, LOADING, ...; reason: why it is not READY."""
 
     name: str
     state: str = "READY"
@@ -124,12 +123,12 @@ class Listed(msgspec.Struct):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is ready or has failed; without a reason its turn has not come yet."""
+        """Whether it is ready or has failed; without a reason it has not been loaded yet."""
         return self.state == "READY" or (self.state == "UNAVAILABLE" and bool(self.reason))
 
 
 async def models_of(address: Address) -> list[Listed] | None:
-    """What an inference server says of its models; None if it cannot be reached or does not tell."""
+    """Return the models of an inference server; None if it cannot be reached or does not list them."""
     answer = await ask(address, "POST", "/v2/repository/index", b"{}")
     with suppress(msgspec.MsgspecError):
         if answer is not None and answer.status == 200:

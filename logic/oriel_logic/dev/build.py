@@ -1,9 +1,9 @@
-"""`oriel logic build FOLDER`: a folder from which a container engine builds an image of one's own services.
+"""`oriel logic build FOLDER`: makes a folder from which a container engine builds an image of one's own services.
 
 build/NAME/Dockerfile        as logic/Dockerfile of Oriel itself: docs/images.md
-build/NAME/requirements.txt  what the services' `pyproject.toml` name, Oriel among it, pinned by hash
+build/NAME/requirements.txt  the dependencies in the services' `pyproject.toml`, Oriel included, pinned by hash
 build/NAME/wheels/           Oriel's wheel
-build/NAME/services/         the services: no tests, no fakes, nothing hidden, no environment of this machine
+build/NAME/services/         the services: no tests, no fakes, no hidden files, no environment of this machine
 """
 
 import argparse
@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from oriel_logic.dev.target import Target, find
-from oriel_logic.folder_config import BadConfig, read_config
-from oriel_logic.listing import MAX_FILES, files_in, neighbours
-from oriel_logic.sources import HANDLER, NO_HANDLER
+from oriel_logic.loading.folder_config import BadConfig, read_config
+from oriel_logic.loading.listing import MAX_FILES, files_in, neighbours
+from oriel_logic.loading.sources import HANDLER, NO_HANDLER
 from oriel_wire.distribution import NAME as DISTRIBUTION
 from oriel_wire.errors import StartFailed
-
-__all__ = ["add_arguments", "build", "run"]
 
 MADE_BY_US = "# Written by `oriel logic build`"
 WRITABLE = "--tmpfs /tmp --tmpfs /var/lib/oriel:uid=65532"
@@ -48,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code. Raises StartFailed."""
+    """Run the command; return the exit code. Raises StartFailed."""
     target = find(args.target)
     name = _REFERENCE.sub("-", (target.root.stem if target.root.is_file() else target.root.name).lower()).strip("-.")
     out = args.out or Path("build") / (name or "services")
@@ -63,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def build(target: Target, name: str, wheel: Path, out: Path) -> str:
-    """Write the context into `out`; the version of the image. Raises StartFailed, and then `out` is as it was."""
+    """Write the context into `out`; return the version of the image. Raises StartFailed, and leaves `out` unchanged
+    then.
+    """
     if out.exists() and not is_ours(out):
         raise StartFailed(f"{out} exists and was not made by 'oriel logic build': choose another --out")
     projects = [read_project(path) for path in pyprojects(target)]
@@ -108,12 +108,12 @@ def dockerfile(target: Target, name: str, version: str, projects: Sequence[dict[
 
 
 def label(text: str) -> str:
-    """Nothing that a Dockerfile would read as its own."""
+    """Return a text without anything that a Dockerfile would interpret."""
     return _LABEL.sub("-", text)[:200]
 
 
 def pyprojects(target: Target) -> Iterator[Path]:
-    """Those of the services' folders, and of the folder above a service's versions or services."""
+    """Yield the `pyproject.toml` of the services' folders, and of the folder above a service's versions or services."""
     folders = [target.root if target.root.is_dir() else target.root.parent]
     for file in target.files:
         if file.folder is not None and file.path is not None and file.path.name == HANDLER:
@@ -133,7 +133,7 @@ def pyprojects(target: Target) -> Iterator[Path]:
 
 
 def read_project(path: Path) -> dict[str, Any]:
-    """`[project]`, which `read_config` has found to be TOML."""
+    """Return `[project]` of a file that `read_config` has parsed."""
     project = tomllib.loads(path.read_text("utf-8")).get("project", {})
     listed = project.get("dependencies", []) if isinstance(project, dict) else None
     if not isinstance(listed, list) or not all(isinstance(each, str) and each.isprintable() for each in listed):
@@ -142,14 +142,14 @@ def read_project(path: Path) -> dict[str, Any]:
 
 
 def requirements_of(projects: Iterable[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """What all of them want beside Oriel, and which extras they want of that."""
+    """Return the dependencies of all projects beside Oriel, and the extras of Oriel that they name."""
     others: dict[str, None] = {}
     extras: set[str] = set()
     for project in projects:
         for text in project.get("dependencies", []):
             found = _REQUIREMENT.match(text)
             if found is None or text.startswith("-"):
-                raise StartFailed(f"{text[:100]!r} under [project] dependencies is no requirement")
+                raise StartFailed(f"{text[:100]!r} under [project] dependencies is not a requirement")
             if re.sub(r"[-_.]+", "-", found[1]).lower() == DISTRIBUTION:
                 extras |= {each.strip() for each in (found[2] or "").split(",") if each.strip()}
             else:
@@ -158,7 +158,7 @@ def requirements_of(projects: Iterable[dict[str, Any]]) -> tuple[list[str], list
 
 
 def wheel_of(given: Path | None) -> Path:
-    """Raises StartFailed with where one comes from."""
+    """Find Oriel's wheel. Raises StartFailed, which says how to make one."""
     if given is not None:
         if not given.is_file() or wheel_version(given) == "":
             raise StartFailed(
@@ -180,7 +180,7 @@ def wheel_version(wheel: Path) -> str:
 
 
 def copy_services(target: Target, out: Path, into: Path) -> None:
-    """The services under the names that they have here. Raises StartFailed."""
+    """Copy the services under their names here. Raises StartFailed."""
     root = target.root if target.root.is_dir() else target.root.parent
     below = into / root.name if (root / HANDLER).exists() else into
     sources = list(files_in(root))
@@ -212,7 +212,7 @@ def is_for_tests(path: Path) -> bool:
 
 
 def locked(wanted: Sequence[str], context: Path) -> str:
-    """All that `wanted` needs, each version with its hashes, as uv resolves it. Raises StartFailed."""
+    """Resolve `wanted` with uv: each package with its version and hashes. Raises StartFailed."""
     beside = Path(sys.executable).with_name("uv")
     uv = str(beside) if beside.is_file() else shutil.which("uv")
     if uv is None:
@@ -242,7 +242,7 @@ def locked(wanted: Sequence[str], context: Path) -> str:
         raise StartFailed(f"uv did not resolve the dependencies within {LOCK_TIMEOUT_S:.0f} s") from late
     if done.returncode:
         raise StartFailed(f"uv cannot resolve the dependencies: {done.stderr.strip()[-600:]}")
-    # Whatever an index may have under this name: what is installed is this wheel.
+    # This wheel is installed, whatever an index has under its name.
     (wheel,) = (context / "wheels").iterdir()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pinned = f"{DISTRIBUTION}=={wheel_version(wheel)} \\\n    --hash=sha256:{digest}\n"

@@ -1,4 +1,4 @@
-"""What `oriel logic dev` says: where the services are, how to call them, what became of a save. The texts are pure."""
+"""The output of `oriel logic dev`: addresses of services, how to call them, and the result of each save. Pure."""
 
 import logging
 import re
@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from oriel_logic.definition import Definition
 from oriel_logic.dev.beside import Listed
 from oriel_logic.dev.curl import curl_line
 from oriel_logic.errors import HandlerFailed
-
-__all__ = ["Shown", "TracebackOfOwnFiles", "banner", "model_lines", "place_of", "service_lines", "shown_path"]
+from oriel_logic.services.definition import Definition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One service. file, sample: paths as the shell finds them, "" for no sample; problem: why it cannot run."""
+    """One service. file, sample: paths for the shell, "" for no sample; problem: why it cannot run."""
 
     name: str
     file: str
@@ -28,7 +26,7 @@ class Shown:
 
 
 def banner(url: str, services: Sequence[Shown], models: str) -> str:
-    """The lines at the start. url: of the server, without a path; models: where they come from."""
+    """Return the lines at the start. url: of the server, without a path; models: their source."""
     width = max([6, *(len(each.name) for each in services)])
     lines = [line for each in services for line in service_lines(url, each, width)]
     lines.append(f"{'models':<{width}}  {models}")
@@ -37,7 +35,7 @@ def banner(url: str, services: Sequence[Shown], models: str) -> str:
 
 
 def service_lines(url: str, service: Shown, width: int = 0) -> list[str]:
-    """How to call one service, or why it cannot be called."""
+    """Describe how to call one service, or why it cannot be called."""
     place = f"{url}/v1/services/{service.name}"
     if service.definition is None or service.problem:
         return [f"{service.name:<{width}}  cannot run: {place_of(service.problem, service.file)}"]
@@ -48,10 +46,10 @@ def service_lines(url: str, service: Shown, width: int = 0) -> list[str]:
 
 
 def model_lines(found: Sequence[Listed], where: str) -> str:
-    """Which models can be called; those that cannot have a line each."""
+    """List the models that can be called, and one line for each that cannot."""
     names = sorted({each.name for each in found if each.state == "READY"})
     broken = {
-        # A reason that begins with a file of the model's says its name already.
+        # A reason that begins with a file of the model names it already.
         f"  cannot be loaded: {'' if each.reason.startswith(f'{each.name}/') else f'{each.name}: '}{each.reason}": None
         for each in found
         if each.state != "READY"
@@ -60,7 +58,7 @@ def model_lines(found: Sequence[Listed], where: str) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """As a person in this folder would type it: relative if that goes without climbing."""
+    """Return a path as a person in this folder would type it: relative unless it leads upwards."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -68,10 +66,10 @@ def shown_path(path: Path) -> str:
 
 
 class TracebackOfOwnFiles(logging.Formatter):
-    """Records for whoever writes the service: short lines, and of a traceback what lies in their own files."""
+    """Formats log records for the service's author: short lines, and tracebacks of the author's own files."""
 
     def __init__(self, root: Path) -> None:
-        """root: the file or folder that is theirs."""
+        """Set the root: the author's file or folder."""
         super().__init__("%(levelname)s %(message)s")
         self._root = str(root)
 
@@ -82,7 +80,7 @@ class TracebackOfOwnFiles(logging.Formatter):
 
 
 def explain(error: BaseException, root: str) -> str:
-    """What a handler raised, with those of its frames that lie below `root`; with all of them if none does."""
+    """Describe what a handler raised, with its frames below `root`, or with all frames if there are none."""
     while isinstance(error, HandlerFailed) and error.__cause__ is not None:
         error = error.__cause__
     found = traceback.TracebackException.from_exception(error)
@@ -93,15 +91,15 @@ def explain(error: BaseException, root: str) -> str:
 
 
 def place_of(problem: str, file: str) -> str:
-    """A problem with its "line 3: X" as "file:3: X", as editors follow it; with a mend where one is known."""
+    """Write a problem's "line 3: X" as "file:3: X", which editors follow, with a fix if one is known."""
     found = re.match(r"(?:(.*?): )?line (\d+): (.*)", problem, re.DOTALL)
     if found is None:
         return f"{file}: {problem}"
     context = f" ({found[1]})" if found[1] else ""
-    return f"{file}:{found[2]}: {found[3]}{context}{mend(found[3])}"
+    return f"{file}:{found[2]}: {found[3]}{context}{remedy(found[3])}"
 
 
-def mend(text: str) -> str:
+def remedy(text: str) -> str:
     missing = re.search(r"No module named '([A-Za-z0-9_]+)", text)
     if missing:
         return f": install it (python -m pip install {missing[1]})"

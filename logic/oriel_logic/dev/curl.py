@@ -1,12 +1,10 @@
-"""A curl line that works when pasted, for a service whose inputs are known. Pure."""
+"""Makes a curl line that works when pasted, for a service whose inputs are known. Pure."""
 
 import json
 import shlex
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
-
-__all__ = ["MEDIA_BY_SUFFIX", "curl_line", "example"]
 
 JSON = "application/json"
 MEDIA_BY_SUFFIX = {
@@ -25,7 +23,7 @@ SMALLEST = {
     "image/png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==",
     "audio/wav": "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAAAAAAAAAAAAAA",
 }
-# Text that has to be of a form.
+# Text with a required format.
 BY_FORMAT = {
     "date-time": "2026-01-31T12:00:00Z",
     "date": "2026-01-31",
@@ -40,17 +38,20 @@ BY_FORMAT = {
     "ipv6": "2001:db8::1",
 }
 MAX_DEPTH = 8
-# A longer body is no line that a person pastes.
+# A longer body makes a line too long to paste.
 MAX_INLINE = 600
 
 
 def curl_line(
     url: str, takes: Mapping[str, Any], components: Mapping[str, Any], *, sample: Any = None, file: str = ""
 ) -> str:
-    """The line. Without a sample a body is made up from the schema; of a picture or a sound only the place is shown.
+    """Return the line. Without a sample a body is made from the schema; for a picture or a sound a placeholder is
+    shown.
 
-    takes: media type -> {"schema": ...}, the service's inputs; components: its named schemas. sample: a JSON value
-    that the service takes. file: path of a sample file, as the shell will find it; goes first.
+    takes: media type -> {"schema": ...}, the service's inputs.
+    components: its named schemas.
+    sample: a JSON value that the service takes.
+    file: path of a sample file for the shell; it takes precedence.
     """
     if file:
         media = MEDIA_BY_SUFFIX.get(PurePath(file).suffix.lower(), "application/octet-stream")
@@ -70,7 +71,7 @@ def curl_line(
 
 
 def example(schema: Mapping[str, Any], components: Mapping[str, Any], depth: int = 0) -> Any:
-    """A value that fits a JSON Schema as far as types, defaults, enumerations and least sizes go."""
+    """Return a value that fits a JSON Schema, as far as types, defaults, enumerations and minimum sizes go."""
     if depth > MAX_DEPTH:
         return None
     if "$ref" in schema:

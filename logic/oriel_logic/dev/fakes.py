@@ -1,32 +1,29 @@
-"""The models of `fakes.py` files in place of inference servers; a file is read again when it was saved."""
+"""Serves the models of `fakes.py` files in place of inference servers; a file is read again when it was saved."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oriel_logic.client.models import ModelSpec
 from oriel_logic.dev.console import shown_path
-from oriel_logic.loading import one_line
-from oriel_logic.models import ModelSpec
-from oriel_logic.stages import Ledger
-from oriel_logic.testing.fakes_file import load_fakes
-from oriel_logic.testing.models import BoundFakes, FakeModels
+from oriel_logic.loading.handlers import one_line
+from oriel_logic.observe.stages import Ledger
+from oriel_logic.testing.models import BoundFakes, FakeModels, load_fakes
 from oriel_wire.context import CallContext
 from oriel_wire.errors import StartFailed
-
-__all__ = ["FakeServers"]
 
 _log = logging.getLogger(__name__)
 
 
 class FakeServers:
-    """Stands where `InferenceServers` stands. paths: files with a FakeModels `models`; they run in this process.
+    """Replaces `InferenceServers`. paths: files with a FakeModels `models`, which run in this process.
 
-    A model that several of them fake is the first one's.
+    If several files fake a model, the first one counts.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises StartFailed with the place in the file."""
+        """Load the files. Raises StartFailed with the place in the file."""
         self._paths = paths
         self._stamps = {path: stamp(path) for path in paths}
         self._fakes: dict[Path, FakeModels] = {}
@@ -39,7 +36,7 @@ class FakeServers:
 
     @property
     def names(self) -> list[str]:
-        """Of the models that are faked."""
+        """Return the names of the faked models."""
         return sorted(self._models.models)
 
     @property
@@ -47,10 +44,10 @@ class FakeServers:
         return self
 
     async def start(self) -> None:
-        """There is nothing to look up."""
+        """Do nothing: there are no addresses to look up."""
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there are no connections."""
 
     def bind(self, call: CallContext, ledger: Ledger) -> BoundFakes:
         for path in self._paths:
@@ -70,7 +67,7 @@ class FakeServers:
 
 
 def together(fakes: Sequence[FakeModels]) -> FakeModels:
-    """All of them as one."""
+    """Merge several fakes into one."""
     if len(fakes) == 1:
         return fakes[0]
     models: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`oriel logic new NAME`: a folder with a service that runs, its test, a sample input and its settings."""
+"""`oriel logic new NAME`: makes a folder with a service that runs, its test, a sample input and its settings."""
 
 import argparse
 import builtins
@@ -8,14 +8,12 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-from oriel_logic.definition import NAME
+from oriel_logic.services.definition import NAME
 from oriel_wire.errors import StartFailed
-
-__all__ = ["add_arguments", "make", "run"]
 
 SCAFFOLD = "scaffold"
 SUFFIX = ".txt"
-# What the scaffold's own lines use beside the service's name.
+# Names that the scaffold's own lines use.
 RESERVED = frozenset(
     {*dir(builtins), "Client", "Models", "Verdict", "SPEC", "WORDS", "client", "models", "service", "spec"}
 )
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code. Raises StartFailed."""
+    """Run the command; return the exit code. Raises StartFailed."""
     folder = Path(args.name)
     made = make(folder)
     width = max(len(str(folder / file)) for file in made)
@@ -47,13 +45,13 @@ WHAT = {
 
 
 def make(folder: Path) -> dict[str, str]:
-    """Write the files of a new service into `folder`, which is made; file name -> what it is.
+    """Write the files of a new service into the new `folder`; return file name -> description.
 
-    The last part of `folder` is the service's name. Raises StartFailed, and then nothing is left behind.
+    The last part of `folder` is the service's name. Raises StartFailed, and leaves nothing behind then.
     """
     name = folder.name
     if NAME.match(name) is None:
-        raise StartFailed(f"{name[:64]!r} is no service name: letters, digits, '.', '_' and '-', at most 64")
+        raise StartFailed(f"{name[:64]!r} is not a service name: letters, digits, '.', '_' and '-', at most 64")
     words = {"NAME": name, "FUNCTION": identifier(name), "MODEL": f"{identifier(name)}_model"}
     templates = files("oriel_logic.dev") / SCAFFOLD
     texts = {
@@ -72,7 +70,7 @@ def make(folder: Path) -> dict[str, str]:
 
 
 def identifier(name: str) -> str:
-    """A Python name close to a service's name."""
+    """Return a Python name close to a service's name."""
     found = re.sub(r"\W", "_", name)
     is_free = found.isidentifier() and not keyword.iskeyword(found) and found not in RESERVED
     return found if is_free else f"service_{found}"

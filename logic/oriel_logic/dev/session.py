@@ -1,4 +1,4 @@
-"""One `oriel logic dev`: what runs beside the server, and what is printed when."""
+"""One run of `oriel logic dev`: the processes beside the server, and its output."""
 
 import io
 import logging
@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from oriel_logic.deploy.updates import Updates
 from oriel_logic.dev.beside import Address, free_ports, inference_server, models_of
 from oriel_logic.dev.console import (
     Shown,
@@ -23,26 +24,23 @@ from oriel_logic.dev.console import (
 )
 from oriel_logic.dev.fakes import FakeServers
 from oriel_logic.dev.target import Target, sample_file
-from oriel_logic.registry import Registry
-from oriel_logic.releases import Release
-from oriel_logic.sources import HandlerFile, handler_files
-from oriel_logic.updates import Updates
+from oriel_logic.loading.sources import HandlerFile, handler_files
+from oriel_logic.server.registry import Registry
+from oriel_logic.server.releases import Release
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
-
-__all__ = ["Session"]
 
 NEXT_PORTS = 20
 
 
 class Session:
-    """inference: servers that run already. repository: models to start one with. Neither: the target's fakes.
+    """inference: servers that run already. repository: models to start a server with. Neither: the target's fakes.
 
-    may_move: whether another port will do if the one in the settings is taken.
+    may_move: whether another port may be used if the one in the settings is taken.
     """
 
     def __init__(self, target: Target, *, inference: tuple[Address, ...], repository: Path | None) -> None:
-        """Raises StartFailed when the fakes cannot be loaded."""
+        """Raises StartFailed if the fakes cannot be loaded."""
         self._target = target
         self._repository = repository
         self._ports = free_ports() if repository is not None else None
@@ -51,13 +49,13 @@ class Session:
         self.may_move = False
         self._registry: Registry | None = None
         self._url = ""
-        self._saves: dict[str, int] = {}  # by origin: how many were seen
-        self._reloading: set[str] = set()  # origins whose latest save has neither been taken over nor failed
+        self._saves: dict[str, int] = {}  # number of saves by origin
+        self._reloading: set[str] = set()  # origins whose latest save has neither taken over nor failed
         self._fakes = target.fakes if not self.addresses else ()
         self.models = FakeServers(self._fakes) if self._fakes else None
 
     def configure_logging(self) -> None:
-        """Warnings and errors on stderr, for a person; what a handler prints comes at once, also into a file."""
+        """Log warnings and errors to stderr, for a person; output of handlers appears at once, also in a file."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)
         handler = logging.StreamHandler(sys.stderr)
@@ -66,11 +64,11 @@ class Session:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("oriel_logic.dev").setLevel(logging.INFO)
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-        for told_by_us in ("oriel_logic.registry", "oriel_logic.loading"):
+        for told_by_us in ("oriel_logic.server.registry", "oriel_logic.loading.handlers"):
             logging.getLogger(told_by_us).setLevel(logging.CRITICAL)
 
     def listen(self, host: str, port: int, what: str) -> socket.socket:
-        """A socket for the services. Raises StartFailed."""
+        """Open the socket of the services. Raises StartFailed."""
         for each in range(port, port + NEXT_PORTS) if self.may_move else ():
             with suppress(StartFailed):
                 return listen(host, each, what)
@@ -78,22 +76,22 @@ class Session:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """What the server needs beside it, while the block lasts. Raises StartFailed."""
+        """Run what the server needs beside it while the block lasts. Raises StartFailed."""
         if self._repository is None or self._ports is None:
             yield
             return
         async with inference_server(self._repository, self._ports):
             yield
 
-    async def greet(self, registry: Registry, updates: Updates, url: str) -> None:
-        """Print where everything is; the services have been set up."""
+    async def print_addresses(self, registry: Registry, updates: Updates, url: str) -> None:
+        """Print the addresses; the services have been set up."""
         self._registry, self._url = registry, url
         say(banner(url, [self._shown(facts) for facts in registry.describe()], await self._models()))
-        registry.news = self._report
+        registry.on_change = self._report
         updates.seen = self._seen
 
     async def try_samples(self, try_one: Callable[[Release], Awaitable[tuple[str, str]]]) -> None:
-        """Print of each service whether it answers its sample. try_one: (which sample, what was wrong)."""
+        """Print for each service whether it answers its sample. try_one: returns (the sample's label, the error)."""
         assert self._registry is not None
         for release in self._registry.releases():
             sample, problem = await try_one(release)
@@ -103,18 +101,18 @@ class Session:
                 say(f"{release.name} answers {sample}")
 
     def _seen(self, file: HandlerFile) -> None:
-        """A save was found; whether it can be taken over shows later."""
+        """Record a save; whether it can take over is known later."""
         assert self._registry is not None
         name = self._registry.name_of(file.origin)
         if not name:
-            return  # a new file: what becomes of it is printed, and it may hold no service at all
+            return  # a new file: its result is printed, and it may have no service
         save = self._saves[file.origin] = self._saves.get(file.origin, 0) + 1
         before = f"save {save - 1} is superseded, " if file.origin in self._reloading else ""
         self._reloading.add(file.origin)
         say(f"{now()} {name}: {before}reloading (save {save})")
 
     def _report(self, file: HandlerFile, name: str, problem: str) -> None:
-        """A save was taken over, or cannot be."""
+        """Print that a save took over, or why it cannot."""
         assert self._registry is not None
         serving = self._registry.holder(name, file.version)
         save = f" (save {self._saves[file.origin]})" if file.origin in self._reloading else ""
@@ -128,7 +126,7 @@ class Session:
             say(f"{now()} {name}: reloaded{save}")
 
     def _shown(self, facts: Mapping[str, Any]) -> Shown:
-        """facts: of one service, as the registry describes it."""
+        """Convert the registry's description of one service."""
         assert self._registry is not None
         name = str(facts["name"])
         path, sample = None, None
@@ -161,7 +159,7 @@ def now() -> str:
 
 
 def file_of(file: HandlerFile) -> str:
-    """For a person: the path if there is one."""
+    """Return a file's path for messages, or its label without one."""
     return shown_path(file.path) if file.path is not None else file.label
 
 

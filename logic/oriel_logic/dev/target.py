@@ -1,21 +1,19 @@
-"""What `oriel logic dev` was pointed at: where the services lie, their fakes and their samples."""
+"""The target of `oriel logic dev`: its services, their fakes and their samples."""
 
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oriel_logic.folder_config import BadConfig, read_config
-from oriel_logic.sources import HANDLER, HandlerFile, handler_files
-from oriel_logic.testing.fakes_file import FAKES
+from oriel_logic.loading.folder_config import BadConfig, read_config
+from oriel_logic.loading.sources import HANDLER, HandlerFile, handler_files
+from oriel_logic.testing.models import FAKES
 from oriel_wire.errors import StartFailed
-
-__all__ = ["Target", "find", "sample_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """root: the file or folder, absolute. files: its handlers. fakes: the files that stand in for models."""
+    """root: the file or folder, absolute. files: its handlers. fakes: the files with fake models."""
 
     root: Path
     files: tuple[HandlerFile, ...]
@@ -23,15 +21,15 @@ class Target:
 
 
 def find(path: Path) -> Target:
-    """Raises StartFailed with what to do instead."""
+    """Find the services at `path`. Raises StartFailed, which says what to do instead."""
     root = path.resolve()
-    if root.name == HANDLER:  # of a service's own folder, which is what gives it its name
+    if root.name == HANDLER:  # a file of a service's own folder, whose name is the service's
         root = root.parent
     if not root.exists():
-        mend = f"make one with 'oriel logic new {path.stem}'" if path.suffix != ".py" else "check the name"
-        raise StartFailed(f"there is no {path}: {mend}")
+        remedy = f"make one with 'oriel logic new {path.stem}'" if path.suffix != ".py" else "check the name"
+        raise StartFailed(f"there is no {path}: {remedy}")
     if root.is_file() and root.suffix not in (".py", ".toml"):
-        raise StartFailed(f"{path} is no service: give a .py file, a .toml file or a folder")
+        raise StartFailed(f"{path} is not a service: give a .py file, a .toml file or a folder")
     files = tuple(handler_files([root]))
     if not files:
         raise StartFailed(f"there is no service in {path}: it needs a handler.py, or .py files with @service")
@@ -39,13 +37,15 @@ def find(path: Path) -> Target:
 
 
 def fakes_of(root: Path, files: Iterable[HandlerFile]) -> tuple[Path, ...]:
-    """Every `fakes.py` beside a handler, and the one in the folder that was named, which counts first."""
+    """Return every `fakes.py` beside a handler, and first the one in the given folder."""
     folders = [root if root.is_dir() else root.parent, *(each.folder for each in files if each.folder is not None)]
     return tuple(dict.fromkeys(folder / FAKES for folder in folders if (folder / FAKES).is_file()))
 
 
 def sample_file(file: HandlerFile, name: str) -> Path | None:
-    """The sample of service `name`: what its settings name, else `sample.*` in its own folder, else `NAME.sample.*`."""
+    """Return the sample of service `name`: from its settings, else `sample.*` in its own folder, else
+    `NAME.sample.*`.
+    """
     if file.folder is None or file.path is None:
         return None
     is_own = file.path.name == HANDLER

@@ -1,4 +1,5 @@
-"""Pipelines that are declared: a `.toml` file of a services folder says which steps there are and what flows where.
+"""Declared pipelines: a `.toml` file of a services folder names the steps and the data between them.
 
-`document` reads the file, `references` its little language, `plan` what may run when (pure), `run` runs it.
+`document` reads the file, `references` parses references between steps, `plan` decides which steps may run
+(pure), `run` runs them.
 """

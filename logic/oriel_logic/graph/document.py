@@ -1,4 +1,4 @@
-"""A declared pipeline's file as values, checked: every refusal names the file, the step and the key."""
+"""Reads and checks the file of a declared pipeline; every error names the file, the step and the key."""
 
 import re
 import tomllib
@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from oriel_logic.definition import NotAService, Options, options_of
+from oriel_logic.bodies.signature import NotAService
 from oriel_logic.graph.references import ROOTS
-
-__all__ = ["AnswerTable", "Document", "Fallback", "GraphError", "StepTable", "parse"]
+from oriel_logic.services.definition import Options, options_of
 
 MAX_BYTES = 64 * 1024
 MAX_STEPS = 64
@@ -24,7 +23,7 @@ class GraphError(ValueError):
 
 
 class Fallback(msgspec.Struct, forbid_unknown_fields=True):
-    """Another model, for requests with less time than that, or of these tiers."""
+    """Another model, for requests with less time left, or of these tiers."""
 
     model: str
     version: str = ""
@@ -33,7 +32,7 @@ class Fallback(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StepTable(msgspec.Struct, forbid_unknown_fields=True):
-    """run: `file.py:function`, beside the file. when: all of them have to hold."""
+    """One step. run: `file.py:function`, beside the file. when: conditions that must all hold."""
 
     name: str
     inputs: dict[str, Any]
@@ -46,15 +45,17 @@ class StepTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AnswerTable(msgspec.Struct, forbid_unknown_fields=True):
-    """value: answer field -> reference, or one reference."""
+    """One answer. value: answer field -> reference, or one reference."""
 
     value: dict[str, Any] | str
     when: str | list[str] = []
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True):
-    """options: as the decorator of a handler has them. takes: media type -> JSON Schema of a body, for descriptions:
-    what steps that get `request` whole read out of it.
+    """The file.
+
+    options: as in the decorator of a handler.
+    takes: media type -> JSON Schema of a body, for descriptions of steps that read the whole `request`.
     """
 
     step: list[StepTable]
@@ -65,7 +66,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse(text: bytes, label: str) -> tuple[Document, list[AnswerTable], Options]:
-    """label: the file's name, for messages. Raises GraphError."""
+    """Parse the file. label: its name, for messages. Raises GraphError."""
     if len(text) > MAX_BYTES:
         raise GraphError(f"{label} has {len(text)} bytes, at most {MAX_BYTES} are read")
     try:
@@ -87,7 +88,7 @@ def parse(text: bytes, label: str) -> tuple[Document, list[AnswerTable], Options
 
 
 def placed(found: dict[str, Any], said: str) -> str:
-    """msgspec's sentence with our names for where it is."""
+    """Rewrite msgspec's error text with our names for the place."""
     sentence, _, path = said.partition(" - at ")
     match = PLACE.match(path.strip("`"))
     if match is None:

@@ -1,10 +1,9 @@
-"""What of a declared pipeline may run when, and what it answers. Pure: `run` does the work.
+"""Decides which steps of a declared pipeline may run, and what it answers. Pure: `run` executes it.
 
 A step *settles* when it is done or skipped. It starts once everything it refers to has settled; it is skipped if one of
-its conditions does not hold, or if a value it needs comes from a skipped step and no alternative is there. Steps that
-refer to nothing unsettled start together. Answers are tried in the order of the file: an answer waits until all before
-it are out of the question, so that what is answered does not depend on which step was faster. Once there is an answer
-nothing else starts.
+its conditions does not hold, or if a value it needs comes from a skipped step and has no alternative. Steps that refer
+to nothing unsettled start together. Answers are tried in the order of the file: an answer waits until all before it are
+ruled out, so that the answer does not depend on which step was faster. Once there is an answer nothing else starts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,15 +13,13 @@ from typing import Any, Final
 from oriel_logic.graph.document import AnswerTable, Document, GraphError, StepTable
 from oriel_logic.graph.references import ROOTS, Condition, Fixed, Reference, parse_condition, parse_source
 
-__all__ = ["Answering", "Plan", "Progress", "Step", "plan_of"]
-
 Source = Reference | Fixed
 Alternatives = tuple[Source, ...]
 Read = Callable[[Reference], Any]
 
 
 class _Nothing:
-    """Not there: still to come, or never."""
+    """Marks a missing value: pending or absent."""
 
 
 PENDING: Final = _Nothing()
@@ -31,7 +28,7 @@ ABSENT: Final = _Nothing()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """inputs: name -> sources, of which the first that is there counts. needs: the steps it refers to."""
+    """One step. inputs: name -> sources, the first available of which counts. needs: the steps it refers to."""
 
     table: StepTable
     inputs: Mapping[str, Alternatives]
@@ -41,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """One way to answer. whole: the value is the answer, not one field of it."""
+    """One possible answer. whole: the value is the answer, not one field of it."""
 
     values: Mapping[str, Alternatives]
     whole: bool
@@ -55,7 +52,7 @@ class Plan:
 
 
 class Progress:
-    """One run. read: gives what `request` and `ctx` refer to, and the scalar of a condition's value; may raise."""
+    """One run. read: returns what `request` and `ctx` refer to, and the scalar of a condition's value; it may raise."""
 
     def __init__(self, plan: Plan, read: Read, scalar: Callable[[Reference, Any], Any]) -> None:
         self._plan = plan
@@ -66,7 +63,7 @@ class Progress:
         self.skipped: set[str] = set()
 
     def startable(self) -> list[tuple[Step, dict[str, Any]]]:
-        """Steps to start now, each with its inputs; none is given twice."""
+        """Return the steps to start now, each with its inputs; each step is returned once."""
         found: list[tuple[Step, dict[str, Any]]] = []
         more = True
         while more:  # a step that is skipped may settle what others wait for
@@ -84,11 +81,11 @@ class Progress:
         return found
 
     def settle(self, name: str, outputs: Mapping[str, Any]) -> None:
-        """A started step is done."""
+        """Record the outputs of a started step."""
         self._done[name] = outputs
 
     def answer(self) -> tuple[Any] | None:
-        """The answer, once there is one. Raises LookupError if there never will be."""
+        """Return the answer, once there is one. Raises LookupError if there never will be."""
         for each in self._plan.answers:
             holds = self._holds(each.when)
             if holds is PENDING:
@@ -101,7 +98,7 @@ class Progress:
         raise LookupError("no answer is left")
 
     def _holds(self, conditions: Sequence[Condition]) -> Any:
-        """True, False, or PENDING; False as soon as one is."""
+        """Return True, False, or PENDING; False as soon as one condition is."""
         pending = False
         for each in conditions:
             found = self._value((each.source,))
@@ -112,7 +109,7 @@ class Progress:
         return PENDING if pending else True
 
     def _values(self, wanted: Mapping[str, Alternatives]) -> Any:
-        """All of them, ABSENT if one is, else PENDING if one is."""
+        """Return all values, ABSENT if one is, else PENDING if one is."""
         found = {name: self._value(sources) for name, sources in wanted.items()}
         missing = [each for each in found.values() if isinstance(each, _Nothing)]
         return found if not missing else ABSENT if ABSENT in missing else PENDING
@@ -133,7 +130,7 @@ class Progress:
 
 
 def plan_of(document: Document, answers: Sequence[AnswerTable], label: str) -> Plan:
-    """Raises GraphError."""
+    """Make the plan of a document. Raises GraphError."""
     steps = {step.name: step_of(step, label) for step in document.step}
     answering = tuple(answering_of(each, f"{label}: answer {place + 1}") for place, each in enumerate(answers))
     used: set[str] = set()
@@ -192,7 +189,7 @@ def known(needs: Iterable[str], steps: Mapping[str, Step], where: str) -> None:
 
 
 def check_order(steps: Mapping[str, Step], label: str) -> None:
-    """That no step waits for itself (Kahn, 1962)."""
+    """Check that no step waits for itself (Kahn, 1962)."""
     left = dict(steps)
     while ready := [name for name, step in left.items() if not step.needs & left.keys()]:
         for name in ready:

@@ -1,4 +1,4 @@
-"""The little language of declared pipelines: where a value comes from, and comparing one. Nothing is evaluated.
+"""The expressions of declared pipelines: references to values, and comparisons. They are parsed, never run as code.
 
 request.json.user.age      a field of the JSON body         ctx.tier       the caller's tier
 request, request.text ...  the request, its text, bytes     rank.score     an output of the step `rank`
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from oriel_logic.errors import HandlerFailed
-
-__all__ = ["ROOTS", "Condition", "Fixed", "Reference", "parse_condition", "parse_source"]
 
 Scalar = bool | int | float | str
 ROOTS = {"request": ("json", "text", "body", "query"), "ctx": ("tier", "tenant")}
@@ -36,7 +34,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """root: a step, "request" or "ctx". path: what of it; empty: all."""
+    """A reference to a value. root: a step, "request" or "ctx". path: the part of it; empty for all."""
 
     root: str
     path: tuple[str, ...]
@@ -47,7 +45,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A value that stands in the file itself."""
+    """A value that the file itself contains."""
 
     value: Any
 
@@ -59,7 +57,7 @@ class Condition:
     value: Scalar
 
     def holds(self, found: Scalar) -> bool:
-        """Raises HandlerFailed for what cannot be compared, as text with a number."""
+        """Compare. Raises HandlerFailed for values that cannot be compared, such as text with a number."""
         try:
             return COMPARE[self.compare](found, self.value)
         except TypeError as error:
@@ -70,7 +68,7 @@ class Condition:
 
 
 def parse_source(text: object) -> Reference | Fixed:
-    """Raises ValueError with a sentence."""
+    """Parse a reference or a fixed value. Raises ValueError with a text for the author."""
     if not isinstance(text, str):
         return Fixed(text)
     quoted = QUOTED.match(text)
@@ -78,7 +76,9 @@ def parse_source(text: object) -> Reference | Fixed:
         return Fixed(quoted[1])
     match = REFERENCE.match(text) if len(text) <= MAX_LENGTH else None
     if match is None:
-        raise ValueError(f"{text[:64]!r} is no reference: write step.output, request.json.field, or 'text' in quotes")
+        raise ValueError(
+            f"{text[:64]!r} is not a reference: write step.output, request.json.field, or 'text' in quotes"
+        )
     root, path = match[1], tuple(match[2].split(".")[1:])
     if root in ROOTS and path and path[0] not in ROOTS[root]:
         raise ValueError(f"{text[:64]!r}: {root} has {', '.join(ROOTS[root])}")
@@ -88,10 +88,10 @@ def parse_source(text: object) -> Reference | Fixed:
 
 
 def parse_condition(text: str) -> Condition:
-    """Raises ValueError with a sentence."""
+    """Parse a condition. Raises ValueError with a text for the author."""
     match = CONDITION.match(text) if len(text) <= MAX_LENGTH else None
     if match is None:
-        raise ValueError(f"{text[:64]!r} is no condition: write step.output >= 0.5, with ==, !=, <, <=, > or >=")
+        raise ValueError(f"{text[:64]!r} is not a condition: write step.output >= 0.5, with ==, !=, <, <=, > or >=")
     source = parse_source(match[1])
     assert isinstance(source, Reference)
     if not source.path:

@@ -1,4 +1,4 @@
-"""Runs a declared pipeline, as a handler like any other: models by `models.infer`, functions in worker processes."""
+"""Runs a declared pipeline as a handler: models by `models.infer`, functions in worker processes."""
 
 import asyncio
 import importlib
@@ -11,28 +11,26 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from oriel_logic.context import Context
-from oriel_logic.definition import MARK, definition_of, marked
+from oriel_logic.bodies.messages import Request
+from oriel_logic.bodies.schemas import Writer
+from oriel_logic.bodies.signature import python_signature
+from oriel_logic.client.models import Models
 from oriel_logic.errors import HandlerFailed, Refused
 from oriel_logic.graph.document import RUN, GraphError, StepTable, parse
 from oriel_logic.graph.plan import Plan, Progress, Step, plan_of
 from oriel_logic.graph.references import Reference
 from oriel_logic.graph.schema import input_of, output_of
-from oriel_logic.loading import BESIDE
-from oriel_logic.messages import Request
-from oriel_logic.models import Models
-from oriel_logic.parameters import python_signature
-from oriel_logic.schemas import Writer
-from oriel_logic.workers.references import for_function
-
-__all__ = ["handler_of"]
+from oriel_logic.services.context import Context
+from oriel_logic.services.definition import MARK, definition_of, marked
+from oriel_logic.services.references import for_function
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A step's function. order: for each of its positional parameters the input's name, or (default,).
+    """The function of a step.
 
-    returns: what it says that it gives; Any if it does not.
+    order: for each positional parameter the input's name, or (default,).
+    returns: its return annotation; Any without one.
     """
 
     reference: str
@@ -40,12 +38,16 @@ class Function:
     returns: Any
 
 
-def handler_of(path: Path, module: ModuleType) -> Callable[..., Any]:
-    """The service that the file declares. Its functions' files are imported as parts of `module`. Raises GraphError."""
+def handler_of(path: Path, module: ModuleType, beside: str) -> Callable[..., Any]:
+    """Make the service that a file declares, as a handler of `module`.
+
+    beside: the package under which files beside it are imported.
+    Raises GraphError.
+    """
     document, answers, options = parse(path.read_bytes(), path.name)
     plan = plan_of(document, answers, path.name)
     functions = {
-        step.name: function_of(step, module, f"{path.name}: step '{step.name}'") for step in document.step if step.run
+        step.name: function_of(step, beside, f"{path.name}: step '{step.name}'") for step in document.step if step.run
     }
     returns = {name: each.returns for name, each in functions.items()}
 
@@ -61,8 +63,9 @@ def handler_of(path: Path, module: ModuleType) -> Callable[..., Any]:
 def described(
     handler: Callable[..., Any], plan: Plan, takes: Mapping[str, Any], returns: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Its definition with what the file and the types of its functions say, which a signature that takes the request
-    cannot."""
+    """Add to the definition what the file and the types of its functions declare, which the handler's signature
+    cannot.
+    """
     found = definition_of(handler)
     assert found is not None
     declared = {media: {"schema": schema} if schema else {} for media, schema in takes.items()}
@@ -77,11 +80,11 @@ def described(
     return handler
 
 
-def function_of(step: StepTable, module: ModuleType, where: str) -> Function:
+def function_of(step: StepTable, beside: str, where: str) -> Function:
     match = RUN.match(step.run)
     assert match is not None
     try:
-        found = getattr(importlib.import_module(f"{module.__name__}.{BESIDE}.{match[1]}"), match[2])
+        found = getattr(importlib.import_module(f"{beside}.{match[1]}"), match[2])
     except ModuleNotFoundError as error:
         raise GraphError(f"{where}: run: there is no file {match[1]}.py beside this one ({error})") from error
     except AttributeError as error:
@@ -101,7 +104,7 @@ def function_of(step: StepTable, module: ModuleType, where: str) -> Function:
 
 
 def returned(function: Callable[..., Any]) -> Any:
-    """What its annotation says that it gives; Any without one, or with one that cannot be resolved."""
+    """Return a function's return annotation; Any without one, or with one that cannot be resolved."""
     try:
         return get_type_hints(function).get("return", Any)
     except Exception:  # annotations are expressions of the file's author
@@ -109,7 +112,7 @@ def returned(function: Callable[..., Any]) -> Any:
 
 
 async def run(plan: Plan, functions: Mapping[str, Function], request: Request, models: Models, ctx: Context) -> Any:
-    """The answer. Steps that wait for nothing run at the same time; once there is an answer the rest is cancelled."""
+    """Run the pipeline and return its answer. Independent steps run at the same time; the answer cancels the rest."""
     progress = Progress(plan, reader(request, ctx), scalar)
     tasks: dict[asyncio.Task[Mapping[str, Any]], str] = {}
     try:
@@ -141,7 +144,7 @@ async def run(plan: Plan, functions: Mapping[str, Function], request: Request, m
 async def one(
     step: Step, inputs: dict[str, Any], functions: Mapping[str, Function], models: Models, ctx: Context
 ) -> Mapping[str, Any]:
-    """A step's outputs by name."""
+    """Run one step and return its outputs by name."""
     table = step.table
     function = functions.get(table.name)
     if function is None:
@@ -154,7 +157,7 @@ async def one(
 
 
 def chosen(table: StepTable, ctx: Context) -> tuple[str, str]:
-    """The model and version for a request with that much time left, of that tier."""
+    """Choose the model and version for a request, by its time left and its tier."""
     other = table.fallback
     if other is not None and (ctx.tier in other.tiers or ctx.remaining_s * 1000.0 < other.min_remaining_ms):
         return other.model, other.version
@@ -162,7 +165,7 @@ def chosen(table: StepTable, ctx: Context) -> tuple[str, str]:
 
 
 class Named(dict[str, Any]):
-    """A step's outputs; one that is not there is the pipeline's mistake, and said so."""
+    """A step's outputs; a missing one is an error of the pipeline, and reported as such."""
 
     def __init__(self, step: str, outputs: Mapping[str, Any]) -> None:
         super().__init__(outputs)
@@ -207,7 +210,7 @@ def field_of(value: Any, fields: list[str]) -> Any:
 
 
 def scalar(source: Reference, found: Any) -> Any:
-    """The one number, text or truth of a condition's value. Raises HandlerFailed for anything else."""
+    """Return the one number, text or truth value of a condition. Raises HandlerFailed for anything else."""
     if isinstance(found, np.ndarray | np.generic):
         if found.size != 1:
             raise HandlerFailed(f"the condition on '{source}' needs one value, there are {found.size}")

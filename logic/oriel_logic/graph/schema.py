@@ -1,23 +1,21 @@
-"""What a declared pipeline takes and gives, for the OpenAPI document: the fields that its file names.
+"""Describes the inputs and answers of a declared pipeline for OpenAPI: the fields that its file names.
 
-Of their types the file says nothing: those are the models', or what the functions of its steps are annotated with.
+The file declares no types: they come from the annotations of the functions of its steps; models declare none here.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from oriel_logic.bodies.schemas import Writer
+from oriel_logic.bodies.signature import NotAService
 from oriel_logic.graph.plan import Alternatives, Answering, Plan
 from oriel_logic.graph.references import Reference
-from oriel_logic.schemas import Writer
-from oriel_logic.signature import NotAService
-
-__all__ = ["input_of", "output_of"]
 
 
 def input_of(plan: Plan) -> dict[str, Any] | None:
-    """media type -> schema of the body; None if the pipeline reads it otherwise than as fields of JSON.
+    """Return media type -> schema of the body; None if the pipeline does not read it as fields of JSON.
 
-    Required is what a step reads that always runs; other fields may never be looked at.
+    A field is required if a step that always runs reads it; others may never be read.
     """
     read: list[tuple[Reference, bool]] = []
     for step in plan.steps.values():
@@ -52,7 +50,7 @@ def add(schema: dict[str, Any], path: tuple[str, ...], required: bool) -> None:
 
 
 def output_of(plan: Plan, returns: Mapping[str, Any], writer: Writer) -> dict[str, Any]:
-    """media type -> schema of the answer: one of those that the file lists. returns: the types of `run` steps."""
+    """Return media type -> schema of the answer: one of those in the file. returns: the types of `run` steps."""
     schemas = [answer_schema(each, returns, writer) for each in plan.answers]
     return {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
 
@@ -70,7 +68,7 @@ def answer_schema(answer: Answering, returns: Mapping[str, Any], writer: Writer)
 
 
 def source_schema(sources: Alternatives, returns: Mapping[str, Any], writer: Writer) -> dict[str, Any]:
-    """Of a value that stands in the file, or of all that a typed function gives; else of anything."""
+    """Return the schema of a fixed value, or of all that a typed function returns; else of any value."""
     if len(sources) != 1:
         return {}
     source = sources[0]

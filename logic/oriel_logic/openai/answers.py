@@ -1,4 +1,4 @@
-"""What completions and chat answer, whole or as a stream of events; and errors as that API words them."""
+"""Answers of completions and chat, whole or as server-sent events (WHATWG HTML, 9.2), and errors in that API's form."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -8,13 +8,11 @@ import msgspec
 from oriel_logic.errors import DeadlineExceeded, LogicError, ParameterWrong
 from oriel_logic.openai.schema import Usage
 from oriel_logic.openai.sequence import Delta, Finish
-from oriel_logic.replies import Reply, retry_after, status_of
-
-__all__ = ["ChatForm", "CompletionForm", "Form", "Primed", "error_facts", "openai_error", "written"]
+from oriel_logic.server.replies import Reply, retry_after, status_of
 
 
 class Form:
-    """How answers look. Each gives plain values for JSON; `created` in Unix seconds."""
+    """The form of answers. Its methods give plain values for JSON; `created` is in Unix seconds."""
 
     kind = ""
     chunk_kind = ""
@@ -31,14 +29,14 @@ class Form:
         return {**self._facts, "object": self.kind, "choices": choices, "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The event before the first text of a choice, if there is one."""
+        """Return the event before the first text of a choice, None if there is none."""
         return None
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
         return self._chunk(delta.index, self.added(delta.text), delta.finish)
 
     def last(self, usage: Usage) -> dict[str, Any]:
-        """The event after the last text, where `stream_options.include_usage` asked for it."""
+        """Return the event after the last text, for `stream_options.include_usage`."""
         return {**self._facts, "object": self.chunk_kind, "choices": [], "usage": usage}
 
     def _chunk(self, index: int, said: dict[str, Any], finish: Finish | None) -> dict[str, Any]:
@@ -78,9 +76,9 @@ class ChatForm(Form):
 
 
 class Primed:
-    """An iterator whose first piece has been asked for, so that what fails before it is still a plain error.
+    """An iterator whose first piece has been requested, so that an error before it can still be a plain error reply.
 
-    Closing it closes what is behind, also when nothing was read.
+    Closing it closes the iterator inside, even if nothing was read.
     """
 
     def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
@@ -106,7 +104,7 @@ def written(value: dict[str, Any]) -> bytes:
 
 
 def error_facts(error: LogicError, request_id: str) -> dict[str, Any]:
-    """`{"error": ...}` with that API's four fields and ours."""
+    """Return `{"error": ...}` with that API's four fields and ours."""
     status = status_of(error)
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     param, code = (error.param, error.code) if isinstance(error, ParameterWrong) else (None, None)
@@ -126,3 +124,13 @@ def error_facts(error: LogicError, request_id: str) -> dict[str, Any]:
 def openai_error(error: LogicError, request_id: str) -> Reply:
     body = msgspec.json.encode(error_facts(error, request_id))
     return Reply(status=status_of(error), body=body, headers=retry_after(error))
+
+
+EVENT_STREAM = "text/event-stream"
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: object) -> bytes:
+    """Write `value` as one event. JSON has no raw line ends, so it is one line."""
+    return b"data: " + _encode(value) + b"\n\n"

@@ -1,8 +1,8 @@
-"""Messages to one prompt. Runs in worker processes, with the tokenizer.
+"""Makes one prompt of chat messages. Runs in worker processes, with the tokenizer.
 
-Without a template of its own a model gets ChatML: `<|im_start|>role`, the text, `<|im_end|>`. What people write is
-cut into tokens as plain text, so that nobody can speak in another's role by writing control tokens. A Jinja template
-(package `jinja2`, in its sandbox) makes one text of everything; messages that contain a control token are refused.
+A model without its own template gets ChatML: `<|im_start|>role`, the text, `<|im_end|>`. Messages are tokenized as
+plain text, so that no control token in them can change the role. A Jinja template (package `jinja2`, in its sandbox)
+makes one text of everything; messages that contain a control token are refused then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,13 @@ import numpy as np
 
 from oriel_logic.openai.tokenizer import Encoded, loaded
 
-__all__ = ["CHATML", "encode_chat", "missing"]
-
 CHATML = "chatml"
 START, END = "<|im_start|>", "<|im_end|>"
 MAX_TEMPLATES = 16
 
 
 def missing(template: str) -> str:
-    """Why this template cannot be used here, "" if it can."""
+    """Return why this template cannot be used here, "" if it can."""
     if template in ("", CHATML):
         return ""
     if find_spec("jinja2") is None:
@@ -43,10 +41,11 @@ def missing(template: str) -> str:
 
 
 def encode_chat(path: str, template: str, start: str, messages: Sequence[Mapping[str, str]]) -> Encoded:
-    """The tokens of a conversation, up to where the assistant's answer begins.
+    """Tokenize a conversation, up to where the assistant's answer begins.
 
-    template: "chatml", or the path of a Jinja template. start: what a template knows as `bos_token`. messages: each
-    with "role" and "content".
+    template: "chatml", or the path of a Jinja template.
+    start: the template's `bos_token`.
+    messages: each with "role" and "content".
     """
     tokenizer = loaded(path)
     if template == CHATML:
@@ -87,10 +86,10 @@ def chatml(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
 
 
 def rendered(template: str, start: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """Raises ValueError with what a template says of messages it cannot take."""
+    """Render the template. Raises ValueError with the template's error for messages that it refuses."""
     from jinja2.exceptions import TemplateError
 
-    ready = compiled(template, Path(template).stat().st_mtime_ns)  # what is wrong with it is not the caller's fault
+    ready = compiled(template, Path(template).stat().st_mtime_ns)  # an error of the template is not the caller's fault
     try:
         text: str = ready.render(
             messages=[dict(each) for each in messages], add_generation_prompt=True, bos_token=start

@@ -1,9 +1,9 @@
-"""A language model that keeps its attention cache with the caller: one call per token, the cache goes along.
+"""Decodes with a language model whose attention cache is kept by the caller: one call per token, with the cache.
 
 The names are those of Hugging Face's ONNX exports (Optimum, `text-generation-with-past`): inputs `input_ids`,
-`attention_mask` and where there is one `position_ids`, INT64, and `past_key_values.<layer>.key` / `.value`
-[rows, heads, tokens so far, width]; outputs `logits` [rows, tokens, vocabulary] (the last token's are read) and
-`present.<layer>.key` / `.value`, which are the next call's past. The first call has a past of no tokens.
+`attention_mask` and optionally `position_ids`, INT64, and `past_key_values.<layer>.key` / `.value` [rows, heads, tokens
+so far, width]; outputs `logits` [rows, tokens, vocabulary] (the last token's are used) and `present.<layer>.key` /
+`.value`, which are the next call's past. The first call has a past of no tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
 from oriel_logic.errors import HandlerFailed, ModelFailed
-from oriel_logic.models import ArrayLike, ModelSpec, Outputs
 from oriel_wire.v2.datatypes import DATATYPES
-
-__all__ = ["Cache", "Steps", "TokenModel", "token_model"]
 
 PAST, PRESENT = "past_key_values.", "present."
 
@@ -37,7 +35,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One cache tensor. shape: [1, heads, 0, width], of a past of no tokens."""
+    """One cache tensor. shape: [1, heads, 0, width], for a past of no tokens."""
 
     past: str
     present: str
@@ -46,7 +44,7 @@ class Layer:
 
 
 class Cache:
-    """What the model has seen. `tokens` so far, the same for all rows. Single writer: the decode loop."""
+    """The attention cache. `tokens` so far, the same for all rows. Single writer: the decode loop."""
 
     __slots__ = ("arrays", "tokens")
 
@@ -55,13 +53,13 @@ class Cache:
         self.tokens = tokens
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; one may come several times."""
+        """Keep these rows, in this order; a row may be repeated."""
         self.arrays = {name: array[list(rows)] for name, array in self.arrays.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenModel:
-    """Runs one model step by step. positions, mask: whether it takes them."""
+    """Runs one model step by step. positions, mask: whether the model has these inputs."""
 
     model: str
     version: str
@@ -70,7 +68,7 @@ class TokenModel:
     mask: bool
 
     async def begin(self, models: Steps, prompt: NDArray[Any]) -> tuple[NDArray[Any], Cache]:
-        """The whole prompt at once ("prefill"): logits [1, vocabulary] for what follows, and the cache.
+        """Run the whole prompt at once ("prefill"); return the logits [1, vocabulary] of the next token, and the cache.
 
         prompt: token ids, at least one.
         """
@@ -78,9 +76,9 @@ class TokenModel:
         return await self.step(models, prompt[np.newaxis].astype(np.int64), cache), cache
 
     async def step(self, models: Steps, tokens: NDArray[np.int64], cache: Cache) -> NDArray[Any]:
-        """Logits [rows, vocabulary] for what follows `tokens` [rows, new]; the cache then holds them too.
+        """Return the logits [rows, vocabulary] after `tokens` [rows, new], which are added to the cache.
 
-        Raises what `models.infer` raises; the cache is then as it was.
+        Raises what `models.infer` raises; the cache is unchanged then.
         """
         rows, new = tokens.shape
         seen = cache.tokens + new
@@ -108,7 +106,7 @@ class TokenModel:
 
 
 def token_model(spec: ModelSpec, version: str = "") -> TokenModel:
-    """By the model's metadata. Raises HandlerFailed if it has no cache as described above."""
+    """Make a TokenModel from the model's metadata. Raises HandlerFailed if it has no cache as described above."""
     pasts = [name for name in spec.inputs if name.startswith(PAST)]
     if "input_ids" not in spec.inputs or "logits" not in spec.outputs or not pasts:
         raise HandlerFailed(

@@ -1,4 +1,4 @@
-"""Tokens back to text, one at a time: a character that lies across tokens comes out whole or not at all."""
+"""Converts tokens to text one at a time; a character that spans several tokens is held back until it is complete."""
 
 import codecs
 import re
@@ -6,26 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DecoderUnknown", "Detokenizer", "Vocabulary", "pieces_of"]
-
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 SPACE = "\u2581"
 
 
 class DecoderUnknown(ValueError):
-    """The tokenizer file has a decoder whose pieces cannot be put together one at a time."""
+    """The decoder of the tokenizer file does not allow decoding one token at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """pieces: token id -> the bytes it stands for, empty for control tokens. named: control tokens by their text."""
+    """The bytes of each token. pieces: by token id, empty for control tokens. named: control tokens by their text."""
 
     pieces: Sequence[bytes]
     named: Mapping[str, int]
 
 
 class Detokenizer:
-    """Text of one sequence. Bytes that are no UTF-8 come out as U+FFFD."""
+    """The text of one sequence. Bytes that are not UTF-8 become U+FFFD."""
 
     __slots__ = ("_decode", "_pieces")
 
@@ -34,19 +32,20 @@ class Detokenizer:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def feed(self, token: int) -> str:
-        """What this token completes. A token outside of the vocabulary stands for nothing."""
+        """Return the text that this token completes. A token outside the vocabulary has none."""
         return self._decode(self._pieces[token]) if 0 <= token < len(self._pieces) else ""
 
     def flush(self) -> str:
-        """The sequence has ended: a character that is not whole is U+FFFD."""
+        """Return the rest of an ended sequence: an incomplete character becomes U+FFFD."""
         return self._decode(b"", True)
 
 
 def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str], added: Mapping[int, str | None]) -> list[bytes]:
-    """What each token stands for, by the `decoder` of a `tokenizer.json`.
+    """Return the bytes of each token, by the `decoder` of a `tokenizer.json`.
 
-    tokens: by id. added: those that are text as they are, by id; None: control tokens, which stand for nothing.
-    A space that the decoder would cut off the very first token is kept: what is generated continues a prompt.
+    tokens: by id.
+    added: tokens that are text as they are, by id; None for control tokens, which have no text. A space that the
+        decoder would remove from the very first token is kept: generated text continues a prompt.
     Raises DecoderUnknown.
     """
     kinds = kinds_of(decoder)
@@ -77,7 +76,7 @@ def kinds_of(decoder: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
 
 
 def byte_level_table() -> dict[str, int]:
-    """The 256 characters that stand for bytes in byte-level BPE (GPT-2's table)."""
+    """Return the 256 characters that stand for bytes in byte-level BPE (GPT-2's table)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in shown}
     hidden = [byte for byte in range(256) if byte not in set(shown)]

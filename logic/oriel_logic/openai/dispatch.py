@@ -1,7 +1,7 @@
-"""`/v1/embeddings`, `/v1/completions`, `/v1/chat/completions` and `/v1/models`: one path, several models.
+"""`/v1/embeddings`, `/v1/completions`, `/v1/chat/completions` and `/v1/models`: several models at one path.
 
-The body's `model` says which. A model that the caller's tenant may not use is absent in the same words as one that is
-not there: `x-oriel-models`, the tenant's patterns, comes from the gateway, which judges bodies by them too.
+The body's `model` names one. A model that the caller's tenant may not use gets the same answer as one that does not
+exist: `x-oriel-models`, the tenant's patterns, comes from the gateway, which checks bodies by them too.
 """
 
 import asyncio
@@ -13,10 +13,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from oriel_logic.context import Context, Workers
-from oriel_logic.envelope import Visit
+from oriel_logic.bodies.messages import MAX_JSON_BYTES
 from oriel_logic.errors import (
-    ClientLeft,
+    CallerLeft,
     DeadlineExceeded,
     HandlerFailed,
     LogicError,
@@ -24,23 +23,22 @@ from oriel_logic.errors import (
     ModelUnknown,
     ServiceBroken,
 )
-from oriel_logic.inbound import Inbound
-from oriel_logic.ingress import Handler, read_body
-from oriel_logic.messages import MAX_JSON_BYTES
+from oriel_logic.observe.stages import Ledger
 from oriel_logic.openai.answers import openai_error
 from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
-from oriel_logic.openai.served import Desk, Served, StepModels
-from oriel_logic.pipeline import STREAM_STEP_S, ModelServers, longer
-from oriel_logic.replies import Reply
-from oriel_logic.stages import Ledger
-from oriel_logic.streaming import first_logic_error
+from oriel_logic.openai.served import Served, StepModels, Tools
+from oriel_logic.server.envelope import Visit
+from oriel_logic.server.inbound import Inbound
+from oriel_logic.server.ingress import Handler, read_body
+from oriel_logic.server.pipeline import STREAM_STEP_S, ModelServers, longer
+from oriel_logic.server.replies import Reply
+from oriel_logic.server.streaming import first_logic_error
+from oriel_logic.services.context import Context, Workers
 from oriel_policies.documents.promises import fits
 from oriel_wire.context import CallContext
 from oriel_wire.near_names import did_you_mean
-
-__all__ = ["OpenAI", "may_use"]
 
 _log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Served)
@@ -49,12 +47,14 @@ Work = Callable[[Inbound, Visit], Awaitable[Reply]]
 
 
 def may_use(call: CallContext, name: str) -> bool:
-    """Whether the caller's tenant may use this model. Without patterns it may: it is nobody's, or may use all."""
+    """Whether the caller's tenant may use this model. Without patterns it may: there is no tenant, or it may use
+    all.
+    """
     return not call.models or any(fits(pattern, name) for pattern in call.models)
 
 
 class OpenAI:
-    """Owns its entries of `routes`. Single writer: the loop."""
+    """Serves the models. Owns its entries of `routes`. Single writer: the loop."""
 
     def __init__(
         self,
@@ -74,8 +74,7 @@ class OpenAI:
         self._own: set[tuple[str, str]] = set()
 
     def serve(self, served: Iterable[Served]) -> list[tuple[Served, str]]:
-        """These from now on, and no others; of two with one name the first. Gives what cannot run, and why, unless it
-        was given before."""
+        """Serve exactly these from now on; of two with one name the first. Return newly failed ones with the reason."""
         self._served = {}
         before, self._broken = self._broken, []
         for each in served:
@@ -97,7 +96,7 @@ class OpenAI:
         return [each for each in self._broken if each not in before]
 
     def models(self) -> dict[str, list[str]]:
-        """Which models each path takes, for descriptions; none for a path that no model is for."""
+        """Return the models of each path, for descriptions; paths without a model are left out."""
         found: dict[str, list[str]] = {}
         for name, served in self._served.items():
             if not self._runs(served):
@@ -111,15 +110,15 @@ class OpenAI:
 
     async def _embeddings(self, inbound: Inbound, visit: Visit) -> Reply:
         request = await self._read(inbound, visit, EmbeddingRequest)
-        return await self._find(request.model, Embeddings, visit).answer(request, self._desk(visit))
+        return await self._find(request.model, Embeddings, visit).answer(request, self._tools(visit))
 
     async def _completions(self, inbound: Inbound, visit: Visit) -> Reply:
         request = await self._read(inbound, visit, CompletionRequest)
-        return await self._find(request.model, LanguageModel, visit).complete(request, self._desk(visit))
+        return await self._find(request.model, LanguageModel, visit).complete(request, self._tools(visit))
 
     async def _chat(self, inbound: Inbound, visit: Visit) -> Reply:
         request = await self._read(inbound, visit, ChatRequest)
-        return await self._find(request.model, LanguageModel, visit).converse(request, self._desk(visit))
+        return await self._find(request.model, LanguageModel, visit).converse(request, self._tools(visit))
 
     async def _models(self, inbound: Inbound, visit: Visit) -> Reply:
         data = [self._fact(name) for name in self._served if self._is_there(name, visit)]
@@ -142,7 +141,7 @@ class OpenAI:
         return all(each is not served for each, _ in self._broken)
 
     def _find(self, name: str, kind: type[S], visit: Visit) -> S:
-        """Raises ModelUnknown or ServiceBroken."""
+        """Return the model with this public name. Raises ModelUnknown or ServiceBroken."""
         found = self._served.get(name)
         if not isinstance(found, kind) or not may_use(visit.call, name):
             raise self._absent(name, visit)
@@ -158,10 +157,10 @@ class OpenAI:
         encoding = inbound.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise MediaUnsupported("send the body without a content encoding, as it is")
-        # The worst body that is taken, 131,072 arrays of one token, holds the loop for 25 ms; 4 MiB of texts for 2 ms.
+        # The most expensive body, 131,072 arrays of one token, holds the loop for 25 ms; 4 MiB of texts for 2 ms.
         return parse(await read_body(inbound, visit, MAX_JSON_BYTES), kind)
 
-    def _desk(self, visit: Visit) -> Desk:
+    def _tools(self, visit: Visit) -> Tools:
         steps = Ledger(visit.ledger.root, clock=self._clock)
         models, of_steps = self._inference.bind(visit.call, visit.ledger), self._inference.bind(visit.call, steps)
 
@@ -170,7 +169,7 @@ class OpenAI:
             models.rebind(call)
             of_steps.rebind(call)
 
-        return Desk(
+        return Tools(
             visit=visit,
             context=Context(visit.call, visit.ledger, self._workers, clock=self._clock),
             models=models,
@@ -179,14 +178,14 @@ class OpenAI:
         )
 
     def _as_openai(self, label: str, work: Work) -> Handler:
-        """`work` under the request's deadline, its refusals in that API's words; `label` in metrics and traces."""
+        """Run `work` under the request's deadline, with errors in that API's form. label: for metrics and traces."""
 
         async def handle(inbound: Inbound, visit: Visit) -> Reply:
             visit.service = label
             try:
                 async with asyncio.timeout(visit.call.remaining_s(self._clock())) as limit:
                     return await work(inbound, visit)
-            except ClientLeft:
+            except CallerLeft:
                 raise
             except Exception as error:
                 if isinstance(error, TimeoutError) and limit.expired():

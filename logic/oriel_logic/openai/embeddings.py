@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: texts to tokens (in a worker), the model, one vector per text, normalised."""
+"""`/v1/embeddings`: tokenizes texts (in a worker), runs the model, and returns one normalised vector per text."""
 
 import asyncio
 from base64 import b64encode
@@ -10,21 +10,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from oriel_logic.client.models import Outputs
 from oriel_logic.errors import HandlerFailed, ModelFailed, ParameterWrong
-from oriel_logic.models import Outputs
 from oriel_logic.openai.pooling import Floats, Pooling, padded, plan, pooled, shortened
 from oriel_logic.openai.schema import MAX_INPUTS, EmbeddingRequest, Usage, texts_or_tokens
-from oriel_logic.openai.served import Desk, Served
-from oriel_logic.replies import Reply
-
-__all__ = ["Embeddings"]
+from oriel_logic.openai.served import Served, Tools
+from oriel_logic.server.replies import Reply
 
 MAX_TOTAL_TOKENS = 300_000
 MAX_TOGETHER = 4
 SMALL_ELEMENTS = 1 << 16  # pooled in place: under 0.1 ms
 SMALL_NUMBERS = 1 << 15  # written in place: under 4 ms
 Ids = NDArray[np.int64]
-# What a model may take beside the ids, made of ids and mask, both [rows, tokens].
+# The other inputs that a model may have, made from ids and mask, both [rows, tokens].
 MADE: dict[str, Callable[[Ids, Ids], Ids]] = {
     "input_ids": lambda ids, mask: ids,
     "attention_mask": lambda ids, mask: mask,
@@ -36,11 +34,11 @@ MADE: dict[str, Callable[[Ids, Ids], Ids]] = {
 class Embeddings(Served):
     """Serves one embedding model:
 
-        minilm = Embeddings(model="minilm", tokenizer="minilm/tokenizer.json", served_as="all-MiniLM-L6-v2")
+            minilm = Embeddings(model="minilm", tokenizer="minilm/tokenizer.json", served_as="all-MiniLM-L6-v2")
 
     max_tokens: of one input, special tokens included; longer ones are refused, or cut if `truncate`.
-    inputs: what the model takes of input_ids, attention_mask, token_type_ids and position_ids, INT64 [rows, tokens].
-    output: its token vectors [rows, tokens, width] or, if it pools by itself, [rows, width]; "" if it has only one.
+    inputs: the model's inputs, of input_ids, attention_mask, token_type_ids and position_ids, INT64 [rows, tokens].
+    output: its token vectors [rows, tokens, width], or [rows, width] if the model pools; "" if it has only one output.
     max_rows: its `max_batch_size`; more inputs are several calls, up to 4 at a time.
     """
 
@@ -75,12 +73,14 @@ class Embeddings(Served):
         self.max_rows = max_rows
         self.max_batch_tokens = max_batch_tokens
 
-    async def answer(self, request: EmbeddingRequest, desk: Desk) -> Reply:
-        """Raises ParameterWrong, and what workers and models raise. Cancelled: calls under way are closed."""
+    async def answer(self, request: EmbeddingRequest, tools: Tools) -> Reply:
+        """Answer a request. Raises ParameterWrong, and what workers and models raise. Cancelled: calls under way are
+        closed.
+        """
         inputs = texts_or_tokens(request.input, "input", most=MAX_INPUTS)
-        rows = await self.encode(desk, inputs, "input", longest=self.max_tokens if self.truncate else 0)
+        rows = await self.encode(tools, inputs, "input", longest=self.max_tokens if self.truncate else 0)
         total = self._checked(rows)
-        vectors = await self._vectors(rows, desk)
+        vectors = await self._vectors(rows, tools)
         if request.dimensions is not None and request.dimensions > vectors.shape[1]:
             raise ParameterWrong(
                 f"this model's vectors have {vectors.shape[1]} dimensions, not {request.dimensions}", param="dimensions"
@@ -88,11 +88,11 @@ class Embeddings(Served):
         vectors = shortened(vectors, request.dimensions, normalise=self.normalise)
         facts = (vectors, self.served_as, total, request.encoding_format)
         if request.encoding_format == "float" and vectors.size > SMALL_NUMBERS:
-            return Reply(status=200, body=await desk.context.run(written, *facts))
+            return Reply(status=200, body=await tools.context.run(written, *facts))
         return Reply(status=200, body=written(*facts))
 
     def _checked(self, rows: Sequence[NDArray[np.int32]]) -> int:
-        """Tokens in all. Raises ParameterWrong for an input with none or too many, or too many of all together."""
+        """Return the number of tokens. Raises ParameterWrong for an input with none or too many, or too many in all."""
         for index, row in enumerate(rows):
             if not len(row):
                 raise ParameterWrong(f"input {index} has no tokens: there is nothing to embed", param="input")
@@ -110,15 +110,15 @@ class Embeddings(Served):
             )
         return total
 
-    async def _vectors(self, rows: Sequence[NDArray[np.int32]], desk: Desk) -> Floats:
-        """One vector per row, in order."""
+    async def _vectors(self, rows: Sequence[NDArray[np.int32]], tools: Tools) -> Floats:
+        """Return one vector per row, in order."""
         found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
         places = asyncio.Semaphore(MAX_TOGETHER)
 
         async def run(batch: Sequence[int]) -> None:
             async with places:
                 ids, mask = padded([rows[index] for index in batch])
-                for index, vector in zip(batch, await self._batch(ids, mask, desk), strict=True):
+                for index, vector in zip(batch, await self._batch(ids, mask, tools), strict=True):
                     found[index] = vector
 
         lengths = [len(row) for row in rows]
@@ -131,18 +131,18 @@ class Embeddings(Served):
                     group.create_task(run(batch))
         return np.stack(found)
 
-    async def _batch(self, ids: Ids, mask: Ids, desk: Desk) -> Floats:
+    async def _batch(self, ids: Ids, mask: Ids, tools: Tools) -> Floats:
         wanted = [self.output] if self.output else None
         given = {name: MADE[name](ids, mask) for name in self.inputs}
-        outputs = await desk.models.infer(self.model, given, outputs=wanted, version=self.version)
+        outputs = await tools.models.infer(self.model, given, outputs=wanted, version=self.version)
         hidden = self._hidden(outputs)
         try:
             if hidden.size <= SMALL_ELEMENTS:
                 return pooled(hidden, mask, self.pooling)
-            # In a thread: the arithmetic lets go of the interpreter, and the array is here already.
+            # In a thread: numpy releases the interpreter lock, and the array is in this process already.
             return await asyncio.to_thread(pooled, hidden, mask, self.pooling)
         except ValueError as error:
-            raise ModelFailed(f"model '{self.model}' gave what is no embedding: {error}") from error
+            raise ModelFailed(f"model '{self.model}' did not return an embedding: {error}") from error
 
     def _hidden(self, outputs: Outputs) -> NDArray[Any]:
         if self.output or len(outputs) == 1:
@@ -151,7 +151,7 @@ class Embeddings(Served):
 
 
 def written(vectors: Floats, model: str, tokens: int, encoding: Literal["float", "base64"]) -> bytes:
-    """The answer's body. base64: little-endian FP32, as the official clients read it."""
+    """Write the answer's body. base64: little-endian FP32, as the official clients read it."""
     entries = vectors.astype("<f4", copy=False)
     told = [b64encode(row.tobytes()).decode() for row in entries] if encoding == "base64" else entries.tolist()
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(told)]

@@ -12,18 +12,17 @@ from oriel_logic.openai.decoder import Steps, TokenModel
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 
-__all__ = ["generate"]
-
 SMALL_LOGITS = 1 << 15  # drawn in place: under 1 ms
 
 
 async def generate(
     model: TokenModel, prompt: NDArray[Any], choices: Sequence[Generated], *, first: Steps, steps: Steps
 ) -> AsyncGenerator[list[Delta], None]:
-    """What each step adds to each choice that has not ended, until all have.
+    """Yield the text that each step adds to each choice that has not ended, until all have.
 
-    first: for the prefill; steps: for the rest. Raises what models raise, DeadlineExceeded among it. Closed between
-    two steps it makes no further call; cancelled in one, the inference server sees that the caller left.
+    first: models for the prefill; steps: models for the rest.
+    Raises what models raise, DeadlineExceeded included. Closed between two steps it makes no further call; cancelled in
+    one, the inference server sees that the caller left.
     """
     logits, cache = await model.begin(first, prompt)
     running = list(choices)
@@ -46,7 +45,7 @@ async def drawn(model: str, running: Sequence[Generated], logits: NDArray[Any]) 
         return [choice.take(row) for choice, row in zip(running, logits, strict=True)]
 
     try:
-        # A large vocabulary takes milliseconds to sort: off the loop, where numpy lets go of the interpreter.
+        # A large vocabulary takes milliseconds to sort: in a thread, where numpy releases the interpreter lock.
         return draw() if logits.size <= SMALL_LOGITS else await asyncio.to_thread(draw)
     except ValueError as error:
         raise ModelFailed(f"model '{model}': {error}") from error

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: prompt to tokens (in a worker), decode loop, text as it comes."""
+"""`/v1/completions` and `/v1/chat/completions`: tokenizes the prompt (in a worker), decodes, and streams the text."""
 
 import asyncio
 import logging
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, ParameterWrong
 from oriel_logic.openai import answers, chat, tokenizer
+from oriel_logic.openai.answers import DONE, EVENT_STREAM, event
 from oriel_logic.openai.decoder import TokenModel, token_model
 from oriel_logic.openai.detokenize import Vocabulary
-from oriel_logic.openai.events import DONE, EVENT_STREAM, event
 from oriel_logic.openai.generation import generate
 from oriel_logic.openai.sampling import Sampling
 from oriel_logic.openai.schema import (
@@ -28,26 +28,26 @@ from oriel_logic.openai.schema import (
 )
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
-from oriel_logic.openai.served import Desk, Served
-from oriel_logic.replies import Reply
-from oriel_logic.streaming import first_logic_error
-
-__all__ = ["LanguageModel"]
+from oriel_logic.openai.served import Served, Tools
+from oriel_logic.server.replies import Reply
+from oriel_logic.server.streaming import first_logic_error
 
 _log = logging.getLogger(__name__)
 STAGE = "decode"
-COMPLETION_TOKENS = 16  # what that API gives where `max_tokens` is not said
+COMPLETION_TOKENS = 16  # that API's default of `max_tokens`
 Ids = NDArray[Any]
 
 
 class LanguageModel(Served):
-    """Serves one language model whose ONNX export keeps its attention cache with the caller (decoder.py):
+    """Serves one language model whose ONNX export leaves its attention cache to the caller (decoder.py):
 
-        tiny = LanguageModel(model="tiny", tokenizer="tiny/tokenizer.json", ends=["<|im_end|>"], max_context=2048)
+            tiny = LanguageModel(model="tiny", tokenizer="tiny/tokenizer.json", ends=["<|im_end|>"], max_context=2048)
 
-    ends: control tokens that end an answer. max_context: tokens of prompt and answer together. max_answer: tokens of
-    one answer at most, and of a chat that names no number. chat_template: "chatml", a Jinja file beside the handler
-    file, or "" for a model without /v1/chat/completions; start: what that file knows as `bos_token`.
+    ends: control tokens that end an answer.
+    max_context: tokens of prompt and answer together.
+    max_answer: tokens of one answer at most, and of a chat that sets no number.
+    chat_template: "chatml", a Jinja file beside the handler file, or "" for a model without /v1/chat/completions.
+    start: the template's `bos_token`.
     """
 
     def __init__(
@@ -82,32 +82,38 @@ class LanguageModel(Served):
             problem = tokenizer.without_control(self.tokenizer, self.ends)
         return problem
 
-    async def complete(self, request: CompletionRequest, desk: Desk) -> Reply:
-        """`/v1/completions`. Raises ParameterWrong, and what workers and models raise."""
+    async def complete(self, request: CompletionRequest, tools: Tools) -> Reply:
+        """Answer `/v1/completions`. Raises ParameterWrong, and what workers and models raise."""
         asked = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
-        prompts = await self.encode(desk, asked, "prompt")
-        form = answers.CompletionForm(desk.visit.call.request_id, self.served_as, int(time.time()))
-        return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", form, desk)
+        prompts = await self.encode(tools, asked, "prompt")
+        form = answers.CompletionForm(tools.visit.call.request_id, self.served_as, int(time.time()))
+        return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", form, tools)
 
-    async def converse(self, request: ChatRequest, desk: Desk) -> Reply:
-        """`/v1/chat/completions`. Raises the same."""
+    async def converse(self, request: ChatRequest, tools: Tools) -> Reply:
+        """Answer `/v1/chat/completions`. Raises the same."""
         if not self.chat_template:
-            raise ParameterWrong(f"'{self.served_as}' is no model for chat: use /v1/completions", param="model")
+            raise ParameterWrong(f"'{self.served_as}' is not a model for chat: use /v1/completions", param="model")
         said = [{"role": each.role, "content": each.text} for each in request.messages]
-        found = await desk.context.run(chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, said)
+        found = await tools.context.run(chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, said)
         if found.problem:
             raise ParameterWrong(found.problem, param="messages")
-        form = answers.ChatForm(desk.visit.call.request_id, self.served_as, int(time.time()))
+        form = answers.ChatForm(tools.visit.call.request_id, self.served_as, int(time.time()))
         most = request.max_completion_tokens or request.max_tokens
-        return await self._answer(request, [found.ids], most, "messages", form, desk)
+        return await self._answer(request, [found.ids], most, "messages", form, tools)
 
     async def _answer(
-        self, request: Generation, prompts: Sequence[Ids], most: int | None, param: str, form: answers.Form, desk: Desk
+        self,
+        request: Generation,
+        prompts: Sequence[Ids],
+        most: int | None,
+        param: str,
+        form: answers.Form,
+        tools: Tools,
     ) -> Reply:
-        vocabulary = await self._known(desk)
+        vocabulary = await self._known(tools)
         count = request.n or 1
         run = Run(
-            model=token_model(await desk.models.metadata(self.model, version=self.version), self.version),
+            model=token_model(await tools.models.metadata(self.model, version=self.version), self.version),
             prompts=prompts,
             choices=[
                 [
@@ -116,7 +122,7 @@ class LanguageModel(Served):
                 ]
                 for index, prompt in enumerate(prompts)
             ],
-            desk=desk,
+            tools=tools,
         )
         if request.stream:
             tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
@@ -132,7 +138,9 @@ class LanguageModel(Served):
         return Reply(status=200, body=answers.written(form.whole(texts, finishes, run.usage())))
 
     def _room(self, prompt: Ids, most: int | None, param: str) -> int:
-        """Tokens the answer to this prompt may have. Raises ParameterWrong if it does not fit."""
+        """Return the number of tokens that the answer to this prompt may have. Raises ParameterWrong if it does not
+        fit.
+        """
         left = self.max_context - len(prompt)
         if not len(prompt):
             raise ParameterWrong(f"'{param}' has no tokens: there is nothing to continue", param=param)
@@ -168,10 +176,12 @@ class LanguageModel(Served):
             choice=choice,
         )
 
-    async def _known(self, desk: Desk) -> Vocabulary:
-        """What tokens stand for, asked of a worker once. Raises HandlerFailed if `ends` names no control token."""
+    async def _known(self, tools: Tools) -> Vocabulary:
+        """Get the vocabulary from a worker, once. Raises HandlerFailed if `ends` names a text that is not a control
+        token.
+        """
         if self._vocabulary is None:
-            found = await desk.context.run(tokenizer.vocabulary, str(self.tokenizer))
+            found = await tools.context.run(tokenizer.vocabulary, str(self.tokenizer))
             unknown = [each for each in self.ends if each not in found.named]
             if unknown:
                 raise HandlerFailed(f"the tokenizer of '{self.served_as}' has no control token {', '.join(unknown)}")
@@ -180,15 +190,15 @@ class LanguageModel(Served):
 
 
 class Run:
-    """One request's generation. choices: for each prompt, those that continue it."""
+    """The generation of one request. choices: for each prompt, those that continue it."""
 
     def __init__(
-        self, *, model: TokenModel, prompts: Sequence[Ids], choices: Sequence[Sequence[Generated]], desk: Desk
+        self, *, model: TokenModel, prompts: Sequence[Ids], choices: Sequence[Sequence[Generated]], tools: Tools
     ) -> None:
         self.choices = choices
         self._model = model
         self._prompts = prompts
-        self._desk = desk
+        self._tools = tools
 
     def usage(self) -> Usage:
         prompt = sum(map(len, self._prompts))
@@ -196,7 +206,7 @@ class Run:
         return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
 
     async def texts(self) -> list[str]:
-        """The texts of all choices, prompts side by side. Cancelled: no further step is made."""
+        """Return the texts of all choices, prompts in parallel. Cancelled: no further step is made."""
         texts = [""] * sum(map(len, self.choices))
 
         async def collect(prompt: int) -> None:
@@ -205,7 +215,7 @@ class Run:
                     for delta in deltas:
                         texts[delta.index] += delta.text
 
-        with self._desk.visit.ledger.stage(STAGE):
+        with self._tools.visit.ledger.stage(STAGE):
             if len(self.choices) == 1:
                 await collect(0)
             else:
@@ -215,13 +225,13 @@ class Run:
         return texts
 
     async def events(self, form: answers.Form, *, tells_usage: bool) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events, one prompt after the other.
+        """Yield the answer as server-sent events, one prompt after another.
 
-        What fails before the first event is raised; what fails later is the last event, and `[DONE]` does not come.
+        An error before the first event is raised; a later one is the last event, and `[DONE]` is not sent.
         """
         begun = False
         try:
-            with self._desk.visit.ledger.stage(STAGE):
+            with self._tools.visit.ledger.stage(STAGE):
                 for prompt in range(len(self.choices)):
                     async with aclosing(self._deltas(prompt)) as steps:
                         opened = False
@@ -234,22 +244,24 @@ class Run:
                             if told:
                                 begun = True
                                 yield b"".join([event(each) for each in told])
-                                self._desk.go_on()
+                                self._tools.go_on()
             yield (event(form.last(self.usage())) if tells_usage else b"") + DONE
         except Exception as error:
             if not begun:
                 raise
-            # The stream has begun: a status can no longer say it.
+            # The stream has begun, so the error cannot be a status any more.
             meant = first_logic_error(error)
             if meant is None:
-                _log.error("request %s: stream failed", self._desk.visit.call.request_id, exc_info=error)
+                _log.error("request %s: stream failed", self._tools.visit.call.request_id, exc_info=error)
                 meant = HandlerFailed("the service failed: its log says why under this request id")
-            self._desk.visit.outcome = meant.outcome
-            yield event(answers.error_facts(meant, self._desk.visit.call.request_id))
+            self._tools.visit.outcome = meant.outcome
+            yield event(answers.error_facts(meant, self._tools.visit.call.request_id))
 
     async def _deltas(self, prompt: int) -> AsyncGenerator[list[Delta], None]:
-        desk = self._desk
-        steps = generate(self._model, self._prompts[prompt], self.choices[prompt], first=desk.models, steps=desk.steps)
+        tools = self._tools
+        steps = generate(
+            self._model, self._prompts[prompt], self.choices[prompt], first=tools.models, steps=tools.steps
+        )
         try:
             async with aclosing(steps):
                 async for deltas in steps:

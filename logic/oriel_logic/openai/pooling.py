@@ -1,4 +1,4 @@
-"""From a model's token vectors to one vector per text."""
+"""Makes one vector per text from a model's token vectors."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -6,17 +6,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Pooling", "normalised", "padded", "plan", "pooled", "shortened"]
-
 Pooling = Literal["mean", "cls", "last"]
 Floats = NDArray[np.float32]
 
 
 def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
-    """One vector per row: the mean of its real tokens, its first token or its last real one.
+    """Return one vector per row: the mean of its tokens, its first token or its last.
 
-    hidden: [rows, tokens, width] (or [rows, width]: the model has pooled already); mask: [rows, tokens], 1 where there
-    is a token, padding behind. Raises ValueError for other shapes.
+    hidden: [rows, tokens, width], or [rows, width] if the model has pooled already.
+    mask: [rows, tokens], 1 for a token, 0 for padding, which is at the end.
+    Raises ValueError for other shapes.
     """
     if hidden.ndim == 2 and hidden.shape[0] == mask.shape[0]:
         return hidden.astype(np.float32, copy=False)
@@ -36,24 +35,24 @@ def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
 
 
 def normalised(vectors: Floats) -> Floats:
-    """Each row divided by its length; a row of zeros stays as it is."""
+    """Divide each row by its length; a row of zeros stays unchanged."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit: Floats = np.divide(vectors, np.where(lengths == 0, 1, lengths), dtype=np.float32)
     return unit
 
 
 def shortened(vectors: Floats, dimensions: int | None, *, normalise: bool) -> Floats:
-    """The first `dimensions` of each row (None: all), of length 1 again if `normalise`."""
+    """Return the first `dimensions` of each row (None: all), normalised again if `normalise`."""
     if dimensions is not None:
         vectors = vectors[:, :dimensions]
     return normalised(vectors) if normalise else vectors
 
 
 def plan(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> Iterator[list[int]]:
-    """Indices of texts that go to the model together: of similar length, so that little is padded.
+    """Yield the indices of texts that go to the model together, of similar length, so that little is padded.
 
-    Each batch has at most `max_rows` rows and, padded to its longest, at most `max_tokens` tokens; a text that is
-    longer than that goes alone. Each index comes once.
+    Each batch has at most `max_rows` rows and, padded to its longest, at most `max_tokens` tokens; a longer text goes
+    alone. Each index comes once.
     """
     batch: list[int] = []
     longest = 0
@@ -68,7 +67,7 @@ def plan(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> Iterator[
 
 
 def padded(rows: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Token ids of different lengths as (ids, mask), both [rows, longest], padding behind."""
+    """Return token ids of different lengths as (ids, mask), both [rows, longest], padded at the end."""
     lengths = np.array([len(row) for row in rows])
     mask = (np.arange(lengths.max()) < lengths[:, np.newaxis]).astype(np.int64)
     ids = np.zeros(mask.shape, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Which token comes next: the rules of `temperature`, `top_k`, `top_p`, penalties and biases, on one row of logits."""
+"""Draws the next token from one row of logits, by `temperature`, `top_k`, `top_p`, penalties and biases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sampler", "Sampling"]
-
 Row = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What a request asks. temperature 0: always the likeliest. top_k 0 and top_p 1: no cut. seed None: any.
+    """The sampling parameters of a request. temperature 0: always the likeliest. top_k 0 and top_p 1: no cut.
 
-    bias: token -> what is added to its logit.
+    seed: None for a random one.
+    bias: token -> number that is added to its logit.
     """
 
     temperature: float = 1.0
@@ -29,17 +28,17 @@ class Sampling:
 
 
 class Sampler:
-    """Draws one sequence's tokens. The same seed, choice and logits give the same tokens."""
+    """Draws the tokens of one sequence. The same seed, choice and logits give the same tokens."""
 
     def __init__(self, sampling: Sampling, *, choice: int = 0) -> None:
-        """choice: which of the n sequences of one request; each draws by itself."""
+        """Prepare to draw. choice: the number of the sequence in its request; each draws independently."""
         self._sampling = sampling
         seed = None if sampling.seed is None else (sampling.seed % 2**63, choice)
         self._random = np.random.default_rng(seed)
         self._drawn: dict[int, int] = {}
 
     def draw(self, logits: NDArray[Any]) -> int:
-        """The next token. logits: [vocabulary], any float type; NaN counts as impossible.
+        """Draw the next token. logits: [vocabulary], any float type; NaN counts as impossible.
 
         Raises ValueError if no token is possible.
         """
@@ -53,7 +52,7 @@ class Sampler:
         return token
 
     def _weigh(self, row: Row) -> None:
-        """`logit_bias`, then the penalties as OpenAI documents them: by count, and once for being there."""
+        """Apply `logit_bias`, then the penalties as OpenAI documents them: by count, and once for any occurrence."""
         sampling = self._sampling
         for token, bias in sampling.bias.items():
             if 0 <= token < row.size:
@@ -69,10 +68,11 @@ class Sampler:
 
 
 def candidates(row: Row, sampling: Sampling) -> tuple[NDArray[np.intp], Row]:
-    """The tokens that may be drawn and their chances, which sum to 1; likeliest first where `top_p` cuts.
+    """Return the possible tokens and their probabilities, which sum to 1; likeliest first if `top_p` cuts.
 
-    `top_k` keeps the k likeliest, then `top_p` the fewest whose chances reach it ("nucleus sampling", Holtzman et al.
-    2020). At least one token stays. row: [vocabulary], one finite logit at least.
+    `top_k` keeps the k likeliest, then `top_p` the fewest whose probabilities reach it ("nucleus sampling", Holtzman et
+    al. 2020). At least one token stays.
+    row: [vocabulary], at least one finite logit.
     """
     kept = np.flatnonzero(row > -np.inf)
     if 0 < sampling.top_k < kept.size:
@@ -82,7 +82,7 @@ def candidates(row: Row, sampling: Sampling) -> tuple[NDArray[np.intp], Row]:
         chances = np.exp(scaled)
     chances /= chances.sum()
     if sampling.top_p < 1:
-        # All tokens below this chance together are less than 1 - top_p, so the rest reaches top_p: only that is sorted.
+        # All tokens below this probability sum to less than 1 - top_p, so the rest reaches top_p: only that is sorted.
         likely = chances >= (1 - sampling.top_p) / chances.size
         kept, chances = kept[likely], chances[likely]
         order = np.argsort(-chances, kind="stable")

@@ -1,7 +1,7 @@
-"""Bodies of the OpenAI API as types: what is read, what is refused by name, what is answered.
+"""Request bodies of the OpenAI API as types, and the check of their parameters.
 
-Parameters this server has no meaning for are refused, as that API does; the ones that change nothing here (who the
-end user is, what to store) are read and dropped.
+Parameters that this server cannot honour are refused by name, as that API does; those that change nothing here (the end
+user's name, storage) are parsed and dropped.
 """
 
 import re
@@ -10,23 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from oriel_logic.bodies.messages import MAX_JSON_BYTES
 from oriel_logic.errors import InputTooLarge, ParameterWrong
-from oriel_logic.messages import MAX_JSON_BYTES
 from oriel_wire.allowed import with_values
-
-__all__ = [
-    "MAX_CHOICES",
-    "MAX_INPUTS",
-    "MAX_PROMPTS",
-    "ChatRequest",
-    "CompletionRequest",
-    "EmbeddingRequest",
-    "Message",
-    "Usage",
-    "parse",
-    "stops_of",
-    "texts_or_tokens",
-]
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 16
@@ -60,7 +46,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat have in common. top_k is ours (and vLLM's): `extra_body={"top_k": 40}`."""
+    """The common parameters of completions and chat. top_k is ours (and vLLM's): `extra_body={"top_k": 40}`."""
 
     model: str
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -75,13 +61,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Read and dropped.
+    # Parsed and dropped.
     user: str | None = None
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: Inputs
-    # Refused unless they ask for nothing.
+    # Refused unless they have the value that means "off".
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -97,7 +83,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)]
     name: str | None = None
-    # What an earlier answer of this API brings back with it: empty here.
+    # Fields of an earlier answer of this API that clients send back: empty here.
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
@@ -112,13 +98,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ChatRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
-    # Read and dropped.
+    # Parsed and dropped.
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None
-    # Refused unless they ask for nothing.
+    # Refused unless they have the value that means "off".
     logprobs: bool | None = None
     modalities: list[str] | None = None
     response_format: dict[str, Any] | None = None
@@ -126,7 +112,7 @@ class ChatRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens. completion_tokens is not there for embeddings."""
+    """Token counts. Embeddings have no completion_tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -139,7 +125,7 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {
 
 
 def parse(body: bytes, kind: type[T]) -> T:
-    """The body as a request. Raises ParameterWrong, which names the parameter, or InputTooLarge (4 MiB)."""
+    """Parse a body. Raises ParameterWrong, which names the parameter, or InputTooLarge (4 MiB)."""
     if len(body) > MAX_JSON_BYTES:
         raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(body)}")
     try:
@@ -156,7 +142,7 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def wrong(text: str) -> ParameterWrong:
-    """msgspec's sentence as a refusal: its path, or the field that is missing or unknown, is the parameter."""
+    """Convert msgspec's error: the parameter is its path, or the missing or unknown field."""
     path = PATH.search(text)
     sentence = text[: path.start()] if path else text
     where = path[1] if path else ""
@@ -170,7 +156,7 @@ def wrong(text: str) -> ParameterWrong:
 
 
 def check_supported(request: Generation) -> None:
-    """Raises ParameterWrong for what is asked and cannot be done here."""
+    """Check that this server can honour every parameter. Raises ParameterWrong."""
     asked: dict[str, bool] = {}
     if isinstance(request, CompletionRequest):
         asked = {
@@ -196,7 +182,7 @@ def check_supported(request: Generation) -> None:
             raise ParameterWrong(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
     for token in request.logit_bias or ():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise ParameterWrong(f"'{token[:32]}' is no token id", param="logit_bias")
+            raise ParameterWrong(f"'{token[:32]}' is not a token id", param="logit_bias")
 
 
 def stops_of(stop: str | list[str] | None) -> list[str]:
@@ -204,7 +190,7 @@ def stops_of(stop: str | list[str] | None) -> list[str]:
 
 
 def texts_or_tokens(value: str | list[Any], param: str, *, most: int) -> list[str] | list[list[int]]:
-    """`input` and `prompt`: one text, several, one array of token ids, or several.
+    """Check `input` and `prompt`: one text, several, one array of token ids, or several.
 
     Raises ParameterWrong for a mix, for an empty one and for more than `most`.
     """

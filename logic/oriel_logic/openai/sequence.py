@@ -1,4 +1,4 @@
-"""One text that is being generated: tokens in, what may be shown out, and why it ends."""
+"""One generated text: its tokens, the text that may be sent, and why it ends."""
 
 from collections.abc import Sequence as Several
 from collections.abc import Set
@@ -11,14 +11,12 @@ from oriel_logic.openai.detokenize import Detokenizer, Vocabulary
 from oriel_logic.openai.sampling import Sampler, Sampling
 from oriel_logic.openai.stops import StopScanner
 
-__all__ = ["Delta", "Finish", "Sequence"]
-
 Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one token added to the text of choice `index`; finish: why it was the last, None if it was not."""
+    """The text that one token added to choice `index`. finish: why it was the last, None if it was not."""
 
     index: int
     text: str
@@ -26,7 +24,7 @@ class Delta:
 
 
 class Sequence:
-    """`count` tokens so far, the last one `token`. It has ended once `finish` is not None."""
+    """A sequence of `count` tokens so far, the last one `token`. It has ended once `finish` is not None."""
 
     __slots__ = ("_ends", "_index", "_most", "_sampler", "_scanner", "_text", "count", "finish", "token")
 
@@ -41,7 +39,7 @@ class Sequence:
         most: int,
         choice: int = 0,
     ) -> None:
-        """ends: tokens that end it and are not shown. most: tokens it may have, at least 1."""
+        """Begin a sequence. ends: tokens that end it and are not shown. most: bound on its tokens, at least 1."""
         self._index = index
         self._ends = ends
         self._most = most

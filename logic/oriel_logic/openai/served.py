@@ -1,4 +1,4 @@
-"""What the shipped services have in common, and what a request of theirs works with."""
+"""The base of the OpenAI services, and the objects that one of their requests uses."""
 
 import logging
 import re
@@ -8,28 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oriel_logic.client.models import ArrayLike, Models, Outputs
 from oriel_logic.errors import ParameterWrong
-from oriel_logic.models import ArrayLike, Models, Outputs
+from oriel_logic.loading.sources import HandlerFile
+from oriel_logic.observe.stages import Ledger
 from oriel_logic.openai import tokenizer
 from oriel_logic.openai.decoder import Steps
-from oriel_logic.sources import HandlerFile
-from oriel_logic.stages import Ledger
 
-if TYPE_CHECKING:  # handler files are imported by workers as well, which need nothing of HTTP
-    from oriel_logic.context import Context
-    from oriel_logic.envelope import Visit
+if TYPE_CHECKING:  # workers import handler files too, and do without the server
+    from oriel_logic.server.envelope import Visit
+    from oriel_logic.services.context import Context
 
-__all__ = ["Desk", "Served", "StepModels", "preload", "served_in"]
 
 _log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
-    """One request's tools. models: timed one by one; steps: for the many calls of a decode loop.
+class Tools:
+    """The objects of one request.
 
-    go_on: a streamed answer has begun, or gone on: from now on the next step has a time of its own.
+    models: each call is timed as a stage.
+    steps: for the many calls of a decode loop.
+    go_on: called when a streamed answer begins or goes on: the next step has its own time limit from then on.
     """
 
     visit: "Visit"
@@ -40,10 +41,10 @@ class Desk:
 
 
 class StepModels:
-    """Models for a loop: what its calls cost is added up, and nothing is kept of each one."""
+    """Models for a loop: the cost of its calls is summed, and no stage is kept for each."""
 
     def __init__(self, models: Steps, own: Ledger, ledger: Ledger) -> None:
-        """own: the ledger that `models` writes to, nobody else; ledger: the request's."""
+        """Wrap `models`. own: the ledger that only `models` writes to. ledger: the request's."""
         self._models = models
         self._own = own
         self._ledger = ledger
@@ -66,16 +67,18 @@ class StepModels:
 
 
 class Served:
-    """A model under a public name, made in a handler file: `served_in` says in which."""
+    """A model under a public name, made in a handler file; `served_in` finds it."""
 
     file: HandlerFile
 
     def __init__(self, *, model: str, tokenizer: str | Path, served_as: str = "", version: str = "") -> None:
-        """model, version: on the inference servers. tokenizer: a `tokenizer.json`, relative to the handler file."""
+        """Describe a model. model, version: on the inference servers. tokenizer: a `tokenizer.json`, relative to the
+        handler file.
+        """
         self.served_as = served_as or model
         if NAME.match(self.served_as) is None:
             raise ValueError(
-                f"{self.served_as[:64]!r} is no name for a model: letters, digits and ._:/@-, at most 128, "
+                f"{self.served_as[:64]!r} is not a valid name for a model: letters, digits and ._:/@-, at most 128, "
                 "a letter or digit first"
             )
         self.model = model
@@ -83,23 +86,35 @@ class Served:
         self.tokenizer = Path(tokenizer)
 
     def locate(self, folder: Path) -> None:
-        """Files are named relative to the handler file's folder."""
+        """Resolve file names, which are relative to the handler file's folder."""
         self.tokenizer = (folder / self.tokenizer).absolute()
 
+    def __oriel_preload__(self, file: HandlerFile) -> None:
+        """Read the tokenizer in the fork server, so that its workers share it.
+
+        A tokenizer that cannot be read is reported where the model is served.
+        """
+        self.locate(file.folder or Path())
+        if not self.problem():
+            try:
+                tokenizer.loaded(str(self.tokenizer))
+            except Exception:  # the library raises plain Exception for a file that it cannot read
+                _log.warning("openai: the tokenizer of '%s' cannot be read", self.served_as, exc_info=True)
+
     def problem(self) -> str:
-        """Why this cannot be served here, "" if it can."""
+        """Return why this cannot be served here, "" if it can."""
         return tokenizer.missing(self.tokenizer)
 
-    async def encode(self, desk: Desk, inputs: Sequence[Any], param: str, *, longest: int = 0) -> list[Any]:
-        """Token ids of each input, INT32. Raises ParameterWrong for ids that are none."""
-        found = await desk.context.run(tokenizer.encode, str(self.tokenizer), inputs, longest)
+    async def encode(self, tools: Tools, inputs: Sequence[Any], param: str, *, longest: int = 0) -> list[Any]:
+        """Tokenize each input, as INT32. Raises ParameterWrong for ids that are not tokens."""
+        found = await tools.context.run(tokenizer.encode, str(self.tokenizer), inputs, longest)
         if found.problem:
             raise ParameterWrong(found.problem, param=param)
         return found.rows()
 
 
 def served_in(files: Iterable[HandlerFile]) -> list[Served]:
-    """What these handler files, imported before, have at their top, with their own files found beside them."""
+    """Return the models at the top of these imported handler files, with their file names resolved."""
     found: list[Served] = []
     for file in files:
         for value in vars(sys.modules.get(file.module, object)).values():
@@ -108,16 +123,3 @@ def served_in(files: Iterable[HandlerFile]) -> list[Served]:
                 value.locate(file.folder or Path())
                 found.append(value)
     return found
-
-
-def preload(files: Iterable[HandlerFile]) -> None:
-    """Read the tokenizers of these handler files: in the fork server, so that its workers share them.
-
-    What cannot be read is said where it is served.
-    """
-    for each in served_in(files):
-        if not each.problem():
-            try:
-                tokenizer.loaded(str(each.tokenizer))
-            except Exception:  # the library's own: it gives plain Exception for a file it cannot read
-                _log.warning("openai: the tokenizer of '%s' cannot be read", each.served_as, exc_info=True)

@@ -1,27 +1,25 @@
-"""Stop strings in text that comes in pieces."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 
-__all__ = ["StopScanner"]
-
 
 class StopScanner:
-    """Passes text on up to the first stop string, which may lie across pieces, and holds back what may begin one.
+    """Passes text on up to the first stop string, which may span pieces, and holds back what may begin one.
 
-    The stop string that is complete first counts; of two that are complete at the same character the longer one. What
-    comes out does not depend on how the text was cut.
+    The stop string that is complete first counts; of two that are complete at the same character the longer one. The
+    result does not depend on how the text was split.
     """
 
     __slots__ = ("_held", "_stops", "stopped")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """stops: none of them empty."""
+        """Prepare to scan. stops: none of them empty."""
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
 
     def feed(self, text: str) -> str:
-        """What may be shown now. Once `stopped`, nothing more."""
+        """Add text and return what may be shown now. Once `stopped`, nothing more is returned."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -37,13 +35,13 @@ class StopScanner:
         return text[:cut]
 
     def flush(self) -> str:
-        """The text has ended: what was held back began no stop string after all."""
+        """Return the text that was held back, after the text has ended."""
         held, self._held = self._held, ""
         return held
 
 
 def beginning(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with, less than the whole of `stop`."""
+    """Return the length of the longest end of `text` that begins `stop` but is not all of it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
             return length

@@ -1,7 +1,7 @@
-"""Text to tokens. These functions run in worker processes: a tokenizer is read once per process, on its first use.
+"""Tokenizes text. These functions run in worker processes; a tokenizer is read once per process, on its first use.
 
-Needs the package `tokenizers` (extra `embeddings`) and the `tokenizer.json` that comes with a model. What is wrong with
-a caller's input is given back as a value: it is refused where the answer is made.
+Needs the package `tokenizers` (extra `embeddings`) and the model's `tokenizer.json`. An invalid input is returned as a
+value, and refused where the answer is made.
 """
 
 import json
@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 
 from oriel_logic.openai.detokenize import Vocabulary, pieces_of
 
-__all__ = ["Encoded", "encode", "missing", "vocabulary", "without_control"]
-
 MAX_TOKENIZERS = 16
 MAX_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Token ids of several texts, one behind the other. lengths: of each. problem: why an input cannot be read."""
+    """Token ids of several texts, one after another. lengths: of each. problem: why an input is invalid."""
 
     ids: NDArray[np.int32]
     lengths: NDArray[np.int32]
@@ -38,7 +36,7 @@ class Encoded:
 
 
 def missing(path: Path) -> str:
-    """Why this tokenizer cannot be used here, "" if it can; nothing is imported."""
+    """Return why this tokenizer cannot be used here, "" if it can; nothing is imported."""
     if find_spec("tokenizers") is None:
         return "it needs the package tokenizers: pip install 'oriel-serving[embeddings]'"
     return "" if path.is_file() else f"there is no tokenizer file {path.name} beside its handler file"
@@ -50,13 +48,15 @@ class AddedToken(msgspec.Struct):
 
 
 class TokenizerFile(msgspec.Struct):
-    """What of a `tokenizer.json` is read without the library."""
+    """The part of a `tokenizer.json` that is read without the library."""
 
     added_tokens: list[AddedToken] = []
 
 
 def without_control(path: Path, tokens: Sequence[str]) -> str:
-    """Which of these are no control tokens of this tokenizer, as a sentence, "" if all are; nothing is imported."""
+    """Return which of these are not control tokens of this tokenizer, as a sentence, "" if all are; nothing is
+    imported.
+    """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=TokenizerFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
@@ -70,9 +70,9 @@ def without_control(path: Path, tokens: Sequence[str]) -> str:
 
 
 def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int) -> Encoded:
-    """Texts or token ids, with the special tokens the model wants around them.
+    """Tokenize texts, or check token ids, with the special tokens that the model needs around them.
 
-    longest: tokens that a text may have, special ones included; longer ones are cut; 0: nothing is cut.
+    longest: bound on the tokens of a text, special ones included; longer ones are cut; 0 for no bound.
     """
     tokenizer = loaded(path)
     if isinstance(inputs[0], str):
@@ -82,7 +82,7 @@ def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int)
         size = tokenizer.get_vocab_size()
         wrong = next((token for row in inputs for token in row if not 0 <= int(token) < size), None)
         if wrong is not None:
-            problem = f"{wrong} is no token of this model: its ids are 0 to {size - 1}"
+            problem = f"{wrong} is not a token of this model: its ids are 0 to {size - 1}"
             return Encoded(ids=np.empty(0, np.int32), lengths=np.empty(0, np.int32), problem=problem)
         before, after = affixes(path)
         rows = [[*before, *row, *after] for row in inputs]
@@ -96,19 +96,19 @@ def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int)
 
 
 def vocabulary(path: str) -> Vocabulary:
-    """What each token stands for. Raises DecoderUnknown."""
+    """Return the bytes of each token. Raises DecoderUnknown."""
     tokenizer = loaded(path)
-    told: Mapping[str, Any] = json.loads(tokenizer.to_str())
+    settings: Mapping[str, Any] = json.loads(tokenizer.to_str())
     size = tokenizer.get_vocab_size()
     tokens = [tokenizer.id_to_token(index) or "" for index in range(size)]
     added = tokenizer.get_added_tokens_decoder()
     texts = {index: None if each.special else each.content for index, each in added.items() if index < size}
     named = {each.content: index for index, each in added.items() if each.special}
-    return Vocabulary(pieces=pieces_of(told.get("decoder"), tokens, texts), named=named)
+    return Vocabulary(pieces=pieces_of(settings.get("decoder"), tokens, texts), named=named)
 
 
 def loaded(path: str) -> Any:
-    """The tokenizer in this file, read again when the file has changed. It neither cuts nor pads."""
+    """Return the tokenizer of this file, read again if the file has changed. It neither cuts nor pads."""
     return read(path, os.stat(path).st_mtime_ns)
 
 
@@ -124,7 +124,7 @@ def read(path: str, changed_ns: int) -> Any:
 
 
 def affixes(path: str) -> tuple[list[int], list[int]]:
-    """The special tokens before and behind a text, as [CLS] and [SEP]."""
+    """Return the special tokens before and after a text, such as [CLS] and [SEP]."""
     return around(path, os.stat(path).st_mtime_ns)
 
 

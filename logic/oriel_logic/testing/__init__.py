@@ -1,4 +1,4 @@
-"""For tests of services: no server, no worker process, no model.
+"""Test doubles for services: no server, no worker process and no model are needed.
 
     from oriel_logic.testing import Client, FakeModels
 
@@ -8,13 +8,12 @@
         assert answer.json()["label"] == 7
         assert models.calls[0].inputs["image"].shape == (1, 64)
 
-What runs is the server's own code from the parsed request on: routing, decoding, checks, the pipeline, its deadline,
-encoding, errors and their statuses. Replaced are the socket, the worker processes (`def` stages run in a thread of this
-process) and the inference servers.
+The server's own code runs from the parsed request on: routing, decoding, checks, the pipeline, its deadline,
+encoding, errors and their statuses. Doubles replace the socket, the worker processes (`def` stages run in a thread
+of this process) and the inference servers.
 """
 
-from oriel_logic.testing.client import AsyncClient, Client
-from oriel_logic.testing.clock import FakeClock
+from oriel_logic.testing.client import AsyncClient, Client, FakeClock
 from oriel_logic.testing.models import FakeModels, ModelCall, spec
 
 __all__ = ["AsyncClient", "Client", "FakeClock", "FakeModels", "ModelCall", "spec"]

@@ -10,26 +10,24 @@ from typing import Any, TypeVar
 
 import httpx
 
-from oriel_logic.declared import breach
-from oriel_logic.definition import Definition, NotAService, definition_of
-from oriel_logic.envelope import Envelope, Visit
+from oriel_logic.bodies.schemas import mismatch
+from oriel_logic.bodies.signature import NotAService
 from oriel_logic.errors import HandlerFailed
-from oriel_logic.inbound import Body, Inbound
-from oriel_logic.ingress import Dispatch
-from oriel_logic.loading import Loaded, load_file
-from oriel_logic.metrics import Metrics
-from oriel_logic.pipeline import Pipeline
-from oriel_logic.registry import Registry
-from oriel_logic.releases import Deployment, Release
-from oriel_logic.replies import Reply
-from oriel_logic.sources import HandlerFile, module_name
-from oriel_logic.testing.fakes_file import fakes_beside
-from oriel_logic.testing.models import FakeModels
+from oriel_logic.loading.handlers import Loaded, load_file
+from oriel_logic.loading.sources import HandlerFile, module_name
+from oriel_logic.observe.metrics import Metrics
+from oriel_logic.server.envelope import Envelope, Visit
+from oriel_logic.server.inbound import Body, Inbound
+from oriel_logic.server.ingress import Dispatch
+from oriel_logic.server.pipeline import Pipeline
+from oriel_logic.server.registry import Registry
+from oriel_logic.server.releases import Deployment, Release
+from oriel_logic.server.replies import Reply
+from oriel_logic.services.definition import Definition, definition_of
+from oriel_logic.services.serving import Services
+from oriel_logic.testing.models import FakeModels, fakes_beside
 from oriel_logic.testing.workers import ThreadWorkers
-from oriel_logic.workers.references import Services
 from oriel_wire.trace import ListSink
-
-__all__ = ["AsyncClient", "Client"]
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
@@ -40,11 +38,14 @@ STREAM_IDLE_S = 30.0
 class AsyncClient:
     """Serves one service, or all of a file, in this process.
 
-    served: what `@service` stands on, or the path of a handler file (`.py`, `.toml`) or of a service's folder. models:
-    FakeModels, or a dict of what they answer; None: those of a `fakes.py` beside the handler. clock: as
-    `ctx.remaining_s` sees it. raise_errors: what the service's code raises by mistake is raised here too, with its own
-    traceback, and TypeError for an answer that is not what the handler says it gives; False: the client sees what a
-    caller would. `spans`: those of every call so far. Raises NotAService, and what importing or `setup` raises.
+    served: a function or class with `@service`, or the path of a handler file (`.py`, `.toml`) or of a service's
+        folder.
+    models: FakeModels, or a dict of their answers; None for those of a `fakes.py` beside the handler.
+    clock: the clock of `ctx.remaining_s`.
+    raise_errors: raise the errors of the service's code here too, with their traceback, and TypeError for an answer
+        that is not as declared; False to see only what a caller would.
+    spans: the spans of every call so far.
+    Raises NotAService, and what importing or `setup` raises.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class AsyncClient:
     ) -> httpx.Response:
         """Call a service; its name is needed only if there are several.
 
-        tier, tenant, timeout_s: as a gateway would say. Everything else as for `httpx.post`: json, content, files,
-        data, params.
+        tier, tenant, timeout_s: as a gateway would send them.
+        headers: as for `httpx.post`, and so are json, content, files, data and params.
         """
         if not service and len(self._names) > 1:
             raise ValueError(f"say which service: {', '.join(self._names)}")
@@ -106,7 +107,7 @@ class AsyncClient:
     async def request(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **body: Any
     ) -> httpx.Response:
-        """Any request, for example GET /v1/services. Streamed answers are read to their end."""
+        """Make any request, for example GET /v1/services. Streamed answers are read to their end."""
         sent = httpx.Request(method, httpx.URL("http://logic").join(path), headers=headers, **body)
         content = await sent.aread() if isinstance(sent.stream, httpx.AsyncByteStream) else sent.read()
         fields = {name: value for name, value in sent.headers.items() if name != "host"}
@@ -127,7 +128,7 @@ class AsyncClient:
         if self._failure is not None and self._failure.__cause__ is not None and self._raise_errors:
             raise self._failure.__cause__
         if self._raise_errors and reply.pieces is None and reply.status == 200 and visit.release is not None:
-            wrong = breach(visit.release.definition, reply.content_type, answer)
+            wrong = mismatch(visit.release.definition.signature.output, reply.content_type, answer)
             if wrong:
                 raise TypeError(f"{visit.release.name}: {wrong}")
         named = [("content-type", reply.content_type), *reply.headers]
@@ -142,7 +143,7 @@ class AsyncClient:
 
 
 class Client:
-    """`AsyncClient` for plain test functions: the same, without `await`. Its loop is one for all clients."""
+    """`AsyncClient` for plain test functions: the same, without `await`. All clients share one loop."""
 
     def __init__(self, served: Callable[..., Any] | str | Path, **options: Any) -> None:
         self._client = AsyncClient(served, **options)
@@ -178,13 +179,13 @@ def loaded_of(served: Callable[..., Any] | str | Path) -> list[Loaded]:
         return loaded_file(Path(served).resolve())
     definition: Definition | None = definition_of(served)
     if definition is None:
-        raise NotAService(f"{getattr(served, '__name__', served)!r} is no service: put @service on it")
+        raise NotAService(f"{getattr(served, '__name__', served)!r} is not a service: put @service on it")
     file = HandlerFile(module=served.__module__, attribute=served.__qualname__, name=definition.name)
     return [Loaded(name=definition.name, file=file, definition=definition)]
 
 
 def loaded_file(path: Path) -> list[Loaded]:
-    """The services of a file or a service's folder. Raises what importing it raises, or NotAService."""
+    """Load the services of a file or a service's folder. Raises what importing it raises, or NotAService."""
     folder = path if path.is_dir() else path.parent
     name = path.stem if path.is_file() else path.name
     file = path / "handler.py" if path.is_dir() else path
@@ -202,7 +203,7 @@ _lock = threading.Lock()
 
 
 def on_the_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` on a loop in a thread of its own: also where a test has a loop that runs."""
+    """Run `work` on a loop in its own thread, so that it works in a test that has a running loop."""
     global _loop
     with _lock:
         if _loop is None:
@@ -219,3 +220,16 @@ def end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     thread.join(1.0)
     if not loop.is_running():
         loop.close()
+
+
+class FakeClock:
+    """A clock that stands still until a test moves it, in seconds as `time.monotonic`. `ctx.remaining_s` uses it."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds

@@ -1,21 +1,23 @@
-"""Models that are functions or fixed outputs, checked like real ones where a test says what they take."""
+"""Fake models: functions or fixed outputs, checked like real ones if a test gives their metadata. Also `fakes.py`
+files.
+"""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from oriel_logic.client.models import Array, ArrayLike, ModelSpec, Outputs, TensorSpec
+from oriel_logic.client.tensors import check_inputs, check_outputs
 from oriel_logic.errors import DeadlineExceeded, LogicError, ModelUnavailable
-from oriel_logic.models import Array, ArrayLike, ModelSpec, Outputs, TensorSpec
-from oriel_logic.stages import Ledger
-from oriel_logic.tensors import check_inputs, check_outputs
+from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
 from oriel_wire.trace import new_trace
 from oriel_wire.v2.datatypes import DATATYPES
-
-__all__ = ["Fake", "FakeModels", "ModelCall", "spec"]
 
 Fake = Mapping[str, ArrayLike] | Callable[..., Any] | LogicError | Sequence[Mapping[str, ArrayLike]]
 Tensors = Mapping[str, tuple[str, Sequence[int]]]
@@ -24,9 +26,9 @@ MAX_CALLS = 10_000
 
 
 def spec(name: str, *, inputs: Tensors, outputs: Tensors) -> ModelSpec:
-    """A model's metadata: `spec("digits", inputs={"image": ("FP32", [-1, 64])}, outputs={...})`, -1 for any.
+    """Make a model's metadata: `spec("digits", inputs={"image": ("FP32", [-1, 64])}, outputs={...})`, -1 for any size.
 
-    Raises ValueError for a datatype that there is not.
+    Raises ValueError for an unknown datatype.
     """
 
     def tensors(found: Tensors) -> dict[str, TensorSpec]:
@@ -40,7 +42,7 @@ def spec(name: str, *, inputs: Tensors, outputs: Tensors) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """One call of a fake model, with what a real one would have been told. inputs: as arrays."""
+    """One call of a fake model, with what a real one would have received. inputs: as arrays."""
 
     model: str
     version: str
@@ -54,12 +56,13 @@ class ModelCall:
 
 
 class FakeModels:
-    """`models` of a test; may be given to a handler as it is.
+    """`models` for a test; it may be passed to a handler directly.
 
-    models: name -> what it answers: outputs by name, a function of its inputs by name (`def` or `async def`), an error
-    to raise, or, for `stream`, a list of outputs or a generator function. specs: what models take and give; checked as
-    an inference server's metadata would be. takes_s: seconds by which a call of a model moves `clock` on.
-    `calls`: every call, in order; of more than 10,000 the newest.
+    models: name -> its answer: outputs by name, a function of its inputs by name (`def` or `async def`), an error to
+        raise, or, for `stream`, a list of outputs or a generator function.
+    specs: the metadata of models, checked as an inference server's would be.
+    takes_s: seconds by which a call of a model moves `clock` forward.
+    calls: every call, in order; of more than 10,000 the newest.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class FakeModels:
         )
 
     def bind(self, call: CallContext, ledger: Ledger) -> "BoundFakes":
-        """These models for one request, as the server binds the real ones."""
+        """Bind the models to one request, as the server binds real ones."""
         return BoundFakes(self, call, ledger)
 
     async def infer(self, model: str, inputs: Mapping[str, ArrayLike], **keywords: Any) -> Outputs:
@@ -108,7 +111,7 @@ class BoundFakes:
         self._ledger = ledger
 
     def rebind(self, call: CallContext) -> None:
-        """The request has another deadline from now on."""
+        """Set another deadline."""
         self._call = call
 
     async def infer(
@@ -204,3 +207,30 @@ class BoundFakes:
             arrays = check_outputs(known, answer)
         chosen = arrays if wanted is None else {name: arrays[name] for name in wanted}
         return Outputs(chosen, model=model, model_version=version or "1")
+
+
+FAKES = "fakes.py"
+ATTRIBUTE = "models"
+
+
+def load_fakes(path: Path) -> FakeModels:
+    """Run a `fakes.py` and return its `models`. Raises what its code raises, and TypeError if it has none.
+
+    It is not imported, so that files of this name of several services are independent.
+    """
+    module = ModuleType("oriel_fakes")
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    found: Any = getattr(module, ATTRIBUTE, None)
+    if not isinstance(found, FakeModels):
+        raise TypeError('there is no `models` in it: write `models = FakeModels({"name": function})`')
+    return found
+
+
+def fakes_beside(served: object) -> FakeModels | None:
+    """Return the fakes in the folder of a handler's path, or in the folder itself; None if there are none."""
+    if not isinstance(served, str | Path):
+        return None
+    path = Path(served).resolve()
+    fakes = (path if path.is_dir() else path.parent) / FAKES
+    return load_fakes(fakes) if fakes.is_file() else None

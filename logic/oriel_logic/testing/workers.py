@@ -1,27 +1,25 @@
-"""Worker processes that are threads of this process: what `def` stages and `ctx.run` need of the pool."""
+"""Threads in place of worker processes, for `def` stages and `ctx.run`."""
 
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from oriel_logic.batching import BatchLimits, rows_in, split
 from oriel_logic.errors import HandlerFailed, LogicError
+from oriel_logic.services.batching import BatchLimits, rows_in, split
+from oriel_logic.services.serving import Services
+from oriel_logic.workers.frames import Terms
 from oriel_logic.workers.job import Done
-from oriel_logic.workers.references import Services
 from oriel_logic.workers.remote import AsyncContext, JobContext
 from oriel_logic.workers.tally import Tally
-from oriel_logic.workers.terms import Terms
 from oriel_logic.workers.work import injected
 from oriel_wire.context import CallContext
-
-__all__ = ["ThreadWorkers"]
 
 END = object()
 
 
 class ThreadWorkers:
-    """`Workers` over threads. Memory and time limits of a service are those of real workers: there are none here."""
+    """`Workers` that run jobs in threads. The memory and time limits of a service do not apply."""
 
     waiting = busy = 0
     pids: ClassVar[list[int]] = []
@@ -51,7 +49,7 @@ class ThreadWorkers:
         return Done(value, 0)
 
     async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
-        """Alone: nobody else is there."""
+        """Run the rows alone: there are no other calls."""
         count = rows_in(rows)
         if not count:
             return Done([], 0)
@@ -83,7 +81,7 @@ class ThreadWorkers:
             raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: threads need no clean-up."""
 
     async def _begin(self, reference: str, arguments: Sequence[Any], call: CallContext, models: Any) -> Any:
         function = self._services.resolve(reference)
@@ -133,4 +131,4 @@ class ClockedContext(JobContext):
 
 
 class ClockedAsyncContext(ClockedContext, AsyncContext):
-    """The same for a coroutine."""
+    """`ctx` of a coroutine."""

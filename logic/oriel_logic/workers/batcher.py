@@ -1,37 +1,34 @@
-"""Calls of one batched function wait here until they go to a worker together.
+"""Collects the calls of one batched function until they go to a worker together.
 
-When a batch is released is the inference batcher's rule (`oriel_policies.batch.decide`): it is full, its oldest call
-has waited long enough, or the tightest deadline leaves no more time. What is in it is decided only when a worker is
-there: the most urgent calls that wait then, in the order of the SLA queue, whole calls, at most `max_rows`. So who
-left or is late by then is not in it, and who came meanwhile may be.
+The inference batcher's rule (`oriel_policies.batch.decide`) releases a batch: it is full, its oldest call has waited
+long enough, or the tightest deadline leaves no more time. Its members are chosen only when a worker is free: the most
+urgent calls that wait then, in the order of the SLA queue, whole calls, at most `max_rows`. So a call that has left or
+expired by then is not a member, and one that arrived meanwhile may be.
 
-Released batches queue in the pool like other jobs, each as urgent as its most urgent call when it was released; a more
-urgent call that comes later brings its own release. One that finds nobody left is skipped.
+Released batches wait in the pool like other jobs, each as urgent as its most urgent call at its release; a more urgent
+call that arrives later brings its own release. A release that finds no calls left is skipped.
 
-Ownership: the loop. A call's future is set only if it is not done. A batch on a worker is not interrupted unless all
-of its callers have left.
+Ownership: the loop. A call's future is set only if it is not done. A batch on a worker is not interrupted unless all of
+its callers have left.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Protocol
 
-from oriel_logic.batching import BatchLimits
 from oriel_logic.errors import DeadlineExceeded, LogicError, Saturated, WorkerDied
+from oriel_logic.services.batching import BatchLimits
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.job import Done, Job
 from oriel_logic.workers.outcomes import failure, raised
 from oriel_logic.workers.tally import Tally
-from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, decide
+from oriel_policies.batch import BatchBounds, Fill, Idle, Run, ServiceCurve
+from oriel_policies.batch_queue import BatchQueue
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.context import CallContext
-
-__all__ = ["Batcher", "Jobs"]
 
 _log = logging.getLogger(__name__)
 NOBODY = Done([], 0)
@@ -39,7 +36,7 @@ STOPPING = "the server is stopping"
 
 
 class Jobs(Protocol):
-    """What is needed of the pool."""
+    """The part of the pool that is needed here."""
 
     tally: Tally
 
@@ -51,7 +48,7 @@ class Jobs(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """One call. rows: what it brought, `count` of them. waits: it is in the queue."""
+    """One call. rows: its rows, `count` of them. waits: whether it is in the queue."""
 
     rows: Any
     count: int
@@ -65,7 +62,7 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A release. band: of the call that was the most urgent then. members: once a worker has taken it."""
+    """A released batch. band: of the most urgent call at its release. members: set once a worker is free."""
 
     band: int
     members: list[Member] = field(default_factory=list)
@@ -82,7 +79,7 @@ class Batch:
 
 
 class Batcher:
-    """For one function (and one kind of rows: all of its calls can go together)."""
+    """The batches of one function and one kind of rows, so that all of its calls can be combined."""
 
     def __init__(
         self,
@@ -100,8 +97,7 @@ class Batcher:
         self._queue = SlaQueue(max_items=max_waiting, max_bytes=max_waiting_bytes)
         self._clock = clock
         self._curve = ServiceCurve()
-        self._arrivals: deque[Member] = deque()
-        self._rows = 0
+        self._waiting: BatchQueue[Member] = BatchQueue(self._queue, self._bounds, self._curve)
         self._released: list[Batch] = []  # that no worker has taken yet
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -109,7 +105,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for their batch."""
+        """The number of calls that wait for their batch."""
         return len(self._queue)
 
     @property
@@ -117,7 +113,7 @@ class Batcher:
         return not self._running and not self._queue
 
     async def call(self, rows: Any, count: int, size_bytes: int, *, call: CallContext, stage: str) -> Done:
-        """This caller's rows of what the function gave. Raises what `WorkerPool.call` raises."""
+        """Return the results of this caller's rows. Raises what `WorkerPool.call` raises."""
         now = self._clock()
         if call.deadline <= now:
             raise DeadlineExceeded(stage)
@@ -136,8 +132,8 @@ class Batcher:
             self._drop(each.payload, Saturated("displaced by a more urgent request", retry_after_s=1.0), "displaced")
         if outcome is Pushed.FULL:
             raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
-        self._rows += count
-        self._arrivals.append(member)
+        self._waiting.rows += count
+        self._waiting.arrived(member)
         self.consider()
         try:
             return await member.future
@@ -147,7 +143,7 @@ class Batcher:
                 self._jobs.tally.dropped["left"] += 1
 
     def close(self) -> None:
-        """Everybody who waits is told WorkerDied; nothing more is released."""
+        """Fail every waiting call with WorkerDied; nothing more is released."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -158,35 +154,30 @@ class Batcher:
             task.cancel()
 
     def consider(self) -> None:
-        """Release what is due, drop what is late, and look again in time."""
+        """Release what is due, drop what has expired, and set the timer for the next check."""
         if self._closing:
             return
         now = self._clock()
         for ticket in self._queue.expire(now):
             self._drop(ticket.payload, DeadlineExceeded(ticket.payload.stage), "expired")
         while True:
-            while self._arrivals and not self._arrivals[0].waits:
-                self._arrivals.popleft()
             first = self._queue.peek()
             if first is None:
                 return
             covered = self._bounds.max_rows * len(self._released)
-            if covered and self._rows <= covered:
+            if covered and self._waiting.rows <= covered:
                 if any(batch.band <= first.band for batch in self._released):
                     break  # what waits will go with what is released
                 self._release(first.payload, "urgent")
                 continue
             tightest_s = self._queue.next_deadline()
-            backlog = Backlog(
-                rows=self._rows - covered,
-                oldest_s=self._arrivals[0].arrived_s,
-                tightest_s=inf if tightest_s is None else tightest_s,
-            )
-            decision = decide(backlog, self._bounds, self._curve, now)
+            if tightest_s is None:
+                break
+            decision = self._waiting.decide(now, tightest_s, released_rows=covered)
             if isinstance(decision, Idle):
                 break
             if not isinstance(decision, Run):
-                self._look_again(min(decision.at_s, backlog.tightest_s))
+                self._look_again(min(decision.at_s, tightest_s))
                 return
             self._release(first.payload, "delay" if decision.reason == "idle_instance" else decision.reason)
         deadline = self._queue.next_deadline()
@@ -195,7 +186,7 @@ class Batcher:
 
     def _release(self, first: Member, reason: str) -> None:
         self._jobs.tally.batches[reason] += 1
-        latest = max([member.ticket.deadline for member in self._arrivals if member.waits])
+        latest = max([member.ticket.deadline for member in self._waiting.waiting()])
         batch = Batch(first.call.band)
         self._released.append(batch)
 
@@ -215,7 +206,7 @@ class Batcher:
         task.add_done_callback(self._running.discard)
 
     def _taken(self) -> list[Member]:
-        """The most urgent calls that wait now and fit together."""
+        """Take the most urgent waiting calls that fit together."""
         now = self._clock()
         fill = Fill(self._bounds.max_rows, self._curve, now)
         members: list[Member] = []
@@ -252,7 +243,7 @@ class Batcher:
             self.consider()
 
     async def _while_wanted(self, work: Coroutine[Any, Any, Done], batch: Batch) -> Done:
-        """`work`, cancelled when nobody is left who waits for it."""
+        """Run `work`; cancel it once all callers of the batch have left."""
         working = batch.working = asyncio.ensure_future(work)
         try:
             return await working
@@ -263,7 +254,7 @@ class Batcher:
             return NOBODY
 
     async def _again(self, members: Sequence[Member], error: LogicError) -> None:
-        """The batch as a whole came to nothing: each caller alone, unless it was alone."""
+        """Try each caller of a failed batch alone, unless it had only one."""
         if len(members) == 1:
             fail(members[0], error)
             return
@@ -283,9 +274,9 @@ class Batcher:
             fail(member, error)
 
     def _left(self, member: Member) -> None:
-        """It has left the queue, however."""
+        """Record that a call has left the queue."""
         member.waits = False
-        self._rows -= member.count
+        self._waiting.rows -= member.count
 
     def _drop(self, member: Member, error: LogicError, reason: str) -> None:
         self._left(member)
@@ -305,7 +296,7 @@ def fail(member: Member, error: LogicError) -> None:
 
 
 def give(members: Sequence[Member], done: Done) -> None:
-    """Settle every caller with its own part of a batch's answer, and its share of the cost by rows."""
+    """Give every caller its own part of a batch's answer, and its share of the cost by rows."""
     if not done.value:  # nobody was left when a worker was there
         return
     rows = sum([member.count for member in members])

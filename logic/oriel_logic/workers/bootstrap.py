@@ -1,10 +1,9 @@
 """The first file that a fork server's interpreter runs, by its path: `python bootstrap.py <settings>`.
 
-The interpreter may belong to another virtual environment, with no Oriel and none of Oriel's dependencies in it. So
-exactly our own packages are made importable, each from where it lies, and nothing that lies beside them: what a
-handler imports is what its own environment has. The two packages that ours cannot do without are lent to an
-interpreter of the same build that lacks them; its own, of whatever version, come first. Must stay readable for old
-interpreters, which are refused here.
+The interpreter may belong to another virtual environment, without Oriel and its dependencies. So exactly our own
+packages are made importable, each from its folder, and nothing beside them: a handler imports what its own environment
+has. Two packages that ours need are added for an interpreter of the same build that lacks them; its own, of
+whatever version, come first. This file must stay valid for old interpreters, which are refused here.
 """
 
 import fcntl
@@ -36,26 +35,27 @@ class Packages:
 
 
 def build() -> str:
-    """Interpreters that say the same load the same compiled packages."""
+    """Name the interpreter's build: interpreters of one build load the same compiled packages."""
     return str(sys.implementation.cache_tag) + "-" + sysconfig.get_platform()
 
 
 def end_with(lifeline: int) -> None:
-    """Let the kernel end this process when the other end of a socket is closed, until this one is.
+    """Let the kernel end this process when the other end of a socket is closed, until this end is.
 
-    A handler's import may hang, and whoever waits for it may be killed meanwhile; then nobody here reads a socket. The
-    signal needs no thread, which a fork would have to wait for, and ends also code that never comes back to Python.
+    A handler's import may hang, and the process that waits for it may be killed meanwhile; then no code here reads a
+    socket. The signal needs no thread, which would be unsafe with fork, and it also ends code that never returns to
+    Python.
     """
     os.set_inheritable(lifeline, False)
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it was closed before that
+    if select.select([lifeline], [], [], 0)[0]:  # it had been closed before
         os._exit(0)
 
 
 def main(settings: "dict[str, Any]") -> str:
-    """What keeps workers from being started here; otherwise it does not return."""
+    """Run the fork server. Returns only if workers cannot be started here, with the reason."""
     if sys.version_info < OLDEST:
         need = ".".join(map(str, OLDEST))
         have = ".".join(map(str, sys.version_info[:2]))
@@ -72,7 +72,7 @@ def main(settings: "dict[str, Any]") -> str:
 
 
 def tell(settings: "dict[str, Any]", problem: str) -> None:
-    """As `records` has it, which cannot be imported yet."""
+    """Report a problem as in `records`, which cannot be imported yet."""
     text = problem.encode()
     record = settings["broken_record"]
     control = socket.socket(fileno=settings["control_fd"])

@@ -1,7 +1,7 @@
 """The pool's end of a worker's socket: frames with their segments, on the loop.
 
-Not an asyncio transport, because those cannot hand over descriptors. Frames are short (long values lie in segments),
-so a send goes out at once unless the worker has stopped reading; what then waits is bounded by what a job may ask.
+It is not an asyncio transport, because those cannot pass descriptors. Frames are short (long values are in segments),
+so a frame is sent at once unless the worker has stopped reading; the frames that wait then are bounded by the job.
 """
 
 import asyncio
@@ -14,17 +14,16 @@ from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, Unfra
 from oriel_logic.workers.link import CHUNK, CLOEXEC, ONE_DESCRIPTOR, descriptors_in
 from oriel_logic.workers.segments import drop, written
 
-__all__ = ["Channel"]
-
-# Received bytes are taken over before the next socket is read, so one buffer serves all channels of a loop.
+# Received bytes are copied before the next socket is read, so one buffer serves all channels of a loop.
 BUFFER = bytearray(CHUNK)
 VIEW = memoryview(BUFFER)
 
 
 class Channel:
-    """on_frame: gets every frame and owns it. on_lost: once, when the worker or what it says has come to an end.
+    """One worker's socket.
 
-    Neither is called from `send` or `close`.
+    on_frame: called with every frame, which it then owns.
+    on_lost: called once, when the worker has ended or broken the protocol. Neither is called from `send` or `close`.
     """
 
     def __init__(
@@ -45,7 +44,9 @@ class Channel:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, kind: Kind, packed: Packed) -> None:
-        """Raises OSError if there is no memory or no descriptor for its segment; nothing was sent then."""
+        """Send a frame. Raises OSError if there is no memory or no descriptor for its segment; nothing was sent
+        then.
+        """
         if not self._open:
             return
         data, shared = head(kind, packed)
@@ -55,7 +56,7 @@ class Channel:
             self._writable()
 
     def lose(self) -> None:
-        """Come to an end at once; `on_lost` follows from the loop."""
+        """End the connection at once; the loop calls `on_lost` afterwards."""
         if self._open:
             self._close()
             self._loop.call_soon(self._on_lost)
@@ -78,7 +79,7 @@ class Channel:
             frames = self._unframer.feed(VIEW[:count], descriptors_in(ancillary))
         except BlockingIOError:
             return
-        except (OSError, FrameTooLarge, ValueError):  # it is gone, or does not speak our protocol any more
+        except (OSError, FrameTooLarge, ValueError):  # it has ended, or broken the protocol
             self.lose()
             return
         for frame in frames:

@@ -1,4 +1,4 @@
-"""A worker: sets the services up, then runs one job after the other until its socket ends."""
+"""A worker process: sets the services up, then runs one job after another until its socket ends."""
 
 import os
 import socket
@@ -7,20 +7,22 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypedDict
 
-from oriel_logic.definition import Definition
-from oriel_logic.loading import setup_problem
+from oriel_logic.loading.handlers import setup_problem
+from oriel_logic.services.definition import Definition
+from oriel_logic.services.serving import Services
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
-from oriel_logic.workers.references import Services
 from oriel_logic.workers.segments import drop
-from oriel_logic.workers.work import Desk
-
-__all__ = ["Report", "has_stage_here", "run"]
+from oriel_logic.workers.work import JobRunner
 
 
 class Report(TypedDict):
-    """What a worker says first. problems: {service: why it cannot run here}. descriptions: see Definition.describe."""
+    """The first message of a worker.
+
+    problems: {service: why it cannot run here}.
+    descriptions: see `Definition.describe`.
+    """
 
     problems: dict[str, str]
     descriptions: dict[str, dict[str, Any]]
@@ -34,23 +36,23 @@ def run(
     *,
     limit_bytes: int,
 ) -> NoReturn:
-    """Never returns: the process ends with its socket."""
+    """Run the worker. Never returns: the process ends with its socket."""
     code = 1
     try:
         link = Link(sock, limit_bytes=limit_bytes)
         report["problems"] |= set_up(services, definitions)
         link.send(Kind.READY, report)
-        desk = Desk(link, services, MemoryBound())
+        runner = JobRunner(link, services, MemoryBound())
         more = True
         while more:
             frame = link.receive()
             if frame.kind is Kind.JOB:
-                more = desk.work(frame)
-            else:  # it came too late for the job before
+                more = runner.work(frame)
+            else:  # it came too late for the previous job
                 drop(frame)
         code = 0
     except OSError:
-        code = 0  # the logic process is gone
+        code = 0  # the logic process has ended
     except BaseException:
         traceback.print_exc()
     finally:
@@ -63,7 +65,7 @@ def has_stage_here(definition: Definition) -> bool:
 
 
 def set_up(services: Services, definitions: Sequence[Definition]) -> dict[str, str]:
-    """Instances and `setup` of these services; {service: why it failed}."""
+    """Make instances of the services and run their `setup`; return {service: why it failed}."""
     problems: dict[str, str] = {}
     for definition in definitions:
         try:

@@ -1,18 +1,17 @@
 """The fork server: one process per pool, started by `bootstrap`.
 
-It imports the handler files once and then forks a worker for each request that comes over its control socket (file
-descriptor in the settings). A request is one record with the worker's end of a socket pair; the answers are records
-too: STARTED (token, pid) and EXITED (pid, wait status).
+It imports the handler files once and then forks a worker for each request on its control socket (a file descriptor in
+the settings). A request is one record with the worker's end of a socket pair; the answers are records too: STARTED
+(token, pid) and EXITED (pid, wait status).
 
-Why not `multiprocessing`: its fork server brings a second helper process (resource_tracker), and its queues bring
-threads. This one has no threads, so a fork copies a quiet process, and workers share the pages of everything that
-was imported (the heap is frozen before the first fork so that the collector does not touch them).
+`multiprocessing` is not used: its fork server starts a second helper process (resource_tracker), and its queues start
+threads. This one has no threads, so that forking is safe, and workers share the pages of everything that was imported
+(the heap is frozen before the first fork so that the collector does not touch them).
 
-Nobody is left behind: the control socket's end-of-file (the logic process is gone, however it went) ends the fork
-server, which kills its workers; while it imports handlers, and does not read that socket, another one does so
-(`bootstrap`). Should the fork server itself be killed, the kernel kills the workers (Linux), and idle ones leave by the
-end-of-file of their own socket. SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, while
-requests still need their workers.
+No process outlives the logic process: the end of the control socket ends the fork server, which kills its workers;
+while it imports handlers and does not read that socket, the lifeline socket does the same (`bootstrap`). If the fork
+server itself is killed, the kernel kills the workers (Linux), and idle ones end with their own socket. SIGINT and
+SIGTERM are ignored: a terminal sends them to the whole group, while requests still need their workers.
 """
 
 import gc
@@ -27,24 +26,22 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from oriel_logic.definition import Definition, describe
-from oriel_logic.loading import load, one_line
-from oriel_logic.sources import HandlerFile
+from oriel_logic.loading.handlers import load, one_line, preload
+from oriel_logic.loading.sources import HandlerFile
+from oriel_logic.services.definition import Definition, describe
+from oriel_logic.services.serving import Services
 from oriel_logic.workers import child
 from oriel_logic.workers.records import EXITED, RECORD, STARTED
-from oriel_logic.workers.references import Services
 
-__all__ = ["main"]
-
-# The loop answers everybody, a worker one caller: where both want a core the loop goes first. That took the 99th
+# The loop answers all callers, a worker one: if both want a core the loop goes first. That took the 99th
 # percentile of its lag, beside two busy workers on two cores, from 4 ms to 1. Nice counts inside a container, or a
-# session where the kernel groups by them, so it takes nothing from other units.
+# session where the kernel groups by them, so it costs other units nothing.
 NICENESS = 10
 LOG_FORMAT = "%(asctime)s %(levelname)s logic-worker %(name)s: %(message)s"
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Serve until the control socket ends. Never returns in a worker."""
+    """Run until the control socket ends. Never returns in a worker."""
     for name in ("PYTHONPATH", "PYTHONSAFEPATH", "ORIEL_LIFELINE_FD"):
         os.environ.pop(name, None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,17 +56,17 @@ def main(settings: dict[str, Any]) -> None:
     try:
         link = serve(control)
         if link is not None:  # this is a forked worker
-            # What the logic process cannot import runs here as a whole, `async def` too.
+            # Services that the logic process cannot import run here completely, `async def` too.
             mine = [each for each in definitions if settings["sets_up_all"] or child.has_stage_here(each)]
             child.run(link, Services(), mine, report, limit_bytes=settings["max_frame_bytes"])
-    except Exception:  # the process ends here; its parent sees end-of-file
+    except Exception:  # the process ends here; its parent sees the end of the socket
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
 def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Report]:
-    """The services of `files`, and what every worker will report of them."""
+    """Import `files`; return their definitions and the report of every worker."""
     definitions: list[Definition] = []
     report: child.Report = {"problems": {}, "descriptions": {}}
     for loaded in load(files, log=False):
@@ -81,15 +78,12 @@ def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Repo
                 report["problems"][loaded.name] = f"it cannot be described: {one_line(error)}"
         elif loaded.problem:
             report["problems"][loaded.name] = loaded.problem
-    if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
-        from oriel_logic.openai.served import preload
-
-        preload(files)
+    preload(files)
     return definitions, report
 
 
 def serve(control: socket.socket) -> socket.socket | None:
-    """Fork on request until the control socket ends: None then. In a forked worker: its socket."""
+    """Fork on request until the control socket ends, and return None then; in a forked worker return its socket."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -117,7 +111,7 @@ def serve(control: socket.socket) -> socket.socket | None:
                 pids.add(pid)
                 control.sendall(RECORD.pack(STARTED, token, pid))
     except OSError:
-        return None  # the logic process is gone
+        return None  # the logic process has ended
     finally:
         if os.getpid() == server:
             for pid in pids:

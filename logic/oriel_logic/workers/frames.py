@@ -2,10 +2,10 @@
 
     length u32 | kind u8 | flags u8 | cpu_us u32 | buffers u16 | buffers x size u64 | payload
 
-big endian. A payload is a pickle: both ends run the same code for the same user, joined by a socket pair that nobody
-else can open. Arrays and long byte strings are not in the pickle (protocol 5, out-of-band buffers, PEP 574) but lie
-one after the other in one piece of shared memory, whose descriptor comes with the frame's first byte; `segments` has
-that part. A pickle that is long itself lies there too, before the others: so what goes through the socket is short.
+All numbers are big endian. A payload is a pickle: both ends run the same code for the same user, joined by a socket
+pair that no other process can open. Arrays and long byte strings are not in the pickle (protocol 5, out-of-band
+buffers, PEP 574) but one after another in shared memory, whose descriptor comes with the frame's first byte; see
+`segments`. A pickle that is long itself is there too, before the others, so little goes through the socket.
 
 `length` and the sizes are checked against the bound before anything is read, mapped or allocated.
 """
@@ -17,39 +17,25 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from io import BytesIO
 from itertools import accumulate
-from typing import Any
-
-__all__ = [
-    "HEADER",
-    "MAX_BUFFERS",
-    "SHARED_FROM",
-    "Frame",
-    "FrameTooLarge",
-    "Kind",
-    "Packed",
-    "Unframer",
-    "head",
-    "offsets",
-    "pack",
-]
+from typing import Any, NamedTuple
 
 HEADER = struct.Struct("!IBBIH")
 MAX_U32 = 2**32 - 1
 IN_SEGMENT = 1  # flag: the payload is the first buffer
 SHARED_FROM = 64 << 10  # bytes; shorter ones are copied through the socket, which costs less than a mapping
 MAX_BUFFERS = 1024
-MAX_LOOKED_AT = 64  # entries of a list; what is further back is copied into the pickle
+MAX_LOOKED_AT = 64  # entries of a list; later ones are copied into the pickle
 ALIGNED = 64  # bytes: where a buffer may begin in its segment, for vector instructions
 
 
 class Kind(IntEnum):
-    """What a frame is. To a worker: JOB, MORE, CANCEL, CALLED; from one: the others.
+    """The kind of a frame. JOB, MORE, CANCEL and CALLED go to a worker; the others come from one.
 
-    JOB: (reference, arguments, how it is to run). READY: a Report, once, first.
-    RESULT: (value, stages). REFUSED: what `outcomes` makes of it. FAILED: (outcome value, one line, traceback text).
-    EXHAUSTED: like FAILED, and the process ends. PIECE: one value of a stream; its end is one of the four before.
-    MORE: one further piece may come. CANCEL: nobody waits for the job any more. CALL: (number, method, arguments,
-    keywords), a call of a model. CALLED: (number, the value, None), or (number, None, a refusal as in REFUSED).
+    JOB: (reference, arguments, Terms). READY: a Report; once, first. RESULT: (value, stages). REFUSED: an error as
+    `outcomes.facts_of` describes it. FAILED: (outcome value, one line, traceback text). EXHAUSTED: like FAILED, and the
+    process ends. PIECE: one value of a stream; its end is one of the four before. MORE: one further piece may be sent.
+    CANCEL: no caller waits for the job any more. CALL: (number, method, arguments, keywords), a call of a model.
+    CALLED: (number, value, None), or (number, None, an error as in REFUSED).
     """
 
     JOB = 1
@@ -66,14 +52,14 @@ class Kind(IntEnum):
 
 
 class FrameTooLarge(ValueError):
-    """A payload passes the bound both ends agreed on."""
+    """A payload is larger than the bound that both ends use."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"{size_bytes} bytes are more than the {limit_bytes} that fit between service and worker")
 
 
 class Packed:
-    """A value, ready to be sent. It refers to the memory of the value's arrays, which must not change until then."""
+    """A pickled value. It refers to the memory of the value's arrays, which must not change before it is sent."""
 
     __slots__ = ("buffers", "payload", "size_bytes")
 
@@ -84,7 +70,7 @@ class Packed:
 
 
 class Pickler(pickle.Pickler):
-    """Takes long byte strings out of band as well, where they are fields of a value: pickle would copy them."""
+    """Also takes long byte strings out of band if they are fields of a value: pickle would copy them."""
 
     def reducer_override(self, value: Any) -> Any:
         names: Any = getattr(type(value), "__slots__", None) or getattr(value, "__dict__", ())
@@ -95,7 +81,7 @@ class Pickler(pickle.Pickler):
 
 
 class OutOfBand:
-    """Stands for a long byte string while it is pickled; unpickled it is that byte string again."""
+    """Replaces a long byte string while it is pickled; unpickling gives the byte string again."""
 
     __slots__ = ("value",)
 
@@ -111,7 +97,7 @@ def is_long(value: object) -> bool:
 
 
 def has_long(value: object, levels: int = 3) -> bool:
-    """Whether a long byte string is where `Pickler` would find it; a look that costs less than that class does."""
+    """Whether `Pickler` would find a long byte string; this check costs less than that class does."""
     kind = type(value)
     if kind is bytes:
         return is_long(value)
@@ -123,7 +109,7 @@ def has_long(value: object, levels: int = 3) -> bool:
 
 
 def with_long_ones_out(value: Any) -> Any:
-    """`value`, or a copy in which the long byte strings of a tuple, list or dict are taken out of band."""
+    """Return `value`, or a copy in which the long byte strings of a tuple, list or dict are out of band."""
     kind = type(value)
     if kind is bytes:
         return OutOfBand(value) if is_long(value) else value
@@ -136,7 +122,7 @@ def with_long_ones_out(value: Any) -> Any:
 
 
 def pack(value: Any, *, limit_bytes: int) -> Packed:
-    """Raises FrameTooLarge, and whatever pickling `value` raises."""
+    """Pickle a value. Raises FrameTooLarge, and whatever pickling raises."""
     buffers: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -160,7 +146,7 @@ def pack(value: Any, *, limit_bytes: int) -> Packed:
 
 
 def head(kind: Kind, packed: Packed, *, cpu_us: int = 0) -> tuple[bytes, list[memoryview]]:
-    """What goes through the socket, and what has to lie in the segment that goes along, in this order."""
+    """Return the bytes for the socket, and the buffers for the segment, in this order."""
     shared = list(packed.buffers)
     payload, flags = packed.payload, 0
     if len(payload) >= SHARED_FROM:
@@ -173,14 +159,14 @@ def head(kind: Kind, packed: Packed, *, cpu_us: int = 0) -> tuple[bytes, list[me
 
 
 def offsets(sizes: Iterable[int]) -> list[int]:
-    """Where buffers of these sizes begin in their segment, and where it ends."""
+    """Return the offsets of buffers of these sizes in their segment, and its end."""
     return [0, *accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
 
 
 class Frame:
-    """One message as it came. cpu_us: processor time the worker has spent on its job, 0 from the pool.
+    """One received message. cpu_us: processor time the worker has spent on its job, 0 from the pool.
 
-    descriptor: of the segment, -1 if there is none; whoever has the frame closes it.
+    descriptor: of the segment, -1 if there is none; the owner of the frame closes it.
     """
 
     __slots__ = ("cpu_us", "descriptor", "in_segment", "kind", "payload", "sizes")
@@ -203,11 +189,10 @@ class Frame:
 
 
 class Unframer:
-    """Cuts what a socket gives into frames.
+    """Splits received bytes into frames.
 
-    Raises FrameTooLarge as soon as a head says too much, ValueError if it lies.
-
-    Descriptors come in the order of the frames they belong to, and never later than those.
+    Descriptors come in the order of their frames, and never later than those.
+    Raises FrameTooLarge as soon as a head announces too much, ValueError if it is inconsistent.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -244,7 +229,29 @@ class Unframer:
         return frames
 
     def left_over(self) -> list[int]:
-        """Descriptors that no frame has claimed; they are the caller's now."""
+        """Return the descriptors that no frame has claimed; the caller owns them."""
         rest = list(self._descriptors)
         self._descriptors.clear()
         return rest
+
+
+WINDOW = 8  # pieces of a stream that may be sent before its reader has taken one
+
+
+class Terms(NamedTuple):
+    """The conditions of a job.
+
+    streams: it yields pieces.
+    is_batch: the arguments are the rows of several callers.
+    memory_mb: the memory it may use beyond what its worker had when it was ready; 0 for no bound.
+    deadline: monotonic seconds, which all processes of a machine share. The others are attributes of `ctx` in the
+        worker.
+    """
+
+    streams: bool = False
+    memory_mb: int = 0
+    request_id: str = ""
+    deadline: float = 0.0
+    tier: str = ""
+    tenant: str = ""
+    is_batch: bool = False

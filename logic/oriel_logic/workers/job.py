@@ -1,32 +1,29 @@
-"""One piece of work for a worker process, and how its answer becomes a value, pieces of a stream, or an error."""
+"""One job for a worker process: its answer becomes a value, pieces of a stream, or an error."""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from oriel_logic.errors import LogicError, Outcome
-from oriel_logic.workers.asked import ModelCalls
 from oriel_logic.workers.frames import Frame, Kind, Packed
+from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.outcomes import failure, raised
 from oriel_logic.workers.segments import drop, unpack
 from oriel_policies.queue import Ticket
-
-if TYPE_CHECKING:
-    from oriel_logic.workers.worker import Worker
-
-__all__ = ["Done", "Job", "Pieces"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """value: what the function returned. cpu_us: processor time the worker spent.
+    """The result of a job.
 
-    stages: (name, start, end) of what the function timed by `ctx.stage`, monotonic seconds.
+    value: what the function returned.
+    cpu_us: processor time that the worker spent.
+    stages: (name, start, end) of what the function timed with `ctx.stage`, monotonic seconds.
     """
 
     value: Any
@@ -35,7 +32,7 @@ class Done:
 
 
 class Pieces:
-    """The pieces of one stream between worker and reader. The worker sends at most `terms.WINDOW` ahead."""
+    """The pieces of one stream between worker and reader. The worker sends at most `frames.WINDOW` ahead."""
 
     def __init__(self) -> None:
         self._waiting: deque[Frame] = deque()
@@ -51,7 +48,7 @@ class Pieces:
         self._wake()
 
     async def next(self) -> Frame | None:
-        """The next piece; None once all have been read and the job has ended."""
+        """Return the next piece; None once all have been read and the job has ended."""
         while not self._waiting:
             if self.ended:
                 return None
@@ -60,7 +57,7 @@ class Pieces:
         return self._waiting.popleft()
 
     def drop(self) -> None:
-        """Let go of what was not read."""
+        """Release the pieces that were not read."""
         while self._waiting:
             drop(self._waiting.popleft())
 
@@ -69,12 +66,21 @@ class Pieces:
             self._reader.set_result(None)
 
 
+class Runner(Protocol):
+    """The worker process that a job has been handed to, as far as the job's owner needs it."""
+
+    def abandon(self, job: "Job") -> None: ...
+    def more(self, job: "Job") -> None: ...
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """`started` once a worker has it, `worker` as long as it has; the pool is the only writer.
+    """One job. The pool is its only writer. `started` is set once a worker has it, `worker` while a worker has it.
 
-    prepare: gives what is sent, when a worker is there; None if there is nothing to be done any more.
-    run_s: how long it may run. models: answers its calls of models. pieces: where it is a stream.
+    prepare: gives the frame to send, once a worker is free; None if the job is not needed any more.
+    run_s: bound on its run time.
+    models: answers its model calls.
+    pieces: set if it is a stream.
     """
 
     reference: str
@@ -88,25 +94,25 @@ class Job:
     models: ModelCalls | None = None
     pieces: Pieces | None = None
     started: bool = field(default=False)
-    worker: "Worker | None" = None
+    worker: Runner | None = None
     began_s: float = 0.0
 
     def fail(self, error: LogicError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
             if self.pieces is not None:
-                self.future.exception()  # a reader that has left will not ask for it
+                self.future.exception()  # a reader that has left will not retrieve it
         if self.pieces is not None:
             self.pieces.end()
 
     def answer(self, frame: Frame) -> None:
-        """Settle with a worker's last frame. An answer that nobody waits for is dropped as it is."""
+        """Finish the job with a worker's last frame. If no caller waits for it, the frame is dropped."""
         if self.future.done():
             drop(frame)
             return
         try:
             value = unpack(frame)
-        except Exception as error:  # a value whose class loads only in the worker: this job's failure
+        except Exception as error:  # a value whose class loads only in the worker fails this job
             self.fail(self.unreadable(error))
             return
         if frame.kind is Kind.RESULT:
@@ -124,6 +130,6 @@ class Job:
         self.fail(failed)
 
     def unreadable(self, error: Exception) -> LogicError:
-        """What a caller is told whose answer cannot be unpacked here; the log gets `error`."""
+        """Return the caller's error for an answer that cannot be unpacked here; `error` is logged."""
         _log.error("request %s: the result of '%s' cannot be read", self.request_id, self.stage, exc_info=error)
         return failure(Outcome.HANDLER_FAILED.value, self.stage)

@@ -1,8 +1,7 @@
-"""Keeps a pool's worker processes there: starts the fork server and asks it for workers.
+"""Keeps a pool's worker processes running: starts the fork server and asks it for workers.
 
-A worker that is gone is replaced at once; where workers die before they are ready, later and later. Where set-up takes
-long, one worker more than may work is kept ready to step in. If the fork server is gone, its workers are too, and a new
-one is launched.
+A worker that has ended is replaced at once; after failed starts the delay grows. If setup takes long, one worker more
+than may work is kept ready as a spare. If the fork server has ended, so have its workers, and a new one is launched.
 """
 
 import asyncio
@@ -13,19 +12,21 @@ from collections.abc import Callable
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
 from oriel_logic.workers.worker import Worker
 
-__all__ = ["Keeper"]
-
 _log = logging.getLogger(__name__)
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 2.0
-SPARE_FROM_S = 0.5  # a set-up this long is not waited for when a worker is lost
+SPARE_FROM_S = 0.5  # with a setup this long a spare worker is kept
 
 
 class Keeper:
-    """launch: makes a fork server; `server` is the first one. make: the loop's end of a worker, from token and socket.
+    """The workers of one pool.
 
-    on_broken: called when it is known that no worker can be started. workers: by token, ready or not. stillborn:
-    workers in a row that ended before they were ready. problem: why none can be started, "" while that is not known.
+    launch: makes a fork server; `server` is the first one.
+    make: makes the loop's end of a worker from token and socket.
+    on_broken: called when workers can never be started.
+    workers: by token, ready or not.
+    failed_starts: workers in a row that ended before they were ready.
+    problem: why no worker can be started, "" while that is not known.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class Keeper:
     ) -> None:
         self.server: ForkServer | None = server
         self.workers: dict[int, Worker] = {}
-        self.stillborn = 0
+        self.failed_starts = 0
         self.problem = ""
         self._count = count
         self._launch = launch
         self._make = make
         self._on_broken = on_broken
         self._tokens = 0
-        self._setup_s = 0.0  # of the worker that was ready last
+        self._setup_s = 0.0  # of the latest worker that was ready
         self._closing = False
         self._missing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -54,7 +55,7 @@ class Keeper:
     def start(self) -> None:
         """Attach to the fork server and begin to start workers."""
         assert self.server is not None
-        asyncio.get_running_loop().add_reader(self.server.fileno(), self._news)
+        asyncio.get_running_loop().add_reader(self.server.fileno(), self._read_events)
         self._missing.set()
         self._task = asyncio.create_task(self._keep(), name="worker pool keeper")
 
@@ -75,21 +76,21 @@ class Keeper:
             await asyncio.to_thread(server.close)
 
     def ready(self, worker: Worker) -> None:
-        """It has been set up."""
+        """Record that a worker has been set up."""
         self.problem = ""
-        self.stillborn = 0
+        self.failed_starts = 0
         self._setup_s = worker.setup_s
         self._missing.set()  # a spare one may be wanted now
 
     def gone(self, worker: Worker) -> None:
-        """It has to be replaced."""
+        """Replace a worker that has ended."""
         del self.workers[worker.token]
         if not worker.is_ready:
-            self.stillborn += 1
+            self.failed_starts += 1
         self._missing.set()
 
-    def _news(self) -> None:
-        """The fork server's control socket is readable."""
+    def _read_events(self) -> None:
+        """Handle the events of the fork server, whose control socket is readable."""
         assert self.server is not None
         events = self.server.events()
         if events is None:
@@ -97,7 +98,7 @@ class Keeper:
             asyncio.get_running_loop().remove_reader(self.server.fileno())
             self.server.close(timeout_s=0.2)
             self.server = None
-            self.stillborn += not any(worker.is_ready for worker in self.workers.values())
+            self.failed_starts += not any(worker.is_ready for worker in self.workers.values())
             for worker in list(self.workers.values()):
                 worker.close()
             self._missing.set()
@@ -119,19 +120,19 @@ class Keeper:
                 if self.server is None:
                     await self._back_off()
                     self.server = self._launch()
-                    asyncio.get_running_loop().add_reader(self.server.fileno(), self._news)
+                    asyncio.get_running_loop().add_reader(self.server.fileno(), self._read_events)
                 while self.server is not None and len(self.workers) < self._wanted():
                     await self._back_off()
                     self._tokens += 1
                     self.workers[self._tokens] = self._make(self._tokens, self.server.spawn(self._tokens))
             except OSError as error:
                 _log.error("a worker process cannot be started: %s", error)
-                self.stillborn += 1
+                self.failed_starts += 1
                 self._missing.set()
 
     def _wanted(self) -> int:
         return self._count + (self._setup_s >= SPARE_FROM_S)
 
     async def _back_off(self) -> None:
-        if self.stillborn:
-            await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.stillborn, 10)))
+        if self.failed_starts:
+            await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failed_starts, 10)))

@@ -1,4 +1,4 @@
-"""The fork server as the logic process sees it."""
+"""The fork server as the logic process uses it."""
 
 import json
 import os
@@ -16,11 +16,9 @@ import python_multipart
 import oriel_logic
 import oriel_policies
 import oriel_wire
-from oriel_logic.sources import HandlerFile
+from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.workers.bootstrap import build
 from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED
-
-__all__ = ["Broken", "Exited", "ForkServer", "Started"]
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PACKAGES = {each.__name__: each.__path__[0] for each in (oriel_logic, oriel_policies, oriel_wire)}
@@ -36,7 +34,7 @@ OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The worker asked for with `token` runs as process `pid`."""
+    """The worker with `token` runs as process `pid`."""
 
     token: int
     pid: int
@@ -44,7 +42,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker is gone; `status` as from `os.waitpid`."""
+    """A worker has ended; `status` as from `os.waitpid`."""
 
     pid: int
     status: int
@@ -57,13 +55,13 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """No worker can be started with this interpreter; `problem` says why. The last event."""
+    """No worker can be started with this interpreter; `problem` gives the reason. The last event."""
 
     problem: str
 
 
 class ForkServer:
-    """A running fork server for `files`. `spawn` asks for a worker at once; `events` tells later what became of it."""
+    """A running fork server for `files`. `spawn` asks for a worker without waiting; `events` reports the results."""
 
     def __init__(
         self,
@@ -87,11 +85,11 @@ class ForkServer:
         sets_up_all: bool = False,
         max_frame_bytes: int,
     ) -> "ForkServer":
-        """Start the process; it imports the services meanwhile. Blocks for the exec only. Raises OSError.
+        """Start the process, which imports the services meanwhile. Blocks for the exec only. Raises OSError.
 
-        sets_up_all: also what runs on the logic process's loop. python: the interpreter of the workers. Another one
-        than ours sees its own environment's packages, Oriel's own code with the packages it needs, and nothing else of
-        our environment.
+        sets_up_all: also set up services that run on the logic process's loop.
+        python: the interpreter of the workers. One other than ours sees the packages of its own environment, Oriel's
+            own code with the packages it needs, and nothing else of our environment.
         """
         control, theirs = socket.socketpair()
         lifeline, watched = socket.socketpair()
@@ -127,11 +125,11 @@ class ForkServer:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when `events` has news."""
+        """Return a descriptor that is readable when `events` has something to return."""
         return self._control.fileno()
 
     def spawn(self, token: int) -> socket.socket:
-        """Ask for a worker; our end of its socket. Raises OSError when the fork server is gone."""
+        """Ask for a worker and return our end of its socket. Raises OSError if the fork server has ended."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -143,7 +141,7 @@ class ForkServer:
         return ours
 
     def events(self) -> list[Started | Exited | Broken] | None:
-        """What happened since the last call; None once the fork server is gone. Does not block."""
+        """Return the events since the last call; None once the fork server has ended. Does not block."""
         try:
             data = self._control.recv(4096)
         except BlockingIOError:
@@ -170,7 +168,7 @@ class ForkServer:
         return found
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End the fork server and with it its workers. Blocks until it is gone, at most `timeout_s`, then kills it."""
+        """End the fork server and its workers. Blocks until it has ended, at most `timeout_s`, then kills it."""
         self._control.close()
         self._lifeline.close()
         try:

@@ -1,4 +1,4 @@
-"""A worker's end of its socket: frames with their segments, blocking unless asked otherwise."""
+"""A worker's end of its socket: frames with their segments, blocking by default."""
 
 import os
 import select
@@ -10,15 +10,13 @@ from typing import Any
 from oriel_logic.workers.frames import Frame, Kind, Unframer, head, pack
 from oriel_logic.workers.segments import written
 
-__all__ = ["CHUNK", "CLOEXEC", "ONE_DESCRIPTOR", "Link", "descriptors_in"]
-
 CHUNK = 64 << 10
 ONE_DESCRIPTOR = socket.CMSG_SPACE(struct.calcsize("i"))
 CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with `recvmsg`."""
+    """Return the descriptors that came with `recvmsg`."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -27,7 +25,9 @@ def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 class Link:
-    """Single user: the worker's main thread. Everything raises OSError once the logic process is gone."""
+    """The socket. Used by the worker's main thread only. Every method raises OSError once the logic process has
+    ended.
+    """
 
     def __init__(self, sock: socket.socket, *, limit_bytes: int) -> None:
         self._sock = sock
@@ -40,11 +40,11 @@ class Link:
         return self._sock.fileno()
 
     def is_gone(self, error: Exception) -> bool:
-        """Whether `error` is this link's end, and not a handler's own."""
+        """Whether `error` is the end of this link rather than a handler's own error."""
         return error is self._gone
 
     def send(self, kind: Kind, value: Any, *, cpu_us: int = 0) -> None:
-        """Raises FrameTooLarge, and whatever pickling `value` raises; nothing was sent then."""
+        """Send a value. Raises FrameTooLarge, and whatever pickling `value` raises; nothing was sent then."""
         data, shared = head(kind, pack(value, limit_bytes=self._limit_bytes), cpu_us=cpu_us)
         descriptor = written(shared) if shared else -1
         try:
@@ -59,13 +59,13 @@ class Link:
                 os.close(descriptor)
 
     def receive(self) -> Frame:
-        """The next frame. Blocks. Raises OSError at the end."""
+        """Wait for the next frame. Raises OSError at the end."""
         while not self._frames:
             self._read()
         return self._frames.popleft()
 
     def pending(self) -> list[Frame]:
-        """The frames that are there already. Raises OSError at the end. Does not block."""
+        """Return the frames that have arrived, without waiting. Raises OSError at the end."""
         while select.select([self._sock], [], [], 0)[0]:
             self._read()
         found = list(self._frames)

@@ -1,4 +1,4 @@
-"""Errors as they travel between a worker and the pool: an outcome, a sentence, and the facts that belong to it."""
+"""Errors on the way between a worker and the pool: an outcome, a text, and the facts that belong to it."""
 
 from typing import Any
 
@@ -19,8 +19,6 @@ from oriel_logic.errors import (
     Saturated,
 )
 
-__all__ = ["facts_of", "failure", "raised"]
-
 KINDS: dict[str, type[LogicError]] = {
     kind.outcome.value: kind
     for kind in (
@@ -38,14 +36,14 @@ KINDS: dict[str, type[LogicError]] = {
 
 
 def failure(outcome: str, stage: str) -> LogicError:
-    """What the caller of a job is told that failed; why is for the log."""
+    """Make the caller's error for a job that failed; the reason is in the log."""
     if outcome == Outcome.MEMORY_EXCEEDED.value:
         return MemoryExceeded(f"the service needed more memory in its stage '{stage}' than its limit allows")
     return HandlerFailed(f"the service failed in its stage '{stage}': its log says why under this request id")
 
 
 def facts_of(error: LogicError) -> dict[str, Any]:
-    """A refusal, as plain values."""
+    """Describe a refusal in plain values."""
     facts = {"outcome": error.outcome.value, "message": error.message, "retry_after_s": error.retry_after_s}
     if isinstance(error, Refused) and error.field:
         facts["field"] = error.field
@@ -57,7 +55,7 @@ def facts_of(error: LogicError) -> dict[str, Any]:
 
 
 def raised(facts: dict[str, Any]) -> LogicError:
-    """`facts_of` undone."""
+    """Make the error that `facts_of` described."""
     if "stage" in facts:
         return DeadlineExceeded(facts["stage"])
     kind = KINDS.get(facts["outcome"], HandlerFailed)

@@ -1,8 +1,8 @@
-"""The worker pool: CPU work in order of promise, one job per process.
+"""The worker pool: CPU work in SLA order, one job per process.
 
-Life of a job: `call` queues it (SLA order: band, tenant, deadline) -> an idle worker takes it -> its answer settles
-the caller's future. A job leaves the queue unstarted when its deadline passes, when its caller is cancelled, or when
-a more urgent one displaces it. What becomes of a started job whose caller leaves is in `worker`.
+Life of a job: `call` queues it (SLA order: band, tenant, deadline) -> an idle worker takes it -> its answer settles the
+caller's future. A job leaves the queue unstarted when its deadline passes, when its caller is cancelled, or when a more
+urgent one displaces it. `worker` describes what happens to a started job whose caller leaves.
 
 Ownership: everything here belongs to the loop. A job's future is set only if it is not done. A worker that dies fails
 its own job alone; the keeper replaces it.
@@ -16,33 +16,33 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oriel_logic.batching import BatchLimits, WrongRows, group_of, rows_in, size_of
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
-from oriel_logic.workers.asked import ModelCalls
+from oriel_logic.services.batching import BatchLimits, WrongRows, group_of, rows_in, size_of
 from oriel_logic.workers.batcher import Batcher
-from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
+from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, Terms, pack
 from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.keeper import Keeper
 from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.segments import unpack
 from oriel_logic.workers.tally import Tally
-from oriel_logic.workers.terms import Terms
 from oriel_logic.workers.worker import NOTHING, Worker
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.context import CallContext
 
-__all__ = ["PoolLimits", "WorkerPool"]
-
 _log = logging.getLogger(__name__)
 FIRST_COST_MS = 5.0
-COST_SHARE = 0.2  # of the newest sample in the moving average
+COST_SHARE = 0.2  # weight of the newest sample in the moving average
 MAX_BATCHERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """max_frame_bytes: largest argument list, result or piece. overrun_s: see `worker`, where it is the most a job
-    may overrun. stream_idle_s: longest time between two pieces of a stream, whoever it is that takes it.
+    """The limits of a pool.
+
+    max_frame_bytes: largest argument list, result or piece.
+    overrun_s: the longest time that an abandoned job may keep its worker, see `worker`.
+    stream_idle_s: longest time between two pieces of a stream, whether worker or reader is slow.
     """
 
     workers: int = 2
@@ -54,9 +54,12 @@ class PoolLimits:
 
 
 class WorkerPool:
-    """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up.
+    """Runs jobs in worker processes.
 
-    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. tally: what was done so far.
+    launch: makes a fork server; `server` is the first one.
+    on_problems: called with {service: reason} for services that a worker could not set up.
+    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready.
+    tally: the counters of this pool.
     """
 
     def __init__(
@@ -86,17 +89,17 @@ class WorkerPool:
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue, and calls that wait for a batch."""
+        """The number of jobs in the queue, and of calls that wait for a batch."""
         return len(self._queue) + sum([each.waiting for each in self._batchers.values()])
 
     @property
     def busy(self) -> int:
-        """Workers that work on a job."""
+        """The number of workers that run a job."""
         return sum(worker.job is not None for worker in self._workers.values())
 
     @property
     def pids(self) -> list[int]:
-        """Processes of the workers that are ready."""
+        """The processes of the workers that are ready."""
         return [worker.pid for worker in self._workers.values() if worker.is_ready and worker.pid]
 
     @property
@@ -105,13 +108,13 @@ class WorkerPool:
         return self._was_ready
 
     @property
-    def stillborn(self) -> int:
-        """Workers in a row that ended before they were ready."""
-        return self._keeper.stillborn
+    def failed_starts(self) -> int:
+        """The number of workers in a row that ended before they were ready."""
+        return self._keeper.failed_starts
 
     @property
     def problem(self) -> str:
-        """Why no worker can be started; "" while that is not known to be so."""
+        """Why no worker can be started; "" while that is not known."""
         return self._keeper.problem
 
     async def start(self) -> None:
@@ -119,14 +122,14 @@ class WorkerPool:
         self._keeper.start()
 
     async def wait_ready(self) -> None:
-        """Until all workers have been ready at the same time. Raises ServiceBroken where none can ever be started."""
+        """Wait until all workers have been ready at the same time. Raises ServiceBroken if none can ever be started."""
         while not self.is_ready:
             if self.problem:
                 raise ServiceBroken(f"no worker can be started: {self.problem}")
             await self._news_came.wait()
 
     async def close(self) -> None:
-        """End all workers; jobs that wait or run fail with WorkerDied. Closing twice is fine."""
+        """End all workers; jobs that wait or run fail with WorkerDied. May be called twice."""
         self._closing = True
         await self._keeper.stop()
         if self._timer is not None:
@@ -150,10 +153,11 @@ class WorkerPool:
     ) -> Done:
         """Run the referenced function in a worker.
 
-        models: what its `models` calls. run_s, memory_mb: the service's own limits, see `worker` and `memory`.
+        models: answers the job's model calls.
+        run_s, memory_mb: the service's own limits, see `worker` and `memory`.
         Raises DeadlineExceeded (before or while it waits), Saturated, WorkerDied, HandlerTimedOut, MemoryExceeded,
-        HandlerFailed, or the Refused the function raised. Cancelled: the job leaves the queue, or, if it has started,
-        the worker is told so and its answer dropped.
+        HandlerFailed, or the Refused that the function raised.
+        Cancelled: the job leaves the queue, or, if it has started, the worker is notified and the answer dropped.
         """
         terms = terms_of(call, memory_mb)
         packed = self._packed((reference, tuple(arguments), terms), stage)
@@ -171,10 +175,11 @@ class WorkerPool:
         run_s: float | None = None,
         memory_mb: int = 0,
     ) -> AsyncIterator[Any]:
-        """The pieces that the referenced generator yields. It runs ahead of its reader by a few pieces, then waits.
+        """Yield the pieces of the referenced generator, which runs at most a few pieces ahead of its reader.
 
-        The deadline holds for the first piece, after that `stream_idle_s` for each. Raises what `call` raises, also
-        after some pieces. Closed or cancelled: the generator is closed where it stands.
+        The deadline bounds the first piece, `stream_idle_s` each later one.
+        Raises what `call` raises, also after some pieces.
+        Cancelled or closed: the generator is closed.
         """
         terms = terms_of(call, memory_mb, streams=True)
         packed = self._packed((reference, tuple(arguments), terms), stage)
@@ -196,16 +201,17 @@ class WorkerPool:
             self._leave(job)
 
     async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
-        """Run the referenced function on `rows` together with rows of others, and give what is due to these.
+        """Run the referenced function on `rows` together with rows of other calls, and return the results of these
+        rows.
 
-        Of no rows the function is not called: an empty list. Raises what `call` raises, and HandlerFailed for what is
-        not rows.
+        Without rows the function is not called: the result is an empty list.
+        Raises what `call` raises, and HandlerFailed for a value that is not rows.
         """
         try:
             count, group = rows_in(rows), group_of(rows)
         except WrongRows as error:
             raise HandlerFailed(f"stage '{stage}': {error}") from error
-        if not count:  # it would add to no batch, and none would be released for it
+        if not count:  # it would neither join a batch nor release one
             return Done([], 0)
         batcher = self._batchers.get((reference, group))
         if batcher is None:
@@ -224,7 +230,7 @@ class WorkerPool:
     def batch_job(
         self, reference: str, parts: Callable[[], list[Any] | None], call: CallContext, stage: str, deadline: float
     ) -> Job:
-        """A job whose arguments, the rows of several callers, are asked for when a worker is there."""
+        """Make a job whose arguments, the rows of several callers, are collected when a worker is free."""
 
         def prepare() -> Packed | None:
             rows = parts()
@@ -258,7 +264,7 @@ class WorkerPool:
         self._arm()
 
     def _leave(self, job: Job) -> None:
-        """The caller of `job` has what it wanted, or wants it no more."""
+        """Remove a job whose caller has its answer or has left."""
         if not job.started:
             self.tally.dropped["left"] += self._queue.remove(job.ticket)
         elif job.worker is not None:
@@ -266,7 +272,7 @@ class WorkerPool:
             job.worker.abandon(job)
 
     def expire(self) -> None:
-        """Fail every queued job whose deadline has passed; the pool's own timer calls this."""
+        """Fail every queued job whose deadline has passed; called by the pool's own timer."""
         self._timer = None
         for ticket in self._queue.expire(self._clock()):
             job = self._job(ticket)

@@ -1,7 +1,7 @@
-"""`models` and `ctx` inside a worker: calls travel over the job's socket to the logic process and are made there.
+"""`models` and `ctx` inside a worker: calls go over the job's socket to the logic process, which makes them.
 
-A plain function blocks in `models.infer(...)`; a coroutine awaits it, several at a time if it likes. When nobody waits
-for the job any more, what blocks or awaits here raises CallerLeft or is cancelled.
+A plain function blocks in `models.infer(...)`; a coroutine awaits it, several at a time if it likes. When no caller
+waits for the job any more, a blocked call raises JobAbandoned and an awaited one is cancelled.
 """
 
 import asyncio
@@ -10,23 +10,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oriel_logic.workers.frames import Frame, Kind
+from oriel_logic.workers.frames import Frame, Kind, Terms
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.outcomes import raised
 from oriel_logic.workers.segments import drop, unpack
-from oriel_logic.workers.terms import Terms
-
-__all__ = ["AsyncContext", "AsyncModels", "CallerLeft", "JobContext", "JobModels", "Mailbox"]
 
 
-class CallerLeft(BaseException):
-    """Nobody waits for this job any more. No Exception: a handler that catches those must not go on working."""
+class JobAbandoned(BaseException):
+    """No caller waits for this job any more. Not an Exception, so that a handler that catches those does not go on."""
 
 
 class Mailbox:
-    """What comes for a job while it runs. Nothing of one job is left for the next.
+    """The frames that arrive for a job while it runs. Frames of one job are never left for the next.
 
-    left: nobody waits any more. credit: pieces that may be sent.
+    left: no caller waits any more.
+    credit: number of pieces that may be sent.
     """
 
     def __init__(self, link: Link, credit: int) -> None:
@@ -40,20 +38,20 @@ class Mailbox:
         self._reader: asyncio.Future[None] | None = None
 
     def ask(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
-        """Send a call; its number."""
+        """Send a call and return its number."""
         self._number += 1
         self.link.send(Kind.CALL, (self._number, method, arguments, keywords))
         return self._number
 
     def answer(self, number: int) -> Any:
-        """Wait for the answer to a call. Raises what the model's client raised, or CallerLeft."""
+        """Wait for the answer to a call. Raises what the model's client raised, or JobAbandoned."""
         while number not in self._answers:
             self.wait()
             self.check()
         return value_of(self._answers.pop(number))
 
     async def arrived(self, number: int) -> Any:
-        """The same on a loop that reads `link` by `take_pending`."""
+        """Wait for the answer on a loop that reads `link` with `take_pending`."""
         if number not in self._answers:
             future = self._waiting[number] = asyncio.get_running_loop().create_future()
             try:
@@ -69,10 +67,10 @@ class Mailbox:
 
     def check(self) -> None:
         if self.left:
-            raise CallerLeft
+            raise JobAbandoned
 
     def wait(self) -> None:
-        """Block until something comes."""
+        """Block until a frame arrives."""
         self._take(self.link.receive())
 
     def take_pending(self) -> None:
@@ -142,7 +140,7 @@ class AsyncModels:
 
 
 class JobContext:
-    """`ctx` in a worker: what `context.Context` has, for a plain function."""
+    """`ctx` in a worker: the attributes of `context.Context`, for a plain function."""
 
     def __init__(self, terms: Terms) -> None:
         self.request_id = terms.request_id
@@ -164,13 +162,13 @@ class JobContext:
             self.stages.append((name, started, time.monotonic()))
 
     def run(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
-        """This is a worker process already: the function runs here."""
+        """Call the function here: this is a worker process already."""
         with self.stage(function.__name__):
             return function(*arguments)
 
 
 class AsyncContext(JobContext):
-    """The same for a coroutine."""
+    """`ctx` in a worker, for a coroutine."""
 
     async def run(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
         return super().run(function, *arguments)

@@ -1,10 +1,10 @@
-"""Shared memory between the pool and a worker: written by one, mapped by the other, gone with the last that has it.
+"""Shared memory between the pool and a worker: written by one, mapped by the other, freed with its last user.
 
 A segment is an anonymous file (memfd, Linux) that exists only as a descriptor. The sender writes the buffers of one
-frame into it (`pwrite`: no page of it is ever mapped, or filled with zeros, on this side), hands the descriptor over
-with the frame and closes its own. The receiver maps it and closes the descriptor; the views it gives keep the mapping
-alive, and it ends with the last of them. So nothing has a name, nothing has to be given back, no segment is used
-twice, and whoever is killed leaves nothing behind.
+frame into it (`pwrite`, so that no page of it is mapped or zeroed on this side), passes the descriptor with the frame
+and closes its own. The receiver maps it and closes the descriptor; the views it makes keep the mapping alive, which
+ends with the last of them. So a segment has no name, is never given back or used twice, and a killed process leaves
+nothing behind.
 """
 
 import mmap
@@ -17,11 +17,9 @@ from typing import Any
 
 from oriel_logic.workers.frames import Frame, offsets
 
-__all__ = ["drop", "unpack", "written"]
-
 
 def written(buffers: Sequence[memoryview]) -> int:
-    """The descriptor of a new segment that holds `buffers`. Raises OSError (no memory, no descriptors)."""
+    """Return the descriptor of a new segment that holds `buffers`. Raises OSError (no memory, no descriptors)."""
     *starts, end = offsets([buffer.nbytes for buffer in buffers])
     descriptor = anonymous_file()
     try:
@@ -45,7 +43,7 @@ def anonymous_file() -> int:
 
 
 def unpack(frame: Frame) -> Any:
-    """The value in a frame; its arrays are writable views of the segment. Raises whatever unpickling raises."""
+    """Return the value in a frame; its arrays are writable views of the segment. Raises whatever unpickling raises."""
     if frame.descriptor < 0:
         return pickle.loads(frame.payload)
     *starts, end = offsets(frame.sizes)
@@ -59,7 +57,7 @@ def unpack(frame: Frame) -> Any:
 
 
 def drop(frame: Frame) -> None:
-    """Let go of a frame that nobody will unpack."""
+    """Release a frame that will not be unpacked."""
     if frame.descriptor >= 0:
         os.close(frame.descriptor)
         frame.descriptor = -1

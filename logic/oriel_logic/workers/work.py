@@ -1,34 +1,31 @@
-"""Runs one job in a worker: a value, a stream of pieces, or a coroutine; and what it raised as a frame."""
+"""Runs one job in a worker: sends a value, a stream of pieces, or the error that it raised."""
 
 import asyncio
 import inspect
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+from oriel_logic.bodies.signature import python_signature
 from oriel_logic.errors import LogicError, Outcome
-from oriel_logic.loading import one_line
-from oriel_logic.parameters import python_signature
-from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind
+from oriel_logic.loading.handlers import one_line
+from oriel_logic.services.batching import merge, rows_in, split
+from oriel_logic.services.serving import Services
+from oriel_logic.workers.frames import WINDOW, Frame, FrameTooLarge, Kind, Terms
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
 from oriel_logic.workers.outcomes import facts_of
-from oriel_logic.workers.parts import run_together
-from oriel_logic.workers.references import Services
-from oriel_logic.workers.remote import AsyncContext, AsyncModels, CallerLeft, JobContext, JobModels, Mailbox
+from oriel_logic.workers.remote import AsyncContext, AsyncModels, JobAbandoned, JobContext, JobModels, Mailbox
 from oriel_logic.workers.segments import unpack
-from oriel_logic.workers.terms import WINDOW, Terms
-
-__all__ = ["Desk"]
 
 MAX_TRACEBACK = 8000
 Result = tuple[Any, list[tuple[str, float, float]]]
 
 
-class Desk:
-    """Where a worker does its jobs, one after the other. The main thread's."""
+class JobRunner:
+    """Runs a worker's jobs, one after another, in the main thread."""
 
     def __init__(self, link: Link, services: Services, memory: MemoryBound) -> None:
         self._link = link
@@ -38,9 +35,9 @@ class Desk:
         self._runner: asyncio.Runner | None = None
 
     def work(self, frame: Frame) -> bool:
-        """Do one job and send its answer. Raises OSError once the logic process is gone.
+        """Run one job and send its answer. Raises OSError once the logic process has ended.
 
-        False if this process should not do another: it ran out of memory.
+        Returns False if this process must not run another job, because it ran out of memory.
         """
         started = time.process_time_ns()
         kind, answer = self._outcome(frame)
@@ -74,14 +71,16 @@ class Desk:
             self._memory.lift()
 
     def _attempt(self, work: Callable[[], Any]) -> tuple[Kind, Any]:
-        """What becomes of user code. Raises MemoryError, and OSError once the logic process is gone."""
+        """Run user code and return its result or error. Raises MemoryError, and OSError once the logic process has
+        ended.
+        """
         try:
             return Kind.RESULT, work()
         except MemoryError:
             raise
-        except CallerLeft:
-            return Kind.FAILED, (Outcome.CLIENT_LEFT.value, "nobody waits for it any more", "")
-        except LogicError as error:  # a refusal of the handler's, or of a model
+        except JobAbandoned:
+            return Kind.FAILED, (Outcome.CALLER_LEFT.value, "nobody waits for it any more", "")
+        except LogicError as error:  # a refusal by the handler or a model
             if error.outcome is Outcome.HANDLER_FAILED:
                 return Kind.FAILED, (error.outcome.value, *described(error))
             return Kind.REFUSED, facts_of(error)
@@ -117,7 +116,7 @@ class Desk:
             value = self._on_loop(self._stream_on_loop(value, mailbox), mailbox)
         return value, context.stages
 
-    # -- streams ---------------------------------------------------------------------------------------------------
+    # Streams --------------------------------------------------------------------------------------------------------
 
     def _stream(self, pieces: Iterator[Any], mailbox: Mailbox) -> None:
         try:
@@ -145,10 +144,12 @@ class Desk:
             if close is not None:
                 await close()
 
-    # -- coroutines ------------------------------------------------------------------------------------------------
+    # Coroutines -----------------------------------------------------------------------------------------------------
 
     def _on_loop(self, work: Coroutine[Any, Any, Any], mailbox: Mailbox) -> Any:
-        """Run a coroutine on this worker's loop, which it keeps between jobs, until it ends or nobody waits for it."""
+        """Run a coroutine on this worker's loop, which is kept between jobs, until it ends or no caller waits for
+        it.
+        """
         if self._runner is None:
             self._runner = asyncio.Runner()
 
@@ -162,7 +163,7 @@ class Desk:
                 try:
                     mailbox.take_pending()
                 except OSError:
-                    os._exit(0)  # the logic process is gone
+                    os._exit(0)  # the logic process has ended
 
             loop.add_reader(self._link.fileno(), attend)
             try:
@@ -179,7 +180,7 @@ class Desk:
 
 
 def injected(function: Callable[..., Any], given: int) -> tuple[str, ...]:
-    """Which of `models` and `ctx` a function takes beside its first `given` parameters."""
+    """Return which of `models` and `ctx` a function takes after its first `given` parameters."""
     try:
         names = list(python_signature(function).parameters)
     except (TypeError, ValueError):  # a builtin
@@ -188,9 +189,33 @@ def injected(function: Callable[..., Any], given: int) -> tuple[str, ...]:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """One line and the traceback, for the log: from the handler's own first frame on, if it got as far as that."""
+    """Return one line and the traceback for the log, from the handler's own first frame on if it has one."""
     begin = error.__traceback__
     while begin is not None and begin.tb_frame.f_globals.get("__name__", "").startswith("oriel_logic."):
         begin = begin.tb_next
     lines = traceback.format_exception(type(error), error, begin or error.__traceback__)
     return one_line(error), "".join(lines)[-MAX_TRACEBACK:]
+
+
+Attempt = Callable[[Callable[[], Any]], tuple[Kind, Any]]
+
+
+def run_together(function: Callable[[Any], Any], parts: Sequence[Any], attempt: Attempt) -> list[tuple[Kind, Any]]:
+    """Run the rows of several callers as one batch, and return the result of each part, in their order.
+
+    A result is (RESULT, its rows), (REFUSED, facts) or (FAILED, description).
+    attempt: calls a function and returns its result. If the batch fails, each part is tried alone.
+    """
+
+    def together() -> list[Any]:
+        return split(function(merge(parts)), [rows_in(part) for part in parts])
+
+    def alone(part: Any) -> Any:
+        return split(function(part), [rows_in(part)])[0]
+
+    kind, found = attempt(together)
+    if kind is Kind.RESULT:
+        return [(Kind.RESULT, rows) for rows in found]
+    if len(parts) == 1:
+        return [(kind, found)]
+    return [attempt(lambda part=part: alone(part)) for part in parts]  # type: ignore[misc]

@@ -1,11 +1,11 @@
-"""One worker process as the loop sees it: one job goes out, one answer or the pieces of a stream come back.
+"""One worker process as the loop sees it: one job is sent, and one answer or the pieces of a stream come back.
 
-How long a job may keep its worker. A job runs at most its own `run_s`, then the process is killed: a service says so
-to bound its own time. A job that nobody waits for any more (the caller left, or the deadline passed) is told so, which
-ends generators, coroutines and calls of models; a plain function cannot be interrupted. Killing it costs a new
-process and its `setup`, letting it run costs the rest of a job nobody knows the length of: so it gets as long as its
-replacement would take, at least `GRACE_MIN_S` and at most `overrun_s`, and is killed then. (Rent or buy: never more
-than twice the cost of having known.)
+A job runs at most its own `run_s`, then the process is killed; a service sets that to bound its own time. If no caller
+waits for a job any more (the caller left, or the deadline passed), the worker is notified, which ends generators,
+coroutines and model calls; a plain function cannot be interrupted. Killing it costs a new process and its `setup`,
+letting it run costs the unknown rest of the job: so it gets as long as its replacement would take, at least
+`GRACE_MIN_S` and at most `overrun_s`, and is killed then. This is the rent-or-buy rule: it costs never more than
+twice what it would with knowledge of the job's length.
 """
 
 import asyncio
@@ -16,13 +16,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut
-from oriel_logic.workers.asked import Asked
 from oriel_logic.workers.channel import Channel
 from oriel_logic.workers.frames import Frame, Kind, Packed, pack
 from oriel_logic.workers.job import Job
+from oriel_logic.workers.model_calls import CallServer
 from oriel_logic.workers.segments import drop
-
-__all__ = ["Owner", "Worker"]
 
 GRACE_MIN_S = 1.0
 ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.EXHAUSTED)
@@ -30,7 +28,7 @@ NOTHING = pack(None, limit_bytes=100)
 
 
 class Owner(Protocol):
-    """Who is told. `gone` comes exactly once, last."""
+    """The pool, which is called back. `gone` comes exactly once, last."""
 
     def ready(self, worker: "Worker", frame: Frame) -> None: ...
     def answered(self, worker: "Worker", job: Job, frame: Frame) -> None: ...
@@ -38,9 +36,13 @@ class Owner(Protocol):
 
 
 class Worker:
-    """`job` is what it works on; `is_ready` once its services are set up; `pid` 0 until known.
+    """One worker process.
 
-    setup_s: from its start until it was ready. killed_for: why we killed it; "" if we did not.
+    job: the job that it runs.
+    is_ready: whether its services are set up.
+    pid: 0 until known.
+    setup_s: time from its start until it was ready.
+    killed_for: why we killed it; "" if we did not.
     """
 
     def __init__(
@@ -68,13 +70,13 @@ class Worker:
         self._clock = clock
         self._spawned_s = clock()
         self._channel = Channel(sock, limit_bytes=limit_bytes, on_frame=self._took, on_lost=self._lost)
-        self._asked: Asked | None = None
+        self._calls: CallServer | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, job: Job, packed: Packed, *, left_s: float) -> None:
-        """Send `job`, which is waited for another `left_s`.
+        """Send `job`, whose caller waits for another `left_s`.
 
-        Raises OSError if it cannot be handed over; the worker is as it was then.
+        Raises OSError if it cannot be sent; the worker is unchanged then.
         """
         assert self.job is None
         self._channel.send(Kind.JOB, packed)
@@ -86,30 +88,30 @@ class Worker:
             self._arm_sooner(job.run_s, "time_limit")
 
     def abandon(self, job: Job) -> None:
-        """Nobody waits for `job` any more."""
+        """Notify the worker that no caller waits for `job` any more, and bound its remaining time."""
         if self.job is job:
             if job.pieces is not None:
                 job.pieces.drop()
             self._channel.send(Kind.CANCEL, NOTHING)
-            if self._asked is not None:
-                self._asked.cancel()
+            if self._calls is not None:
+                self._calls.cancel()
             self._arm_sooner(max(GRACE_MIN_S, min(self.setup_s, self._overrun_s)), "abandoned")
 
     def more(self, job: Job) -> None:
-        """One piece of the stream `job` has been read."""
+        """Allow another piece of the stream `job`, because one has been read."""
         if self.job is job:
             self._channel.send(Kind.MORE, NOTHING)
             self._arm(self._stream_idle_s, "stalled")
 
     def kill(self, reason: str) -> None:
-        """End the process at once; a job it works on fails by `reason`. `gone` follows."""
+        """Kill the process at once; its job fails for `reason`. `gone` follows."""
         self.killed_for = self.killed_for or reason
         if self.job is not None and reason in ("time_limit", "stalled"):
             limit = (
                 f"{self.job.run_s:g} s" if reason == "time_limit" else f"{self._stream_idle_s:g} s between two pieces"
             )
             self.job.fail(HandlerTimedOut(f"the service took longer than {limit} in its stage '{self.job.stage}'"))
-        elif self.job is not None and reason == "overrun":  # its caller gives up at the same time, or has
+        elif self.job is not None and reason == "overrun":  # its caller gives up at the same time or has left
             self.job.fail(DeadlineExceeded(self.job.stage))
         if self.pid:
             try:
@@ -119,7 +121,7 @@ class Worker:
         self._channel.lose()
 
     def close(self) -> None:
-        """Let an idle process go: it leaves when its socket ends."""
+        """Let an idle process end by closing its socket."""
         self._channel.lose()
 
     def _took(self, frame: Frame) -> None:
@@ -141,9 +143,9 @@ class Worker:
                 self._arm(self._stream_idle_s, "stalled")
                 job.pieces.put(frame)
         elif frame.kind is Kind.CALL:
-            if self._asked is None:
-                self._asked = Asked(job.models, self._channel, limit_bytes=self._limit_bytes)
-            self._asked.take(frame)
+            if self._calls is None:
+                self._calls = CallServer(job.models, self._channel, limit_bytes=self._limit_bytes)
+            self._calls.answer(frame)
         elif frame.kind in ANSWERS:
             self.job = None
             self._rest()
@@ -167,9 +169,9 @@ class Worker:
             self._arm(seconds, reason)
 
     def _rest(self) -> None:
-        if self._asked is not None:
-            self._asked.cancel()
-            self._asked = None
+        if self._calls is not None:
+            self._calls.cancel()
+            self._calls = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

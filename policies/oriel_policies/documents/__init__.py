@@ -1,4 +1,4 @@
-"""Policy documents (TOML) and the snapshot they compile to: what was promised to whom, at one moment."""
+"""Policy documents (TOML) and the immutable snapshot that they compile to."""
 
 from oriel_policies.documents.compile import compile_documents
 from oriel_policies.documents.promises import (

@@ -1,8 +1,8 @@
-"""Documents to snapshot.
+"""Compiles a set of documents to a snapshot.
 
 A set of documents is a mapping file name -> bytes. Every file may hold any of the tables; a name may be defined once
-in the whole set. Compilation is all or nothing: a bad document raises, naming every table that is wrong, and whoever
-holds the previous snapshot keeps it.
+in the whole set. Compilation is all or nothing: a bad document raises an error that names every wrong table, and the
+previous snapshot stays in use.
 """
 
 import re
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class _Mistakes:
-    """What is wrong so far: a table that is, is left out and the others are still looked at."""
+    """The mistakes so far. A wrong table is left out and the others are still checked."""
 
     def __init__(self, found: list[BadDocument]) -> None:
         self.found = found
@@ -64,7 +64,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     reading = Reading(files)
     mistakes = _Mistakes(reading.mistakes)
     if reading.unreadable:
-        mistakes.check()  # with a file missing, half of the others' names would look unknown
+        mistakes.check()  # without this file, many names in the others would look unknown
     documents = reading.documents
     tiers: dict[str, Tier] = {}
     pools: dict[str, Pool] = {}
@@ -85,7 +85,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
                 mistakes.run(work)
 
     all_of("tiers", tiers, _tier)
-    # Names whose own table is wrong: that has been said, they are not unknown as well.
+    # Names whose own table is wrong: that is reported already, they are not unknown as well.
     bad_tiers = reading.bad["tiers"] | {name for d in documents.values() for name in d.tiers} - tiers.keys()
     all_of(
         "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probed, tiers.keys() | bad_tiers)
@@ -121,7 +121,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
         except BadDocument as error:
             mistakes.found.append(error)
         if len(mistakes.found) >= MAX_MISTAKES:
-            break  # nobody reads a hundred thousand
+            break  # enough for a person to read
     mistakes.check()
     return Snapshot(
         tiers=tiers,
@@ -267,7 +267,7 @@ def _route(
     if route.hedge_ms and not (route.idempotent or route.deterministic):
         raise BadDocument(file, path, "a hedge runs a call twice: add idempotent = true if that does no harm")
     if route.above_tenant and route.tier is None:
-        raise BadDocument(file, f"{path}.above_tenant", "this is said of a tier, and the route has none")
+        raise BadDocument(file, f"{path}.above_tenant", "above_tenant needs a tier, and the route has none")
     return Route(
         name=name,
         pool=route.pool if route.pool is not None else split[0].pool,

@@ -1,4 +1,4 @@
-"""Tables of issuers to issuers: whose JSON Web Tokens count, and with which public keys."""
+"""Checks the tables of issuers: whose JSON Web Tokens are accepted, and with which public keys."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ _PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 
 
 class KeySet(msgspec.Struct):
-    """A JSON Web Key Set (RFC 7517, section 5) as far as its outer form goes."""
+    """The outer form of a JSON Web Key Set (RFC 7517, section 5)."""
 
     keys: list[dict[str, Any]]
 
@@ -29,7 +29,7 @@ class KeySet(msgspec.Struct):
 def issuer(
     file: str, path: str, name: str, table: object, known: Mapping[str, Issuer], attached: Mapping[str, bytes]
 ) -> Issuer:
-    """Check one table. known: the issuers before it; attached: file name -> content of what lies beside the documents.
+    """Check one table. known: the issuers before it; attached: file name -> content of the files beside the documents.
 
     Raises BadDocument.
     """
@@ -45,7 +45,7 @@ def issuer(
     if not 0 <= table.leeway_s <= 600 or not 1 <= table.refresh_s <= 86400:
         raise BadDocument(file, path, "0 <= leeway_s <= 600 and 1 <= refresh_s <= 86400 has to hold")
     if not table.tenants:
-        raise BadDocument(file, f"{path}.tenants", "at least one: who speaks for nobody needs no table")
+        raise BadDocument(file, f"{path}.tenants", "at least one pattern: an issuer without tenants needs no table")
     for pattern in table.tenants:
         check_pattern(file, f"{path}.tenants", pattern)
     if "://" in table.jwks:

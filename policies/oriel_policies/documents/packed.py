@@ -1,14 +1,14 @@
-"""A snapshot as one read-only block of bytes, of which a tenant is decoded on first use.
+"""A snapshot as one read-only block of bytes; a tenant is decoded when it is first used.
 
 A hundred thousand tenants as Python objects are some hundred megabytes and seconds of work; a process that serves
-requests can afford neither at once. So whoever compiles a set packs it, and the gateway maps the result:
+requests can afford neither at once. So the compiler packs the snapshot, and the gateway maps the result into memory:
 
     magic, sizes | head: all but the tenants | keys: rows by digest | tenants: rows by digest | records | documents
 
 A row is a SHA-256 digest (of the credential; of the tenant's name) and the offset of its record; rows are sorted, so a
-look-up is a binary search. What was decoded is kept: a tenant is one object as long as its snapshot lives.
-The documents are those that were compiled, for `renewed`; whoever serves from the block never touches their pages.
-The bytes are this package's own and are trusted: they never leave the machine, and every start makes them anew.
+look-up is a binary search. Decoded objects are kept: a tenant is one object as long as its snapshot lives.
+The documents are the compiled ones, for `renewed`; a server of the block never touches their pages. The bytes are this
+package's own and are trusted: they never leave the machine, and every start creates them anew.
 """
 
 from bisect import bisect_left
@@ -80,7 +80,7 @@ _decode_key = msgspec.msgpack.Decoder(_KeyRecord).decode
 
 
 class Parts(NamedTuple):
-    """A block in its pieces. dead: bytes of `records` that no row names. documents: file name -> content, encoded."""
+    """The parts of a block. dead: bytes of `records` that no row names. documents: file name -> content, encoded."""
 
     head: bytes | memoryview
     keys: bytes | memoryview
@@ -90,7 +90,7 @@ class Parts(NamedTuple):
     documents: bytes | memoryview
 
     def block(self) -> list[bytes | memoryview]:
-        """What has to be written, one after the other."""
+        """The pieces to write, in order."""
         rows = len(self.keys) // ROW, len(self.tenants) // ROW
         sizes = _SIZES.pack(MAGIC, len(self.head), *rows, len(self.records), self.dead, len(self.documents))
         return [sizes, self.head, self.keys, self.tenants, self.records, self.documents]
@@ -106,7 +106,7 @@ class Rows:
         self._start = start
 
     def add(self, tenants: Mapping[str, Tenant], keys: Mapping[bytes, ApiKey]) -> None:
-        """One row and one record each."""
+        """Add one row and one record for each."""
         for name, tenant in tenants.items():
             self.tenants.append(sha256(name.encode()).digest() + self._next())
             self.records += _sized(
@@ -129,7 +129,7 @@ class Rows:
 
 
 def encode_head(snapshot: Snapshot) -> bytes:
-    """All but the tenants and their keys."""
+    """Encode everything but the tenants and their keys."""
     http = snapshot.http
     return _encode(
         _Head(
@@ -144,7 +144,7 @@ def encode_head(snapshot: Snapshot) -> bytes:
 
 
 def pack(snapshot: Snapshot, documents: Mapping[str, bytes] | None = None) -> bytes:
-    """The bytes `unpack` reads. documents: what the snapshot was compiled from, if `renewed` shall start from here."""
+    """The bytes `unpack` reads. documents: the sources of the snapshot, needed if `renewed` is to start from it."""
     rows = Rows()
     rows.add(snapshot.tenants, snapshot.keys)
     keys, tenants = b"".join(sorted(rows.keys)), b"".join(sorted(rows.tenants))
@@ -158,7 +158,7 @@ def _sized(record: msgspec.Struct) -> bytes:
 
 
 def parts(packed: memoryview) -> Parts:
-    """The pieces of a block, not copied. Raises ValueError for bytes that `pack` did not make."""
+    """The parts of a block, as views. Raises ValueError for bytes that `pack` did not make."""
     if len(packed) < _SIZES.size:
         raise ValueError("not a packed snapshot")
     magic, head, keys, tenants, records, dead, documents = _SIZES.unpack_from(packed)
@@ -170,12 +170,12 @@ def parts(packed: memoryview) -> Parts:
 
 
 def pools_of(block: Parts) -> Mapping[str, Pool]:
-    """Those of a block, by name."""
+    """The pools of a block, by name."""
     return _decode_head(block.head).pools
 
 
 def unpack(packed: memoryview) -> Snapshot:
-    """The snapshot behind `packed`, which has to stay as it is for as long as the snapshot lives.
+    """The snapshot in `packed`, which must not change as long as the snapshot lives.
 
     Raises ValueError for bytes that `pack` did not make.
     """
@@ -218,7 +218,9 @@ def unpack(packed: memoryview) -> Snapshot:
 
 
 def decoded(snapshot: Snapshot) -> list[dict[Any, Any]]:
-    """What of a packed snapshot has become objects: for whoever lets go of it bit by bit. Empty for any other."""
+    """The decoded objects of a packed snapshot, so that they can be freed step by step. Empty for any other
+    snapshot.
+    """
     return [m.decoded for m in (snapshot.tenants, snapshot.keys) if isinstance(m, _Records)]
 
 

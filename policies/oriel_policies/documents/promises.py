@@ -1,4 +1,4 @@
-"""What the documents say, checked and compiled: values the rooms of the gateway act on."""
+"""The checked and compiled content of the documents: the values that the gateway acts on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +26,8 @@ __all__ = [
 def fits(pattern: str, name: str) -> bool:
     """Whether `name` fits a pattern, in which * stands for any text.
 
-    Not `fnmatch`: that makes a regular expression of every pattern and remembers 256 of them, so that a call of a
-    tenant with more, or past more routes, takes milliseconds.
+    `fnmatch` is not used: it compiles a regular expression per pattern and caches 256 of them, so that a call would
+    take milliseconds for a tenant, or after routes, with more patterns.
     """
     if "*" not in pattern:
         return pattern == name
@@ -47,7 +47,7 @@ def fits(pattern: str, name: str) -> bool:
 class Tier:
     """A service level. band: 0 is served first. target_s orders and counts attainment; give_up_s is the deadline.
 
-    stream_idle_s, stream_max_s: a stream may be silent and may last that long, once its first byte is there.
+    stream_idle_s, stream_max_s: the longest silence and the longest duration of a stream after its first byte.
     objective: the share of calls that should be answered within the target.
     """
 
@@ -60,13 +60,13 @@ class Tier:
     objective: float = 0.99
 
     def above(self, other: "Tier") -> bool:
-        """Whether this one is the more urgent: by band, in one band by target."""
+        """Whether this tier is more urgent than `other`: by band, within a band by target."""
         return (self.band, self.target_s) < (other.band, other.target_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """At most `burst` at once and `requests_per_s` on average; what is counted may be bytes."""
+    """At most `burst` at once and `requests_per_s` on average; the unit may also be bytes."""
 
     requests_per_s: float
     burst: int
@@ -74,7 +74,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Which calls of a tenant something counts. All None: all of them. route: a route's name; tier: a tier's."""
+    """The calls of a tenant that an allowance counts. If all fields are None: all calls. route, tier: names."""
 
     model: str | None = None
     service: str | None = None
@@ -82,7 +82,8 @@ class Selector:
     tier: str | None = None
 
     def fits(self, kind: str, name: str, route: str, tier: str) -> bool:
-        """kind: "model" or "service", anything else fits only the selectors of all, of a route and of a tier."""
+        """Whether a call is counted. kind: "model" or "service"; another kind fits only selectors of all calls, of a
+        route or of a tier."""
         if self.route is not None:
             return route == self.route
         if self.tier is not None:
@@ -95,7 +96,9 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Allowance:
-    """One set of bounds of one tenant. name: stable over reloads, the counters' key; None: not bounded."""
+    """One set of bounds of one tenant. name: the counters' key, stable over reloads. A field that is None is not
+    bounded.
+    """
 
     name: str
     selector: Selector
@@ -110,9 +113,10 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A credential: of a stored one only its hash is known. expires_at: epoch seconds, None = never.
+    """A credential, stored as its hash only. expires_at: epoch seconds; None never expires.
 
-    tenant: by the tier of this credential. of_token: it stands for a verified token, not for a key of the documents.
+    tenant: the tenant with the tier of this credential. of_token: it represents a verified token, not a key of the
+    documents.
     """
 
     tenant: "Tenant"
@@ -123,8 +127,8 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier;
-    tenants: patterns of those it may speak for.
+    """An issuer whose tokens are accepted. jwks: a file name or an https URL; tier_claim: the claim that may name
+    another tier; tenants: patterns of the tenants that its tokens may name.
 
     key_set: the content of the file, b"" for a URL.
     """
@@ -144,9 +148,10 @@ class Issuer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tenant:
-    """Who asks and what was promised to them. Compared and hashed by identity: it lives as long as its snapshot.
+    """A tenant with its tier, limits and permissions. Compared and hashed by identity; it lives as long as its
+    snapshot.
 
-    tier: the one that serves its calls, or those of one key, one route or one request: see `served_by`.
+    tier: serves its calls, or those of one key, one route or one request: see `served_by`.
     """
 
     name: str
@@ -158,7 +163,7 @@ class Tenant:
     services: tuple[str, ...]
 
     def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
-        """Those that count a call; all of them have to admit it. See `Selector.fits`."""
+        """The allowances that count a call; all of them have to admit it. See `Selector.fits`."""
         return tuple(a for a in self.allowances if a.selector.fits(kind, name, route, self.tier.name))
 
     def may_use_model(self, name: str) -> bool:
@@ -172,8 +177,8 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """A group of equal endpoints. max_inflight: permits at most, learned below that if learn_concurrency;
-    max_queue, max_queue_bytes: what may wait for one. probe: path asked of every endpoint, "" = none.
+    """A group of equal endpoints. max_inflight: the largest number of permits; if learn_concurrency, a lower limit is
+    learned. max_queue, max_queue_bytes: calls that may wait. probe: path that every endpoint is probed at, "" for none.
     discover: (host, port) whose addresses are the endpoints.
     """
 
@@ -206,11 +211,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
-    """Which pool answers for the models or services of a pattern, and how.
+    """A route: the pool that answers for the models or services of a pattern, and how.
 
     split: empty, or the sides of a canary, whose first pool is `pool`; split_by: "tenant", "request" or a header name.
-    sticky: "" | "stream" | a header name: equal values meet the same endpoint. headers: lower-case name -> value.
-    tier: the name of the tier that its calls are served by at most, with above_tenant exactly; "": the caller's.
+    sticky: "" | "stream" | a header name: equal values reach the same endpoint. headers: lower-case name -> value.
+    tier: the highest tier that serves its calls, with above_tenant the exact one; "" for the caller's.
     """
 
     name: str
@@ -234,7 +239,7 @@ class Route:
 
     @property
     def plain(self) -> bool:
-        """Whether a call needs nothing beyond its pool: no copy of its body, no look at its headers."""
+        """Whether a call needs only its pool: no copy of its body and no check of its headers."""
         return not (
             self.headers or self.split or self.shadow_pool or self.sticky or self.deterministic or self.idempotent
         )
@@ -242,7 +247,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http:
-    """How the public port treats browsers and proxies in front. cors_origins: ("*",) is everybody."""
+    """How the public port treats browsers and proxies in front of it. cors_origins: ("*",) allows every origin."""
 
     cors_origins: tuple[str, ...] = ()
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -250,9 +255,9 @@ class Http:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that was promised, at one moment. Swapped whole. keys: SHA-256 digest -> credential.
+    """The compiled documents; replaced as a whole. keys: SHA-256 digest -> credential.
 
-    served: tenants by other tiers than their own, made when they are first met: see `served_by`.
+    served: tenants with other tiers than their own, created on first use: see `served_by`.
     """
 
     tiers: Mapping[str, Tier]
@@ -265,11 +270,13 @@ class Snapshot:
     served: "Served" = field(default_factory=dict, repr=False)
 
 
-Served = dict[tuple[str, str], Tenant]  # by the names of tenant and tier
+Served = dict[tuple[str, str], Tenant]  # keyed by the names of tenant and tier
 
 
 def served_by(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
-    """The tenant by another tier: one object for each, because what is remembered of a tenant is found by identity."""
+    """The tenant with another tier. There is one object for each pair, because state about a tenant is found by
+    identity.
+    """
     if tier.name == tenant.tier.name:
         return tenant
     found = served.get((tenant.name, tier.name))

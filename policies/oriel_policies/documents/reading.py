@@ -1,8 +1,8 @@
-"""Bytes to tables: what a person wrote, with every mistake of form named by its place.
+"""Reads documents to tables, and names the place of every mistake of form.
 
-A good file is decoded in one go. Only a bad one is walked value by value, so that each mistake gets its own line:
+A good file is decoded in one go. Only a bad one is walked value by value, so that each mistake is reported:
 unknown fields (with the nearest known one), missing fields, values of another type. Entries without a mistake are
-still handed on, so that the checks of `compile` run over them as well.
+returned, so that the checks of `compile` apply to them as well.
 """
 
 import tomllib
@@ -24,7 +24,9 @@ _SECTIONS = ("tiers", "tenants", "issuers", "pools")
 
 
 def nearest(name: str, known: Mapping[str, object] | set[str], *, list_all: bool = False) -> str:
-    """ ", did you mean 'x'?"; when no known name is near nothing or, with `list_all`, those that there are, if few."""
+    """ ", did you mean 'x'?" for the nearest known name. Without one: "" or, with `list_all`, the known names if
+    few.
+    """
     # difflib compares with every known name, letter by letter: not with thousands, nor with a page of text.
     near = get_close_matches(name, sorted(known), n=1, cutoff=0.6) if len(known) <= 500 and len(name) <= 128 else []
     if near:
@@ -33,13 +35,13 @@ def nearest(name: str, known: Mapping[str, object] | set[str], *, list_all: bool
 
 
 class Reading:
-    """The tables of a set of files. mistakes: those of form. bad: section -> names of entries that had one."""
+    """The tables of a set of files. mistakes: mistakes of form. bad: section -> names of the entries that had one."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.mistakes: list[BadDocument] = []
-        self.unreadable = False  # a whole file is missing: what others say of its names cannot be judged
+        self.unreadable = False  # a file cannot be read: names in the others cannot be checked against it
         self.bad: dict[str, set[str]] = {section: set() for section in _SECTIONS}
-        self.route_numbers: dict[str, list[int]] = {}  # of the routes that are left, where some had a mistake
+        self.route_numbers: dict[str, list[int]] = {}  # numbers of the remaining routes, where some had a mistake
         self.documents: dict[str, DocumentTable] = {}
         self.attached = {name: data for name, data in files.items() if name.endswith(".json")}
         self._lines = {name: data for name, data in files.items() if name.endswith(".ndjson")}
@@ -96,7 +98,7 @@ class Reading:
         try:
             self.documents[file] = msgspec.convert(kept, DocumentTable)
         except msgspec.ValidationError as other:
-            error = other  # something the walk has no words for
+            error = other  # a mistake that the walk does not report
         else:
             if len(self.mistakes) > before:
                 return
@@ -116,7 +118,7 @@ class Reading:
             self.mistakes.append(BadDocument(file, "", str(error)))
 
     def _walk(self, file: str, path: str, raw: Any, kind: Any) -> bool:
-        """Whether `raw` is a `kind`; if not, every reason why is among the mistakes."""
+        """Whether `raw` is a `kind`; if not, every reason is added to the mistakes."""
         before = len(self.mistakes)
         if get_origin(kind) in (Union, UnionType):
             (kind,) = [choice for choice in get_args(kind) if choice is not NoneType]

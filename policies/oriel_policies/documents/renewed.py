@@ -1,12 +1,13 @@
-"""A packed snapshot from the one before it, when little has changed: a revoked key does not wait for 100,000 tenants.
+"""Incremental compilation: a packed snapshot from the previous one when little has changed, so that a revoked key takes
+effect at once even among 100,000 tenants.
 
-What compiles the documents anew takes seconds for a large set, and most of it is spent on lines that are as they were.
+A full compilation takes seconds for a large set, most of them for lines that have not changed.
 A line of NDJSON is good by itself, but for the names of tiers and routes that it uses, for the order of the tiers, and
-for its tenant's name and keys, which are nobody else's. So while those stay, only lines that came or went have to be
-read: their rows are taken out of the block before or put into it, and all else is copied. Everything that is not
-tenants is compiled anew.
+for its tenant's name and keys, which have to be unique. So while those stay, only added and removed lines have to be
+read: their rows are added to or removed from the previous block, and the rest is copied. Everything but the tenants is
+compiled anew.
 
-`renewed` gives up whenever it cannot be sure, and never judges a mistake: `compile_documents` does, and names it.
+`renewed` gives up whenever it cannot be sure, and never reports a mistake: `compile_documents` does.
 """
 
 from bisect import bisect_left
@@ -31,15 +32,15 @@ T = TypeVar("T")
 
 _DIGEST = 32
 _OFFSET = Struct("<Q")
-_FEW = 16  # changed lines that are always few
+_FEW = 16  # this many changed lines always count as few
 _MANY = 10_000
-_CHUNK = 32 * 1024  # compared at a time
+_CHUNK = 32 * 1024  # bytes compared at a time
 _decode_documents = msgspec.msgpack.Decoder(dict[str, memoryview]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
-    """What `pack(compile_documents(documents), documents)` says, out of the block before.
+    """The result of `pack(compile_documents(documents), documents)`, made from the previous block.
 
     None: too much has changed, or something is wrong with the documents. Raises ValueError if `packed` is no block.
     """
@@ -87,12 +88,12 @@ def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
 
 
 def old_documents(block: Parts) -> dict[str, memoryview]:
-    """What `block` was compiled from: file name -> content. Empty if it does not say."""
+    """The documents that `block` was compiled from: file name -> content. Empty if it has none."""
     return _decode_documents(block.documents)
 
 
 def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapshot) -> list[BadDocument]:
-    """What is wrong with single lines that came since `packed`, if they are few. rest: the documents without lines."""
+    """The mistakes in single lines added since `packed`, if they are few. rest: the documents without lines."""
     old = old_documents(parts(packed))
     reading_of = {}
     count = 0
@@ -103,7 +104,7 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
             known = set(bytes(before[first:was]).split(b"\n"))
             came = [b"" if line in known else line for line in new[first:now].split(b"\n")]
             count += len(came) - came.count(b"")
-            # As many empty lines as stood there, so that each has its number.
+            # As many empty lines as before, so that each line keeps its number.
             reading_of[file] = b"\n" * new.count(b"\n", 0, first) + b"\n".join(came)
     if count > _MANY:
         return []
@@ -112,7 +113,7 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
     wrong = []
     for file, name, table in reading.tenants():
         if name in rest.tenants:
-            continue  # defined twice: what it says does not count, and which of the two is too many is not seen here
+            continue  # defined twice: it is not used, and which of the two is wrong is not known here
         try:
             tenants.add(file, f"tenants.{name}", name, table)
         except BadDocument as error:
@@ -125,7 +126,7 @@ def _without_lines(documents: Mapping[str, T]) -> dict[str, T]:
 
 
 def _ranks(snapshot: Snapshot) -> dict[str, tuple[int, float]]:
-    """The names of tiers, and what says which of two is above the other: keys that stay were judged by that."""
+    """The names and the order of the tiers; unchanged keys were checked against that order."""
     return {tier.name: (tier.band, tier.target_s) for tier in snapshot.tiers.values()}
 
 
@@ -134,7 +135,7 @@ def _route_names(snapshot: Snapshot) -> set[str]:
 
 
 def _changed(old: Mapping[str, memoryview], new: Mapping[str, bytes]) -> tuple[set[bytes] | None, set[bytes]]:
-    """Lines that came and lines that went; None and nothing when they are many or one is there twice."""
+    """The added and the removed lines; (None, nothing) if they are many or one occurs twice."""
     before: set[bytes] = set()
     after: set[bytes] = set()
     count = 0
@@ -155,26 +156,26 @@ def _changed(old: Mapping[str, memoryview], new: Mapping[str, bytes]) -> tuple[s
 
 
 def unlike(old: memoryview, new: bytes) -> tuple[bytes, bytes]:
-    """Whole lines: both without those that they begin and end with alike, which is soon said of most of a long file."""
+    """Both texts without the whole lines that they have in common at the beginning and at the end."""
     first, was, now = _window(old, new)
     return bytes(old[first:was]), new[first:now]
 
 
 def _window(old: memoryview, new: bytes) -> tuple[int, int, int]:
-    """Where both begin to differ, and where they end to, in `old` and in `new`."""
+    """The first difference, and the ends of the differing parts in `old` and in `new`."""
     most = min(len(old), len(new))
     first = _alike(most, lambda at, to: bytes(old[at:to]) == new[at:to])
     first = new.rfind(b"\n", 0, first) + 1
     was, now = len(old), len(new)
     last = _alike(most - first, lambda at, to: bytes(old[was - to : was - at]) == new[now - to : now - at])
-    if last < now - first or last < was - first:  # the line that the tails begin in may differ before it
+    if last < now - first or last < was - first:  # the line in which the tails begin may differ before them
         cut = new.find(b"\n", now - last)
         last = 0 if cut < 0 else now - cut
     return first, was - last, now - last
 
 
 def _alike(most: int, same: Callable[[int, int], bool]) -> int:
-    """How many whole chunks of `most` bytes are the same."""
+    """The number of equal whole chunks in `most` bytes."""
     at = 0
     while at < most and same(at, min(at + _CHUNK, most)):
         at = min(at + _CHUNK, most)
@@ -191,9 +192,9 @@ def _tables(lines: set[bytes]) -> Iterable[tuple[str, str, TenantTable]]:
 def spliced(
     section: bytes | memoryview, gone: Iterable[bytes], came: Iterable[bytes]
 ) -> tuple[bytes, list[int]] | None:
-    """Sorted rows without those of the digests that are gone, with those that came; and the offsets that were let go.
+    """The sorted rows without the removed digests and with the added ones, and the offsets of the removed records.
 
-    None if one that is gone was not there, or one that came has the digest of another.
+    None if a removed digest was not there, or an added one exists already.
     """
     view = memoryview(section)
     count = len(view) // ROW

@@ -1,4 +1,4 @@
-"""The documents as people write them: one struct per table. `compile` checks what a type cannot say.
+"""The documents as people write them: one struct per table. `compile` checks what types cannot express.
 
 Unknown fields are refused. Times end in _ms or _s, sizes in _bytes; docs/policies.md explains every field.
 """
@@ -40,8 +40,8 @@ class TierTable(_Table):
 
 
 class KeyTable(_Table):
-    """An API key, by its SHA-256. name: what explanations and logs call it. tier: of its calls, instead of the
-    tenant's; above_tenant: it may be above that."""
+    """An API key, by its SHA-256. name: used in explanations and logs. tier: of its calls, instead of the
+    tenant's; above_tenant: it may be above the tenant's."""
 
     sha256: str
     name: str = ""
@@ -51,7 +51,7 @@ class KeyTable(_Table):
 
 
 class LimitTable(_Table):
-    """Bounds of what one tenant may send; what is absent is not bounded."""
+    """The limits of one tenant; an absent field is not bounded."""
 
     requests_per_s: float | None = None
     burst: int = 1
@@ -65,8 +65,9 @@ class LimitTable(_Table):
 
 
 class ScopedLimitTable(LimitTable):
-    """The same for the calls whose model or service fits a pattern, that take one route or are served by one tier,
-    together."""
+    """Limits for some of a tenant's calls together: those of a model or service pattern, of one route or of one
+    tier.
+    """
 
     model: str | None = None
     service: str | None = None
@@ -88,14 +89,14 @@ class TenantTable(_Table):
 
 
 class TenantLine(TenantTable, kw_only=True):
-    """One line of a `*.ndjson` beside the TOML documents: the same fields, and the tenant's name."""
+    """One line of a `*.ndjson` file beside the TOML documents: the same fields and the tenant's name."""
 
     name: str
 
 
 class IssuerTable(_Table):
-    """`[issuers.NAME]`: whose JSON Web Tokens count. jwks: a file beside the documents, or an https URL; tenants:
-    patterns of those it may speak for."""
+    """`[issuers.NAME]`: whose JSON Web Tokens are accepted. jwks: a file beside the documents, or an https URL.
+    tenants: patterns of the tenants that its tokens may name."""
 
     issuer: str
     audience: list[str]
@@ -137,15 +138,16 @@ class SplitTable(_Table):
 
 
 class ShadowTable(_Table):
-    """Copies of `percent` of the calls go to `pool`; nobody sees their answers."""
+    """Copies of `percent` of the calls go to `pool`; their answers are discarded."""
 
     pool: str
     percent: float = 100.0
 
 
 class RouteTable(_Table):
-    """One of `[[routes]]`: the first that fits decides. tier: its calls are served by this one at most, with
-    above_tenant exactly by this one."""
+    """One of `[[routes]]`: the first that fits decides. tier: the highest tier that serves its calls; with
+    above_tenant, the exact one.
+    """
 
     pool: str | None = None
     name: str | None = None

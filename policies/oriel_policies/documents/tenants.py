@@ -1,4 +1,4 @@
-"""Tables of tenants to tenants, their keys and their limits."""
+"""Checks the tables of tenants, with their keys and limits."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -28,14 +28,14 @@ _GRANT = re.compile(r"[A-Za-z0-9._:@/*-]{1,128}\Z")  # OpenAI servers call model
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SCOPES = {"operator"}
 _MAX_COUNT = 10**12
-_MIN_RATE = 1e-6  # one in twelve days; what is less often is a quota
-_MAX_PATTERNS = 8192  # those of models travel to logic servers in a header
+_MIN_RATE = 1e-6  # one in twelve days; use a quota for less
+_MAX_PATTERNS = 8192  # patterns of models are sent to logic servers in a header
 
 
 class Tenants:
-    """The tenants of a set so far. compiled: by name; keys: by the SHA-256 of the credential.
+    """The tenants of a set that are checked so far. compiled: by name; keys: by the SHA-256 of the credential.
 
-    routes: the names of all routes; None when they are not known, because one of them is wrong.
+    routes: the names of all routes; None if they are not known, because one of them is wrong.
     """
 
     def __init__(self, tiers: Mapping[str, Tier], bad_tiers: set[str], routes: Collection[str] | None) -> None:
@@ -45,12 +45,12 @@ class Tenants:
         self.compiled: dict[str, Tenant] = {}
         self.keys: dict[bytes, ApiKey] = {}
         self.served: Served = {}
-        # Thousands of tenants have the same numbers and the same patterns: what was good once is.
+        # Thousands of tenants have the same numbers and patterns: each is checked once.
         self._limits: dict[tuple[object, ...], tuple[Allowance, ...]] = {}
         self._patterns: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def add(self, file: str, path: str, name: str, tenant: TenantTable) -> None:
-        """Check and take one more. Raises BadDocument, and then nothing of it is taken but the keys before the bad."""
+        """Check and add one tenant. Raises BadDocument; then nothing of it is added but the keys before the bad one."""
         unique(file, path, name, self.compiled)
         tier = self._tier(file, f"{path}.tier", tenant.tier)
         if not 0.001 <= tenant.weight <= 1000.0:
@@ -81,14 +81,14 @@ class Tenants:
 
     def _tier(self, file: str, path: str, name: str) -> Tier:
         known_tier(file, path, name, self._tiers, self._bad_tiers)
-        # One whose own table is wrong is never served: the set is refused.
+        # A tier whose own table is wrong is never used: the set is refused.
         return self._tiers.get(name) or Tier(name=name, band=0, target_s=1.0, give_up_s=1.0)
 
     def _by_key(self, file: str, path: str, key: KeyTable, tenant: Tenant) -> Tenant:
-        """The tenant by the tier of one of its keys."""
+        """The tenant with the tier of one of its keys."""
         if key.tier is None:
             if key.above_tenant:
-                raise BadDocument(file, f"{path}.above_tenant", "this is said of a tier, and the key has none")
+                raise BadDocument(file, f"{path}.above_tenant", "above_tenant needs a tier, and the key has none")
             return tenant
         tier, own = self._tier(file, f"{path}.tier", key.tier), tenant.tier
         if tier.above(own) and not key.above_tenant and self._tiers.keys() >= {tier.name, own.name}:
@@ -201,7 +201,7 @@ def _allowance(file: str, path: str, name: str, selector: Selector, limit: Limit
 
 
 def epoch(moment: datetime | None) -> float | None:
-    """Seconds since 1970; a moment without a zone is UTC."""
+    """Seconds since 1970; a time without a zone is UTC."""
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,12 +1,13 @@
-"""What no longer counts of the last good documents while those on disk have a mistake somewhere.
+"""Withdraws keys, tenants and issuers that the documents on disk no longer name, while those documents have a mistake.
 
-Documents are taken whole or not at all. A key is dropped because somebody may have it who should not, and that must not
-wait until somebody else has mended another file. So while there is a mistake, the last good documents stay in force,
-less what the files on disk name no more: keys, tenants with all their keys and tokens, and issuers. A key that ends
-earlier than it did ends then; one that has gone to another tenant is nobody's. All else stays, and nothing new counts.
+Documents are adopted as a whole or not at all. But a key is removed because the wrong person may have it, and that must
+not wait until somebody else has fixed another file. So while there is a mistake, the last good documents stay in force
+without those keys, tenants (with all their keys and tokens) and issuers that the files on disk no longer name. A key
+whose end is now earlier ends then; a key that moved to another tenant is not accepted. All else stays, and nothing new
+is adopted.
 
 Of a file that cannot be read (not TOML, not JSON, tables of another form; it may be half written) the last good version
-speaks, so nothing is withdrawn by it. A file that is gone names nothing.
+counts, so nothing is withdrawn because of it. A file that is gone names nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,8 +28,9 @@ __all__ = ["Withdrawn", "withdrawn"]
 
 
 class Withdrawn(NamedTuple):
-    """parts: a block of what is left. names: for people. keys: how many. mark: "" for nothing, else the same for the
-    same."""
+    """parts: The result. parts: a block of the rest. names: for the log. keys: number of withdrawn keys. mark: "" if
+    nothing was withdrawn, else equal for equal results.
+    """
 
     parts: Parts
     names: list[str]
@@ -58,7 +60,7 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 class _Named:
-    """What files name. keys: (digest in hex, tenant) -> when it ends, epoch seconds."""
+    """The names in the files. keys: (digest in hex, tenant) -> end of validity in epoch seconds."""
 
     def __init__(self) -> None:
         self.keys: dict[tuple[str, str], float] = {}
@@ -66,7 +68,7 @@ class _Named:
         self.issuers: set[str] = set()
 
     def read(self, file: str, data: bytes) -> None:
-        """Raises DecodeError or UnicodeDecodeError, and then nothing of it is taken."""
+        """Add the names of one file. Raises DecodeError or UnicodeDecodeError; then nothing of the file is added."""
         found: list[tuple[str, _Tenant]]
         if file.endswith(".ndjson"):
             lines = [_decode_line(line) for line in data.split(b"\n") if line.strip()]
@@ -83,9 +85,9 @@ class _Named:
 
 
 def withdrawn(packed: memoryview, documents: Mapping[str, bytes], unreadable: Collection[str] = ()) -> Withdrawn:
-    """What is left of `packed`, whose documents were good, while `documents` are not.
+    """The rest of `packed`, whose documents were good, while `documents` have a mistake.
 
-    unreadable: files that are there, but not in `documents`. Raises ValueError if `packed` is no block.
+    unreadable: files that exist but are not in `documents`. Raises ValueError if `packed` is no block.
     """
     block = parts(packed)
     before, after = _Named(), _Named()
@@ -137,7 +139,7 @@ def _without(packed: memoryview, block: Parts, before: _Named, after: _Named) ->
 
 
 def _certainly(found: tuple[bytes, list[int]] | None) -> tuple[bytes, list[int]]:
-    """Raises ValueError: a block that does not hold what its documents name."""
+    """The value, or ValueError for None: the block does not contain what its documents name."""
     if found is None:
         raise ValueError("not the block of its documents")
     return found

@@ -91,7 +91,7 @@ def test_flags_say_the_same_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--url", "http://h/x"), "--rate"),
         (("--url", "http://h/x", "--rate", "0"), "rate"),
         (("--url", "http://h/x", "--rate", "1", "--header", "x"), "name: value"),
-        ((str(ROOT / "examples" / "load" / "tiers.toml"), "--rate", "1"), "said in the file"),
+        ((str(ROOT / "examples" / "load" / "tiers.toml"), "--rate", "1"), "in the file"),
         (("absent.toml",), "cannot be read"),
     ],
 )

@@ -16,7 +16,7 @@ def note(text):
 
 class TritonPythonModel:
     def initialize(self, args):
-        note(f"initialize {args['model_instance_name']} {words.GREETING}")
+        note(f"initialize {args['model_instance_name']} {words.TEXT}")
 
     def execute(self, requests):
         answers = []
@@ -27,7 +27,7 @@ class TritonPythonModel:
                 time.sleep(0.3)
             if text == "die":
                 os._exit(1)
-            said = np.array([[words.GREETING.encode()]], dtype=np.object_)
+            said = np.array([[words.TEXT.encode()]], dtype=np.object_)
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("said", said)]))
         return answers
 

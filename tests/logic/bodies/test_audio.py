@@ -57,7 +57,7 @@ def test_other_sounds_with_the_longer_header_are_refused() -> None:
 
 
 def test_an_empty_file_is_refused_with_a_whole_sentence() -> None:
-    with pytest.raises(Refused, match="samples: it breaks off"):
+    with pytest.raises(Refused, match="samples: it ends too early"):
         audio.decode(b"")
 
 

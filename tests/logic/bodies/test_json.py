@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from oriel_logic.bodies.json import decode
+from oriel_logic.bodies.messages import MAX_JSON_BYTES, MAX_JSON_DEPTH
 from oriel_logic.bodies.values import array_of, converted
 from oriel_logic.errors import InputTooLarge, Refused
-from oriel_logic.messages import MAX_JSON_BYTES, MAX_JSON_DEPTH
 
 
 @dataclass

@@ -61,7 +61,7 @@ def test_any_bytes_are_parts_or_a_refusal(body: bytes) -> None:
     [
         (b"", "multipart/form-data", "names no boundary"),
         (b"", "multipart/form-data; boundary=" + "x" * 300, "Boundary"),
-        (b"--x\r\n", "multipart/form-data; boundary=x", "breaks off"),
+        (b"--x\r\n", "multipart/form-data; boundary=x", "ends too early"),
         (b"--x\r\n\r\nno head\r\n--x--", "multipart/form-data; boundary=x", "no name"),
         (
             b'--x\r\nContent-Disposition: form-data; name="' + b"n" * 200 + b'"\r\n\r\n\r\n--x--',
@@ -120,5 +120,5 @@ async def test_a_file_is_bounded_and_has_to_be_there() -> None:
         await open_upload(cut(body, 16), kind, "other", limit_bytes=1000)
     assert refused.value.field == "$.other"
     _, broken = await open_upload(cut(body[:-30], 16), kind, "file", limit_bytes=1000)
-    with pytest.raises(Refused, match="breaks off"):
+    with pytest.raises(Refused, match="ends too early"):
         await broken.read()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic.definition import define
 from oriel_logic.dev.beside import Listed
 from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, model_lines, place_of
 from oriel_logic.errors import HandlerFailed
+from oriel_logic.services.definition import define
 
 
 async def label(text: str, models: object) -> str:
@@ -48,7 +48,7 @@ def test_the_banner_says_where_everything_is_and_what_cannot_run() -> None:
         ),
     ],
 )
-def test_a_problem_has_its_place_and_the_mend(problem: str, said: str) -> None:
+def test_a_problem_has_its_place_and_the_remedy(problem: str, said: str) -> None:
     assert place_of(problem, "a.py") == said
 
 

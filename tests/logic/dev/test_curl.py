@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from oriel_logic.bodies.decoding import Reader
+from oriel_logic.bodies.messages import Request
+from oriel_logic.bodies.schemas import Writer, schemas_of
+from oriel_logic.bodies.signature import read
 from oriel_logic.bodies.tensors import Tensors
-from oriel_logic.decoding import Reader
 from oriel_logic.dev.curl import curl_line, example
-from oriel_logic.messages import Request
-from oriel_logic.schemas import Writer, schemas_of
-from oriel_logic.signature import read
 
 URL = "http://127.0.0.1:8090/v1/services/x"
 

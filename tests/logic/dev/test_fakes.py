@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oriel_logic.dev.fakes import FakeServers
-from oriel_logic.stages import Ledger
+from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
 from oriel_wire.errors import StartFailed
 

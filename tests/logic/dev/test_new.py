@@ -36,7 +36,7 @@ def test_a_linter_has_nothing_to_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("a b", "no service name"), ("..", "no service name"), ("taken", "exists"), ("none/here", "cannot be made")],
+    [("a b", "not a service name"), ("..", "not a service name"), ("taken", "exists"), ("none/here", "cannot be made")],
 )
 def test_what_cannot_be_made_is_said_and_nothing_is_left(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "taken").mkdir()

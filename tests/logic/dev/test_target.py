@@ -49,11 +49,11 @@ def test_another_folder_is_a_folder_of_services(tmp_path: Path) -> None:
     [
         ("nothing", "oriel logic new nothing"),
         ("nothing.py", "there is no"),
-        ("notes.md", "no service: give a .py file"),
+        ("notes.md", "not a service: give a .py file"),
         ("empty", "there is no service in"),
     ],
 )
-def test_what_is_no_service_is_said_with_the_mend(tmp_path: Path, name: str, words: str) -> None:
+def test_what_is_no_service_is_said_with_the_remedy(tmp_path: Path, name: str, words: str) -> None:
     write(tmp_path, "notes.md")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StartFailed, match=words):

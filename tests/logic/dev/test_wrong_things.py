@@ -105,7 +105,9 @@ async def misspells(text: str) -> Verdict:
 
 
 def test_an_answer_that_is_not_as_declared_fails_the_test_of_its_author() -> None:
-    with pytest.raises(TypeError, match="misspells: it says it gives Verdict.* missing required field `label`"):
+    with pytest.raises(
+        TypeError, match="misspells: the answer is not the declared Verdict.* missing required field `label`"
+    ):
         Client(service(misspells)).post(json={"text": "a"})
 
 

@@ -69,7 +69,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"input": []}, "input", "parameter_wrong", "length"),
     ({"input": ["a", ""]}, "input", "parameter_wrong", "empty"),
     ({"input": ["a", 3]}, "input", "parameter_wrong", "list of texts"),
-    ({"input": [99999]}, "input", "parameter_wrong", "99999 is no token"),
+    ({"input": [99999]}, "input", "parameter_wrong", "99999 is not a token"),
     ({"input": ["a"] * 2049}, "input", "parameter_wrong", "at most 2048"),
     ({"input": "sunny " * 40}, "input", "context_length_exceeded", "maximum context length is 24 tokens"),
     ({"encoding_format": "hex"}, "encoding_format", "parameter_wrong", "hex"),
@@ -189,7 +189,7 @@ async def test_a_service_comes_changes_breaks_and_goes_while_the_server_runs(ser
         else:
             services(words=text)
         for _ in range(2):
-            await stack.unit.updates.look()
+            await stack.unit.updates.poll()
         await stack.unit.updates.settled()
         return {each.id async for each in client.models.list()}
 
@@ -211,7 +211,7 @@ async def test_a_model_that_gives_something_else_is_blamed(served: Maker, behind
     inference.run = lambda request: {"hidden": np.zeros((1, 7, 3, 2), np.float32)}
     with pytest.raises(openai.InternalServerError) as error:
         await client.embeddings.create(model="words", input="a")
-    assert error.value.status_code == 502 and "no embedding" in error.value.message
+    assert error.value.status_code == 502 and "not return an embedding" in error.value.message
 
 
 async def test_time_that_is_over_is_a_504_that_names_the_stage(served: Maker, inference: Any) -> None:

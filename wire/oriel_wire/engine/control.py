@@ -2,10 +2,10 @@
 
 Not for the data path: these ports bind to loopback, or to the pod address for probes and scrapes.
 
-Whoever can reach the port must not be able to keep probes from it, or healthy pods would be restarted. So a connection
-has `head_s` for each request head, and `request_s` until its request is answered and read; where all places are
-taken, the connection that has been silent for longest makes room. Health is answered however many requests are under
-way, and clients on this machine have places of their own.
+A client that can reach the port must not be able to block probes, or healthy pods would be restarted. So a
+connection has `head_s` for each request head, and `request_s` until its request is answered and read; if all places
+are taken, the connection that has been silent for longest is closed. Health is answered regardless of the number of
+requests under way, and clients on this machine have reserved places.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _BUSY = b'{"error":{"message":"too many requests are under way on this port","re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlLimits:
-    """Bounds of one control plane. loopback: connections and requests of this machine beyond those of everybody."""
+    """Bounds of one control plane. loopback: additional connections and requests for this machine."""
 
     connections: int = 128
     requests: int = 64
@@ -47,9 +47,9 @@ class ControlLimits:
 async def serve_control(
     app: ASGIApp, sock: socket.socket, stop: asyncio.Event, *, limits: ControlLimits | None = None
 ) -> None:
-    """Serve `app` on `sock` until `stop` is set, then finish what runs (at most `DRAIN_S`) and close `sock`.
+    """Serve `app` on `sock` until `stop` is set, then finish running requests (at most `DRAIN_S`) and close `sock`.
 
-    Cancelled: connections are cut and `sock` is closed. Signals stay with `run_unit`.
+    If cancelled, it aborts connections and closes `sock`. `run_unit` handles signals.
     """
     bounds = limits or ControlLimits()
 
@@ -81,7 +81,7 @@ async def serve_control(
 
 
 def _bounded(app: ASGIApp, limits: ControlLimits) -> ASGIApp:
-    """`app` for a bounded number of requests at a time; health besides."""
+    """`app` with a bounded number of requests at a time; health requests are not bounded."""
     running = 0
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,7 @@ def _bounded(app: ASGIApp, limits: ControlLimits) -> ASGIApp:
 
 
 def is_loopback(client: tuple[str, int] | None) -> bool:
-    """Whether a client's address is of this machine."""
+    """Whether a client's address belongs to this machine."""
     try:
         return client is not None and ip_address(client[0]).is_loopback
     except ValueError:
@@ -110,7 +110,7 @@ def is_loopback(client: tuple[str, int] | None) -> bool:
 
 
 class _Place(Protocol):
-    """A connection. near: from this machine; busy: a request of it is under way; since: when that changed."""
+    """The state of a connection. near: from this machine; busy: a request is under way; since: when that changed."""
 
     near: bool
     since: float
@@ -123,9 +123,9 @@ P = TypeVar("P", bound=_Place)
 
 
 def make_room(new: P, connections: Iterable[P], limits: ControlLimits) -> P | None:
-    """Which of `connections`, `new` among them, has to go: one that is silent, else `new`; None: there is room.
+    """The connection of `connections`, which include `new`, to close: a silent one, else `new`; None if there is room.
 
-    A client from elsewhere takes no place from this machine's.
+    A client from another machine takes no place reserved for this one.
     """
     others = [each for each in connections if each is not new]
     if len(others) < limits.connections:
@@ -137,7 +137,7 @@ def make_room(new: P, connections: Iterable[P], limits: ControlLimits) -> P | No
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, within limits of time and number."""
+    """uvicorn's connection with limits of time and number."""
 
     def __init__(self, limits: ControlLimits, **given: Any) -> None:
         super().__init__(**given)
@@ -175,7 +175,7 @@ class _Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """From now on there is so much time for the next head, or for the request that is under way."""
+        """Restart the timer for the next head, or for the request under way."""
         if self._timer is not None:
             self._timer.cancel()
         self.since = self.loop.time()
@@ -185,7 +185,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, and with an end that does not wait."""
+    """uvicorn without signal handlers of its own and with a shutdown that does not wait."""
 
     servers: list[asyncio.Server] = []
 
@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
         yield
 
     def cut(self) -> None:
-        """Close what is still open: nothing after an orderly end, everything when `serve` was cancelled."""
+        """Close what is still open: nothing after a normal end, everything if `serve` was cancelled."""
         for server in self.servers:
             server.close()
         for connection in tuple(self.server_state.connections):

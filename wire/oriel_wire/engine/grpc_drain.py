@@ -1,8 +1,8 @@
-"""The end of a gRPC server that fails no call.
+"""Stops a gRPC server without failing a call.
 
 `aio.Server.stop` closes the listening sockets and tells clients to go (GOAWAY), but from that moment on it cancels
-every call that has just come and every one that comes on a connection whose client has not read the GOAWAY yet: under
-load one in a hundred of a second's. So it is called once no call can come:
+every call that has just arrived and every one that arrives on a connection whose client has not read the GOAWAY yet:
+under load, one in a hundred of a second's calls. So it is called once no call can arrive:
 
 1. For `LAME_DUCK_S`, and until the calls that were under way then have ended, everything goes on, as over HTTP, while
    readiness says no.
@@ -38,12 +38,12 @@ MAX_AGE = "grpc.max_connection_age_ms"  # of the server's options
 QUIET_S = 0.5
 SELDOM_S = 5.0
 AGE_SHARE = 0.6
-ENDLESS_MS = 2**31 - 1  # as gRPC says it
+ENDLESS_MS = 2**31 - 1  # gRPC's value for no limit
 _LEAST_GRACE_S = 2.0
 _LATEST_SHARE = 0.7
 _FINISH_SHARE = 0.5
 _JITTER = 1.1  # gRPC spreads ages by a tenth in both directions
-_SLOW_S = 5.0  # until the slowest client has heard it
+_SLOW_S = 5.0  # time for the slowest client to read it
 _LOOK_S = 0.05
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ PROBES = frozenset(
 
 
 class Arrivals(_GenericHandler):
-    """Knows when the latest calls of a server came, to be registered before its handlers; takes none."""
+    """A handler that records the arrival times of a server's latest calls and handles none. Register it before the
+    others.
+    """
 
     def __init__(self) -> None:
         self.latest_s = -inf
@@ -75,7 +77,7 @@ class Arrivals(_GenericHandler):
             self.before_s, self.latest_s = self.latest_s, monotonic()
 
     def quiet_from_s(self, stopped_s: float) -> float:
-        """From when on no further call is expected, if none comes before; -inf if none has come at all.
+        """The time from which no further call is expected, if none arrives before; -inf if there was none at all.
 
         stopped_s: when the stop began.
         """
@@ -86,7 +88,7 @@ class Arrivals(_GenericHandler):
 
 
 class UnderWay:
-    """The calls that are under way, and of these the ones from before `mark`."""
+    """Counts the calls under way, and those of them that began before `mark`."""
 
     __slots__ = ("_counts", "_generation")
 
@@ -95,26 +97,26 @@ class UnderWay:
         self._counts = [0, 0]
 
     def begin(self) -> int:
-        """A call has come; what it says has to be given to `end`."""
+        """Count a new call; pass the result to `end`."""
         self._counts[self._generation] += 1
         return self._generation
 
     def end(self, generation: int) -> None:
-        """A call has ended."""
+        """Count the end of a call."""
         self._counts[generation] -= 1
 
     def mark(self) -> None:
-        """From now on new calls are told apart."""
+        """From now on count new calls separately."""
         self._generation = 1
 
     @property
     def all(self) -> int:
-        """Calls that are under way."""
+        """Number of calls under way."""
         return sum(self._counts)
 
     @property
     def old(self) -> int:
-        """Those from before the mark."""
+        """Number of calls under way that began before the mark."""
         return self._counts[0]
 
 
@@ -133,7 +135,7 @@ async def drain(
     age_ms: int,
     finishing: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Let in no more connections, serve what comes on those that are there, stop.
+    """Accept no more connections, serve the calls on the existing ones, then stop.
 
     age_ms: the maximum age that connections to `server` have. finishing: whether calls from before the end are still
     under way: connections are accepted as long, at most for half of the grace, so that there is time for ages.
@@ -172,7 +174,7 @@ async def _until_none_comes(arrivals: Arrivals, stopped_s: float, ends_s: float)
 
 
 def close_listeners(port: int) -> int:
-    """Close this process's listening TCP sockets on `port` under whoever owns them; how many.
+    """Close this process's listening TCP sockets on `port` without their owner, and return their number.
 
     The owner is not told and keeps the descriptors: behind each there is then a socket that nobody can reach and that
     is never readable. Where a system does not list a process's descriptors, nothing happens.

@@ -1,4 +1,4 @@
-"""What a server connection asks of its subclass; see `server` for when."""
+"""The hooks that a server connection calls in its subclass; `server` describes when."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ __all__ = ["ServerHooks"]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ServerHooks(asyncio.Protocol):
-    """No state. Called on the loop; none of them may wait."""
+    """The hooks, without state. They are called on the loop and must not wait."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ class ServerHooks(asyncio.Protocol):
         raise NotImplementedError
 
     def on_refused(self, status: int, message: str) -> None:
-        """The framing is wrong, or the rest is late: end what had begun and write an answer.
+        """The framing is wrong, or the rest is late: end the request and write an answer.
 
         The connection is closed right afterwards, and `on_lost` is not called any more.
         """

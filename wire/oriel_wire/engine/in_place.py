@@ -1,7 +1,7 @@
-"""Large bodies read into memory of their length: no piece of them is copied again, and none is joined.
+"""Reads large bodies directly into memory of their length, so that no piece is copied or joined later.
 
 A connection that has sent a large body is read through `InPlace` from then on, until it sends a small one: most of the
-next body then goes where it stays, also what the kernel has of it when its head comes.
+next body is then read into its final memory, including what the kernel holds of it when the head arrives.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ _BETWEEN_BYTES = 8192
 
 
 class _Placing(Protocol):
-    """The connection read for."""
+    """The connection whose body is read."""
 
     def room(self) -> memoryview | None:
-        """Where the rest of the current body belongs; None: what comes is no part of a body in place."""
+        """The memory for the rest of the current body; None if no body is being read in place."""
 
     def placed(self, size: int) -> None:
-        """So many bytes are there (at least one)."""
+        """`size` bytes (>= 1) were written into the buffer."""
 
     def data_received(self, data: bytes) -> None: ...
     def eof_received(self) -> bool | None: ...
@@ -29,7 +29,7 @@ class _Placing(Protocol):
 
 
 class InPlace(asyncio.BufferedProtocol):
-    """A transport's protocol in the place of `connection`, which hears of everything as before."""
+    """The transport's protocol in place of `connection`, to which it passes all events on."""
 
     def __init__(self, connection: _Placing) -> None:
         self._connection = connection

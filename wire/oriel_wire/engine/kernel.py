@@ -1,5 +1,6 @@
-"""What only the kernel knows of a connection: whether its peer has closed behind bytes that nobody has read yet, and
-when its latest bytes came."""
+"""Asks the kernel about a connection: whether its peer has closed behind unread bytes, and when its latest bytes
+arrived.
+"""
 
 import asyncio
 import os
@@ -20,7 +21,9 @@ _GRAIN_S = 0.01  # the kernel counts in ticks, of 10 ms at most
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """gone: the peer has closed. age_s: seconds since its latest bytes came, rather too few than too many."""
+    """The state of a connection's input. gone: the peer has closed. age_s: seconds since its latest bytes arrived,
+    rather too small than too large.
+    """
 
     gone: bool
     age_s: float
@@ -31,7 +34,7 @@ class _Socket(Protocol):
 
 
 def arrival(transport: asyncio.BaseTransport) -> Arrival | None:
-    """Of the connection below `transport`; None where it cannot be known (not Linux, no TCP)."""
+    """The arrival for the connection of `transport`; None if it cannot be known (not Linux, no TCP)."""
     found: _Socket | None = transport.get_extra_info("socket")
     return _arrival(found) if found is not None else None
 
@@ -50,7 +53,7 @@ def _arrival(sock: _Socket) -> Arrival | None:
 
 
 def closed_behind_unread(transport: asyncio.Transport) -> bool:
-    """Whether the peer of a paused transport has closed; False where it cannot be known (not Linux, no TCP)."""
+    """Whether the peer of a paused transport has closed; False if it cannot be known (not Linux, no TCP)."""
     found = arrival(transport)
     return found is not None and found.gone
 
@@ -58,7 +61,7 @@ def closed_behind_unread(transport: asyncio.Transport) -> bool:
 class PeerSockets:
     """Finds the connections of this process by their peers' addresses, for a server that does not give its sockets.
 
-    All descriptors are listed when a peer is asked for that is not known, at most every `again_s` seconds.
+    For an unknown peer all descriptors are listed, at most every `again_s` seconds.
     """
 
     def __init__(self, *, again_s: float = 0.1) -> None:
@@ -67,7 +70,7 @@ class PeerSockets:
         self._descriptors: dict[tuple[str, int], int] = {}
 
     def arrival(self, host: str, port: int, now: float) -> Arrival | None:
-        """Of the connection from `host`:`port`; None where it is not found or cannot be known."""
+        """The arrival for the connection from `host`:`port`; None if it is not found or cannot be known."""
         peer = (host, port)
         if peer not in self._descriptors:
             if now - self._listed_at < self._again_s:
@@ -78,7 +81,7 @@ class PeerSockets:
         if descriptor is None:
             return None
         with suppress(OSError), _borrowed(descriptor) as sock:
-            if _peer(sock) == peer:  # else the descriptor is another connection's by now
+            if _peer(sock) == peer:  # else the descriptor belongs to another connection by now
                 return _arrival(sock)
         del self._descriptors[peer]
         return None
@@ -86,7 +89,7 @@ class PeerSockets:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Somebody else's socket, which is left open. Raises OSError for a descriptor that is none."""
+    """A socket object for a descriptor of another owner, which stays open. Raises OSError if it is no socket."""
     sock = socket.socket(fileno=descriptor)
     try:
         yield sock
@@ -103,6 +106,6 @@ def _peer(sock: socket.socket) -> tuple[str, int] | None:
 
 def _connections() -> Iterator[tuple[tuple[str, int], int]]:
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError), _borrowed(int(name)) as sock:  # no socket, no peer, or closed meanwhile
+        with suppress(OSError), _borrowed(int(name)) as sock:  # not a socket, without a peer, or closed meanwhile
             if (peer := _peer(sock)) is not None:
                 yield peer, int(name)

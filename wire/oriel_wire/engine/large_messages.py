@@ -1,4 +1,4 @@
-"""What large messages took goes back to the operating system.
+"""Returns the memory of large messages to the operating system.
 
 gRPC receives a message in small pieces on threads of its own and joins them twice: one of 60 MB takes 180 for a moment.
 All of it is freed, but the allocator keeps what came in small pieces, per thread (measured: 260 MiB after fifty such
@@ -23,31 +23,32 @@ __all__ = ["READ_AHEAD", "LargeMessages", "share_memory"]
 
 LARGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
-# The call that had the message ends on its own, shortly after its answer.
+# The call of the message ends by itself shortly after its answer.
 DELAY_S = 0.01
 
 
-# An option of channels and servers.
+# An option of gRPC channels and servers.
 READ_AHEAD = ("grpc.experimental.tcp_max_read_buffer_size", 256 * 1024)
 _M_ARENA_MAX = -8
 
 
 def share_memory() -> None:
-    """One arena for all threads that begin from now on, where the C library has arenas."""
+    """Make all threads that start from now on share one arena, if the C library has arenas."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
 
 
 def _trim() -> None:
-    """Of the C library, where it has that: some milliseconds, without the interpreter's lock."""
+    """Trim the C library's heap, if it can: takes some milliseconds, without the interpreter lock."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
 
 class LargeMessages:
-    """give_back: called on a thread, never twice at a time, `delay_s` after it was found worth it at the earliest.
+    """Decides when to return memory. give_back: called on a thread, never concurrently, at the earliest `delay_s` after
+    it became worth while.
 
     least_bytes: smaller messages do not count. Single writer: the loop.
     """
@@ -82,5 +83,5 @@ class LargeMessages:
     def _done(self, done: "asyncio.Future[None]") -> None:
         done.exception()
         self._running = False
-        if self._bytes:  # what ended meanwhile may be the last: it is given back as well, however little it is
+        if self._bytes:  # messages that ended meanwhile may be the last: their memory is returned as well
             self._begin(least_bytes=1)

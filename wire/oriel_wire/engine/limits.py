@@ -1,4 +1,4 @@
-"""The bounds of one HTTP listener and of gRPC's headers, and what a refusal is called."""
+"""The limits of one HTTP listener and of gRPC's headers, and the reason phrases of statuses."""
 
 from dataclasses import dataclass
 
@@ -22,13 +22,13 @@ _REASONS = {
 
 
 def reason_phrase(status: int) -> str:
-    """The reason phrase of a status; empty for one we never send."""
+    """The reason phrase of a status; empty for statuses that are never sent."""
     return _REASONS.get(status, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Bounds of one listener. docs/limits.md lists them."""
+    """Limits of one listener. docs/limits.md lists them."""
 
     max_head_bytes: int = 32 * 1024
     max_fields: int = 128

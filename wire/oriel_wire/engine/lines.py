@@ -1,8 +1,8 @@
-"""A log of lines on a file or standard output that never holds up the loop.
+"""A log of lines in a file or on standard output that never blocks the event loop.
 
 The loop puts a note into a bounded queue and goes on. A daemon thread makes lines of the notes and appends them, a few
-times a second; the file is opened for each of these writes, so it may be renamed at any time. What does not fit into
-the queue or cannot be written is counted and lost.
+times a second; the file is opened for each of these writes, so it may be renamed at any time. Lines that do not fit
+into the queue or cannot be written are counted and lost.
 """
 
 import logging
@@ -30,7 +30,8 @@ Note = TypeVar("Note")
 
 
 class LineLog(Generic[Note]):
-    """path: a file, made if need be, or "-". lines(notes, offset) -> bytes, called on the thread, must not raise;
+    """A log. path: a file, created if needed, or "-". lines(notes, offset) -> bytes, called on the thread, must not
+    raise;
     offset: seconds from the monotonic clock to the wall clock. Notes are put by one thread. Raises StartFailed.
     """
 
@@ -64,14 +65,14 @@ class LineLog(Generic[Note]):
         return self._refused + self._failed
 
     def put(self, note: Note) -> None:
-        """Never waits."""
+        """Queue a note; never waits."""
         if len(self._notes) >= self._max_queued:
             self._refused += 1
         else:
             self._notes.append(note)
 
     def close(self) -> None:
-        """Write what is queued and stop; blocks at most CLOSE_S. What comes later is lost."""
+        """Write what is queued and stop; blocks at most CLOSE_S. Later notes are lost."""
         self._stopping.set()
         self._thread.join(CLOSE_S)
 

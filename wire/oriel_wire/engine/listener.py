@@ -9,15 +9,12 @@ from contextlib import suppress
 from email.utils import formatdate
 from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from oriel_wire.engine.greeting import Greeting, SecureListener
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.pulse import Pulse
+from oriel_wire.engine.tls_handshake import TlsHandshake, TlsListener
 from oriel_wire.h1 import LineMemo
-
-if TYPE_CHECKING:
-    from oriel_wire.engine.server import ServerConnection
 
 __all__ = ["HttpServer"]
 
@@ -28,9 +25,27 @@ _LOOK_S = 0.05
 BACKLOG = 2048
 _SWEEP_S = 0.25
 _LATE = 2048
-_GREETING_S = 0.5  # a TLS handshake that takes longer makes room before others
+_HANDSHAKE_S = 0.5  # a TLS handshake that takes longer is the first to make room
 _EVICTION_SAMPLE = 64
-_EVICTION_SEARCH = 1024  # if none of the sample can go
+_EVICTION_SEARCH = 1024  # connections searched if none of the sample can be closed
+
+
+class Connection(Protocol):
+    """The methods of a connection that its server calls; `ServerConnection` has them."""
+
+    transport: asyncio.Transport
+    due: float
+
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def under_way(self) -> bool: ...
+    @property
+    def waits_for_head(self) -> bool: ...
+    def evict(self) -> None: ...
+    def forget_head(self) -> None: ...
+    def close_if_idle(self) -> None: ...
+    def sweep(self, now: float) -> None: ...
 
 
 class HttpServer:
@@ -39,28 +54,28 @@ class HttpServer:
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self.memo = LineMemo()
-        self.connections: set[ServerConnection] = set()
-        self.greetings: dict[Greeting, None] = {}  # TLS handshakes under way, the oldest first
-        self.kept_bytes = 0  # read from clients beyond their current requests, where that is more than a head
+        self.connections: set[Connection] = set()
+        self.handshakes: dict[TlsHandshake, None] = {}  # TLS handshakes under way, the oldest first
+        self.kept_bytes = 0  # read beyond current requests, counted where it exceeds a head
         self.draining = False
         self.secure = False
         self.accepting = True
-        self.finishing = False  # while it drains: whether requests from before are still under way
+        self.finishing = False  # while draining: whether requests from before are under way
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
         self.date = self.date_line = b""  # without and with its CRLF
         self.port = 0
         self.loop = asyncio.get_running_loop()
         self.pulse = Pulse(self.loop)
-        self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # has no thread until it is used
+        self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # starts its thread on first use
         self._server: asyncio.Server | None = None
         self._factory: Callable[[], asyncio.Protocol]
         self._socket: socket.socket | None = None
-        self._secure: SecureListener | None = None
+        self._secure: TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(
         self,
-        factory: "Callable[[], ServerConnection]",
+        factory: Callable[[], asyncio.Protocol],
         sock: socket.socket,
         *,
         tls: ssl.SSLContext | None = None,
@@ -71,12 +86,12 @@ class HttpServer:
         """
         self._tick()
         if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
-            # Connections inherit it: what the kernel has taken and the client does not read stalls a write as well.
+            # Connections inherit it: bytes that the kernel holds and the client does not read count as a stalled write.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.limits.write_stall_s * 1000))
         self.secure = tls is not None
         self._factory, self._socket = factory, sock
         if tls is not None:
-            self._secure = SecureListener(self, sock, tls, factory)
+            self._secure = TlsListener(self, sock, tls, factory)
             self._secure.listen(BACKLOG)
         else:
             self._server = await self.loop.create_server(factory, sock=sock, backlog=BACKLOG)
@@ -84,31 +99,31 @@ class HttpServer:
         self.port = name[1] if isinstance(name, tuple) else 0
 
     def has_place(self) -> bool:
-        """Whether there is one for another client; a handshake that goes on for long, or an idle client, makes it."""
-        if len(self.connections) + len(self.greetings) < self.limits.max_connections:
+        """Whether another client can be accepted; a slow handshake or an idle client is closed to make room."""
+        if len(self.connections) + len(self.handshakes) < self.limits.max_connections:
             return True
-        oldest = next(iter(self.greetings), None)
-        stalled = oldest is not None and monotonic() - oldest.since > _GREETING_S
+        oldest = next(iter(self.handshakes), None)
+        stalled = oldest is not None and monotonic() - oldest.since > _HANDSHAKE_S
         if not stalled and self.evict_idle():
             return True
         if oldest is None:
             return False
-        self.greetings.pop(oldest)
+        self.handshakes.pop(oldest)
         oldest.cut()
         return True
 
-    def greeted(self, greeting: Greeting) -> None:
-        """Its handshake is over, well or not."""
-        self.greetings.pop(greeting, None)
+    def handshake_ended(self, handshake: TlsHandshake) -> None:
+        """Forget a handshake that has succeeded or failed."""
+        self.handshakes.pop(handshake, None)
         self.note_empty()
 
     def note_empty(self) -> None:
-        """A connection or a handshake has gone: a draining server may be waiting for the last one."""
-        if self.draining and not self.connections and not self.greetings:
+        """Note that a connection or a handshake has ended; a draining server waits for the last one."""
+        if self.draining and not self.connections and not self.handshakes:
             self.emptied.set()
 
     def evict_idle(self) -> bool:
-        """All places are taken: close one of some connections that have no request under way, if there is one.
+        """Close one of some connections that have no request under way, if there is one, as all places are taken.
 
         The idlest of those between two requests goes first, then the oldest head that is still incomplete.
         """
@@ -122,7 +137,7 @@ class HttpServer:
         return True
 
     def forget_credentials(self) -> None:
-        """The set of valid credentials has changed: no head and no credential is recognised without a new judgement."""
+        """Drop everything that was recognised by credentials, because the set of valid ones has changed."""
         self.memo.forget_credentials()
         for connection in self.connections:
             connection.forget_head()
@@ -136,10 +151,10 @@ class HttpServer:
         """Let requests in flight finish (at most `grace_s`), then close everything.
 
         Answers say `Connection: close` from now on. Connections are still accepted and requests answered for
-        `LAME_DUCK_S`, so that whoever asks whether the server is ready hears that it is not, and until the last request
-        from that time and `beside`, what else the unit has to end, have ended; at most for `ACCEPT_SHARE` of the grace.
-        Then nobody is let in any more, and for `LINGER_S` connections between two requests stay open, also those that
-        have not sent one: their clients may be sending already, and a request that arrives is still answered.
+        `LAME_DUCK_S`, so that readiness probes see that it is not ready, and until the requests of that time and
+        `beside`, the unit's other work to end, have ended, but at most for `ACCEPT_SHARE` of the grace. Then no
+        connection is accepted any more, and for `LINGER_S` connections between two requests stay open, also those
+        that have not sent one: their clients may be sending already, and a request that arrives is still answered.
         Cancelling it leaves the server closed to new connections with the rest still open.
         """
         ends_s = monotonic() + grace_s
@@ -151,17 +166,17 @@ class HttpServer:
             self.accepting = self.finishing = False
             late = self._close_listener()
         for accepted in late:
-            with suppress(OSError):  # it has left already
+            with suppress(OSError):  # the client has left already
                 await self.loop.connect_accepted_socket(self._factory, accepted)
-        for _ in range(3):  # what was accepted before becomes a connection in a later turn of the loop
+        for _ in range(3):  # accepted sockets become connections in a later turn of the loop
             await asyncio.sleep(0)
         self.emptied.clear()
         await self._emptied_within(min(LINGER_S, ends_s - monotonic()))
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._emptied_within(ends_s - monotonic())
-        for greeting in list(self.greetings):
-            greeting.cut()
+        for handshake in list(self.handshakes):
+            handshake.cut()
         for connection in list(self.connections):
             connection.transport.abort()
         if self._timer is not None:
@@ -181,7 +196,7 @@ class HttpServer:
             await asyncio.sleep(_LOOK_S)
 
     def _close_listener(self) -> list[socket.socket]:
-        """Stop listening; whoever is in the listen queue at the very end, and would be reset, is let in."""
+        """Stop listening, and return the sockets that are still in the listen queue, so that they are not reset."""
         late: list[socket.socket] = []
         if self._secure is not None:
             self._secure.close()
@@ -196,7 +211,7 @@ class HttpServer:
         return late
 
     async def _emptied_within(self, seconds: float) -> None:
-        if (self.connections or self.greetings) and seconds > 0.0:
+        if (self.connections or self.handshakes) and seconds > 0.0:
             self.emptied.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

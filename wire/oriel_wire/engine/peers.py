@@ -1,4 +1,4 @@
-"""Whose word about deadline, tier and tenant counts."""
+"""The peers whose headers about deadline, tier and tenant are honoured."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _MEMO = 4096
 
 
 class TrustedPeers:
-    """Addresses and networks. Answers are remembered per address. Raises StartFailed for what is neither."""
+    """A set of addresses and networks; results are cached per address. Raises StartFailed for anything else."""
 
     def __init__(self, networks: Sequence[str]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""How a unit lives as a process: signals, listening sockets, log lines, exit codes.
+"""The process of a unit: signals, listening sockets, log lines, exit codes.
 
 Stop order, the same for every unit:
 1. SIGTERM, SIGINT, or end-of-file on the supervisor's lifeline pipe sets the stop event; `main` drains and returns.
@@ -31,7 +31,7 @@ GRACE_S = 30.0
 ORPHAN_GRACE_S = 5.0
 HARD_EXIT_S = 1.5
 BACKLOG = 1024
-# `extra` of a record that is a table for people: its lines are written as they are.
+# `extra` of a record that is a table: its lines are written unchanged.
 PLAIN = {"oriel_plain": True}
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], grace_s:
 
 
 class _Stopping:
-    """The way from the first signal to the end. Single writer: the loop."""
+    """The shutdown from the first signal to the end. Single writer: the loop."""
 
     def __init__(self, task: asyncio.Task[int] | None, stop: asyncio.Event) -> None:
         self._task = task
@@ -156,7 +156,7 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     """A listening TCP socket on `host`:`port`; port 0 takes any free one (read it from `getsockname()`).
 
     `what` names the owner and, in its last word, the flag that moves it: "gateway HTTP" is moved by `--http-port`.
-    Raises StartFailed with the mend. The caller owns and closes the socket.
+    Raises StartFailed with the fix. The caller owns and closes the socket.
     """
     flag = f"--{what.split()[-1].lower()}-port"
     if not 0 <= port <= 65535:
@@ -180,7 +180,7 @@ def listen(host: str, port: int, what: str) -> socket.socket:
 
 
 def connection_places(wanted: int) -> int:
-    """Raise this process's limit of open files as far as it may; how many clients it can hold then, at most `wanted`.
+    """Raise this process's limit of open files as far as allowed, and return how many clients fit, at most `wanted`.
 
     A client may need a second file, for its upstream, and 64 are for everything else: with no file left nothing could
     be accepted, closed connections excepted, and an idle one could not make room for a new one.
@@ -224,9 +224,9 @@ def configure_logging(unit: str) -> None:
 
 
 def log_to_file(path: str) -> None:
-    """Send the records to the end of this file instead. Raises StartFailed."""
+    """Append log records to this file instead. Raises StartFailed."""
     try:
-        # The file lives as long as the process.
+        # The file stays open as long as the process.
         stream = open(path, "a", encoding="utf-8", buffering=1)
     except OSError as refused:
         raise StartFailed(f"the log file {path!r} cannot be opened: {refused.strerror}") from refused
@@ -236,7 +236,7 @@ def log_to_file(path: str) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """`2025-01-31T12:00:00.123Z WARNING gateway oriel_gateway.app: text`, whatever the text holds."""
+    """`2025-01-31T12:00:00.123Z WARNING gateway oriel_gateway.app: text`, also for text with line breaks."""
 
     converter = staticmethod(time.gmtime)
 
@@ -252,7 +252,7 @@ class _OneLine(logging.Formatter):
 
 
 def _one_line(text: str) -> str:
-    # Text from outside may reach a log: no line of its own and no terminal control.
+    # A log may contain text from outside: it must not add lines or terminal control codes.
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text.strip().replace("\n", " | ")

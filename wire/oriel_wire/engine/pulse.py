@@ -1,4 +1,4 @@
-"""Notices that a loop did not poll for a while, because its process was stopped or its machine was.
+"""Detects that the event loop did not poll for a while, because its process or its machine was stopped.
 
 A deadline counts from when a request came, which a server knows only as the moment of reading. While a loop polls, the
 two are the same. After a pause everything that came meanwhile is read at once, and would be given the whole time to
@@ -36,10 +36,10 @@ UNKNOWN_S = 0.5
 
 
 class Pulse:
-    """Of one loop. Single writer: that loop.
+    """The pulse of one loop. Single writer: that loop.
 
-    fresh_until: what is read before this monotonic time has come just now; for later readings see `age_s`.
-    pauses: how many there were.
+    fresh_until: what is read before this monotonic time has just arrived; for later reads see `age_s`.
+    pauses: number of pauses.
     """
 
     __slots__ = (
@@ -66,16 +66,16 @@ class Pulse:
         self._timer: asyncio.TimerHandle | None = loop.call_later(BEAT_S, self._beat)
 
     def close(self) -> None:
-        """Stop the timer; everything that is read counts as new from here on."""
+        """Stop the timer. From then on everything that is read counts as new."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.fresh_until = inf
 
     def age_s(self, arrival: Arrival | None, now: float) -> float:
-        """Seconds since what is read `now` has come. arrival: what the kernel knows, None if nothing.
+        """Seconds since the data read at `now` arrived. arrival: the kernel's record, None if there is none.
 
-        To be asked only from `fresh_until` on: the loop may have resumed without having come to its timers yet.
+        Call it only from `fresh_until` on: the loop may have resumed without having run its timers yet.
         """
         if now - self._beat_at >= PAUSE_S:
             self._resume(now)
@@ -105,7 +105,7 @@ class Pulse:
 
 
 class GrpcPulse(Pulse):
-    """The same for calls that gRPC has read."""
+    """The pulse for calls that gRPC has read."""
 
     __slots__ = ("_cpu_s", "_sockets")
 
@@ -117,7 +117,7 @@ class GrpcPulse(Pulse):
     def call_age_s(self, peer: str, now: float) -> float:
         """Seconds that a call from `peer` (as gRPC writes it), begun `now`, lay unread before the process resumed.
 
-        To be asked only from `fresh_until` on.
+        Call it only from `fresh_until` on.
         """
         if now - self._beat_at >= PAUSE_S:
             self._resume(now)
@@ -126,7 +126,7 @@ class GrpcPulse(Pulse):
             return 0.0
         found = self._sockets.arrival(address_of_grpc_peer(peer), int(port), now)
         if found is None:
-            return 0.0  # a connection that was accepted since; its client has waited for our settings
+            return 0.0  # a connection accepted since; its client has waited for the server's settings
         before_s = found.age_s - (now - self._resumed_at)
         return before_s if before_s > 0.0 else self._unknown_s()
 

@@ -1,9 +1,9 @@
-"""Heads of one connection that are known: recognised by their bytes, or by those of their lines that do not vary.
+"""Per-connection cache of parsed request heads, found by all their bytes or by the lines that do not vary.
 
-Clients on a kept connection send the same head byte by byte, or one that differs in its ids and its length only. Such a
-head is not parsed again, and whoever judged it may keep the judgement. What is kept is a parsed head and 64-bit
-fingerprints keyed by this process's secret (not the bytes: they hold a key); a collision would only give a client back
-its own earlier head. Heads of more than 4 KiB are recognised as a whole or not at all.
+Clients on a kept connection send the same head byte by byte, or one that differs in its ids and its length only.
+Such a head is not parsed again, and the server may keep its decision about it. The cache holds a parsed head and
+64-bit fingerprints keyed by this process's secret (not the bytes: they hold a key); a collision would only confuse
+two heads of the same client. Heads of more than 4 KiB are recognised as a whole or not at all.
 """
 
 from typing import Final
@@ -17,8 +17,8 @@ _MAX_PATTERN: Final = 4096
 
 
 class Recognition:
-    """head: sent twice in a row by a sender who is known, or None; then size and fingerprint are those of its bytes
-    with the empty line, and length is that of its body, -1 if only parsing the request can tell.
+    """The cache. head: sent twice in a row by an authenticated sender, or None. size, fingerprint: of its bytes
+    with the empty line. length: of its body, -1 if only parsing the request can tell.
     """
 
     __slots__ = ("_before", "_block", "_latest", "_pattern", "_size", "fingerprint", "head", "length", "size")
@@ -26,24 +26,24 @@ class Recognition:
     def __init__(self) -> None:
         self.head: RequestHead | None = None
         self.fingerprint = self.size = self.length = 0
-        self._latest = self._size = 0  # of the head that is being served
-        self._before = 0  # fingerprint of the latest head that was found by its pattern
-        self._block = b""  # its bytes, if it was not found, until somebody asks for it or the next comes
+        self._latest = self._size = 0  # of the current request's head
+        self._before = 0  # fingerprint of the latest head found by its pattern
+        self._block = b""  # its bytes if it was not found, until they are used or the next head arrives
         self._pattern: HeadPattern | None = None
 
     def again(self) -> None:
-        """The known head came once more."""
+        """Note that the cached head was sent again."""
         self._latest = self.fingerprint
 
     def find(self, data: bytes, start: int, stop: int) -> RequestHead | None:
-        """The head between `start` and the empty line at `stop`, if it is known."""
+        """The head between `start` and the empty line at `stop` if it is in the cache."""
         self._size = stop + 4 - start
         self._latest = latest = hash(data[start : stop + 4])
         if latest == self.fingerprint and self.head is not None:
             return self.head
         block = data[start:stop]
         if self._pattern is not None and (found := self._pattern.read(block)) is not None:
-            if latest == self._before:  # twice in a row: the client says this now
+            if latest == self._before:  # twice in a row: the client repeats it now
                 self.fingerprint, self.head, self.size = latest, found, self._size
                 self.length = found.content_length or 0
             self._before = latest
@@ -52,7 +52,9 @@ class Recognition:
         return None
 
     def authenticated(self, head: RequestHead) -> bool:
-        """The sender of `head`, the latest one, is known; True: whoever judged it may keep that for heads like it."""
+        """Note that the sender of `head`, the latest one, is authenticated. True if a decision about it may be kept
+        for heads like it.
+        """
         block, self._block = self._block, b""
         if self._latest != self.fingerprint:
             if head.known:
@@ -71,5 +73,5 @@ class Recognition:
         return True
 
     def forget(self) -> None:
-        """Every head has to be parsed and judged again."""
+        """Clear the cache: the next head is parsed again."""
         self.head = self._pattern = None

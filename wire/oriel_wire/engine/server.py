@@ -1,8 +1,7 @@
 """HTTP/1.1 server connections on `asyncio.Protocol`: heads, bodies, keep-alive, time limits.
 
-`ServerConnection` knows framing and nothing else; a subclass says what a request means through four hooks:
-`on_head` (judge before the body), `on_data`, `on_end`, `on_lost`. The gateway streams with it;
-`oriel_wire.engine.buffered` collects bodies with it.
+`ServerConnection` handles framing only; a subclass handles the requests through four hooks: `on_head` (decides before
+the body), `on_data`, `on_end`, `on_lost`. The gateway streams with it; `buffered` collects bodies with it.
 
 Theory of operation. A connection is in one of five states:
 
@@ -46,7 +45,7 @@ _LARGE: Final = 64 * 1024
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ServerConnection(ServerHooks):
-    """One client connection; see the module's head for the states and for who calls what."""
+    """One client connection; the module's docstring describes its states and hooks."""
 
     __slots__ = (
         "_body_since_due",
@@ -81,8 +80,8 @@ class ServerConnection(ServerHooks):
         self.memo = server.memo
         self._pulse = server.pulse
         self.state, self.due = HEAD, 0.0
-        self.arrived_s = 0.0  # when the last bytes of the current head came, monotonic
-        self.late_s = 0.0  # how long they then lay unread because the loop did not poll
+        self.arrived_s = 0.0  # arrival of the last bytes of the current head, monotonic
+        self.late_s = 0.0  # how long they lay unread because the loop did not poll
         self.head: RequestHead | None = None
         self.peer = self.peer_name = ""
         self._buffer = b""  # bytes of the next request, from `_start` on
@@ -120,7 +119,7 @@ class ServerConnection(ServerHooks):
     # asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class is not registered
         server = self.server
         if len(server.connections) >= self.limits.max_connections and not server.evict_idle():
             self.state = CLOSED
@@ -146,7 +145,7 @@ class ServerConnection(ServerHooks):
         self.head = None
 
     def eof_received(self) -> bool:
-        """A half-closed client cannot be told from one that left: it is treated as gone."""
+        """Treat a half-closed client as gone, because it cannot be distinguished from one that left."""
         return False
 
     def pause_writing(self) -> None:
@@ -189,7 +188,7 @@ class ServerConnection(ServerHooks):
                 self.transport.abort()
 
     def _judge_age(self, now: float) -> bool:
-        """The loop has paused: what was just read may have come long ago. False: its sender has left meanwhile."""
+        """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left."""
         if (found := arrival(self.transport)) is not None and found.gone:
             self.evict()
             return False
@@ -200,7 +199,7 @@ class ServerConnection(ServerHooks):
     # What a subclass calls -------------------------------------------------------------------------------------
 
     def answered(self, *, close: bool, now: float = 0.0) -> None:
-        """The answer to the current request is written, at monotonic `now`. `close` ends the connection after it."""
+        """Note that the answer is written, at monotonic `now`. `close` ends the connection after it."""
         state = self.state
         if state == CLOSED:
             return
@@ -238,12 +237,12 @@ class ServerConnection(ServerHooks):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the client takes what is written to it."""
+        """Whether the client reads what is written to it."""
         return not self._stalled_at
 
     @property
     def departed(self) -> bool:
-        """Whether the client has closed behind bytes that are not read: the kernel is asked, where it tells (Linux)."""
+        """Whether the client has closed behind unread bytes, according to the kernel (Linux only)."""
         return (self._paused or monotonic() >= self._pulse.fresh_until) and closed_behind_unread(self.transport)
 
     @property
@@ -253,15 +252,15 @@ class ServerConnection(ServerHooks):
         return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
 
     def unwanted(self, head: RequestHead) -> None:
-        """A stranger sent this: what strangers send on one connection in all is bounded by `drain_bytes`."""
+        """Count a request of an unauthenticated sender; `drain_bytes` bounds all of them on one connection."""
         self._drained += (head.content_length or 0) + sum([len(name) + len(value) for name, value in head.items()])
         if self._drained + len(self._buffer) - self._start > self.limits.drain_bytes // 2:
             head.close = True
 
     def authenticated(self, head: RequestHead) -> bool:
-        """The sender of the head that was just read is known: its lines may be remembered.
+        """Remember the lines of the head just read, whose sender is authenticated.
 
-        True when heads like it are recognised from now on (`recognition`): the judgement of this one may be kept.
+        True if heads like it are recognised from now on (`recognition`): a decision about it may be kept.
         """
         if head.fresh:
             self.memo.keep(head.fresh)
@@ -271,7 +270,7 @@ class ServerConnection(ServerHooks):
         return self._seen.authenticated(head)
 
     def forget_head(self) -> None:
-        """The head that was recognised has to be parsed and judged again."""
+        """Parse the next head again even if it was recognised before."""
         self._seen.forget()
 
     # Framing ---------------------------------------------------------------------------------------------------
@@ -284,14 +283,14 @@ class ServerConnection(ServerHooks):
             self._read_head(data, self._start)
 
     def _read_head(self, data: bytes, start: int) -> None:
-        """Read the head that begins at `start`; what follows it stays in `data`, uncopied."""
+        """Parse the head that begins at `start`; the bytes behind it stay in `data`, uncopied."""
         while data.startswith(b"\r\n", start):
             start += 2  # RFC 9112 section 2.2: empty lines before a request are ignored
         stop = data.find(b"\r\n\r\n", start)
         limits = self.limits
         if stop < 0 or stop - start > limits.max_head_bytes:
             data = data[start:]
-            if len(data) > limits.max_head_bytes + 3:  # the last three may be of its end
+            if len(data) > limits.max_head_bytes + 3:  # the last three may belong to its end
                 line = data.find(b"\r\n", 0, limits.max_target_bytes + 64)
                 self._refuse(414 if line < 0 else 431, "the request head is too long")
                 return
@@ -344,14 +343,14 @@ class ServerConnection(ServerHooks):
         if len(data) - stop > _LARGE and self.state == BODY and self._decoder is None:
             self._left -= len(data) - stop
             self._came(len(data) - stop)
-            self.on_data(memoryview(data)[stop:])  # not whole, or it would have been a request: no copy of it
+            self.on_data(memoryview(data)[stop:])  # incomplete, and not copied
         elif len(data) > stop:
             self.data_received(data[stop:])
         elif self.state == BODY:
             self._came(0)
 
     def _keep_rest(self, data: bytes, start: int) -> None:
-        """What follows the current request belongs to the next one."""
+        """Keep the bytes behind the current request for the next one."""
         if len(data) > start:
             self._buffer = data
             self._start = start
@@ -359,21 +358,21 @@ class ServerConnection(ServerHooks):
                 self._count_kept(len(data))
 
     def _count_kept(self, size: int) -> None:
-        """What was read beyond a head of the next request is the server's to bound: past that it is dropped, and the
-        connection ends with the current answer, as it may after any (RFC 9112 section 9.3.2)."""
+        """Count bytes read beyond a head of the next request, which the server bounds. Above the bound they are
+        dropped and the connection ends after the current answer, as HTTP allows (RFC 9112 section 9.3.2)."""
         server = self.server
         server.kept_bytes += size - self._kept
         self._kept = size
         if size and server.kept_bytes > self.limits.max_kept_bytes:
             self._buffer = b""
             self._count_kept(0)
-            if self.head is None:  # between two requests nothing may be left out
+            if self.head is None:  # between two requests no bytes may be dropped
                 self.transport.abort()
             else:
                 self.head.close = True
 
     def continue_body(self) -> None:
-        """Answer `Expect: 100-continue`; called by whoever has judged the head."""
+        """Answer `Expect: 100-continue`; called once the head is accepted."""
         if self.state == BODY and self.head is not None and self.head.expect_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -437,13 +436,13 @@ class ServerConnection(ServerHooks):
             self._count_kept(len(self._buffer))
 
     def _refuse(self, status: int, message: str) -> None:
-        self.state = BODY  # whatever else arrives is not a request any more
+        self.state = BODY  # bytes that arrive later are no request any more
         self._whole = False
         self.on_refused(status, message)
         self._drain()
 
     def _drain(self) -> None:
-        """The answer is out and the body is not in: take a little more of it, then close."""
+        """Read a little more of an incomplete body whose answer is sent, then close."""
         self.state = DRAIN
         self.head = None
         self._decoder = None
@@ -462,27 +461,27 @@ class ServerConnection(ServerHooks):
         return self.state in (BODY, WAIT)
 
     def close_if_idle(self) -> None:
-        """The server drains: a connection between two requests is not needed any more."""
+        """Close a connection between two requests, as the server drains."""
         if self.state == HEAD and not self._buffer:
             self._close()
 
     @property
     def waits_for_head(self) -> bool:
-        """No request of this client is under way."""
+        """Whether no request of this client is under way."""
         return self.state == HEAD
 
     def evict(self) -> None:
-        """Make room for another client."""
+        """Close this connection to make room for another client."""
         self.state = CLOSED
         self.transport.abort()
 
     @property
     def idle(self) -> bool:
-        """Between two requests, with nothing of the next one here."""
+        """Whether it is between two requests and has no byte of the next one."""
         return self.state == HEAD and not self._buffer
 
     def sweep(self, now: float) -> None:
-        """Cut this connection if it is past what it waits for."""
+        """Close this connection if one of its time limits has passed."""
         limits = self.limits
         if self._stalled_at and now - self._stalled_at > limits.write_stall_s:
             self.transport.abort()
@@ -496,5 +495,5 @@ class ServerConnection(ServerHooks):
             else:
                 self.transport.abort()
         elif self.state == HEAD and not self._buffer and self.due - now < limits.idle_timeout_s - limits.write_stall_s:
-            if self.transport.get_write_buffer_size():  # an answer below the high-water mark that nobody reads
+            if self.transport.get_write_buffer_size():  # an unread answer below the high-water mark
                 self.transport.abort()

@@ -1,9 +1,9 @@
-"""Certificates of a listener that are looked at while it serves.
+"""The certificates of a listener, reloaded while it serves.
 
-The two files are read when their identity, size or time has changed. A pair that goes together is in force from then
-on, for new connections; one that does not is named and the old one stays. Both files of a pair are rarely replaced in
-one step, so a pair that cannot be used is looked at again each second and named only once. Open connections keep the
-certificate they were greeted with.
+The two files are read when their identity, size or time has changed. A matching pair is used for new connections
+from then on; another one is logged and the old pair stays. Both files are rarely replaced in one step, so an
+unusable pair is checked again each second and logged only once. Open connections keep the certificate of their
+handshake.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ class Certificates:
 
     context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that pair, for
     a listener of another library. expires_at: when the first certificate of its chain ends, seconds since the epoch.
-    Single writer: whoever runs `watch`. Raises StartFailed if there is no usable pair.
+    Single writer: the task that runs `watch`. Raises StartFailed if there is no usable pair.
     """
 
     def __init__(self, chain: Path, key: Path) -> None:
         self._chain = chain
         self._key = key
-        self._named: _Stamp | None = None  # the unusable pair that was named last; () is one that cannot be seen
+        self._named: _Stamp | None = None  # the unusable pair that was logged last; () if the files cannot be read
         try:
             self._stamp = self._look()
             current, self.pem = self._read()
@@ -42,22 +42,22 @@ class Certificates:
             raise StartFailed(
                 f"the certificate of --tls-cert and the key of --tls-key are not usable: {_reason(error)}"
             ) from error
-        # The one context a listener is opened with cannot be exchanged; what a connection is greeted with can.
+        # The context of a listener cannot be replaced; the context of each handshake can.
         self.context = self._current = current
         self.expires_at = _expires_at(self.pem[0])
-        self.context.sni_callback = self._greet
+        self.context.sni_callback = self._use_current_certificate
 
-    def _greet(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    def _use_current_certificate(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current
 
     async def watch(self) -> None:
-        """Look at the files each second, on a thread; never returns."""
+        """Poll the files each second, on a thread; never returns."""
         while True:
             await asyncio.sleep(LOOK_S)
             await asyncio.to_thread(self.look)
 
     def look(self) -> bool:
-        """Take the files if they have changed and go together; whether they were taken."""
+        """Load the files if they have changed and match; returns whether they were loaded."""
         stamp: _Stamp = ()
         try:
             stamp = self._look()
@@ -65,7 +65,7 @@ class Certificates:
                 return False
             current, pem = self._read()
             if self._look() != stamp:
-                return False  # being replaced: the next look sees it whole
+                return False  # being replaced: the next poll sees the whole file
         except (OSError, ValueError) as error:
             if stamp != self._named:
                 _log.error("the new certificate or key is not usable, the old pair stays: %s", _reason(error))
@@ -90,7 +90,7 @@ class Certificates:
 
 
 def _expires_at(chain: bytes) -> float:
-    """NaN for a certificate that OpenSSL reads and this parser does not."""
+    """The end of validity; NaN for a certificate that OpenSSL accepts and this parser does not."""
     from cryptography import x509  # 10 MB, paid for by listeners with a certificate only
 
     try:
@@ -111,7 +111,7 @@ def _no_password() -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Without the path: it may be a secret's."""
+    """The error's text without the path, which may name a secret."""
     if isinstance(error, ssl.SSLError):
         words = (error.reason or "").replace("_", " ").lower()
         return {"key values mismatch": "the key is not the certificate's"}.get(words) or words or "not PEM"

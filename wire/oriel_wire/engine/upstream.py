@@ -1,9 +1,9 @@
 """Keep-alive connections to one upstream endpoint, driven by callbacks.
 
-Who owns what: an `Endpoint` owns its connections. A request borrows one with `begin`, writes to it, and gets its
-answer through the `ResponseSink` it gave; the connection goes back to the endpoint by itself after the last byte.
-The borrower may `abandon` it at any time before that; then no further callback comes and the connection is closed, so
-the upstream sees the departure. Exactly one of these ends a borrowing: a callback with `complete=True`, `failed`, or
+Ownership: an `Endpoint` owns its connections. A request borrows one with `begin`, writes to it, and gets its answer
+through its `ResponseSink`; the connection returns to the endpoint by itself after the last byte. The borrower may
+`abandon` it at any time before that; then no further callback comes and the connection is closed, so that the upstream
+notices. Exactly one of these ends a borrowing: a callback with `complete=True`, `failed`, or
 `abandon`.
 """
 
@@ -32,17 +32,17 @@ __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 _MAX_HEAD: Final = 64 * 1024
 _MAX_INTERIM: Final = 8
 _VERSION: Final = b"HTTP/1."
-_WHOLE_ERROR: Final = 4096  # bytes of an error's body up to which it is given as a whole
+_WHOLE_ERROR: Final = 4096  # largest body of an error that is delivered as a whole
 _UNTIL_CLOSE: Final = 1 << 62
 _NOBODY = (None, 0.0)
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
 
 
 class ResponseSink(Protocol):
-    """Who waits for an answer. Called on the loop; must not raise."""
+    """The receiver of an answer. Called on the loop; must not raise."""
 
     def connected(self, connection: "UpstreamConnection") -> None:
-        """A connection is ready for the request (only when `begin` gave none at once)."""
+        """A connection is ready for the request; called only if `begin` returned None."""
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         """The head and the body bytes that came with it."""
@@ -51,7 +51,7 @@ class ResponseSink(Protocol):
         """More of the body, chunk framing removed; `data` may be empty when `complete`."""
 
     def failed(self, error: UpstreamError) -> None:
-        """No answer, or no more of it."""
+        """The answer did not come, or broke off."""
 
     def upstream_writable(self, writable: bool) -> None:
         """The upstream stopped or resumed taking bytes."""
@@ -82,7 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.endpoint = endpoint
         self.sink: ResponseSink | None = None
         self.request_done = True
-        # Of the request that was written, if its borrower wants to know whether it was read; -1: many.
+        # Bytes of the written request, if the borrower needs to know whether it was read; -1: many.
         self.request_bytes = 0
         self.idle_since = 0.0
         self._unread = False
@@ -98,7 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
 
     def abandon(self) -> None:
-        """The borrower needs no answer any more: close, so that the upstream notices."""
+        """Close the connection, as the borrower needs no answer any more, so that the upstream notices."""
         if self.sink is not None:
             self.sink = None
             self.endpoint.outstanding -= 1
@@ -118,7 +118,9 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def says_something(self) -> bool:
-        """Whether there is anything to read that the loop has not seen yet; from an idle peer that is its farewell."""
+        """Whether there are unread bytes or an end of stream; on an idle connection that means that the peer closes
+        it.
+        """
         try:
             fd: int = self.transport.get_extra_info("socket").fileno()
             ready = select.poll()
@@ -130,7 +132,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _unacknowledged(self) -> int:
         """Bytes the peer's kernel has not taken, -1 if that cannot be known.
 
-        Asked when the peer's FIN is here: what it did not acknowledge until then no program there can read any more.
+        Asked after the peer's FIN: bytes it has not acknowledged by then can no longer be read by a program there.
         """
         if sys.platform != "linux":
             return -1
@@ -150,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._body(data)
             return
         sink = self.sink
-        if sink is None:  # an upstream that talks unasked is out of step
+        if sink is None:  # an upstream that sends without a request is out of step
             self.transport.abort()
             return
         if self._buffer:
@@ -162,14 +164,14 @@ class UpstreamConnection(asyncio.Protocol):
                 if len(data) > _MAX_HEAD:
                     self._break("the upstream's response head is too long")
                     return
-                if not _VERSION.startswith(data[: len(_VERSION)]):  # it waits for something else as well
+                if not _VERSION.startswith(data[: len(_VERSION)]):  # the bytes so far cannot become HTTP/1
                     self._break("the upstream does not speak HTTP/1")
                     return
                 self._buffer = data
                 return
             memo, block = self.endpoint.memo, data[:stop]
             try:
-                head = memo.heads.get(block) or parse_response_head(block, memo)
+                head: ResponseHead = memo.heads.get(block) or parse_response_head(block, memo)
             except BadMessage as error:
                 self._break(f"the upstream's answer cannot be read: {error.message}")
                 return
@@ -200,14 +202,16 @@ class UpstreamConnection(asyncio.Protocol):
             length = _UNTIL_CLOSE
         size = len(rest)
         if size >= length:
-            if size > length:  # bytes nobody asked for: never let them become somebody's answer
+            if size > length:  # surplus bytes: they must never become part of another answer
                 rest = rest[:length]
                 self._reusable = False
             self._finish()
             sink.response(head, rest, True)
             return
         if head.status >= 400 and length <= _WHOLE_ERROR:
-            self._buffer = data  # whoever reads it needs the reason as well, which often comes in a packet of its own
+            self._buffer = (
+                data  # the receiver needs the reason in the body as well, which often comes in a later packet
+            )
             return
         self._left = length - size
         self._in_body = True
@@ -258,14 +262,16 @@ class UpstreamConnection(asyncio.Protocol):
             sink.response_data(body, complete)
 
     def _finish(self) -> None:
-        """The last byte of the answer is here: back to the endpoint, or away if it cannot be used again."""
+        """After the last byte of the answer, return the connection to the endpoint, or close it if it cannot be
+        used again.
+        """
         self.sink = None
         self._in_body = False
         self._interim = 0
         self._decoder = None
         endpoint = self.endpoint
         endpoint.outstanding -= 1
-        # An answer can be there before its request is. `begin` looks whether the connection is closing.
+        # An answer can be complete before its request is. `begin` checks whether the connection is closing.
         taken = self.request_bytes >= 0 or self._unacknowledged() <= 0
         if self._reusable and self.request_done and taken and not endpoint.closed:
             self.idle_since = monotonic()
@@ -306,8 +312,8 @@ class Endpoint:
 
     host, port: TCP address. connect_timeout_s bounds a connection attempt; idle connections older than max_idle_s are
     not used again (keep it below the upstream's own idle limit, or a request may meet a closing connection).
-    max_response_bytes: of one body; a larger one fails. heard: bytes came since whoever clears it last looked.
-    memo: of the header lines of answers; shared by endpoints that say much the same.
+    max_response_bytes: of one body; a larger one fails. heard: bytes have come since it was last cleared.
+    memo: of the header lines of answers; shared by endpoints with similar answers.
     """
 
     def __init__(
@@ -330,10 +336,10 @@ class Endpoint:
         self.host_line = f"host: {name}:{port}".encode("ascii")
         self.idle: list[UpstreamConnection] = []
         self.outstanding = 0
-        self.closed = False  # keeps no connection any more
+        self.closed = False  # keeps no connections any more
         self.memo = memo or ResponseMemo()
-        self.connect_s = 0.0  # what a connection took at most
-        # Who waits, since when; nobody, if the one has left: what comes of it is of interest all the same.
+        self.connect_s = 0.0  # longest time that connecting took
+        # The waiting sink and its start; None if the borrower left: the attempt's result still matters.
         self._connecting: dict[asyncio.Task[None], tuple[ResponseSink | None, float]] = {}
 
     def __repr__(self) -> str:
@@ -342,10 +348,10 @@ class Endpoint:
     def begin(
         self, sink: ResponseSink, now: float, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamConnection | None:
-        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one; large: for a request that
-        cannot be sent twice, so that it is worth a look whether the peer has closed a kept one just now.
+        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one. large: the request
+        cannot be sent twice, so check whether the peer has just closed the kept one.
 
-        None: one is being made, and `sink.connected` or `sink.failed` will be called.
+        None: a connection is being opened, and `sink.connected` or `sink.failed` will be called.
         """
         self.outstanding += 1
         idle = self.idle
@@ -369,8 +375,8 @@ class Endpoint:
         return None
 
     def forget(self, sink: ResponseSink) -> None:
-        """The borrower left while its connection was being made; no callback comes. One attempt goes on alone: its
-        connection is kept, and how long it takes tells whether the endpoint can be reached."""
+        """The borrower left while its connection was being opened; no callback comes. One attempt continues: its
+        connection is kept, and its duration shows whether the endpoint can be reached."""
         alone = any(waiting is None for waiting, _ in self._connecting.values())
         for task, (waiting, began_s) in self._connecting.items():
             if waiting is sink:
@@ -383,11 +389,11 @@ class Endpoint:
                 return
 
     def connecting_for_s(self, now: float) -> float:
-        """For how long the oldest attempt to connect goes on; 0.0: there is none."""
+        """How long the oldest attempt to connect has taken so far; 0.0 if there is none."""
         return now - next(iter(self._connecting.values()))[1] if self._connecting else 0.0
 
     def give_up_connecting(self) -> None:
-        """Whoever waits for a connection is told that there is none."""
+        """Fail the requests that wait for a connection."""
         attempts, self._connecting = self._connecting, {}
         for task, (sink, _) in attempts.items():
             task.cancel()
@@ -426,7 +432,7 @@ class Endpoint:
             connection.idle_since = monotonic()
             self.idle.append(connection)
             return
-        if transport.is_closing():  # nobody was told: it had no sink yet
+        if transport.is_closing():  # it had no sink yet that could be called
             self.outstanding -= 1
             sink.failed(UpstreamBroken("the upstream closed the connection before the request was sent"))
             return
@@ -441,7 +447,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """Close idle connections and give up attempts to connect; borrowed ones belong to their borrowers, and are
-        closed when they are given back."""
+        closed when they are returned."""
         self.closed = True
         tasks = list(self._connecting)
         for task in tasks:

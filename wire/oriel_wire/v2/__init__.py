@@ -1,5 +1,5 @@
-"""The v2 (Open Inference) protocol: JSON, binary and protobuf bytes <-> tensors.
+"""The v2 (Open Inference) protocol: translates between tensors and JSON, binary or protobuf bytes.
 
 No I/O here. `http` reads and writes REST bodies, `grpc` protobuf messages, `metadata` the
-descriptions of models; `messages` and `datatypes` are what they share.
+descriptions of models; all share `messages` and `datatypes`.
 """

@@ -1,6 +1,6 @@
-"""Infer answers of one kind: model, version, id and outputs are the same, the numbers are not.
+"""Encoders for repeated answers that differ in their numbers only: model, version, id and outputs are the same.
 
-What stands before the numbers depends on the outputs' shapes alone and is kept by shape. The bytes are what
+The text before the numbers depends on the outputs' shapes alone and is cached by shape. The bytes are what
 `oriel_wire.v2.http.encode_response` writes.
 """
 
@@ -31,7 +31,7 @@ def _opening(model_name: str, model_version: str, id: str) -> dict[str, Any]:
 
 
 class JsonAnswers:
-    """Answers in JSON alone. outputs: (name, datatype) in the order of the answer; see `fits`."""
+    """Encodes answers in JSON alone. outputs: (name, datatype) in the order of the answer; see `fits`."""
 
     __slots__ = ("_begin", "_outputs")
 
@@ -47,14 +47,14 @@ class JsonAnswers:
     def encode(self, arrays: Sequence[Array]) -> Body | None:
         """The body with these outputs, and None.
 
-        None if it has to be written the long way: NaN, another dtype, more than MAX_NUMBERS in one output.
+        None if the general encoder has to write it: NaN, another dtype, more than MAX_NUMBERS in one output.
         """
         parts = [self._begin]
         for output, array in zip(self._outputs, arrays, strict=True):
             if array.dtype != output.dtype or array.size > MAX_NUMBERS:
                 return None
             data = _encode(array.reshape(-1).tolist())
-            if b"null" in data:  # how NaN and infinities come out
+            if b"null" in data:  # NaN and infinities are encoded so
                 return None
             parts.append(output.prefixes.get(array.shape) or output.prefix(array.shape))
             parts.append(data)
@@ -63,7 +63,7 @@ class JsonAnswers:
 
 
 class _OutputText:
-    """What stands before one output's numbers, by shape."""
+    """The text before one output's numbers, cached by shape."""
 
     __slots__ = ("_before", "dtype", "prefixes")
 
@@ -80,7 +80,7 @@ class _OutputText:
 
 
 class BinaryAnswers:
-    """Answers whose outputs follow the JSON part as bytes. outputs: as for `JsonAnswers`."""
+    """Encodes answers whose outputs follow the JSON part as bytes. outputs: as for `JsonAnswers`."""
 
     __slots__ = ("_heads", "_opening", "_outputs")
 

@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 MAX_DIMENSIONS = 32
-# A model may reduce the empty axis away: what is then left is allocated without a byte having been sent for it.
+# A model may reduce the empty axis away: the rest is then allocated without a byte having been sent for it.
 MAX_EMPTY_EXTENT = 1 << 22
-# Each is an object made by the loop's thread: more would hold it up for long.
+# Each is an object made on the loop's thread: more would block it for long.
 MAX_BYTES_ELEMENTS = 1 << 18
 _MAX_ELEMENTS = (2**63 - 1) // 8
 _LENGTH = struct.Struct("<I")
@@ -78,12 +78,12 @@ _BY_DTYPE = {(entry.dtype.kind, entry.size): name for name, entry in DATATYPES.i
 
 
 def quoted(name: str) -> str:
-    """A name from outside, fit for an error message: short and printable."""
+    """A name from outside for an error message: short and printable."""
     return repr(name if len(name) <= 64 else name[:61] + "...")
 
 
 def shown(shape: Sequence[object]) -> str:
-    """A shape, fit for an error message."""
+    """A shape for an error message."""
     text = ", ".join(str(dim)[:24] for dim in shape[:8])
     return f"[{text}, ...]" if len(shape) > 8 else f"[{text}]"
 
@@ -99,7 +99,7 @@ def lookup(datatype: str, what: str) -> Datatype:
 def name_of(dtype: np.dtype[Any]) -> str:
     """The v2 name of a numpy dtype; text, byte strings and objects are BYTES.
 
-    numpy itself has no BF16: a dtype that calls itself bfloat16 (ml_dtypes) is taken for it.
+    numpy itself has no BF16: a dtype named bfloat16 (ml_dtypes) is accepted as BF16.
     Raises BadMessage for others.
     """
     if dtype.kind in "OSU":

@@ -1,4 +1,4 @@
-"""How deep a JSON text is nested, found without parsing it."""
+"""Finds how deep a JSON text is nested, without parsing it."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from oriel_wire.errors import BadMessage
 __all__ = ["MAX_DEPTH", "check_depth"]
 
 MAX_DEPTH = 64
-_PIECE = 1 << 18  # bytes looked at in one go: what is made of them stays in the cache
+_PIECE = 1 << 18  # bytes processed at a time, so that the intermediate arrays stay in the cache
 
 
 def check_depth(text: bytes) -> None:
     """Raise BadMessage if the text nests lists and objects deeper than MAX_DEPTH.
 
-    Exact for valid JSON; of other texts it only promises to be fast: their parser refuses them. Text without more
-    opening brackets than that, which is nearly all, is counted and nothing else.
+    Exact for valid JSON; for other texts it is only fast, as the parser refuses them. Nearly all texts have no more
+    opening brackets than that, so that counting them is enough.
     """
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return
@@ -24,9 +24,9 @@ def check_depth(text: bytes) -> None:
     level, quoted = 0, False
     for start in range(0, len(text), _PIECE):
         codes = np.frombuffer(text, np.uint8, min(_PIECE, len(text) - start), start)
-        folded = codes & 0xDF  # [ and { differ in one bit, so do ] and }
-        steps = (folded == 0x5B).view(np.int8)
-        steps -= (folded == 0x5D).view(np.int8)
+        masked = codes & 0xDF  # [ and { differ in one bit, so do ] and }
+        steps = (masked == 0x5B).view(np.int8)
+        steps -= (masked == 0x5D).view(np.int8)
         quotes = codes == 0x22
         if quoted or quotes.any():
             within = np.logical_xor.accumulate(quotes)

@@ -1,4 +1,4 @@
-"""The JSON part of v2 REST bodies: what it may contain, and its tensors."""
+"""Decodes the JSON part of v2 REST bodies within limits, and finds its tensors."""
 
 import json
 from math import isfinite, isnan
@@ -63,13 +63,13 @@ class ResponseDocument(msgspec.Struct, gc=False):
     parameters: _Parameters = None
 
 
-# A decoder gets through so many in some 20 ms; the loop has other requests to serve.
+# A decoder takes some 20 ms for this many, while the loop has other requests to serve.
 MAX_VALUES = 1 << 17
 MAX_LISTS = 1 << 16
 
 
 def _check_values(text: bytes, brackets: int) -> None:
-    """By their separators: a text of commas counts as well. Raises TooLarge."""
+    """Bound the number of values, counted by their separators, also in a text of commas only. Raises TooLarge."""
     if brackets > MAX_LISTS:
         raise TooLarge(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
     if (commas := text.count(b",")) >= MAX_VALUES:
@@ -82,10 +82,10 @@ _Document = TypeVar("_Document", InferDocument, ResponseDocument)
 
 
 class DocumentDecoder(Generic[_Document]):
-    """Bodies -> (document, its tensors). `tensors` is the member that holds them, `kind` their name in errors.
+    """Decodes bodies to (document, its tensors). `tensors` is the member that holds them, `kind` their name in errors.
 
-    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS. Whoever may take
-    long, because nothing waits for him, decodes without.
+    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS. A process
+    that may take long decodes without the bound.
     """
 
     def __init__(self, document: type[_Document], tensors: str, kind: str, *, bounded: bool) -> None:
@@ -96,13 +96,15 @@ class DocumentDecoder(Generic[_Document]):
         self.decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
 
     def decode(self, body: bytes | memoryview, header_length: int | None, limit: int) -> tuple[_Document, list[Tensor]]:
-        """Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many values."""
+        """Decode a body. Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many
+        values.
+        """
         length = len(body) if header_length is None else header_length
         if not 0 <= length <= len(body):
             raise BadMessage(f"Inference-Header-Content-Length is {length}, the body has {len(body)} bytes")
         if length > limit:
             raise TooLarge(f"the JSON part has {length} bytes, at most {limit} are accepted: send tensors as binary")
-        # Hardly any body has more brackets than levels are allowed: counting here saves the call.
+        # Hardly any body has more brackets than the allowed levels: counting here saves the call.
         head = body if isinstance(body, bytes) and header_length is None else bytes(memoryview(body)[:length])
         if (brackets := head.count(b"[") + head.count(b"{")) > MAX_DEPTH:
             check_depth(head)
@@ -121,7 +123,7 @@ class DocumentDecoder(Generic[_Document]):
         return document, self._tensors(found, lists, body, length)
 
     def _decode_loosely(self, text: bytes) -> tuple[_Document, list[Any]]:
-        """NaN and infinities are no JSON, yet servers of this protocol write them: taken in answers alone."""
+        """Decode with NaN and infinities, which are not JSON but are written by v2 servers; for answers only."""
         words: list[str] = []
 
         def constant(word: str) -> float:
@@ -136,7 +138,7 @@ class DocumentDecoder(Generic[_Document]):
             if words and self._kind == "input":
                 raise BadMessage(_no_number(entries, lists, words[0]))
             if b"\\u" in text:
-                # Half a character could be read, but never written into an answer.
+                # A lone surrogate could be read, but not written into an answer.
                 json.dumps(loose, ensure_ascii=False).encode()
             return msgspec.convert(loose, self._document), lists
         except RecursionError as error:
@@ -182,7 +184,7 @@ class DocumentDecoder(Generic[_Document]):
             else:
                 array = decode_raw(body, offset, size, entry, shape, what)
                 offset += size
-            # An emptied dict keeps its table, which is larger than all of the tensor.
+            # An emptied dict keeps its table, which is larger than the tensor itself.
             tensors.append(Tensor(each.name, each.datatype, shape, array, parameters or {}))
         if offset != len(body):
             raise BadMessage(f"the body has {len(body) - offset} bytes that belong to no {self._kind}")
@@ -190,7 +192,7 @@ class DocumentDecoder(Generic[_Document]):
 
 
 def _no_number(entries: list[dict[str, Any]], lists: list[Any], word: str) -> str:
-    """Where the first word is that JSON does not have. word: which it is."""
+    """The error for the first word that is not JSON. word: that word."""
     why = "which is no JSON number"
     for entry, data in zip(entries, lists, strict=True):
         position = 0
@@ -214,7 +216,7 @@ def _word(value: float) -> str:
 
 
 def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> list[RequestedOutput] | None:
-    """The outputs a request names; None (all of them) if it names none."""
+    """The outputs that a request names; None, meaning all, if it names none."""
     if not found:
         return None
     outputs: dict[str, RequestedOutput] = {}

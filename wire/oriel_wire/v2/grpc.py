@@ -1,4 +1,4 @@
-"""v2 infer messages over gRPC: protobuf <-> tensors, and the methods of the service by name.
+"""v2 infer messages over gRPC: translates between protobuf and tensors, and lists the service's methods by name.
 
 The service is registered through generic handlers under its wire name; the classes live in our own proto package.
 Raw contents are views of the bytes protobuf hands out, one copy in all; typed contents are copied.
@@ -100,12 +100,12 @@ _TYPED = {
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
     **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
 }
-RawPiece = tuple[bytes, int, int]  # bytes, where a tensor's own begin, how many they are
+RawPiece = tuple[bytes, int, int]  # bytes, start of the tensor in them, its size
 _INT64_MIN, _INT64_END, _UINT64_END = -(2**63), 2**63, 2**64
 
 
 def decode_infer(message: v2_pb2.ModelInferRequest, raw: Sequence[RawPiece] | None = None) -> InferRequest:
-    """An infer request from its message; the answer to it always travels raw.
+    """Decode an infer request; its answer always has raw contents.
 
     raw: the raw contents, if they are not in the message. Raises BadMessage.
     """
@@ -125,7 +125,7 @@ def decode_infer(message: v2_pb2.ModelInferRequest, raw: Sequence[RawPiece] | No
 
 
 def encode_infer(response: InferResponse) -> v2_pb2.ModelInferResponse:
-    """A response as a message with raw contents. Raises BadMessage if an array is not of its datatype."""
+    """Encode a response with raw contents. Raises BadMessage if an array is not of its datatype."""
     message = v2_pb2.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
@@ -136,7 +136,7 @@ def encode_infer(response: InferResponse) -> v2_pb2.ModelInferResponse:
 
 
 def encode_infer_request(request: InferRequest) -> v2_pb2.ModelInferRequest:
-    """A request as a message with raw contents. Raises BadMessage if an array is not of its datatype."""
+    """Encode a request with raw contents. Raises BadMessage if an array is not of its datatype."""
     message = v2_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version, id=request.id
     )
@@ -152,7 +152,7 @@ def encode_infer_request(request: InferRequest) -> v2_pb2.ModelInferRequest:
 
 
 def decode_infer_response(message: v2_pb2.ModelInferResponse) -> InferResponse:
-    """A response from its message, with raw or typed contents. Raises BadMessage."""
+    """Decode a response with raw or typed contents. Raises BadMessage."""
     return InferResponse(
         model_name=message.model_name,
         model_version=message.model_version,
@@ -169,7 +169,7 @@ def _pieces(contents: Sequence[bytes]) -> list[RawPiece]:
 def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[Tensor]:
     if raw and len(raw) != len(found):
         for each in found:
-            _refuse_shared_memory(each.parameters, f"{kind} {quoted(each.name)}")  # it has no raw contents
+            _refuse_shared_memory(each.parameters, f"{kind} {quoted(each.name)}")  # such a tensor has no raw contents
         raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
     tensors: list[Tensor] = []
     names: set[str] = set()
@@ -232,8 +232,8 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
 
 
 def _packed(contents: Any, entry: Datatype, count: int) -> NDArray[Any]:
-    """`count` numbers, all that `contents` holds and of fixed width: as protobuf writes them, a tag, a length, then
-    the numbers as an array has them. Taking them one by one would hold the loop up.
+    """The `count` numbers of fixed width that `contents` consists of, read from its encoding: a tag, a length, then the
+    numbers as in an array. Reading them one by one would block the loop.
     """
     data: bytes = contents.SerializeToString()
     start = 1

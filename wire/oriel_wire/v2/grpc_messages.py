@@ -1,9 +1,9 @@
-"""ModelInfer's messages as bytes: tensors are views of what arrived, and what repeats is parsed once.
+"""Reads and writes ModelInfer messages as bytes: tensors are views of the input, and repeated heads are parsed once.
 
 A ModelInferRequest is a row of length-delimited fields, and protobuf reads the same message whatever the order of
-different fields. So the raw contents (field 7) are found without copying them, and what is left, the head, is small
-and from one client mostly the same bytes again: equal heads say the same, and are decoded once. Anything unusual
-(a group, a length beyond the end or not written as usual, too many fields) is left to protobuf whole.
+different fields. So the raw contents (field 7) are found without copying them, and the rest, the head, is small
+and mostly the same for one client: equal heads are decoded once. Anything unusual
+(a group, a length beyond the end or not written as usual, too many fields) is left to protobuf.
 
 An answer is a head that depends on names and shapes alone, then raw contents, joined in one copy.
 """
@@ -21,7 +21,7 @@ from oriel_wire.v2.proto_cost import FREE_BYTES, parse
 __all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut", "read"]
 
 MAX_FIELDS = 64
-# As many inputs, outputs, parameters and raw contents as are accepted, and a few more.
+# The accepted number of inputs, outputs, parameters and raw contents, and a few more.
 MAX_ANY_FIELDS = 4 * MAX_TENSORS + MAX_FIELDS
 MAX_CUT_BYTES = 4 << 20
 MAX_HEAD_BYTES = 4096
@@ -35,7 +35,7 @@ Pieces = list[tuple[int, int]]
 
 
 class RequestHead:
-    """What a request says besides its raw contents. Whoever serves such requests keeps its own findings in `note`."""
+    """A request without its raw contents. The server keeps its own findings about such requests in `note`."""
 
     __slots__ = ("_inputs", "_outputs", "_parameters", "model_name", "model_version", "note")
 
@@ -84,7 +84,7 @@ class RequestHead:
 
 
 class InferMessages:
-    """Knows the heads of requests that came before. Single user; what it remembers is bounded."""
+    """A bounded cache of request heads. Single user."""
 
     __slots__ = ("_heads",)
 
@@ -92,7 +92,7 @@ class InferMessages:
         self._heads: dict[bytes, RequestHead] = {}
 
     def find(self, data: bytes) -> tuple[RequestHead, Pieces] | None:
-        """The head of a request like one before, and where in `data` its raw contents are."""
+        """The cached head of a request, and the positions of its raw contents in `data`."""
         found = cut(data)
         if found is None:
             return None
@@ -100,8 +100,8 @@ class InferMessages:
         return None if head is None or len(head) != len(found[1]) else (head, found[1])
 
     def remember(self, data: bytes, request: InferRequest) -> None:
-        """`request` was just decoded from `data`: others like it are found from now on."""
-        found = None if request.id else cut(data)  # an id makes most heads the only one of their kind
+        """Cache the head of `request`, which was just decoded from `data`."""
+        found = None if request.id else cut(data)  # heads with an id are rarely repeated
         if found is not None and found[1] and len(found[0]) <= MAX_HEAD_BYTES:
             if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
@@ -109,7 +109,7 @@ class InferMessages:
 
 
 class RawAnswers:
-    """Writes answers of one model: the same names and datatypes, other shapes and numbers.
+    """Encodes answers of one model, which have the same names and datatypes.
 
     outputs: (name, datatype) in the order of the answer.
     """
@@ -209,9 +209,9 @@ def _large_head() -> TooLarge:
 
 
 def _past(data: bytes, at: int) -> int:
-    """Where the field at `at`, one that protobuf may know better, ends; 0 if that cannot be said."""
+    """The end of the field at `at`, which only protobuf may know; 0 if it cannot be found."""
     tag, at = _read_varint(data, at)
-    # Written in more bytes than it needs, a tag may be one of those above.
+    # A tag encoded in more bytes than it needs may be one of those above.
     if not at or tag in _TAGS:
         return 0
     wire = tag & 7

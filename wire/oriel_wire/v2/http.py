@@ -1,4 +1,4 @@
-"""v2 infer bodies over HTTP: a JSON part, then the binary tensors in the order they are listed.
+"""Decodes and encodes v2 infer bodies over HTTP: a JSON part, then the binary tensors in the order listed there.
 
 `Inference-Header-Content-Length` is the length of the JSON part: absent when the body is JSON alone, 0 when
 it is one tensor without any JSON (a raw request). Parameters that only steer the transport
@@ -180,9 +180,9 @@ def decode_response(
 
 
 def to_binary_request(body: bytes | memoryview, header_length: int | None) -> tuple[BodyParts, int]:
-    """A request of any size -> the body parts that say the same with binary inputs, and the length of their JSON part.
+    """Convert a request of any size to equivalent body parts with binary inputs, and the length of their JSON part.
 
-    Only the inputs change: what `decode_request` refuses about the rest it still has to refuse. Takes time and memory
+    Only the inputs change; `decode_request` still checks the rest. Takes time and memory
     in proportion to the JSON part. Raises BadMessage.
     """
     document, inputs = _large_requests.decode(body, header_length, len(body))
@@ -200,7 +200,7 @@ def to_binary_request(body: bytes | memoryview, header_length: int | None) -> tu
 
 
 def to_json_response(body: bytes, header_length: int) -> BodyParts:
-    """The body of a response with binary outputs -> one of JSON alone. Raises BadMessage."""
+    """Convert the body of a response with binary outputs to JSON alone. Raises BadMessage."""
     response = decode_response(body, header_length)
     request = InferRequest(model_name=response.model_name, model_version=response.model_version)
     return encode_response(response, request)[0]

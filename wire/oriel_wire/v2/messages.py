@@ -1,4 +1,4 @@
-"""One inference as values: what every v2 transport decodes to and encodes from."""
+"""The values of one inference, which every v2 transport decodes to and encodes from."""
 
 from collections.abc import Sequence, Sized
 from typing import Any
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-# More would hold the loop up for longer than any model needs them.
+# More would block the loop, and no model needs more.
 MAX_TENSORS = 1024
 MAX_PARAMETERS = 1024
 ParameterValue = bool | int | float | str

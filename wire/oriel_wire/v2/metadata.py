@@ -50,7 +50,7 @@ class ModelMetadata:
 
 
 def describe(config: model_config_pb2.ModelConfig, versions: Sequence[str]) -> ModelMetadata:
-    """What clients are told about a model. Raises BadMessage if a tensor has no datatype."""
+    """The metadata of a model for clients. Raises BadMessage if a tensor has no datatype."""
     batch = (-1,) if config.max_batch_size > 0 else ()
 
     def tensors(found: Any) -> tuple[TensorMetadata, ...]:
@@ -95,7 +95,7 @@ def metadata_message(metadata: ModelMetadata) -> v2_pb2.ModelMetadataResponse:
 
 
 def parse_config_text(text: str) -> model_config_pb2.ModelConfig:
-    """A `config.pbtxt`. Raises BadMessage with line and column; a field nobody knows is an error."""
+    """Parse a `config.pbtxt`. Raises BadMessage with line and column, also for unknown fields."""
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except (text_format.ParseError, ValueError, RecursionError) as error:
@@ -104,7 +104,7 @@ def parse_config_text(text: str) -> model_config_pb2.ModelConfig:
 
 
 def parse_config_json(text: str | bytes) -> model_config_pb2.ModelConfig:
-    """A model configuration as JSON. Raises BadMessage."""
+    """Parse a model configuration in JSON. Raises BadMessage."""
     try:
         if text.lstrip()[:1] not in ("{", b"{"):
             raise json_format.ParseError("it is not a JSON object")
@@ -119,7 +119,8 @@ def config_json(config: model_config_pb2.ModelConfig) -> str:
 
 
 def message_json(message: Message) -> bytes:
-    """A message as v2 servers write it over REST: field names as declared, defaults written, 64-bit numbers as numbers.
+    """The JSON that v2 servers write for a message over REST: field names as declared, defaults written, 64-bit
+    numbers as numbers.
 
     For the config and stats answers and the repository index; unset messages and oneofs are left out.
     """
@@ -150,7 +151,9 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def _plain(error: Exception) -> str:
-    """The parser's words, with the values or the field that it wants; what it quotes of the text may hold anything."""
+    """The parser's error text with the allowed values or fields; quoted input is cleaned, as it may contain
+    anything.
+    """
     words = str(error).replace("oriel.v2.", "")[:300]
     text = "".join(each if each.isprintable() else "?" for each in words)
     if found := _ENUM.search(words):
@@ -163,7 +166,7 @@ def _plain(error: Exception) -> str:
 
 
 def _named(path: str, table: str, attribute: str) -> Sequence[Any]:
-    """What the message `A.B`, or with a table the enumeration `A.B`, consists of; () if there is none."""
+    """The names in the message `A.B`, or with a table in the enumeration `A.B`; () if there is none."""
     place: Any = model_config_pb2.DESCRIPTOR
     *outer, last = path.split(".")
     names = [(name, "message_types_by_name", "nested_types_by_name") for name in outer]

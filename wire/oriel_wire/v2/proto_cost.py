@@ -1,9 +1,9 @@
-"""What parsing a protobuf message would cost, found before it is parsed.
+"""Bounds the cost of parsing a protobuf message before it is parsed.
 
 A field of two bytes can become an object of a hundred, a varint of one byte a number of eight, and one character
-beyond Latin letters makes all others of its string four bytes wide: a message that is allowed to arrive may need many
-times its size, and hold the loop up. Large messages are therefore walked by their own descriptor first, level by
-level, without allocating for what they hold. Small ones cannot do harm and are not looked at.
+beyond Latin letters makes all others of its string four bytes wide: an accepted message may need many times its
+size in memory, and block the loop. Large messages are therefore walked by their own descriptor first, level by
+level, without allocating for what they hold. Small ones are harmless and not checked.
 """
 
 from functools import lru_cache
@@ -18,9 +18,9 @@ from oriel_wire.errors import BadMessage, TooLarge
 __all__ = ["MAX_FIELDS", "MAX_INTEGERS", "MAX_MESSAGES", "MAX_TEXT_BYTES", "parse"]
 
 MAX_FIELDS = 20_000
-# Of one field of one message: inputs, outputs, parameters.
+# Limit for one field of one message: inputs, outputs, parameters.
 MAX_MESSAGES = 1024
-# As many as JSON may hold, and as long does it take to make an array of them.
+# The same limit as for JSON; converting them to an array takes as long.
 MAX_INTEGERS = 524_288
 MAX_TEXT_BYTES = 4 << 20
 FREE_BYTES = 64 * 1024
@@ -32,7 +32,9 @@ _MESSAGE, _INTEGERS, _TEXT = range(3)
 
 
 def parse(kind: type[Message], data: bytes) -> Any:
-    """The message. Raises BadMessage if the bytes are no such message; TooLarge if parsing it would cost too much."""
+    """Parse a message. Raises BadMessage if the bytes are no such message; TooLarge if parsing it would cost too
+    much.
+    """
     if len(data) > FREE_BYTES:
         _walk(data, kind.DESCRIPTOR)
     try:
@@ -87,7 +89,7 @@ def _walk(data: bytes, descriptor: Any) -> None:
             elif wire in _PLAIN:
                 at += _PLAIN[wire]
             else:
-                # No encoder of these messages writes them; whoever reads them has to read everything.
+                # No encoder of these messages writes groups, and skipping them needs a full parse.
                 raise TooLarge("a message of this size must have no groups")
         if at != end:
             raise _no_message()
@@ -111,7 +113,7 @@ def _known(descriptor: Any) -> dict[int, tuple[int, str, Any]]:
 
 
 def _ends(data: bytes, at: int, size: int, most: int) -> int:
-    """How many varints there are, or some number above `most`. Each ends with its one byte below 128."""
+    """The number of varints, or some number above `most`. Each ends with its only byte below 128."""
     view = np.frombuffer(data, np.uint8, size, at)
     found = 0
     for start in range(0, size, _STEP):

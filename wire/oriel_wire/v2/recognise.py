@@ -1,4 +1,4 @@
-"""Infer requests and answers whose JSON is known but for the numbers in it.
+"""Recognises infer requests whose JSON differs from an earlier one in its numbers only.
 
 A client sends the same JSON again and again with other numbers. With the binary extension the JSON part holds no
 numbers at all: equal bytes are the same request. JSON alone is cut where the flat list of its one `data` member begins
@@ -7,8 +7,8 @@ the data of its only input and nowhere else, that place is the data. From then o
 end is the same request with other numbers: JSON is read from left to right, so equal beginnings leave any parser in
 the same state, and there one complete list takes the place of another.
 
-What a template does not like (another number of elements, a number out of range, NaN) it leaves to the full decoder,
-which refuses it in its own words. Learning costs a decode, so it happens when a beginning comes a second time.
+Other texts (another number of elements, a number out of range, NaN) are left to the full decoder, which reports the
+error. Learning costs a decode, so it happens when a beginning arrives for the second time.
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ _documents = DocumentDecoder(InferDocument, "inputs", "input", bounded=True)
 
 
 class Template:
-    """One known text. request: what it says, without its inputs, which would keep a whole body; do not change it.
+    """One known text. request: the decoded request without its inputs, which would keep a whole body; do not change it.
 
-    Whoever serves the request keeps its own findings in `note`.
+    The server keeps its own findings about such requests in `note`.
     """
 
     __slots__ = ("note", "request")
@@ -54,7 +54,7 @@ class Template:
 
 
 class _ListTemplate(Template):
-    """All JSON, one input, its data a flat list with `end` behind it."""
+    """A request in JSON alone with one input, whose data is a flat list followed by `end`."""
 
     __slots__ = ("_decode", "_dtype", "_name", "_pack", "_shape", "end")
 
@@ -70,7 +70,7 @@ class _ListTemplate(Template):
         self._shape = tensor.shape
 
     def inputs(self, text: bytes) -> dict[str, Array] | None:
-        """The numbers of a JSON list as the input's array; None if they are not what the input takes."""
+        """The numbers of a JSON list as the input's array; None if they do not fit the input."""
         try:
             return {self._name: np.ndarray(self._shape, self._dtype, self._pack(*self._decode(text)))}
         except (msgspec.MsgspecError, StructError, OverflowError, UnicodeDecodeError, RecursionError):
@@ -92,7 +92,7 @@ class _BinaryTemplate(Template):
         self._size = offset
 
     def inputs(self, body: bytes | memoryview) -> dict[str, Array] | None:
-        """The tensors behind the JSON part, as views; None if there are more or fewer bytes than it says."""
+        """The tensors behind the JSON part, as views; None if there are more or fewer bytes than declared."""
         if len(body) != self._size:
             return None
         return {
@@ -133,7 +133,7 @@ class Templates:
         return None if inputs is None else (template, inputs)
 
     def learn(self, body: bytes | memoryview, header_length: int | None, request: InferRequest) -> Template | None:
-        """Remember the text of `request`, just decoded from `body`, if it came before and is fit to be recognised."""
+        """Keep the text of `request`, just decoded from `body`, if it has occurred before and can be recognised."""
         if header_length is not None:
             known = 0 < header_length <= MAX_FIXED_BYTES
             return self._learn_binary(bytes(body[:header_length]), request) if known else None
@@ -157,7 +157,7 @@ class Templates:
         try:
             document = _documents.decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None  # NaN among the parameters, which another decoder read
+            return None  # NaN among the parameters, which another decoder has read
         sizes = [(each.parameters or {}).get("binary_data_size") for each in document.inputs]
         if not all(type(size) is int for size in sizes):
             return None  # some of the tensors are in the JSON part
@@ -177,7 +177,7 @@ class Templates:
 
 
 def _is_data(body: bytes, begin: bytes, end: bytes, request: InferRequest) -> bool:
-    """Whether what stands between `begin` and `end` is the data of the one input, and nothing else depends on it."""
+    """Whether the text between `begin` and `end` is the data of the one input and nothing else depends on it."""
     if len(request.inputs) != 1:
         return False
     (tensor,) = request.inputs
@@ -186,7 +186,7 @@ def _is_data(body: bytes, begin: bytes, end: bytes, request: InferRequest) -> bo
         return False
     try:
         there = _documents.decoder.decode(body)
-        # Elements no request of this kind can have: were they read anywhere but as data, more would change.
+        # Elements that no such request can have: if they were read as anything but data, more would change.
         other = _documents.decoder.decode(b'%b["?"]%b' % (begin, end))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False

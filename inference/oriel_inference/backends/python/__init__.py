@@ -1,12 +1,12 @@
-"""Python models (`backend: "python"`), each instance in a process of its own.
+"""Python models (`backend: "python"`). Each instance runs in its own process.
 
-messages   both ends: what they say to one another
-frames     both ends: the bytes of it
-process    the server's end: starts one child, reads and writes its socket, sees it die
-executions the server's end: the batches one process works on
-session    the server's end: what an instance is to the batcher; restarts its process
-backend    the server's end: from a folder with `model.py` to sessions
-child      the child: loads the model and executes
-runtime    the child: its socket, and who waits for what
-pb_*       the child: the names user code imports as `triton_python_backend_utils`
+messages   both sides: the messages they exchange
+frames     both sides: how messages are encoded as bytes
+process    the server: starts one child, reads and writes its socket, notices its end
+executions the server: the batches that one process works on
+session    the server: one instance as the batcher sees it; restarts its process
+backend    the server: opens a folder with `model.py` as sessions
+child      the child: loads the model and executes it
+runtime    the child: its sockets, and which request waits for what
+pb_*       the child: the names that user code imports as `triton_python_backend_utils`
 """

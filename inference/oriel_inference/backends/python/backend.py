@@ -1,4 +1,4 @@
-"""From a folder with `model.py` to running instances."""
+"""Opens a folder with `model.py` as running instances."""
 
 import asyncio
 import concurrent.futures
@@ -16,8 +16,6 @@ from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import message_json, parse_config_json
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["PythonBackend"]
-
 _T = TypeVar("_T")
 _KINDS = {pb.ModelInstanceGroup.KIND_GPU: "GPU", pb.ModelInstanceGroup.KIND_MODEL: "MODEL"}
 START_KEY = "oriel.start_timeout_s"
@@ -26,10 +24,11 @@ MAX_START_S = 3600.0
 
 
 class PythonBackend:
-    """Belongs to the loop it is made on; its `open_*` are for other threads, and block.
+    """The backend of Python models. It belongs to the loop it is created on; its `open_*` methods block and are for
+    other threads.
 
-    scripting: runs the requests that models make of other models. environment: names of the server's variables that
-    models get beside the usual ones.
+    scripting: runs the requests that models make to other models.
+    environment: names of the server's variables that models get in addition to the usual ones.
     """
 
     name = "python"
@@ -42,7 +41,7 @@ class PythonBackend:
         self._limits = limits or PythonLimits()
         self._environment = tuple(environment)
         self._starting: set[PythonSession] = set()
-        self._opened: WeakSet[PythonSession] = WeakSet()  # what has a process is referred to by the loop
+        self._opened: WeakSet[PythonSession] = WeakSet()  # those with a process are referenced by the loop
         self._closed = False
 
     def open(self, path: Path, options: EngineOptions) -> PythonSession:
@@ -64,13 +63,13 @@ class PythonBackend:
         return self._wait(self._start(self._launch(path, config, options, version, index), self._limited(config)))
 
     def stop(self) -> None:
-        """Nothing is opened any more, and what is being opened fails. On the loop."""
+        """Refuse further opens and fail those in progress. Called on the loop."""
         self._closed = True
         for session in self._starting:
-            session.kill("the server stops")
+            session.kill("the server is stopping")
 
     async def close(self) -> None:
-        """End what nobody else has closed: a load that was called off leaves what it had opened."""
+        """Close what nobody else has closed: a cancelled load leaves behind what it had opened."""
         await asyncio.gather(*(session.end() for session in tuple(self._opened)))
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -90,7 +89,7 @@ class PythonBackend:
         first = self._session(self._launch(path, config, options, version, 0), limits)
         completed = await self._load(first, complete=True)
         if completed is None:
-            # Nothing to complete: the process that found that out goes on.
+            # There is nothing to complete, so the process that found this out is kept.
             try:
                 judge(config)
             except BaseException:
@@ -121,7 +120,7 @@ class PythonBackend:
 
     async def _load(self, session: PythonSession, *, complete: bool = False) -> str | None:
         if self._closed:
-            raise LoadFailed("the server stops")
+            raise LoadFailed("the server is stopping")
         self._starting.add(session)
         try:
             return await session.load(complete=complete)
@@ -174,7 +173,7 @@ class PythonBackend:
 
 
 def _instance(config: pb.ModelConfig, index: int) -> tuple[str, str, str]:
-    """Kind, device and name of an instance, counted over all groups."""
+    """Return kind, device and name of an instance, counted over all groups."""
     at = 0
     for number, group in enumerate(config.instance_group):
         devices = list(group.gpus) or [0]
@@ -203,7 +202,7 @@ def _datatype(tensor: Any) -> str:
     try:
         return from_config_name(pb.DataType.Name(tensor.data_type))
     except (BadMessage, ValueError):
-        return ""  # found wanting when the completed configuration is judged
+        return ""  # refused when the completed configuration is checked
 
 
 def _seconds(config: pb.ModelConfig, key: str, default: float) -> float:

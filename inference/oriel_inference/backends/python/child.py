@@ -1,7 +1,7 @@
 """The process of one instance of a Python model: `python -m oriel_inference.backends.python.child WORK CONTROL PARENT`.
 
-Imports the model, lets it complete its configuration if it wants to, initialises it, executes batches one after the
-other, finalises it. Whatever user code raises is said to the server; whatever else goes wrong ends the process.
+It imports the model, lets it complete its configuration if it wants to, initialises it, executes one batch after
+another, and finalises it. What user code raises is reported to the server; any other error ends the process.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from oriel_inference.backends import without_folders
 from oriel_inference.backends.python import pb_request, pb_utils
 from oriel_inference.backends.python.frames import Buffer, FrameError, read_tensors
 from oriel_inference.backends.python.messages import (
@@ -41,9 +42,6 @@ from oriel_inference.backends.python.pb_errors import TritonError, TritonModelEx
 from oriel_inference.backends.python.pb_request import InferenceResponse, ServedRequest, encode_response
 from oriel_inference.backends.python.pb_tensor import Tensor
 from oriel_inference.backends.python.runtime import Runtime
-from oriel_inference.backends.words import without_folders
-
-__all__ = ["main"]
 
 MODULE = "triton_python_backend_utils"
 CLASS = "TritonPythonModel"
@@ -53,7 +51,7 @@ Result = tuple[ResultHead, list[Buffer]]
 
 
 def main() -> None:
-    """Until the server says that it is enough, or is gone."""
+    """Serve until the server asks for the end or is gone."""
     work, control, parent = (int(each) for each in sys.argv[1:4])
     _die_with(parent)
     _restore_environment()
@@ -92,7 +90,7 @@ class Instance:
         pb_utils.connect(runtime, str(folder))
         pb_request.connect(runtime)
         sys.modules[MODULE] = pb_utils
-        # Behind what is installed: a model's own files replace nothing.
+        # Appended behind the installed packages: the model's own files replace none of them.
         sys.path += [str(folder), str(folder.parent)]
         module = _import(Path(load.file), load.version)
         found = getattr(module, CLASS, None)
@@ -103,7 +101,7 @@ class Instance:
             raise TritonModelException(f"{CLASS} has no function execute")
 
     def completed(self) -> str | None:
-        """The configuration as the model completes it, None if it does not."""
+        """Return the configuration as the model completes it; None if the model does not complete it."""
         complete = getattr(self._class, "auto_complete_config", None)
         if complete is None:
             return None
@@ -119,7 +117,7 @@ class Instance:
             self._model.initialize(message.args)
 
     def serve(self) -> None:
-        """One message after the other."""
+        """Handle one message after another."""
         runtime = self._runtime
         run = self._stream if self._decoupled else self._answer
         while True:
@@ -166,7 +164,7 @@ class Instance:
                 )
         except _USER_ERRORS as error:
             self._end(requests, error)
-        del requests  # what the model has not kept is given up on here
+        del requests  # requests that the model has not kept end here
         self._runtime.send(Returned(message.batch))
 
     async def _watched(self, work: Coroutine[Any, Any, Any], requests: Sequence[ServedRequest]) -> None:
@@ -199,22 +197,22 @@ class Instance:
         self._runtime.send(Finalized())
 
     def _failure(self, error: BaseException) -> ResultHead:
-        """What clients are told; the log gets the traceback."""
+        """Return the error text for clients; the log gets the traceback."""
         self._runtime.say(logging.ERROR, f"execute failed:\n{''.join(traceback.format_exception(error))[-8000:]}")
         text = without_folders(str(error))[:400]
         if isinstance(error, TritonModelException) and text:
             return ResultHead(error=(TritonError.INTERNAL, text))
-        return ResultHead(error=(TritonError.INTERNAL, f"the model failed: {text or 'the log says how'}"))
+        return ResultHead(error=(TritonError.INTERNAL, f"the model failed: {text or 'see the server log'}"))
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """The main thread's."""
+        """Return the event loop of the main thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         return self._loop
 
     def _shared_loop(self) -> asyncio.AbstractEventLoop:
-        """All coroutines of a decoupled model run on it, in a thread of its own."""
+        """Return the loop, in a thread of its own, on which all coroutines of a decoupled model run."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="oriel-execute", daemon=True).start()
@@ -222,7 +220,7 @@ class Instance:
 
 
 def _results(requests: Sequence[ServedRequest], responses: Any) -> list[Result]:
-    """One result per request. Raises TritonModelException if `execute` returned something else."""
+    """Return one result per request. Raises TritonModelException if `execute` returned something else."""
     if responses is None:
         responses = [None] * len(requests)
     if not isinstance(responses, list | tuple):
@@ -244,7 +242,7 @@ def _result(request: ServedRequest, response: Any) -> Result:
 
 
 def _import(file: Path, version: str) -> types.ModuleType:
-    """`<version>.model`, so that `from . import x` finds the files beside it."""
+    """Import `<version>.model`, so that `from . import x` finds the files beside it."""
     package = types.ModuleType(version)
     package.__path__ = [str(file.parent)]
     sys.modules[version] = package
@@ -259,7 +257,7 @@ def _import(file: Path, version: str) -> types.ModuleType:
 
 
 def _where(error: BaseException, file: Path) -> str:
-    """The model's own file and line in which loading it failed, "" if that is in none of its files."""
+    """Return the model's own file and line at which loading failed; "" if it failed in none of its files."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{Path(error.filename).name}, line {error.lineno}: "
     own = [
@@ -271,8 +269,8 @@ def _where(error: BaseException, file: Path) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """The traceback's last line, less the exception's class; the log has it whole."""
-    return without_folders(str(error))[:400] or "the log says how"
+    """Return the last line of the traceback without the class of the exception; the log has all of it."""
+    return without_folders(str(error))[:400] or "see the server log"
 
 
 def _restore_environment() -> None:
@@ -280,7 +278,7 @@ def _restore_environment() -> None:
     os.environ.pop("PYTHONPATH", None)
     if original:
         os.environ["PYTHONPATH"] = original
-    # The repository is watched for changes, and it may be read-only.
+    # The repository is watched for changes and may be read-only, so no bytecode is written.
     sys.dont_write_bytecode = True
 
 

@@ -1,11 +1,10 @@
-"""The variables a model's process gets: what interpreters and runtimes need, and what the operator names.
+"""Selects the environment variables of a model's process: what interpreters and runtimes need, and what the operator
+names.
 
-Not the server's whole environment: keys and passwords that are meant for the server stay with it.
+The process does not get the whole environment of the server: keys and passwords meant for the server stay with it.
 """
 
 from collections.abc import Mapping, Sequence
-
-__all__ = ["model_environment"]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _HIDDEN = frozenset({"ORIEL_LIFELINE_FD"})
@@ -22,10 +21,12 @@ _PASSED = (
 
 
 def model_environment(server: Mapping[str, str], also: Sequence[str], *, threads: int, path: str) -> dict[str, str]:
-    """server: its own variables. also: names the operator adds; a trailing asterisk: all that begin so.
+    """Return the variables of a model's process.
 
-    path: where the child finds this package. threads: of the numeric libraries, where the server has no
-    number of its own.
+    server: the server's own variables.
+    also: names that the operator adds; a trailing asterisk stands for all names that begin so.
+    path: where the child finds this package.
+    threads: threads of the numeric libraries, unless the server's environment sets them.
     """
     wanted = (*_PASSED, *also)
     names = frozenset(name for name in wanted if not name.endswith("*"))
@@ -35,7 +36,7 @@ def model_environment(server: Mapping[str, str], also: Sequence[str], *, threads
         for name, value in server.items()
         if (name in names or name.startswith(beginnings)) and name not in _HIDDEN
     }
-    # The model's own processes get the variable as it was.
+    # The processes that the model starts get the variable as it was.
     found["ORIEL_PYTHONPATH"] = found.get("PYTHONPATH", "")
     found["PYTHONPATH"] = path
     found["PYTHONUNBUFFERED"] = "1"

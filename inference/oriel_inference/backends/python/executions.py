@@ -1,7 +1,7 @@
-"""The batches a Python model's process works on: what it is told of them, and what it says.
+"""The batches that the process of a Python model works on: sends them, and handles the messages about them.
 
-Responses of decoupled requests are numbered by credit: the child sends AHEAD of them and one more for each that was
-consumed, so a slow reader holds up only the thread that produces for it. At most MAX_OPEN batches are under way.
+Responses of decoupled requests are limited by credit: the child sends AHEAD of them and one more for each that was
+consumed, so a slow reader delays only the thread that produces for it. At most MAX_OPEN batches are in progress.
 """
 
 import asyncio
@@ -32,16 +32,19 @@ from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Executions", "refuse"]
-
 MAX_OPEN = 1024
-# What the v2 protocol gives a meaning of its own.
+# Parameters that have a meaning of their own in the v2 protocol.
 _RESERVED = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"))
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A batch in the child. first: id of its first request; members: indexes sent; waiting: those without an answer."""
+    """A batch in the child.
+
+    first: id of its first request.
+    members: indexes of the requests that were sent.
+    waiting: those that have no answer yet.
+    """
 
     execution: Execution
     first: int
@@ -53,7 +56,11 @@ class _Open:
 
 
 class Executions:
-    """Of one process. grace_s: how long a batch may run on if nobody waits for it. progressed: one returned."""
+    """The executions of one process.
+
+    grace_s: how long a batch may run on after all its callers have left.
+    progressed: called when a batch has returned.
+    """
 
     def __init__(
         self, launch: Launch, process: ModelProcess, *, grace_s: float, progressed: Callable[[], None]
@@ -66,11 +73,13 @@ class Executions:
         self._input_types = {info.name: info.datatype for info in launch.inputs}
         self._batches: dict[int, _Open] = {}
         self._by_request: dict[int, _Open] = {}
-        self._held: list[Execution] = []  # returned while MAX_OPEN batches were under way
+        self._held: list[Execution] = []  # returned while MAX_OPEN batches were in progress
         self._numbers = 0
 
     def begin(self, execution: Execution, members: Sequence[int]) -> None:
-        """Send these of its requests, the others have their answers; what cannot be sent is refused."""
+        """Send these requests of an execution; the others have their answers already. What cannot be sent is
+        refused.
+        """
         first = self._numbers
         self._numbers += len(execution.requests)
         body: list[Buffer] = []
@@ -85,30 +94,30 @@ class Executions:
         self._by_request.update((first + i, opened) for i in members)
 
     def leave(self, execution: Execution, index: int) -> None:
-        """Nobody waits for this request any more."""
+        """Report that the caller of this request has left."""
         opened = next((each for each in self._batches.values() if each.execution is execution), None)
         if opened is None or index not in opened.waiting:
             return
         self._process.tell(Cancel(opened.first + index))
         opened.left.add(index)
         if opened.returned and self._launch.decoupled:
-            # Whatever the model still says of it is dropped: nothing to wait for.
+            # Further messages of the model about it are dropped, so nothing waits for them.
             self._answer(opened, index, None)
         elif opened.left == opened.waiting and opened.timer is None:
-            why = "it went on working when nobody waited any more"
+            why = "it kept running after all its callers had left"
             opened.timer = self._loop.call_later(self._grace_s, self._process.kill, why)
 
-    def asked_by(self) -> Sequence[Request]:
-        """The requests it works on now, and for which somebody waits."""
+    def waiting_requests(self) -> Sequence[Request]:
+        """Return the requests that the process works on and whose callers still wait."""
         return [each.execution.requests[i] for each in self._batches.values() for i in each.waiting - each.left]
 
     def answers(self, message: Answers, body: memoryview) -> None:
         opened = self._batches.get(message.batch)
         if opened is None or len(message.results) != len(opened.members):
-            self._process.kill("it answered what it was not asked")
+            self._process.kill("it answered a request that it did not have")
             return
         opened.execution.computing(message.began, message.ended)
-        self._returned(opened)  # the next batch starts before this one's answers are written
+        self._returned(opened)  # the next batch starts before the answers of this one are written
         at = 0
         for index, head in zip(opened.members, message.results, strict=True):
             result, at = self._result(head, body, at)
@@ -162,7 +171,7 @@ class Executions:
         self._forget(opened)
 
     def returned(self, message: Returned) -> None:
-        """`execute` of a decoupled model is through with this batch."""
+        """Handle the return of `execute` of a decoupled model."""
         opened = self._batches.get(message.batch)
         if opened is not None:
             self._returned(opened)
@@ -180,14 +189,14 @@ class Executions:
         self._forget(opened)
 
     def _forget(self, opened: _Open) -> None:
-        """What has returned and has no request left is done with; there is room for more then."""
+        """Forget a batch that has returned and has no request left; that makes room for another one."""
         if opened.returned and not opened.waiting:
             self._batches.pop(opened.first, None)
         while self._held and len(self._batches) < MAX_OPEN:
             self._held.pop().returned()
 
     def fail_all(self, error: InferenceError) -> list[Execution]:
-        """The process is gone: every request fails. Gives the executions that have not returned."""
+        """Fail every request because the process is gone. Returns the executions that had not returned."""
         batches, self._batches = list(self._batches.values()), {}
         self._by_request.clear()
         stuck, self._held = self._held, []
@@ -222,7 +231,7 @@ class Executions:
 
 
 def refuse(execution: Execution, error: InferenceError, members: Sequence[int]) -> None:
-    """End an execution that does not begin, with these of its requests."""
+    """End an execution that did not begin, with an error for these of its requests."""
     for index in members:
         execution.answer(index, error)
     execution.returned()

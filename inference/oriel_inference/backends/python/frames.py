@@ -1,11 +1,11 @@
-"""What server and child say to one another, and its bytes.
+"""Encodes the messages between server and child as frames.
 
-A frame is a header (mark, length of the head, length of the body), a MessagePack head and the raw bytes of the
-tensors that the head describes. Head and tensors are padded to ALIGN bytes, so that arrays can be views of what was
-received. There is no pickle anywhere. Lengths are checked before anything is allocated.
+A frame consists of a header (mark, length of the head, length of the body), a MessagePack head, and the raw bytes of
+the tensors that the head describes. Head and tensors are padded to ALIGN bytes, so that arrays can be views of the
+received bytes. Nothing is pickled. Lengths are checked before memory is allocated.
 
-There are two sockets. On `work` the server says what is to be done and the child everything it has to say; on
-`control` the server says what must be heard while the child works (cancellation, credit, answers of other models).
+There are two sockets. On `work` the server sends what has to be done and the child sends everything it has to report.
+On `control` the server sends what the child must receive while it works: cancellation, credit, answers of other models.
 """
 
 import struct
@@ -19,13 +19,11 @@ from oriel_inference.backends.python.messages import Message, TensorHead
 from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
 from oriel_wire.v2.messages import Array
 
-__all__ = ["AHEAD", "Assembler", "Buffer", "FrameError", "Part", "encode", "read_tensors", "tensor_parts"]
-
 ALIGN = 16
 MAX_HEAD_BYTES = 16 << 20
 MAX_BODY_BYTES = 1 << 30
 SCRATCH_BYTES = 64 * 1024
-AHEAD = 16  # responses of one request that may be on their way before its reader has taken one
+AHEAD = 16  # responses of one request that may be in flight before its reader has taken one
 _MARK = b"oPY1"
 _HEADER = struct.Struct("<4sIQ")
 _PADDING = bytes(ALIGN)
@@ -35,7 +33,7 @@ Part = tuple[str, str, Array]  # name, datatype, array
 
 
 class FrameError(Exception):
-    """The other side sent what no frame is, or more than a frame may hold."""
+    """The other side sent bytes that are not a frame, or more than a frame may hold."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -43,7 +41,9 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def tensor_parts(parts: Sequence[Part], into: list[Buffer]) -> list[TensorHead]:
-    """Append the arrays' bytes to `into`, views where possible. Raises BadMessage if an array is not what it says."""
+    """Append the bytes of the arrays to `into`, as views where possible. Raises BadMessage if an array does not match
+    its datatype.
+    """
     heads = []
     for name, datatype, array in parts:
         data = raw_view(array, datatype, array.shape, f"tensor {name[:64]!r}")
@@ -56,7 +56,7 @@ def tensor_parts(parts: Sequence[Part], into: list[Buffer]) -> list[TensorHead]:
 
 
 def encode(message: Message, body: Sequence[Buffer] = (), *, max_body_bytes: int = MAX_BODY_BYTES) -> list[Buffer]:
-    """The frame in pieces. body: of `tensor_parts`. Raises FrameError if it is larger than a frame may be."""
+    """Return the frame in pieces. body: the result of `tensor_parts`. Raises FrameError if the frame is too large."""
     head = _encoder.encode(message)
     size = sum(map(len, body))
     if len(head) > MAX_HEAD_BYTES or size > max_body_bytes:
@@ -65,22 +65,22 @@ def encode(message: Message, body: Sequence[Buffer] = (), *, max_body_bytes: int
 
 
 def read_tensors(heads: Sequence[TensorHead], body: memoryview, at: int = 0) -> tuple[list[Part], int]:
-    """The tensors that lie in `body` from `at` on, and where they end. Raises BadMessage if they do not fit."""
+    """Return the tensors that begin at `at` in `body`, and where they end. Raises BadMessage if they do not fit."""
     parts = []
     for head in heads:
         what = f"tensor {head.name[:64]!r}"
         entry = DATATYPES.get(head.datatype)
         if entry is None or head.size < 0 or at + head.size > len(body):
-            raise FrameError(f"{what} does not lie in its message")
+            raise FrameError(f"{what} lies outside its message")
         parts.append((head.name, head.datatype, decode_raw(body, at, head.size, entry, head.shape, what)))
         at += head.size + -head.size % ALIGN
     return parts, at
 
 
 class Assembler:
-    """Cuts a stream into frames: read into `buffer()`, then say how much with `received`.
+    """Cuts a stream into frames: read into `buffer()`, then report the number of bytes with `received`.
 
-    Bodies are private to their frame and writable; large ones are received where they stay.
+    Bodies belong to their frame alone and are writable. Large bodies are received into their final place.
     """
 
     def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
@@ -88,18 +88,18 @@ class Assembler:
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._filled = 0
-        self._large: memoryview | None = None  # a whole frame that does not fit the scratch
+        self._large: memoryview | None = None  # a whole frame that does not fit the scratch buffer
         self._large_filled = 0
         self._head = 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the memory for the next bytes; never empty."""
         if self._large is not None:
             return self._large[self._large_filled :]
         return self._view[self._filled :]
 
     def received(self, count: int) -> list[tuple[Message, memoryview]]:
-        """`count` bytes are in the buffer; the frames that are whole now. Raises FrameError."""
+        """Handle `count` bytes written into the buffer; return the frames that are complete. Raises FrameError."""
         if self._large is not None:
             self._large_filled += count
             if self._large_filled < len(self._large):
@@ -119,7 +119,7 @@ class Assembler:
                 at += total
                 continue
             if total > SCRATCH_BYTES:
-                # Not a bytearray: that would be zeroed first.
+                # Not a bytearray, which would be filled with zeros first.
                 self._large = np.empty(total, np.uint8).data.cast("B")
                 self._large_filled, self._head = self._filled - at, head
                 self._large[: self._large_filled] = self._view[at : self._filled]

@@ -1,8 +1,8 @@
 """A process that outlives a killed server just long enough to kill what the models of that server have started.
 
-The kernel ends a model's process with its server, but not what that process has started: its process group is left to
-this one. It reads `+<group>` and `-<group>` lines, and its input ends when the server does, however that happens.
-There is one per server, while there are model processes.
+The kernel ends the process of a model together with the server, but not the processes that the model has started:
+killing their process group is the task of this one. It reads `+<group>` and `-<group>` lines, and its input ends when
+the server ends, however that happens. There is one per server while model processes exist.
 """
 
 import contextlib
@@ -11,11 +11,9 @@ import signal
 import subprocess
 import sys
 
-__all__ = ["Guard"]
-
 
 class Guard:
-    """The server's end. For one thread."""
+    """The server's side of the guard process. Used by one thread."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -23,18 +21,18 @@ class Guard:
         self._told = -1
 
     def watch(self, group: int) -> None:
-        """Kill this process group when the server ends. Raises OSError if that cannot be seen to."""
+        """Have this process group killed when the server ends. Raises OSError if that cannot be arranged."""
         self._groups.add(group)
         if self._process is not None and self._process.poll() is None:
             self._tell(f"+{group}\n")
             return
-        self._end()  # somebody killed it
+        self._end()  # the guard process was killed
         self._begin()
         for each in self._groups:
             self._tell(f"+{each}\n")
 
     def release(self, group: int) -> None:
-        """It has been killed."""
+        """Report that the process group was killed."""
         self._groups.discard(group)
         if self._groups:
             self._tell(f"-{group}\n")
@@ -58,7 +56,7 @@ class Guard:
             os.close(theirs)
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # it was killed: the next `watch` starts another one
+        with contextlib.suppress(OSError):  # the guard was killed: the next `watch` starts another one
             os.write(self._told, line.encode())
 
     def _end(self) -> None:
@@ -71,7 +69,7 @@ class Guard:
 
 
 def main() -> None:
-    """Until the server has ended."""
+    """Run until the server has ended."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
@@ -82,7 +80,7 @@ def main() -> None:
         else:
             groups.discard(group)
     for group in groups:
-        with contextlib.suppress(OSError):  # nobody is left in it
+        with contextlib.suppress(OSError):  # the group is empty
             os.killpg(group, signal.SIGKILL)
 
 

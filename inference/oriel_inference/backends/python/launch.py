@@ -1,19 +1,20 @@
-"""What the process of an instance is started with, and how long its steps may take."""
+"""The values with which the process of an instance is started, and the time limits of its steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oriel_inference.model import TensorInfo
 
-__all__ = ["Launch", "PythonLimits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonLimits:
-    """start_s: import and `initialize`. finalize_s: `finalize` and the end of the process. grace_s: see rule 3.
+    """Time and size limits of one process.
 
-    max_body_bytes: tensors of one message. backoff_s: the wait before the second restart in a row, doubled for each
-    further one up to max_backoff_s.
+    start_s: import and `initialize` together.
+    finalize_s: `finalize` and the end of the process.
+    grace_s: how long a batch may run on after all its callers have left.
+    max_body_bytes: tensors of one message.
+    backoff_s: the wait before the second restart in a row; each further one waits twice as long, up to max_backoff_s.
     """
 
     start_s: float = 120.0
@@ -26,9 +27,10 @@ class PythonLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a process is started with. threads: of its numeric libraries.
+    """The values with which a process is started.
 
-    environment: names of the server's variables that it gets beside the usual ones.
+    threads: threads of its numeric libraries.
+    environment: names of the server's variables that it gets in addition to the usual ones.
     """
 
     file: str

@@ -1,35 +1,12 @@
-"""What the server and the process of a Python model say to one another."""
+"""The messages between the server and the process of a Python model."""
 
 import msgspec
 
 from oriel_wire.v2.messages import ParameterValue
 
-__all__ = [
-    "Answers",
-    "Cancel",
-    "Credit",
-    "Execute",
-    "Failed",
-    "Finalize",
-    "Finalized",
-    "Infer",
-    "Inferred",
-    "Initialize",
-    "Load",
-    "Loaded",
-    "Message",
-    "Ready",
-    "RequestHead",
-    "Respond",
-    "ResultHead",
-    "Returned",
-    "Say",
-    "TensorHead",
-]
-
 
 class TensorHead(msgspec.Struct, array_like=True):
-    """size: bytes in the body, without padding."""
+    """A tensor in the body. size: its bytes, without padding."""
 
     name: str
     datatype: str
@@ -38,7 +15,7 @@ class TensorHead(msgspec.Struct, array_like=True):
 
 
 class RequestHead(msgspec.Struct, array_like=True):
-    """deadline, ends: monotonic seconds, the machine's, see `backends.Request`."""
+    """One request. deadline, ends: seconds of the machine's monotonic clock, see `backends.Request`."""
 
     id: int
     request_id: str
@@ -54,7 +31,7 @@ class RequestHead(msgspec.Struct, array_like=True):
 
 
 class ResultHead(msgspec.Struct, array_like=True):
-    """error: a code of TritonError and a sentence."""
+    """One result. error: a code of TritonError and an error text."""
 
     tensors: list[TensorHead] = []
     parameters: dict[str, ParameterValue] = {}
@@ -62,7 +39,7 @@ class ResultHead(msgspec.Struct, array_like=True):
 
 
 class Load(msgspec.Struct, array_like=True, tag=1):
-    """First message to a child. config: the model configuration as JSON, which the model may `complete`."""
+    """The first message to a child. config: the model configuration as JSON, which the model may `complete`."""
 
     file: str
     name: str
@@ -73,13 +50,15 @@ class Load(msgspec.Struct, array_like=True, tag=1):
 
 
 class Loaded(msgspec.Struct, array_like=True, tag=2):
-    """The file was imported. config: what `auto_complete_config` made of it; None if the model has no such function."""
+    """The file was imported. config: the configuration after `auto_complete_config`; None if the model has no such
+    function.
+    """
 
     config: str | None
 
 
 class Initialize(msgspec.Struct, array_like=True, tag=3):
-    """args: of `initialize`. outputs: every output's name."""
+    """Initialise the model. args: the arguments of `initialize`. outputs: the names of all outputs."""
 
     args: dict[str, str]
     decoupled: bool
@@ -87,11 +66,11 @@ class Initialize(msgspec.Struct, array_like=True, tag=3):
 
 
 class Ready(msgspec.Struct, array_like=True, tag=4):
-    """`initialize` has returned."""
+    """The model's `initialize` has returned."""
 
 
 class Failed(msgspec.Struct, array_like=True, tag=5):
-    """Loading or initialising raised. detail: the traceback."""
+    """Loading or initialising has failed. detail: the traceback."""
 
     reason: str
     detail: str
@@ -112,7 +91,7 @@ class Answers(msgspec.Struct, array_like=True, tag=7):
 
 
 class Respond(msgspec.Struct, array_like=True, tag=8):
-    """One response of a decoupled model, or only its end."""
+    """One response of a decoupled model, or only the end of its responses."""
 
     request: int
     result: ResultHead | None
@@ -134,27 +113,27 @@ class Finalized(msgspec.Struct, array_like=True, tag=11):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=12):
-    """Nobody waits for this request any more; from a child: for what it asked of another model."""
+    """The caller of this request has left. From a child: cancel a request to another model."""
 
     request: int
 
 
 class Credit(msgspec.Struct, array_like=True, tag=13):
-    """So many responses of this request have been taken; from a child: of what it asked of another model."""
+    """This many responses of the request have been taken. From a child: responses of a request to another model."""
 
     request: int
     count: int
 
 
 class Say(msgspec.Struct, array_like=True, tag=14):
-    """A line for the server's log. level: of `logging`."""
+    """A line for the server's log. level: a level of `logging`."""
 
     level: int
     text: str
 
 
 class Infer(msgspec.Struct, array_like=True, tag=15):
-    """A model asks another model."""
+    """A request of this model to another model."""
 
     id: int
     model: str
@@ -168,7 +147,7 @@ class Infer(msgspec.Struct, array_like=True, tag=15):
 
 
 class Inferred(msgspec.Struct, array_like=True, tag=16):
-    """What the other model said. final: nothing more comes."""
+    """A response of another model. final: nothing follows."""
 
     id: int
     result: ResultHead | None

@@ -1,8 +1,6 @@
-"""What a model's process prints and logs, as far as it goes to the log: so much per second, the rest is counted."""
+"""Limits what a model's process prints and logs into the server's log: a share per second, the rest is counted."""
 
 import logging
-
-__all__ = ["WINDOW_S", "Output", "Said"]
 
 MAX_LINE_BYTES = 4096
 MAX_LINES = 200
@@ -11,7 +9,9 @@ WINDOW_S = 1.0
 
 
 class Output:
-    """Pure; `now` in seconds of any clock. Splitting stops where a second's share ends: what is left out is counted."""
+    """Splits printed text into log lines. Pure; `now` is in seconds of any clock. Splitting stops when the share of a
+    second is used up, and what is left out is counted.
+    """
 
     def __init__(self) -> None:
         self._unfinished = b""
@@ -21,11 +21,11 @@ class Output:
 
     @property
     def full(self) -> bool:
-        """This second's share is used up: there is no hurry to read more."""
+        """Return whether the share of this second is used up, so that reading more can wait."""
         return self._lines >= MAX_LINES or self._bytes >= MAX_BYTES
 
     def received(self, data: bytes, now: float) -> list[str]:
-        """Lines for the log, in order; first how many were left out before, if any were."""
+        """Return lines for the log, in order; the first reports how many were left out before, if any."""
         found = self._turned(now)
         *lines, rest = (self._unfinished + data).split(b"\n", MAX_LINES - self._lines) if not self.full else (data,)
         if not self.full:
@@ -41,7 +41,7 @@ class Output:
         return found
 
     def flushed(self, now: float, *, end: bool = False) -> list[str]:
-        """What is to be said without anything new. end: there will be no more, the last line is what it is."""
+        """Return the lines that are due without new text. end: no more text follows, so the last line is complete."""
         found = self._turned(now)
         if end:
             self._take(self._unfinished, found)
@@ -69,10 +69,10 @@ class Output:
             found.append(text)
 
 
-class Said:
-    """What may be said to the log: MAX_LINES and MAX_BYTES per second of each kind: details, errors and the rest.
+class LogLimit:
+    """Limits log messages to MAX_LINES and MAX_BYTES per second for each kind: details, errors, and the rest.
 
-    Pure; `now` in seconds of any clock. The last message of a second may reach beyond its share of bytes.
+    Pure; `now` is in seconds of any clock. The last message of a second may exceed its share of bytes.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Said:
         self._left_out: dict[int, int] = {}
 
     def take(self, level: int, text: str, now: float) -> bool:
-        """Whether `text` is to be said; if not, its lines are counted. level: of `logging`."""
+        """Return whether to log `text`; if not, its lines are counted. level: a level of `logging`."""
         if now >= self._window + WINDOW_S:
             self._window = now
             self._used.clear()
@@ -96,15 +96,17 @@ class Said:
 
     @property
     def left_out(self) -> bool:
-        """There is something that `counted` has not told of."""
+        """Return whether lines were left out that `counted` has not reported yet."""
         return bool(self._left_out)
 
     def counted(self) -> list[tuple[int, str]]:
-        """Level and line for each kind of which something was left out since the last time."""
+        """Return level and text of a line for each kind of which something was left out since the last call."""
         found, self._left_out = self._left_out, {}
         return [(level, f"{lines} lines left out") for level, lines in found.items()]
 
 
 def _kind(level: int) -> int:
-    """The errors of a model must not drown in what else it says, nor that in details that are mostly not shown."""
+    """Return the kind of a level. A model's errors must not drown in its other messages, nor these in details that are
+    mostly hidden.
+    """
     return logging.ERROR if level >= logging.ERROR else logging.INFO if level >= logging.INFO else logging.DEBUG

@@ -1,4 +1,4 @@
-"""`pb_utils.ModelConfig`: what `auto_complete_config` gets, changes and returns."""
+"""`pb_utils.ModelConfig`: the object that `auto_complete_config` gets, changes and returns."""
 
 import copy
 import json
@@ -7,21 +7,19 @@ from typing import Any
 
 from oriel_inference.backends.python.pb_errors import TritonModelException
 
-__all__ = ["ModelConfig"]
-
 
 class ModelConfig:
-    """A model configuration that may be completed, never contradicted."""
+    """A model configuration that may be completed but not contradicted."""
 
     def __init__(self, model_config: str) -> None:
         self._config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """A copy of the configuration as it is now."""
+        """Return a copy of the configuration as it is now."""
         return copy.deepcopy(self._config)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """What the model can take; a configuration that asks for more is refused."""
+        """Set the largest batch that the model accepts; a configuration that asks for more is refused."""
         current = int(self._config.get("max_batch_size", 0))
         if current > max_batch_size:
             raise TritonModelException(
@@ -30,14 +28,14 @@ class ModelConfig:
         self._config["max_batch_size"] = int(max_batch_size)
 
     def set_dynamic_batching(self) -> None:
-        """The default batcher, unless another scheduler is configured."""
+        """Use the default batcher, unless another scheduler is configured."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise TritonModelException(f"the configuration has {other}, dynamic_batching cannot be set")
         self._config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy: Mapping[str, Any]) -> None:
-        """`{"decoupled": True}` or False."""
+        """Set the transaction policy: `{"decoupled": True}` or False."""
         unknown = set(transaction_policy) - {"decoupled"}
         if unknown:
             raise TritonModelException(f"model transaction policy: unknown property {sorted(unknown)[0]!r}")
@@ -48,7 +46,9 @@ class ModelConfig:
         self._config["model_transaction_policy"] = {"decoupled": wanted}
 
     def add_input(self, input: Mapping[str, Any]) -> None:
-        """`{"name", "data_type", "dims"}`, perhaps `optional` and other fields. Equal ones may be added again."""
+        """Add an input: `{"name", "data_type", "dims"}`, perhaps `optional` and other fields. An equal input may be
+        added again.
+        """
         self._add("input", input)
 
     def add_output(self, output: Mapping[str, Any]) -> None:

@@ -1,10 +1,8 @@
-"""How a model says that something went wrong."""
-
-__all__ = ["TritonError", "TritonModelException"]
+"""The errors that a model may raise or return."""
 
 
 class TritonModelException(Exception):
-    """Raised out of `initialize`, `execute` or `finalize`; its text is meant for people."""
+    """An error raised by `initialize`, `execute` or `finalize`; its text is meant for people."""
 
     def __init__(self, msg: object = "") -> None:
         super().__init__(msg)

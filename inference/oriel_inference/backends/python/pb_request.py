@@ -1,7 +1,7 @@
 """`pb_utils.InferenceRequest`, `InferenceResponse` and the response sender.
 
-One class of requests serves two ends, as the documented names have it: the requests `execute` gets (`ServedRequest`)
-and those a model makes to ask another model (`exec`, `async_exec`).
+As the documented names require, one class of requests serves two purposes: the requests that `execute` gets
+(`ServedRequest`), and those that a model sends to another model (`exec`, `async_exec`).
 """
 
 import asyncio
@@ -30,29 +30,19 @@ from oriel_inference.backends.python.runtime import Pending, Runtime
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import ParameterValue
 
-__all__ = [
-    "RESPONSE_COMPLETE_FINAL",
-    "InferenceRequest",
-    "InferenceResponse",
-    "InferenceResponseSender",
-    "PreferredMemory",
-    "ServedRequest",
-    "encode_response",
-]
-
 RESPONSE_COMPLETE_FINAL = 1
 RELEASE_ALL = 1
 _runtime: Runtime | None = None
 
 
 def connect(runtime: Runtime) -> None:
-    """Where requests to other models go."""
+    """Set the runtime that sends requests to other models."""
     global _runtime
     _runtime = runtime
 
 
 class PreferredMemory:
-    """Where the answer of another model should lie: always the CPU's memory here."""
+    """The preferred memory of another model's response; here it is always the CPU's memory."""
 
     def __init__(self, preferred_memory_type: int = 0, preferred_device_id: int = 0) -> None:
         if preferred_memory_type:
@@ -62,7 +52,7 @@ class PreferredMemory:
 
 
 class InferenceResponse:
-    """Outputs or an error; with an error the outputs are ignored."""
+    """Outputs or an error; if there is an error, the outputs are ignored."""
 
     def __init__(
         self,
@@ -93,7 +83,9 @@ class InferenceResponse:
 
 
 class InferenceRequest:
-    """A request to another model: `exec()` waits for its response, `await async_exec()` in an `async def execute`."""
+    """A request to another model: `exec()` waits for its response, `await async_exec()` does so in an `async def
+    execute`.
+    """
 
     def __init__(
         self,
@@ -148,7 +140,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """Microseconds, 0 for none."""
+        """Return the timeout in microseconds, 0 for none."""
         return self._timeout
 
     def preferred_memory(self) -> PreferredMemory:
@@ -158,7 +150,7 @@ class InferenceRequest:
         return self._trace
 
     def parameters(self) -> str:
-        """A JSON object."""
+        """Return the parameters as a JSON object."""
         return json.dumps(self._parameters)
 
     def set_release_flags(self, flags: int) -> None:
@@ -166,18 +158,18 @@ class InferenceRequest:
             raise TritonModelException("set_release_flags: requests cannot be rescheduled on this server")
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits any more: the caller left, or the deadline has passed."""
+        """Return whether the caller no longer waits: it left, or the deadline has passed."""
         return False
 
     def deadline_remaining_s(self) -> float:
-        """Oriel's own: seconds until the deadline, negative once it has passed."""
+        """Return the seconds until the deadline, negative once it has passed. An addition of Oriel."""
         return math.inf
 
     def get_response_sender(self) -> "InferenceResponseSender":
         raise TritonModelException("get_response_sender: only the requests that execute was given have one")
 
     def exec(self, decoupled: bool = False) -> Any:
-        """One response, or with `decoupled` an iterator of them. Errors come as responses."""
+        """Return one response, or an iterator of responses with `decoupled`. Errors are returned as responses."""
         inbox: SimpleQueue[tuple[Inferred, memoryview]] = SimpleQueue()
         runtime, number = self._ask(decoupled, lambda message, body: inbox.put((message, body)))
         if decoupled:
@@ -185,7 +177,7 @@ class InferenceRequest:
         return _response(*inbox.get())
 
     async def async_exec(self, decoupled: bool = False) -> Any:
-        """As `exec`, without blocking the event loop (with `decoupled`: until the first response)."""
+        """Do what `exec` does without blocking the event loop (with `decoupled`: until the first response)."""
         loop = asyncio.get_running_loop()
         inbox: SimpleQueue[tuple[Inferred, memoryview]] = SimpleQueue()
         first = asyncio.Event()
@@ -202,7 +194,7 @@ class InferenceRequest:
     def _ask(self, decoupled: bool, inbox: Any) -> tuple[Runtime, int]:
         runtime = _runtime
         if runtime is None or not runtime.executing:
-            raise TritonModelException("other models can only be asked in execute")
+            raise TritonModelException("other models can only be called in execute")
         if not self._model_name:
             raise TritonModelException("InferenceRequest: model_name is missing")
         parameters = dict(self._parameters)
@@ -233,9 +225,9 @@ class InferenceRequest:
 
 
 class ResponseIterator:
-    """The responses of a decoupled model that was asked, in order; it is held up by those that are not taken.
+    """The responses of a decoupled model in order; that model waits while they are not taken.
 
-    What is left of them is given up with `cancel` or with the iterator.
+    The remaining responses are dropped by `cancel`, and when the iterator is deleted.
     """
 
     def __init__(self, runtime: Runtime, number: int, inbox: "SimpleQueue[tuple[Inferred, memoryview]]") -> None:
@@ -259,18 +251,18 @@ class ResponseIterator:
         return _response(message, body)
 
     def cancel(self) -> None:
-        """Nothing more is wanted; what has come can still be taken, an error ends it."""
+        """Request no more responses; those that have arrived can still be taken, then an error ends the iteration."""
         if not self._ended:
             self._runtime.send(Cancel(self._number))
 
     def __del__(self) -> None:
         if not self._ended:
-            # Not sent from here: this may run anywhere, also while this very thread is sending.
+            # Not sent from here: this may run in any thread, even in the middle of a send of this thread.
             self._runtime.abandoned.put(Cancel(self._number))
 
 
 class ServedRequest(InferenceRequest):
-    """A request that `execute` was given."""
+    """A request that `execute` receives."""
 
     def __init__(self, pending: Pending, inputs: Sequence[Tensor], model_name: str, model_version: int) -> None:
         head = pending.head
@@ -304,7 +296,9 @@ class InferenceResponseSender:
         self._pending = pending
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Blocks while the reader is behind. flags: TRITONSERVER_RESPONSE_COMPLETE_FINAL with or after the last one."""
+        """Send a response; blocks while the reader is behind. flags: TRITONSERVER_RESPONSE_COMPLETE_FINAL with or after
+        the last one.
+        """
         if response is not None and not isinstance(response, InferenceResponse):
             raise TritonModelException("send: the response must be a pb_utils.InferenceResponse")
         if flags not in (0, RESPONSE_COMPLETE_FINAL):
@@ -319,12 +313,12 @@ class InferenceResponseSender:
         return self._pending.cancelled()
 
     def deadline_remaining_s(self) -> float:
-        """Oriel's own, see InferenceRequest."""
+        """Return the seconds until the deadline, see InferenceRequest. An addition of Oriel."""
         return self._pending.remaining_s()
 
 
 def encode_response(response: InferenceResponse, pending: Pending) -> tuple[ResultHead, list[Buffer]]:
-    """The outputs that were asked for, as a frame has them; what cannot be sent becomes an error."""
+    """Encode the requested outputs for a frame; what cannot be sent becomes an error."""
     error = response.error()
     if error is not None:
         return ResultHead(error=(error.code(), error.message()[:2000])), []

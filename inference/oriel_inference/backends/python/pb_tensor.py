@@ -1,4 +1,4 @@
-"""`pb_utils.Tensor` and the datatypes' names in both directions."""
+"""`pb_utils.Tensor`, and the names of the datatypes in both directions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +11,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import DATATYPES, name_of
 from oriel_wire.v2.messages import Array
 
-__all__ = [
-    "TRITON_STRING_TO_NUMPY",
-    "Tensor",
-    "numpy_to_triton_type",
-    "triton_string_to_numpy",
-    "triton_to_numpy_type",
-]
-
-# In the order of their numbers, from 1; BF16 (14) has no numpy type.
+# In the order of their numbers, from 1. BF16 (14) has no numpy type.
 _NAMES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16".split()
 _WIRE = {entry.dtype: name for name, entry in DATATYPES.items() if name not in ("BYTES", "BF16")}
 _NUMBERS = {name: number for number, name in enumerate(_NAMES, 1)}
@@ -31,7 +23,9 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 
 
 class Tensor:
-    """A name and an array. Arrays of text must be of objects (`np.object_`): bytes, or anything that `str` takes."""
+    """A name and an array. Arrays of text must have dtype object (`np.object_`): bytes, or anything that `str`
+    accepts.
+    """
 
     def __init__(self, name: str, numpy_array: Array) -> None:
         if not isinstance(name, str):
@@ -44,7 +38,7 @@ class Tensor:
 
     @classmethod
     def received(cls, part: Part) -> "Tensor":
-        """Of a frame; not one of the documented names."""
+        """Create a tensor from a frame; not one of the documented names."""
         tensor = cls.__new__(cls)
         tensor._name, tensor._datatype, tensor._array = part
         return tensor
@@ -53,7 +47,9 @@ class Tensor:
         return self._name
 
     def as_numpy(self) -> Array:
-        """The array itself; numpy has no BF16, so those raise (`to_dlpack` has no way around it here)."""
+        """Return the array itself. numpy has no BF16, so tensors of that type raise, and `to_dlpack` is no way around
+        it.
+        """
         if self._datatype == "BF16" and self._array.dtype.name != "bfloat16":
             raise TritonModelException(f"tensor {self._name!r} is BF16, which numpy does not have")
         return self._array
@@ -68,12 +64,12 @@ class Tensor:
         return True
 
     def to_dlpack(self) -> Any:
-        """For other frameworks, without a copy. Not for text and BF16."""
+        """Export the tensor to other frameworks without a copy. Not for text and BF16."""
         return self._exported(lambda array: array.__dlpack__())
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """From anything on the CPU that speaks DLPack, or from a capsule."""
+        """Create a tensor from a DLPack object or capsule on the CPU."""
         if not hasattr(tensor, "__dlpack__"):
             tensor = _Capsule(tensor)
         try:
@@ -91,7 +87,7 @@ class Tensor:
         return (1, 0)
 
     def part(self) -> Part:
-        """For a frame; not one of the documented names."""
+        """Return the tensor for a frame; not one of the documented names."""
         array = self._array
         if self._datatype == "BYTES":
             if array.dtype.kind != "O":
@@ -106,12 +102,14 @@ class Tensor:
 
     def _exported(self, export: Callable[[Array], Any]) -> Any:
         if self._datatype in ("BYTES", "BF16"):
-            raise TritonModelException(f"tensor {self._name!r} is {self._datatype}, which cannot travel as DLPack here")
+            raise TritonModelException(
+                f"tensor {self._name!r} is {self._datatype}, which cannot be exported with DLPack here"
+            )
         return export(self._array)
 
 
 def _datatype(array: Array, name: str) -> str:
-    """Of an array that does not have the wire's form already."""
+    """Return the datatype of an array that is not in the wire format yet."""
     if array.dtype.kind in "UV" and array.dtype.name != "bfloat16":
         raise TritonModelException(
             f"tensor {name!r}: arrays of {array.dtype} are not supported, use dtype np.object_ for text"
@@ -123,7 +121,7 @@ def _datatype(array: Array, name: str) -> str:
 
 
 class _Capsule:
-    """What numpy wants around a capsule of memory on the CPU."""
+    """The methods that numpy needs around a capsule of CPU memory."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -142,15 +140,15 @@ def _as_bytes(array: Array) -> Array:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """TYPE_FP32 -> np.float32. Raises KeyError for others, TYPE_BF16 included."""
+    """Convert a name: TYPE_FP32 -> np.float32. Raises KeyError for others, TYPE_BF16 included."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """11 -> np.float32."""
+    """Convert a number: 11 -> np.float32."""
     return TRITON_STRING_TO_NUMPY[DATATYPES[_NAMES[data_type - 1]].config_name]
 
 
 def numpy_to_triton_type(data_type: Any) -> int:
-    """np.float32 -> 11."""
+    """Convert a type: np.float32 -> 11."""
     return _NUMBERS[name_of(np.dtype(data_type))]

@@ -1,6 +1,7 @@
 """The module that models import: `import triton_python_backend_utils as pb_utils`.
 
-It has the names that Triton documents for Python models. A name that is not here raises AttributeError and says so.
+It has the names that Triton documents for Python models. A name that is missing here raises an AttributeError that says
+so.
 """
 
 import logging
@@ -67,7 +68,7 @@ _model_dir = ""
 
 
 def connect(runtime: Runtime, model_dir: str) -> None:
-    """Not one of the documented names: called before the model is imported."""
+    """Connect the module to its process before the model is imported; not one of the documented names."""
     global _runtime, _model_dir
     _runtime, _model_dir = runtime, model_dir
 
@@ -77,7 +78,7 @@ def __getattr__(name: str) -> Any:
 
 
 class Logger:
-    """Lines of the server's log; used as a class, as documented."""
+    """Writes lines to the server's log; used as a class, as documented."""
 
     INFO, WARNING, ERROR, VERBOSE = logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG
 
@@ -104,30 +105,30 @@ class Logger:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The request's input of that name, None if it has none."""
+    """Return the request's input of that name; None if it has none."""
     return next((each for each in inference_request.inputs() if each.name() == name), None)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The response's output of that name, None if it has none."""
+    """Return the response's output of that name; None if it has none."""
     return next((each for each in inference_response.output_tensors() if each.name() == name), None)
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """The input's part of a parsed model configuration, None if it has none."""
+    """Return the input's part of a parsed model configuration; None if it has none."""
     return next((each for each in model_config.get("input", ()) if each["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """The output's part of a parsed model configuration, None if it has none."""
+    """Return the output's part of a parsed model configuration; None if it has none."""
     return next((each for each in model_config.get("output", ()) if each["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Of a parsed model configuration."""
+    """Return whether a parsed model configuration is decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def get_model_dir() -> str:
-    """The version's folder, where `model.py` lies."""
+    """Return the folder of the version, which holds `model.py`."""
     return os.path.abspath(_model_dir)

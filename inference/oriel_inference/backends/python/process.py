@@ -1,9 +1,9 @@
-"""One child process, as the server sees it: how it starts, what it says, how it ends.
+"""One child process as the server sees it: how it starts, what it sends, how it ends.
 
-Everything here belongs to the loop, except that a thread of its own starts the processes: the kernel kills a child
-when the thread that started it ends (that is how children die with a server that was killed), and this one lives as
-long as the server. A child leads its own process group, which is killed as a whole; see `guard` for when the server is
-killed itself.
+Everything here belongs to the loop, except that a separate thread starts the processes: the kernel kills a child when
+the thread that started it ends, which is how children die with a killed server, and this thread lives as long as the
+server. A child leads its own process group, which is killed as a whole. `guard` covers the case that the server itself
+is killed.
 """
 
 import asyncio
@@ -30,22 +30,23 @@ from oriel_inference.backends.python.messages import (
 )
 from oriel_inference.backends.python.output import Output
 
-__all__ = ["ModelProcess", "resident_bytes"]
-
 _log = logging.getLogger(__name__)
 
 OUTPUT_CHUNK_BYTES = 64 * 1024
 OUTPUT_PAUSE_S = 0.02
 MAX_CONTROL_BYTES = 256 << 20
 _starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
-_guard = Guard()  # the starter's
+_guard = Guard()  # used by the thread that starts processes
 
 
 class ModelProcess:
-    """on_message: every message with its body. on_end: once, when the process is gone or unusable, with how it went.
+    """A child process and its sockets.
 
-    name: for the log. threads: default of the numeric libraries in the child. environment: names of variables that it
-    gets beside the usual ones.
+    on_message: called with every message and its body.
+    on_end: called once with the reason when the process is gone or unusable.
+    name: for the log.
+    threads: default number of threads of the numeric libraries in the child.
+    environment: names of variables that it gets in addition to the usual ones.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class ModelProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id once it was started."""
+        """Return the child's process id once it was started."""
         return None if self._child is None else self._child.pid
 
     async def start(self) -> None:
-        """Start the child; it waits for its first message. Raises OSError. Cancelled, it ends."""
+        """Start the child, which then waits for its first message. Raises OSError. If cancelled, the child is ended."""
         variables = model_environment(
             os.environ,
             self._environment,
@@ -94,7 +95,7 @@ class ModelProcess:
         self._output, output_theirs = os.pipe()
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._output, self._read_output)
-        # Nothing can stop the thread, so it alone closes the ends it works with.
+        # The thread cannot be stopped, so only the thread closes the ends it works with.
         self._starting = True
         starting = self._loop.run_in_executor(_starter, _start, work_theirs, control_theirs, output_theirs, variables)
         starting.add_done_callback(self._started)
@@ -103,7 +104,7 @@ class ModelProcess:
             self._control, _ = await self._loop.create_unix_connection(asyncio.Protocol, sock=control)
             await asyncio.shield(starting)
             if self._ended:
-                self._cut()  # it came and went meanwhile
+                self._cut()  # the child ended in the meantime
         except BaseException:
             self.kill("it did not start")
             self._cut()
@@ -118,38 +119,38 @@ class ModelProcess:
             self.end()
             return
         self._child = starting.result()
-        # A pipe that a grandchild holds open would hide that the child has died.
+        # A pipe that a grandchild keeps open would hide that the child has died.
         if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # not everywhere allowed: then the socket's end has to do
+            with contextlib.suppress(OSError):  # not allowed everywhere; then the end of the socket has to do
                 self._pidfd = os.pidfd_open(self._child.pid)
                 self._loop.add_reader(self._pidfd, self.end)
         if self.broken:
             self.kill(self.broken)
 
     def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
-        """Something to do. Raises FrameError if it is too large; a child that is gone hears nothing."""
+        """Send work. Raises FrameError if it is too large; a child that is gone receives nothing."""
         if self._work is not None and not self._ended:
             self._work.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
 
     def tell(self, message: Message, body: Sequence[Buffer] = ()) -> None:
-        """Something to be heard while it works."""
+        """Send a message that the child has to receive while it works."""
         if self._control is None or self._ended:
             return
         self._control.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
         if self._control.get_write_buffer_size() > MAX_CONTROL_BYTES:
-            self.kill("it does not listen any more")
+            self.kill("it does not read its socket any more")
 
     def kill(self, why: str) -> None:
-        """End it, whatever it does; `on_end` follows."""
+        """Kill the child whatever it does; `on_end` follows."""
         self.broken = self.broken or why
         self._signal()
         if self._pidfd < 0:
             self.end()
 
     def end(self) -> None:
-        """The child is gone, or its socket is: take everything away and say how it went. Later calls do nothing."""
+        """Release everything and report how the child ended: it is gone, or its socket is. Later calls do nothing."""
         if self._ended or self._starting:
-            return  # `_started` comes back to it
+            return  # `_started` calls this again
         self._ended = True
         self._signal()
         if self._pidfd >= 0:
@@ -166,13 +167,13 @@ class ModelProcess:
         self._on_end(self._how())
 
     def lost(self) -> None:
-        """The child closed its socket: mostly because it has ended, and then its exit code is still to come."""
+        """Handle the closing of the child's socket: the child has usually ended, and its exit code follows."""
         self._signal()
         if self._pidfd < 0:
             self.end()
 
     def received(self, frames: Sequence[tuple[Message, memoryview]]) -> None:
-        """From the work socket."""
+        """Handle the frames of the work socket."""
         for message, body in frames:
             if self._ended:
                 return
@@ -180,7 +181,7 @@ class ModelProcess:
 
     @property
     def max_body_bytes(self) -> int:
-        """Of one message, either way."""
+        """Return the largest body of one message, in either direction."""
         return self._max_body_bytes
 
     def _cut(self) -> None:
@@ -198,7 +199,7 @@ class ModelProcess:
     def _how(self) -> str:
         if self._child is None:
             return "could not be started"
-        # It was killed if it had not ended: there is nothing to wait for but the kernel.
+        # It was killed if it had not ended, so the kernel alone has to be waited for.
         code = self._child.wait()
         _starter.submit(_guard.release, self._child.pid)
         if self.broken:
@@ -214,7 +215,7 @@ class ModelProcess:
         if not data:
             self._loop.remove_reader(self._output)
         elif self._printed.full and not last:
-            # A model that prints without pause waits for its pipe, so that nobody else waits for its words.
+            # A model that prints without pause waits for its pipe, so that it delays nobody else.
             self._loop.remove_reader(self._output)
             self._paused = self._loop.call_later(OUTPUT_PAUSE_S, self._resume_output)
 
@@ -229,7 +230,7 @@ class ModelProcess:
 
 
 class _Reading(asyncio.BufferedProtocol):
-    """The work socket's end."""
+    """The reading side of the work socket."""
 
     def __init__(self, process: ModelProcess) -> None:
         self._process = process
@@ -242,7 +243,7 @@ class _Reading(asyncio.BufferedProtocol):
         try:
             frames = self._assembler.received(nbytes)
         except FrameError as error:
-            self._process.kill(f"it said what cannot be read: {error}")
+            self._process.kill(f"it sent a message that cannot be read: {error}")
             return
         self._process.received(frames)
 
@@ -251,7 +252,7 @@ class _Reading(asyncio.BufferedProtocol):
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process, as Linux says; 0 if it has ended, or elsewhere."""
+    """Return the resident memory of a process as Linux reports it; 0 if it has ended, and on other systems."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -262,7 +263,7 @@ def resident_bytes(pid: int) -> int:
 def _start(
     work: socket.socket, control: socket.socket, output: int, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Takes the child's ends over."""
+    """Start the child, which takes its ends of the sockets over."""
     module = "oriel_inference.backends.python.child"
     try:
         child = subprocess.Popen(
@@ -281,5 +282,5 @@ def _start(
     try:
         _guard.watch(child.pid)
     except OSError:
-        _log.exception("what models start may outlive a server that is killed")
+        _log.exception("processes that models start may outlive a killed server")
     return child

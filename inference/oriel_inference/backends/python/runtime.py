@@ -1,7 +1,7 @@
-"""The child's end: its two sockets, the requests it has, and who waits for what.
+"""The child's side: its two sockets, its requests, and which of them waits for what.
 
-The main thread reads `work` and runs the model; the control thread reads `control`. Anything may send. When the server
-is gone, so is this process with everything it has started.
+The main thread reads `work` and runs the model; the control thread reads `control`. Any thread may send. When the
+server is gone, this process ends with everything it has started.
 """
 
 import contextlib
@@ -31,9 +31,7 @@ from oriel_inference.backends.python.messages import (
     ResultHead,
     Say,
 )
-from oriel_inference.backends.python.output import WINDOW_S, Said
-
-__all__ = ["Pending", "Runtime"]
+from oriel_inference.backends.python.output import WINDOW_S, LogLimit
 
 MAX_PIECES = 512
 
@@ -41,9 +39,10 @@ Inbox = Callable[[Inferred, memoryview], None]
 
 
 class Pending:
-    """What request and response sender share: how long it may take, whether anybody waits, what may be sent.
+    """State that a request shares with its response sender: its time limit, whether the caller waits, and what may be
+    sent.
 
-    Dies with the last of both; a decoupled request that has no final response by then gets one.
+    It is deleted with the last of the two; a decoupled request that has no final response by then gets one.
     """
 
     def __init__(self, runtime: "Runtime", head: RequestHead, *, decoupled: bool) -> None:
@@ -51,7 +50,7 @@ class Pending:
         self.head = head
         self.decoupled = decoupled
         self.final = False
-        self.reply: tuple[ResultHead, list[Buffer]] | None = None  # of a model that is not decoupled
+        self.reply: tuple[ResultHead, list[Buffer]] | None = None  # used unless the model is decoupled
         self._left = False
         self._deadline = head.deadline
         self._credit = AHEAD
@@ -74,7 +73,7 @@ class Pending:
                 self._changed.notify_all()
 
     def respond(self, result: ResultHead | None, body: list[Buffer], *, final: bool) -> None:
-        """Send one response, waiting while the reader has AHEAD of them; what nobody wants any more is dropped."""
+        """Send one response; waits while AHEAD of them are unread. A response whose caller has left is dropped."""
         if self.final:
             raise ValueError("the final response of this request has been sent")
         self.final = final
@@ -95,12 +94,12 @@ class Pending:
 
     def __del__(self) -> None:
         if self.decoupled and not self.final:
-            # Not sent from here: this may run anywhere, also while this very thread is sending.
+            # Not sent from here: this may run in any thread, even in the middle of a send of this thread.
             self.runtime.abandoned.put(Respond(self.head.id, None, True))
 
 
 class Runtime:
-    """work, control: this end of the sockets."""
+    """The connection to the server. work, control: this side of the sockets."""
 
     def __init__(self, work: socket.socket, control: socket.socket) -> None:
         self._work = work
@@ -108,10 +107,10 @@ class Runtime:
         self._assembler = Assembler()
         self._frames: list[tuple[Message, memoryview]] = []
         self._sending = threading.Lock()
-        self._saying = threading.RLock()  # whatever is collected meanwhile may say something, too
-        self._said = Said()
-        self._batch: dict[int, Pending] = {}  # under way, of a model that is not decoupled
-        self._open: WeakValueDictionary[int, Pending] = WeakValueDictionary()  # of one that is
+        self._saying = threading.RLock()  # reentrant: an object that is collected meanwhile may log something too
+        self._limit = LogLimit()
+        self._batch: dict[int, Pending] = {}  # in progress, unless the model is decoupled
+        self._open: WeakValueDictionary[int, Pending] = WeakValueDictionary()  # in progress, if the model is decoupled
         self._left: set[int] = set()
         self._newest = -1
         self._table = threading.Lock()
@@ -124,13 +123,15 @@ class Runtime:
         threading.Thread(target=self._bury, name="oriel-abandoned", daemon=True).start()
 
     def next(self) -> tuple[Message, memoryview]:
-        """The next thing to do; for the main thread."""
+        """Return the next message of work; for the main thread."""
         if not self._frames:
             self._frames.extend(reversed(_read(self._work, self._assembler)))
         return self._frames.pop()
 
     def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
-        """From any thread. Raises FrameError for what is too large. A server that is gone takes the process along."""
+        """Send a message from any thread. Raises FrameError for one that is too large. If the server is gone, the
+        process ends.
+        """
         pieces = encode(message, body, max_body_bytes=self.max_body_bytes)
         with self._sending:
             try:
@@ -139,11 +140,13 @@ class Runtime:
                 _end()
 
     def say(self, level: int, text: str) -> None:
-        """A message for the server's log; what is more than its share is counted instead, and that is said."""
+        """Send a line to the server's log. Lines beyond the share of this process are counted, and the count is
+        reported.
+        """
         text = text[:8000]
         with self._saying:
-            had = self._said.left_out
-            wanted = self._said.take(level, text, time.monotonic())
+            had = self._limit.left_out
+            wanted = self._limit.take(level, text, time.monotonic())
         if wanted:
             self.send(Say(level, text))
         elif not had:
@@ -153,14 +156,14 @@ class Runtime:
                 later.start()
 
     def say_left_out(self) -> None:
-        """How much was not said since it was last told."""
+        """Report how many lines were left out since the last report."""
         with self._saying:
-            counted = self._said.counted()
+            counted = self._limit.counted()
         for level, text in counted:
             self.send(Say(level, text))
 
     def open(self, heads: Sequence[RequestHead], *, decoupled: bool) -> list[Pending]:
-        """A batch that has just arrived."""
+        """Register a batch that has just arrived."""
         batch = {head.id: Pending(self, head, decoupled=decoupled) for head in heads}
         with self._table:
             self._newest = max(self._newest, *batch)
@@ -175,7 +178,9 @@ class Runtime:
         return list(batch.values())
 
     def ask(self, make: Callable[[int], Infer], body: Sequence[Buffer], inbox: Inbox) -> int:
-        """Ask another model. inbox: gets what it says, on the control thread; the last has `final`."""
+        """Send a request to another model. inbox: receives its responses on the control thread; the last one has
+        `final`.
+        """
         with self._table:
             self._asks += 1
             number = self._asks
@@ -208,7 +213,7 @@ class Runtime:
         with self._table:
             pending = self._batch.get(request) or self._open.get(request)
             if pending is None and request > self._newest:
-                self._left.add(request)  # overtook the request itself
+                self._left.add(request)  # the cancellation overtook the request itself
         if pending is not None:
             pending.leave()
 
@@ -218,7 +223,7 @@ class Runtime:
 
 
 def _read(link: socket.socket, assembler: Assembler) -> list[tuple[Message, memoryview]]:
-    """At least one frame."""
+    """Read at least one frame."""
     while True:
         try:
             count = link.recv_into(assembler.buffer())
@@ -251,5 +256,5 @@ def _unsent(pieces: list[Buffer], sent: int) -> Iterator[Buffer]:
 
 
 def _end() -> None:
-    """The server is gone: so is everything that was started here."""
+    """Kill everything that was started here, because the server is gone."""
     os.killpg(0, signal.SIGKILL)

@@ -1,13 +1,13 @@
-"""An instance of a Python model, as the batcher sees it: a process that is started again when it dies.
+"""An instance of a Python model as the batcher sees it: a process that is started again when it dies.
 
 Rules.
-1. A batch is sent at once; `execute` never waits. Answers come as messages.
-2. When the process dies, every request it has fails and the instance counts as busy until a new process is ready. The
-   first restart is immediate, further ones wait longer and longer until an execution has returned again.
-3. When nobody waits for any request of a batch that still runs, it may go on for `grace_s`; then the process is killed.
-4. What comes while there is no process waits for the next one, unless its callers go meanwhile.
+1. A batch is sent at once; `execute` never waits. Answers arrive as messages.
+2. When the process dies, every request it has fails, and the instance counts as busy until a new process is ready. The
+   first restart is immediate; further ones wait longer and longer until an execution has returned again.
+3. When all callers of a running batch have left, it may run on for `grace_s`; then the process is killed.
+4. Requests that arrive while there is no process wait for the next one, unless their callers leave.
 
-Everything belongs to the loop, except `run` and `close`, which are for other threads and block.
+Everything belongs to the loop, except `run` and `close`, which block and are for other threads.
 """
 
 import asyncio
@@ -42,20 +42,18 @@ from oriel_inference.backends.python.process import ModelProcess, resident_bytes
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ServerStopping
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Ask", "PythonSession", "Scripting"]
-
 _log = logging.getLogger(__name__)
 
 
-class Ask(Protocol):
-    """A request that the session's model makes of another one."""
+class OutgoingCall(Protocol):
+    """A request of the session's model to another model."""
 
     def taken(self, count: int) -> None:
-        """The model has taken so many of its responses."""
+        """Report that the model has taken `count` more responses."""
         ...
 
     def leave(self) -> None:
-        """Nobody wants more of them."""
+        """Report that the model wants no more responses."""
         ...
 
 
@@ -63,7 +61,7 @@ Scripting = Callable[["PythonSession", Infer, memoryview], None]
 
 
 class PythonSession:
-    """One instance. scripting: runs the requests its model makes of other models."""
+    """One instance. scripting: runs the requests that its model makes to other models."""
 
     provider = "python"
 
@@ -73,36 +71,38 @@ class PythonSession:
         self._scripting = scripting
         self._loop = asyncio.get_running_loop()
         self._process: ModelProcess | None = None
-        self._executions: Executions | None = None  # while the process is ready
+        self._executions: Executions | None = None  # set while the process is ready
         self._step: asyncio.Future[Message] | None = None
-        self._waiting: dict[Execution, set[int]] = {}  # came while there was no process -> whose callers have gone
-        self._stuck: list[Execution] = []  # were there when the process died
+        # arrived while there was no process -> indexes whose callers have left
+        self._waiting: dict[Execution, set[int]] = {}
+        self._stuck: list[Execution] = []  # in progress when the process died
         self._deaths = 0
         self._restart: asyncio.Task[None] | None = None
-        self.asks: dict[int, Ask] = {}  # what its model asks of other models
+        self.model_calls: dict[int, OutgoingCall] = {}  # requests of its model to other models
         self._closing = False
         self._gone: asyncio.Future[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Return the process id while there is a process."""
         return None if self._process is None else self._process.pid
 
     def memory_bytes(self) -> int:
-        """Resident memory of the process, 0 while it is not ready or if the system does not say."""
+        """Return the resident memory of the process; 0 while it is not ready or if the system does not report it."""
         return 0 if self.pid is None or self._executions is None else resident_bytes(self.pid)
 
     def adopt(self, launch: Launch) -> None:
-        """What the model is, now that its configuration is complete; before `initialize`."""
+        """Set the launch values once the configuration is complete; called before `initialize`."""
         self.launch = launch
         self.inputs = launch.inputs
         self.outputs = launch.outputs
 
-    # Life ---------------------------------------------------------------------------------------------------------
+    # Start and end ------------------------------------------------------------------------------------------------
 
     async def load(self, *, complete: bool = False) -> str | None:
-        """Start the process and have it import the model. complete: have it complete the configuration, if it does so;
-        gives the result. Raises LoadFailed.
+        """Start the process, have it import the model, and return the result. Raises LoadFailed.
+
+        complete: have the model complete the configuration, if it can.
         """
         async with self._limited("imported"):
             process = ModelProcess(
@@ -139,7 +139,7 @@ class PythonSession:
             )
 
     async def end(self) -> None:
-        """Finalise the model if it can be, end its process in any case; what it has fails."""
+        """Finalise the model if possible, and end its process in any case; the requests it has fail."""
         self._closing = True
         if self._restart is not None:
             self._restart.cancel()
@@ -164,7 +164,7 @@ class PythonSession:
         concurrent.futures.wait([asyncio.run_coroutine_threadsafe(self.end(), self._loop)])
 
     def kill(self, why: str) -> None:
-        """End the process, whatever it does."""
+        """Kill the process whatever it does."""
         if self._process is not None:
             self._process.kill(why)
 
@@ -172,9 +172,9 @@ class PythonSession:
         return _Limit(self, self._limits.start_s, f"the model was not {done} within {self._limits.start_s:g} s")
 
     def _ended(self, process: ModelProcess, how: str) -> None:
-        """A process is gone."""
+        """Handle the end of a process."""
         if process is not self._process:
-            return  # one that did not start, and has its successor already
+            return  # a process that did not start and has been replaced already
         model, executions = self.launch.model, self._executions
         self._executions = None
         self._give_up()
@@ -182,7 +182,7 @@ class PythonSession:
             self._gone.set_result(None)
         if self._step is not None and not self._step.done():
             self._step.set_exception(LoadFailed(f"the model's process died ({how})"))
-            self._step.exception()  # nobody may be waiting for it
+            self._step.exception()  # the caller may have gone
         if executions is not None and self._closing:
             self._stuck += executions.fail_all(ServerStopping())
         elif executions is not None:
@@ -204,7 +204,7 @@ class PythonSession:
             except LoadFailed as failure:
                 _log.error("model %s could not be started again: %s", self.launch.model, failure.reason)
             except Exception:
-                # Without this task the instance would never come back.
+                # Without this task the instance would never recover.
                 _log.exception("model %s could not be started again", self.launch.model)
         _log.info("model %s: its process runs again", self.launch.model)
         stuck, self._stuck = self._stuck, []
@@ -225,11 +225,13 @@ class PythonSession:
             self._waiting[execution] = set()
 
     def _execute_late(self, execution: Execution, left: set[int]) -> None:
-        """What waited for a process: without those who have left it or whose time is over."""
+        """Send the requests that waited for a process, without those whose callers have left or whose deadlines have
+        passed.
+        """
         now, members = self._loop.time(), []
         for index, request in enumerate(execution.requests):
             if index in left:
-                execution.answer(index, BackendFailed("nobody waits any more"))
+                execution.answer(index, BackendFailed("all callers have left"))
             elif request.deadline <= now:
                 execution.answer(index, DeadlineExceeded("queue"))
             else:
@@ -246,29 +248,31 @@ class PythonSession:
             self._waiting[execution].add(index)
         if self._executions is not None:
             self._executions.leave(execution, index)
-            if not self._executions.asked_by():
+            if not self._executions.waiting_requests():
                 self._give_up()
 
-    def asked_by(self) -> Sequence[Request]:
-        """The requests it works on now, and for which somebody waits."""
-        return self._executions.asked_by() if self._executions is not None else ()
+    def waiting_requests(self) -> Sequence[Request]:
+        """Return the requests that it works on and whose callers still wait."""
+        return self._executions.waiting_requests() if self._executions is not None else ()
 
     def _progressed(self) -> None:
         self._deaths = 0
 
     def _give_up(self) -> None:
-        """Nobody waits for what was asked of other models."""
-        asks, self.asks = self.asks, {}
-        for ask in asks.values():
-            ask.leave()
+        """Cancel the requests to other models when no caller waits for their answers."""
+        model_calls, self.model_calls = self.model_calls, {}
+        for call in model_calls.values():
+            call.leave()
 
     def inferred(self, message: Message, body: Sequence[Buffer] = ()) -> None:
-        """What another model said to this one. Raises FrameError."""
+        """Pass a response of another model on to this one. Raises FrameError."""
         if self._process is not None:
             self._process.tell(message, body)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """As every session's; what a decoupled model responds is dropped, the list is empty."""
+        """Run one request, as every session does. The responses of a decoupled model are dropped, and the list is
+        empty.
+        """
         deadline = time.monotonic() + self._limits.start_s
         request = Request(inputs=inputs, outputs=outputs, deadline=deadline, ends=deadline)
         once = _Once(request, lambda: self.leave(once, 0))
@@ -277,16 +281,16 @@ class PythonSession:
             found = once.result.result(self._limits.start_s)
         except TimeoutError as error:
             self._loop.call_soon_threadsafe(self.kill, "its warm-up took too long")
-            raise BackendFailed(f"the model gave no answer within {self._limits.start_s:g} s") from error
+            raise BackendFailed(f"the model did not answer within {self._limits.start_s:g} s") from error
         if self.launch.decoupled:
             return []
         arrays = dict(zip((info.name for info in self.outputs), found, strict=True))
         missing = [name for name in outputs if arrays[name] is None]
         if missing:
-            raise BackendFailed(f"the model gave no output {missing[0][:64]!r}")
+            raise BackendFailed(f"the model returned no output {missing[0][:64]!r}")
         return [arrays[name] for name in outputs]
 
-    # What the child says --------------------------------------------------------------------------------------------
+    # Messages of the child ------------------------------------------------------------------------------------------
 
     def _message(self, message: Message, body: memoryview) -> None:
         match message:
@@ -298,12 +302,12 @@ class PythonSession:
                 self._executions.returned(message)
             case Say():
                 _log_lines(message.level, f"model {self.launch.model}", message.text)
-            case Credit() if message.request in self.asks:
-                self.asks[message.request].taken(message.count)
-            case Cancel() if message.request in self.asks:
-                self.asks[message.request].leave()
+            case Credit() if message.request in self.model_calls:
+                self.model_calls[message.request].taken(message.count)
+            case Cancel() if message.request in self.model_calls:
+                self.model_calls[message.request].leave()
             case Credit() | Cancel():
-                pass  # of what has ended meanwhile
+                pass  # about a request that has ended meanwhile
             case Infer():
                 self._scripting(self, message, body)
             case Failed():
@@ -312,7 +316,7 @@ class PythonSession:
             case Loaded() | Ready() | Finalized():
                 self._done(message)
             case _:
-                self.kill("it said what is not for it to say")
+                self.kill("it sent a message of the wrong kind")
 
     def _done(self, what: Message | LoadFailed) -> None:
         if self._step is None or self._step.done():
@@ -323,7 +327,7 @@ class PythonSession:
             self._step.set_result(what)
 
     def _abandon(self) -> None:
-        """There will be no new process."""
+        """Fail what waits, because there will be no new process."""
         for execution in self._stuck:
             execution.returned()
         for execution in self._waiting:
@@ -332,7 +336,7 @@ class PythonSession:
 
 
 class _Limit:
-    """A step of the start, within its time: the process is killed if it is late, or if the step failed."""
+    """Runs one step of the start within its time limit; kills the process if the step is late or fails."""
 
     def __init__(self, session: PythonSession, seconds: float, late: str) -> None:
         self._session = session
@@ -354,7 +358,7 @@ class _Limit:
 
 
 class _Once:
-    """One request of which another thread waits for the answer. leave: when it has had WARM_RESPONSES responses."""
+    """One request whose answer another thread waits for. leave: called when it has had WARM_RESPONSES responses."""
 
     def __init__(self, request: Request, leave: Callable[[], None]) -> None:
         self.requests = (request,)
@@ -383,6 +387,8 @@ class _Once:
 
 
 def _log_lines(level: int, head: str, text: str) -> None:
-    """Log a text of several lines, such as a traceback, as so many records: the log has one line per record."""
+    """Log a text of several lines, such as a traceback, one record per line, because the log has one line per
+    record.
+    """
     for line in text.rstrip().splitlines() or [""]:
         _log.log(level, "%s: %s", head, line)

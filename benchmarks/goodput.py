@@ -1,0 +1,19 @@
+"""Measures answers within their deadline per second under open-loop load.
+
+python benchmarks/goodput.py CASE [options]
+
+servers     the inference server beside a FIFO and Triton
+simulation  the batcher alone in virtual time, against a FIFO
+expiry      how late the answers to expired requests are
+"""
+
+from dispatch import run
+
+CASES = {
+    "servers": "inference_bench.goodput",
+    "simulation": "inference_bench.goodput_simulation",
+    "expiry": "inference_bench.expiry",
+}
+
+if __name__ == "__main__":
+    run(__doc__, CASES)

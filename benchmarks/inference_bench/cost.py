@@ -1,0 +1,147 @@
+"""What our own code costs per tiny v2 HTTP request, without sockets: CPU-microseconds per request, by stage if asked.
+
+    python benchmarks/cost.py inference [--connections 64] [--seconds 3] [--rounds 5] [--profile] [--binary]
+                                         [--access-log]
+
+The inference unit's own connection class, frontend and batcher with ONNX Runtime behind them; each round hands every
+connection one whole request and lets the loop turn until all are answered. What is missing against a real server is
+the kernel's share and uvloop's. Use it to compare two states of the code; `inference_server.py peers` compares servers.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import dataclasses
+import json
+import pstats
+import socket
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from inference_bench.models import MODELS, write
+from oriel_inference.app import open_unit
+from oriel_inference.servers.encoding import Encodings
+from oriel_inference.servers.http import HttpFrontend
+from oriel_inference.servers.statuses import head_refusal
+from oriel_inference.settings import Settings
+from oriel_wire.engine.buffered import HttpLimits, _Buffered
+from oriel_wire.engine.buffered import serve as serve_http
+
+CONFIG = """
+backend: "onnxruntime" max_batch_size: 64
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+dynamic_batching { }
+"""
+
+
+class Transport:
+    """Counts answers; says nothing else of a transport."""
+
+    answered = 0
+    wrong = 0
+
+    def write(self, data: bytes) -> None:
+        Transport.answered += 1
+        if not data.startswith(b"HTTP/1.1 200"):
+            Transport.wrong += 1
+            print(data[:400])
+
+    def writelines(self, parts: object) -> None:
+        self.write(b"".join(parts))  # type: ignore[call-overload]
+
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 1)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_: None
+
+
+def request(binary: bool) -> bytes:
+    data = [n / 16 for n in range(16)]
+    one = {"name": "x", "shape": [1, 16], "datatype": "FP32"}
+    extra = ""
+    tail = b""
+    if binary:
+        import numpy as np
+
+        tail = np.array(data, np.float32).tobytes()
+        one["parameters"] = {"binary_data_size": len(tail)}  # type: ignore[assignment]
+        document = json.dumps({"inputs": [one], "parameters": {"binary_data_output": True}}).encode()
+        extra = f"Inference-Header-Content-Length: {len(document)}\r\n"
+    else:
+        document = json.dumps({"inputs": [{**one, "data": data}]}).encode()
+    body = document + tail
+    head = (
+        "POST /v2/models/tiny/infer HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nContent-Type: application/json\r\n"
+        f"{extra}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def measure(args: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "tiny" / "1").mkdir(parents=True)
+        write(MODELS["tiny"], root / "tiny" / "1" / "model.onnx")
+        (root / "tiny" / "config.pbtxt").write_text(CONFIG)
+        settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
+        settings = dataclasses.replace(settings, access_log=str(root / "access.json") if args.access_log else "")
+        async with open_unit(settings) as unit:
+            frontend = HttpFrontend(unit.surface, Encodings(1 << 20), unit.large_json)
+            sock = socket.socket()
+            sock.bind(("127.0.0.1", 0))
+            server = await serve_http(frontend.handle, sock, limits=HttpLimits())
+            connections = []
+            for _ in range(args.connections):
+                connection = _Buffered(server, frontend.handle, frontend.refuse, head_refusal, frontend.views)
+                connection.connection_made(Transport())  # type: ignore[arg-type]
+                connections.append(connection)
+            data = request(args.binary)
+
+            async def turn(seconds: float) -> float:
+                before, began, done = Transport.answered, time.process_time(), time.monotonic() + seconds
+                while time.monotonic() < done:
+                    wanted = Transport.answered + len(connections)
+                    for connection in connections:
+                        connection.data_received(data)
+                    while Transport.answered < wanted:
+                        await asyncio.sleep(0)
+                return (time.process_time() - began) * 1e6 / (Transport.answered - before)
+
+            await turn(1.0)
+            rounds = [await turn(args.seconds / args.rounds) for _ in range(args.rounds)]
+            print(f"{min(rounds):.1f} us per request at best, {statistics.median(rounds):.1f} median of {len(rounds)}")
+            if unit.surface.meter.log is not None:
+                print(f"{unit.surface.meter.log.dropped} lines of the access log dropped")
+            if Transport.wrong:
+                raise SystemExit(f"{Transport.wrong} answers were not 200")
+            if args.profile:
+                profile = cProfile.Profile()
+                profile.enable()
+                before = Transport.answered
+                await turn(args.seconds)
+                profile.disable()
+                print(f"{Transport.answered - before} requests under the profiler, which slows small functions most")
+                pstats.Stats(profile).sort_stats("tottime").print_stats(38)
+            for connection in connections:
+                connection.connection_lost(None)
+            await server.drain(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--access-log", action="store_true", help="write the access log as well")
+    parser.add_argument("--binary", action="store_true", help="tensors in the binary extension instead of JSON")
+    uvloop.run(measure(parser.parse_args()))

@@ -1,0 +1,17 @@
+"""Compares the inference server with other servers.
+
+python benchmarks/inference_server.py CASE [options]
+
+suite  everything below and `goodput.py servers`; writes a page into benchmarks/results
+peers  CPU per request, rate, latency and memory, closed loop, any v2 server
+"""
+
+from dispatch import run
+
+CASES = {
+    "suite": "inference_bench.suite",
+    "peers": "inference_bench.peers",
+}
+
+if __name__ == "__main__":
+    run(__doc__, CASES)

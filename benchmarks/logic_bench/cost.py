@@ -1,0 +1,178 @@
+"""What our own code costs per request of a service with one model call, without sockets: CPU-us per request.
+
+    python benchmarks/cost.py logic [--connections 16] [--seconds 3] [--rounds 7] [--profile]
+
+The logic server's own connection class, dispatch, pipeline and inference client; only the sockets are missing: heads
+and bodies are handed to the connection, and a model server's answer, recorded once, to the client. What is missing
+against a real server is the kernel's share and uvloop's. Use it to compare two states of the code;
+`logic_server.py call` compares frameworks.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import json
+import pstats
+import statistics
+import time
+
+import numpy as np
+import uvloop
+
+from logic_bench.request import FILES, picture
+from oriel_logic.app import Unit
+from oriel_logic.command import at_start
+from oriel_logic.server.connection import BodyBudget, ServiceConnection
+from oriel_logic.settings import Settings
+from oriel_logic.workers.launch import ForkServer
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.peers import TrustedPeers
+from oriel_wire.engine.upstream import UpstreamConnection
+from oriel_wire.trace import NullSink
+from oriel_wire.v2.http import encode_response
+from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, tensor
+
+METADATA = {
+    "name": "digits",
+    "versions": ["1"],
+    "platform": "onnxruntime_onnx",
+    "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 64]}],
+    "outputs": [
+        {"name": "label", "datatype": "INT64", "shape": [-1, 1]},
+        {"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]},
+    ],
+}
+
+
+class Transport:
+    """Of a client: counts answers. Of an inference server: answers what is written."""
+
+    answered = 0
+
+    def __init__(self, reply=None) -> None:
+        self.reply = reply
+        self.protocol = None
+
+    def write(self, data: bytes) -> None:
+        if self.reply is None:
+            Transport.answered += 1
+            if not data.startswith(b"HTTP/1.1 200"):
+                raise SystemExit(f"an answer was not 200: {data[:400]!r}")
+        else:
+            asyncio.get_running_loop().call_soon(self.protocol.data_received, self.reply(data))
+
+    def writelines(self, parts) -> None:
+        self.write(b"".join(parts))
+
+    def get_extra_info(self, name: str):
+        return ("127.0.0.1", 1)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str):
+        return lambda *_: None
+
+
+def model_answer(data: bytes) -> bytes:
+    """What an inference server says to a request's bytes."""
+    if data.startswith(b"GET"):
+        body = json.dumps(METADATA).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    return INFERRED
+
+
+def inferred() -> bytes:
+    outputs = [tensor("label", np.array([[7]])), tensor("probabilities", np.ones((1, 10), np.float32))]
+    wanted = [RequestedOutput(each.name, True) for each in outputs]
+    request = InferRequest(model_name="digits", model_version="", inputs=[], outputs=wanted)
+    response = InferResponse(model_name="digits", model_version="1", outputs=outputs)
+    parts, head = encode_response(response, request)
+    body = b"".join(bytes(part) for part in parts)
+    return (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+        b"server-timing: queue;dur=0.012, compute;dur=0.105\r\nx-oriel-cost-us: 105\r\ncontent-length: %d\r\n\r\n"
+        % (head, len(body))
+    ) + body
+
+
+INFERRED = inferred()
+
+
+def request() -> bytes:
+    body = json.dumps({"image": picture()}).encode()
+    head = (
+        "POST /v1/services/label HTTP/1.1\r\nHost: 127.0.0.1:8090\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def keep_connections(unit: Unit, count: int) -> None:
+    """Fill the inference client's pool with connections that answer by themselves."""
+    (target,) = unit._upstreams.servers._endpoints._endpoints
+    endpoint = target.client.endpoint
+    for _ in range(count):
+        transport = Transport(model_answer)
+        transport.protocol = connection = UpstreamConnection(endpoint)
+        connection.connection_made(transport)
+        connection.idle_since = time.monotonic() + 3600.0
+        endpoint.idle.append(connection)
+
+
+async def measure(args: argparse.Namespace) -> None:
+    settings = Settings(
+        services=(FILES / "services",), inference=(("127.0.0.1", 1),), http_port=0, admin_port=0, watch=False
+    )
+    listing, files = at_start(settings)
+    server = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
+    unit = Unit(settings, server, listing, NullSink())
+    await unit.start()
+    keep_connections(unit, args.connections)
+    front = HttpServer(HttpLimits())
+    budget, peers = BodyBudget(64 << 20), TrustedPeers(settings.trusted_peers)
+    connections = []
+    for _ in range(args.connections):
+        connection = ServiceConnection(front, unit.envelope, peers, budget)
+        connection.connection_made(Transport())
+        connections.append(connection)
+    data = request()
+
+    async def turn(seconds: float) -> float:
+        before, began, done = Transport.answered, time.process_time(), time.monotonic() + seconds
+        while time.monotonic() < done:
+            wanted = Transport.answered + len(connections)
+            for connection in connections:
+                connection.data_received(data)
+            while Transport.answered < wanted:
+                await asyncio.sleep(0)
+        return (time.process_time() - began) * 1e6 / (Transport.answered - before)
+
+    await turn(1.0)
+    gc.collect()
+    gc.freeze()
+    rounds = [await turn(args.seconds / args.rounds) for _ in range(args.rounds)]
+    print(f"{min(rounds):.1f} us per request at best, {statistics.median(rounds):.1f} median of {len(rounds)}")
+    if args.profile:
+        profile = cProfile.Profile()
+        profile.enable()
+        before = Transport.answered
+        await turn(args.seconds)
+        profile.disable()
+        print(f"{Transport.answered - before} requests under the profiler, which slows small functions most")
+        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
+    await unit.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--profile", action="store_true")
+    uvloop.run(measure(parser.parse_args()))

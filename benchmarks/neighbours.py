@@ -1,0 +1,21 @@
+"""Measures how long small requests wait because of other clients or large bodies.
+
+python benchmarks/neighbours.py CASE [options]
+
+gateway           clients of the gateway that send or read slowly, and 2,000 idle connections
+bad-rows          one caller whose rows fail, in the same batches
+large-bodies      one body of 60 MiB: JSON, binary, gzip, a load request with a file
+hostile-requests  275 attacks on the inference server, one after the other
+"""
+
+from dispatch import run
+
+CASES = {
+    "gateway": "gateway_bench.neighbours",
+    "bad-rows": "inference_bench.bad_rows",
+    "large-bodies": "inference_bench.large_bodies",
+    "hostile-requests": "inference_bench.hostile_requests",
+}
+
+if __name__ == "__main__":
+    run(__doc__, CASES)

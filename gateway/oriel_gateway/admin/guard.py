@@ -1,0 +1,98 @@
+"""Restrict the admin port: probes and scrapes are open to all callers, other pages need the operator's token.
+
+The token is required if there is one. Without one, the pages are open to callers on this machine that use a loopback
+address. A port bound wider than loopback needs a token, or the explicit statement that no one else needs the pages: in
+a pod, probes and scrapes come from elsewhere and people use a forwarded port.
+"""
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from hmac import compare_digest
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from oriel_wire.errors import StartFailed
+
+TOKEN_VARIABLE = "ORIEL_ADMIN_TOKEN"
+TOKEN_FILE_VARIABLE = "ORIEL_ADMIN_TOKEN_FILE"
+MIN_TOKEN = 16
+MAX_TOKEN = 4096
+_OPEN = frozenset({"/health/live", "/health/ready", "/metrics"})
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(?::[0-9]{1,5})?\Z")
+
+_REFUSAL = (
+    b'{"error":{"message":"this page needs the admin token: send authorization: Bearer TOKEN; where there is none, '
+    b'ask for it from that machine by a loopback address",'
+    b'"reason":"unauthenticated"}}'
+)
+
+
+def admin_token(host: str, *, pages: str = "token") -> str | None:
+    """Return the token of the environment, or of the file that it names; None without one. Raises StartFailed.
+
+    pages: "loopback" allows a port that others can reach to have no token.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    path = os.environ.get(TOKEN_FILE_VARIABLE, "")
+    if path and not token:
+        try:
+            with Path(path).open(encoding="ascii") as file:
+                token = file.read(MAX_TOKEN + 1).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartFailed(f"the file that {TOKEN_FILE_VARIABLE} names cannot be read as text") from error
+        if not token:
+            raise StartFailed(f"the file that {TOKEN_FILE_VARIABLE} names is empty")
+    if not token:
+        if pages == "loopback" or _loopback(host):
+            return None
+        raise StartFailed(
+            f"the admin port on {host} is open to others: set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}, "
+            "or pass --admin-pages loopback, or --admin-host 127.0.0.1"
+        )
+    if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
+        raise StartFailed(f"the admin token has to have {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
+    return token
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """An ASGI application that guards another one."""
+
+    def __init__(self, app: App, token: str | None) -> None:
+        self._app = app
+        self._expected = None if token is None else b"Bearer " + token.encode("ascii")
+
+    def _may(self, headers: Iterable[tuple[bytes, bytes]], client: tuple[str, int] | None) -> bool:
+        if self._expected is None:
+            if client is None or not _loopback(client[0]):
+                return False
+            # A page in a browser on this machine can have its own name resolve to loopback, and would read along.
+            hosts = [value for name, value in headers if name == b"host"]
+            match = _HOST.match(hosts[0].decode("latin-1")) if len(hosts) == 1 else None
+            return match is not None and _loopback(match[1])
+        sent = [value for name, value in headers if name == b"authorization"]
+        return len(sent) == 1 and compare_digest(sent[0], self._expected)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            if not self._may(scope["headers"], scope.get("client")):
+                headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+                headers.append((b"content-length", b"%d" % len(_REFUSAL)))
+                await send({"type": "http.response.start", "status": 401, "headers": headers})
+                await send({"type": "http.response.body", "body": _REFUSAL})
+                return
+        await self._app(scope, receive, send)

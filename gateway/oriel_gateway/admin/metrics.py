@@ -1,0 +1,169 @@
+"""Export `Stats`, the pools and the tiers as Prometheus metrics. docs/metrics.md has the table."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
+from oriel_gateway.core import Gateway
+from oriel_gateway.observe.stats import RESULTS
+from oriel_policies.ejection import Cause
+from oriel_wire.engine.tls import Certificates
+from oriel_wire.telemetry import Histogram
+
+
+class GatewayCollector(Collector):
+    """Collects the metrics of a gateway. It is read on the gateway's loop."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._calls()
+        yield from self._promises()
+        yield from self._pools()
+        yield from self._endpoints()
+        yield from self._losses()
+
+    def _calls(self) -> Iterator[Metric]:
+        stats = self._gateway.records.stats
+        calls = HistogramMetricFamily(
+            "oriel_gateway_request_duration_seconds",
+            "From a complete head to the last upstream byte.",
+            labels=["pool", "route", "tier", "outcome", "status"],
+        )
+        upstream = HistogramMetricFamily(
+            "oriel_gateway_upstream_duration_seconds",
+            "Time from the request's last byte to the upstream's head.",
+            labels=["pool", "route"],
+        )
+        received = CounterMetricFamily(
+            "oriel_gateway_received_bytes", "Bytes of bodies that clients sent.", labels=["pool", "route", "tier"]
+        )
+        sent = CounterMetricFamily(
+            "oriel_gateway_sent_bytes", "Bytes of bodies that upstreams answered.", labels=["pool", "route", "tier"]
+        )
+        moved: dict[tuple[str, str, str], tuple[int, int]] = {}
+        heads: dict[tuple[str, str], Histogram] = {}
+        for (pool, route, tier, outcome, status), series in stats.series.items():
+            labels = [pool, route, tier, outcome, f"{status}xx" if status else "none"]
+            calls.add_metric(labels, series.buckets(), series.total)
+            came, went = moved.get((pool, route, tier), (0, 0))
+            moved[pool, route, tier] = came + series.bytes_in, went + series.bytes_out
+            heads.setdefault((pool, route), Histogram()).add(series.upstream)
+        for key, (came, went) in moved.items():
+            received.add_metric(key, came)
+            sent.add_metric(key, went)
+        for pair, histogram in heads.items():
+            upstream.add_metric(list(pair), histogram.buckets(), histogram.total)
+        waits = HistogramMetricFamily(
+            "oriel_gateway_queue_wait_seconds", "Time in the queue, of calls that had to wait.", labels=["pool", "tier"]
+        )
+        for pair, histogram in stats.waits.items():
+            waits.add_metric(list(pair), histogram.buckets(), histogram.total)
+        yield from (calls, upstream, received, sent, waits)
+
+    def _promises(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        attainment = CounterMetricFamily(
+            "oriel_gateway_attainment", "Requests by what became of the tier's promise.", labels=["tier", "result"]
+        )
+        reached = gateway.records.stats.attainment
+        for tier in gateway.snapshot.tiers:
+            for result in RESULTS:
+                attainment.add_metric([tier, result], reached.get((tier, result), 0))
+        objective = GaugeMetricFamily(
+            "oriel_gateway_tier_objective", "The share that should be answered within the target.", labels=["tier"]
+        )
+        target = GaugeMetricFamily("oriel_gateway_tier_target_seconds", "The tier's target.", labels=["tier"])
+        for name, documented in gateway.snapshot.tiers.items():
+            objective.add_metric([name], documented.objective)
+            target.add_metric([name], documented.target_s)
+        tenants = CounterMetricFamily(
+            "oriel_gateway_tenant_requests",
+            "Requests of the busiest tenants.",
+            labels=["tenant", "result"],
+        )
+        for tenant, counts in gateway.records.stats.tenants.read().items():
+            for result, count in counts.items():
+                tenants.add_metric([tenant, result], count)
+        refused = CounterMetricFamily(
+            "oriel_gateway_refused", "Requests refused before they reached a pool.", labels=["reason"]
+        )
+        for outcome, count in gateway.records.stats.refused.items():
+            refused.add_metric([outcome.value], count)
+        yield from (attainment, objective, target, tenants, refused)
+
+    def _pools(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        inflight = GaugeMetricFamily("oriel_gateway_inflight", "Permits that are out.", labels=["pool"])
+        permits = GaugeMetricFamily("oriel_gateway_permits", "Permits there are.", labels=["pool"])
+        size = GaugeMetricFamily("oriel_gateway_waiting_bytes", "Bytes of calls that wait.", labels=["pool"])
+        oldest = GaugeMetricFamily(
+            "oriel_gateway_oldest_wait_seconds", "How long the oldest waiting call has waited.", labels=["pool"]
+        )
+        waiting = GaugeMetricFamily("oriel_gateway_waiting", "Calls that wait for a permit.", labels=["pool", "tier"])
+        for name, gate in gateway.pools.items():
+            admission = gate.admission
+            inflight.add_metric([name], admission.inflight)
+            permits.add_metric([name], admission.limit)
+            size.add_metric([name], admission.queue.size_bytes)
+            tiers = tiers_of(gateway, gate)
+            oldest.add_metric([name], oldest_wait_s(gate, {band for _, band in tiers}))
+            for tier, band in tiers:
+                waiting.add_metric([name, tier], admission.queue.depth(band))
+        yield from (inflight, permits, size, oldest, waiting)
+
+    def _endpoints(self) -> Iterator[Metric]:
+        parked = GaugeMetricFamily(
+            "oriel_gateway_waiting_for_endpoint", "Calls that wait because no endpoint is usable.", labels=["pool"]
+        )
+        usable = GaugeMetricFamily("oriel_gateway_endpoints_usable", "Endpoints that are asked.", labels=["pool"])
+        known = GaugeMetricFamily("oriel_gateway_endpoints", "Endpoints that are known.", labels=["pool"])
+        repeats = CounterMetricFamily("oriel_gateway_repeats", "Second copies of calls, sent.", labels=["pool"])
+        ejected = CounterMetricFamily(
+            "oriel_gateway_ejections", "Endpoints left alone for a while.", labels=["pool", "cause"]
+        )
+        for name, gate in self._gateway.pools.items():
+            parked.add_metric([name], gate.endpoints.parked + gate.grpc.parked)
+            usable.add_metric([name], len(gate.endpoints.usable) + len(gate.grpc.usable))
+            known.add_metric([name], len(gate.endpoints) + len(gate.grpc))
+            repeats.add_metric([name], gate.retries.spent)
+            for cause in Cause:
+                count = gate.endpoints.ejections.get(cause, 0) + gate.grpc.ejections.get(cause, 0)
+                ejected.add_metric([name, cause.value], count)
+        yield from (parked, usable, known, repeats, ejected)
+
+    def _losses(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        unread = gateway.unread
+        yield GaugeMetricFamily("oriel_gateway_unread_bytes", "Answers that wait for slow readers.", value=unread.bytes)
+        yield CounterMetricFamily("oriel_gateway_readers_cut", "Slow readers cut to make room.", value=unread.cut)
+        spans, lines = getattr(gateway.sink, "dropped", 0), gateway.records.access_log
+        yield CounterMetricFamily("oriel_gateway_spans_dropped", "Spans that no collector took.", value=spans)
+        yield CounterMetricFamily(
+            "oriel_gateway_access_log_dropped",
+            "Lines of the access log that were lost.",
+            value=0 if lines is None else lines.dropped,
+        )
+
+
+class CertificateCollector(Collector):
+    """Collects when the certificate of the public ports expires."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "oriel_gateway_certificate_expires_timestamp_seconds",
+            "When the first certificate of the public ports' chain in force expires.",
+            value=self._certificates.expires_at,
+        )

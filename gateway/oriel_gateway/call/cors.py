@@ -1,0 +1,64 @@
+"""Lets browser pages call the gateway (the CORS protocol of the Fetch standard); off unless the documents name origins.
+
+Keys travel in headers that a page sets itself, so no answer ever allows credentials a browser would add by itself.
+An origin is compared byte by byte: browsers send it in one spelling. Where the gateway sends lines about origins,
+those of the upstream are dropped.
+"""
+
+from oriel_policies.documents import Snapshot
+from oriel_wire.h1 import RequestHead
+
+__all__ = ["answer_lines", "dressed", "is_preflight", "preflight_lines"]
+
+MAX_AGE_S = 600
+_METHODS = "GET, HEAD, POST"
+# Authorization has to be named: "*" does not cover it.
+_HEADERS = (
+    "accept, authorization, content-type, x-api-key, x-request-id, x-request-timeout-ms, x-request-tier, "
+    "inference-header-content-length, traceparent, tracestate"
+)
+_EXPOSED = (
+    "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, traceresponse, www-authenticate, "
+    "inference-header-content-length"
+)
+_PREFIX = b"access-control-"
+
+
+def is_preflight(head: RequestHead) -> bool:
+    """Whether this is a browser's preflight. It carries no key: the page's headers are what it asks about."""
+    return (
+        head.line.method == "OPTIONS"
+        and head.get("origin") is not None
+        and head.get("access-control-request-method") is not None
+    )
+
+
+def answer_lines(head: RequestHead, origins: tuple[str, ...]) -> bytes:
+    """Return the header lines for every answer to this head, joined by CRLF."""
+    if origins == ("*",):
+        return b"access-control-allow-origin: *\r\naccess-control-expose-headers: " + _EXPOSED.encode()
+    origin = head.get("origin")
+    if origin is None or origin not in origins:
+        return b"vary: origin"  # what a cache keeps of this answer is not for a page that may read it
+    return (
+        f"access-control-allow-origin: {origin}\r\naccess-control-expose-headers: {_EXPOSED}\r\nvary: origin".encode()
+    )
+
+
+def preflight_lines(allowed: bool, snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Return the further header lines of a preflight's answer. It also allows the headers that routes read."""
+    if not allowed:
+        return []
+    seen = {name for route in snapshot.routes for name, _ in route.headers}
+    seen |= {name for route in snapshot.routes for name in (route.sticky, route.split_by)}
+    looked_at = sorted(seen - {"", "stream", "tenant", "request"})
+    return [
+        ("access-control-allow-methods", _METHODS),
+        ("access-control-allow-headers", ", ".join([_HEADERS, *looked_at])),
+        ("access-control-max-age", str(MAX_AGE_S)),
+    ]
+
+
+def dressed(lines: list[bytes], cors: bytes) -> list[bytes]:
+    """Replace the lines about origins among an upstream's header lines by `cors`, the gateway's own."""
+    return [*(line for line in lines if not line[:15].lower() == _PREFIX), cors]

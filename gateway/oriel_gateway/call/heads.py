@@ -1,0 +1,49 @@
+"""Builds the heads that a call writes, to the upstream and to the client."""
+
+from oriel_gateway.call.answers import with_retry_after
+from oriel_gateway.call.cors import dressed
+from oriel_wire.h1 import RequestHead
+from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["answer_lines", "answer_start", "head_lines"]
+
+
+def head_lines(head: RequestHead, tenant_lines: bytes, left_out: tuple[bytes, ...] = (b"content-length:",)) -> bytes:
+    """Return what every request with such a head sends to an upstream but its first line and Host, joined by CRLF.
+
+    left_out: beginnings of the lines that are not sent, in lower case.
+    """
+    lines = [line for line in head.forward if not line.lower().startswith(left_out)]
+    return b"\r\n".join((*lines, tenant_lines))
+
+
+def answer_start(head: ResponseHead) -> bytes | None:
+    """Return every line of a whole answer but the call's own, each with its CRLF, and keep them in `head.start`.
+
+    None: its length is not in the head, or it has none.
+    """
+    if head.content_length is None or head.status == 204:
+        return None
+    lines = [*head.forward, b"content-length: %d" % head.content_length]
+    head.start = b"\r\n".join((*_with_retry(head, lines), b""))
+    return head.start
+
+
+def answer_lines(head: ResponseHead, cors: bytes, length: int | None, *, close: bool, chunked: bool = False) -> bytes:
+    """Return the first lines of an answer that is not like most, each with its CRLF.
+
+    cors: lines for browsers. length: None if none is announced. close: the answer ends its connection.
+    """
+    lines = dressed(head.forward, cors) if cors else [*head.forward]
+    if length is not None:
+        lines.append(b"content-length: %d" % length)
+    elif chunked:
+        lines.append(b"transfer-encoding: chunked")
+    if close:
+        lines.append(b"connection: close")
+    return b"\r\n".join((*_with_retry(head, lines), b""))
+
+
+def _with_retry(head: ResponseHead, lines: list[bytes]) -> list[bytes]:
+    """Return `lines` of an answer; an error tells when to come back, or that it does not help."""
+    return with_retry_after(lines, head.status, head.get("retry-after")) if head.status >= 429 else lines

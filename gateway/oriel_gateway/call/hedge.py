@@ -1,0 +1,124 @@
+"""Second copies of calls whose first one is late, where their route asks for that.
+
+"Hedged requests" of Dean and Barroso, The Tail at Scale, 2013.
+
+The copy goes to another endpoint, within the retry budget, and only while its body is still here. The first answer
+wins; the other copy is dropped, which its server sees as a departure. Should the first copy break meanwhile, the
+second one is the call's.
+"""
+
+import asyncio
+from time import monotonic
+from typing import Protocol
+
+from oriel_gateway.call.attempts import note_answer, note_failure
+from oriel_gateway.pools.endpoints import HttpEndpoint
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
+from oriel_gateway.routing.targets import Target
+from oriel_wire.engine.upstream import UpstreamConnection
+from oriel_wire.errors import UpstreamError
+from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["HEDGED_BYTES", "Hedge"]
+
+HEDGED_BYTES = 64 * 1024  # of a message over gRPC; over HTTP a second copy needs a body that was kept
+
+
+class Hedged(Protocol):
+    """The call, as far as its second copy is concerned."""
+
+    gate: PoolGate
+    target: Target
+
+    @property
+    def first_flying(self) -> bool:
+        """Whether the first copy may still be answered."""
+
+    def second_endpoint(self, now: float) -> HttpEndpoint | None:
+        """Pick where a second copy may go now; None: nowhere."""
+
+    def put(self, connection: UpstreamConnection, now: float) -> None:
+        """Write the whole request to a connection."""
+
+    def take_copy(self, hedge: "Hedge", head: ResponseHead, data: bytes, complete: bool) -> None:
+        """The second copy was answered first."""
+
+    def failed(self, error: UpstreamError) -> None:
+        """Neither copy will be answered."""
+
+
+class Hedge:
+    """The sink of the second copy's answer. Ends by `cancel`, by `failed`, or by an answer (`Hedged.take_copy`)."""
+
+    __slots__ = ("_call", "_timer", "connection", "endpoint", "sent_s")
+
+    def __init__(self, call: Hedged, after_s: float) -> None:
+        self._call = call
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._fire)
+        self.endpoint: HttpEndpoint | None = None
+        self.connection: UpstreamConnection | None = None
+        self.sent_s = 0.0
+
+    @property
+    def flying(self) -> bool:
+        """Whether an answer may still come."""
+        return self.endpoint is not None
+
+    def _fire(self) -> None:
+        now = monotonic()
+        endpoint = self._call.second_endpoint(now)
+        if endpoint is None:
+            return
+        self.endpoint = endpoint
+        connection = endpoint.begin(self, now, head_only=self._call.target.head_only)
+        if connection is not None:
+            self.connected(connection)
+
+    def cancel(self) -> None:
+        """The call needs no second answer any more."""
+        self._timer.cancel()
+        endpoint, self.endpoint = self.endpoint, None
+        if self.connection is not None:
+            self.connection.abandon()
+            self.connection = None
+        elif endpoint is not None:
+            endpoint.forget(self)
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        self.connection = connection
+        self.sent_s = now = monotonic()
+        self._call.put(connection, now)
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        call, endpoint = self._call, self.endpoint
+        assert endpoint is not None
+        said_no = head.status >= 500 or (
+            head.status >= 400
+            and classify_answer(head, data, model=call.target.kind == "model") is not AnswerKind.ANSWER
+        )
+        if said_no and call.first_flying:
+            now = monotonic()
+            note_answer(call.gate.endpoints, endpoint, head, now, now - self.sent_s)
+            if complete:
+                self.connection = None
+                self.endpoint = None
+            else:
+                self.cancel()
+            return
+        call.take_copy(self, head, data, complete)
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """Never called: the answer's connection is the call's from its head on."""
+
+    def failed(self, error: UpstreamError) -> None:
+        call, endpoint = self._call, self.endpoint
+        self.connection = None
+        self.endpoint = None
+        if endpoint is not None:
+            note_failure(call.gate.endpoints, endpoint, error, monotonic())
+        if not call.first_flying:
+            call.failed(error)
+
+    def upstream_writable(self, writable: bool) -> None:
+        """The request was written as a whole."""

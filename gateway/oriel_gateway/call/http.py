@@ -1,0 +1,467 @@
+"""One HTTP request on its way: from its authorised head to its last byte, as callbacks, without a task of its own.
+
+`lifecycle` has the states of a call and what ends it. A call that meets no trouble is this one object. What it does
+when its endpoint fails or nobody can be asked is decided in `attempts`, and what only such a call has to remember is in
+a `Trouble`; what only an answer that comes in parts needs is in an `AnswerStream`. A call of a special route has hooks
+(`contracts.RouteHooks`), and a call whose answer is not simply its client's has a `contracts.Receiver`.
+"""
+
+from time import monotonic
+from typing import Final
+
+from oriel_gateway.call.attempts import decided_by_itself, note_answer, sticky_endpoint
+from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
+from oriel_gateway.call.lifecycle import (
+    ANSWERING,
+    COLLECT,
+    DONE,
+    LEAST_S,
+    LIMITED,
+    QUEUED,
+    SENDING,
+    Lifecycle,
+)
+from oriel_gateway.call.stream import AnswerStream, begin_stream
+from oriel_gateway.call.trouble import Trouble
+from oriel_gateway.errors import Outcome, Refused, stopping
+from oriel_gateway.limits import Grant
+from oriel_gateway.pools.endpoints import HttpEndpoint
+from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
+from oriel_wire.chunked import chunk
+from oriel_wire.engine.upstream import UpstreamConnection
+from oriel_wire.errors import UpstreamError, UpstreamUnreachable
+from oriel_wire.h1_response import ResponseHead
+from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
+
+__all__ = ["Call"]
+
+ASK_REPORT: Final = f"{LOAD_FORMAT}: text\r\n"
+_SMALL: Final = 64 * 1024
+_PIECE: Final = 2 * 1024
+_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
+_LEFT: Final = Outcome.CALLER_LEFT
+
+
+class Call(Lifecycle):
+    """One request, from `Lifecycle`'s begin to its end."""
+
+    __slots__ = ()
+
+    # The client's side -----------------------------------------------------------------------------------------
+
+    def data(self, data: bytes | memoryview) -> None:
+        """Take some bytes of the body."""
+        size = len(data)
+        pieces = self._body
+        if pieces is None or isinstance(pieces, bytes):
+            pieces = self._body = [pieces] if pieces else []
+        if size >= _PIECE:
+            pieces.append(data)
+        elif pieces and isinstance(last := pieces[-1], bytearray) and len(last) < _SMALL:
+            last += data  # an object per piece would weigh more than a small piece
+        else:
+            pieces.append(bytearray(data))
+        self.body_bytes += size
+        bound = self.gate.pool.max_body_bytes
+        if self.body_bytes > bound:
+            self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
+        else:
+            self._hold(size)
+
+    def whole(self, data: bytes, now: float = 0.0) -> None:
+        """Take the whole body at once. now: see `enter`."""
+        self._body = data
+        self.body_bytes = len(data)
+        if self.extras is None and ((grant := self.grant) is None or grant.ready):
+            self.enter(now)
+        else:
+            self._judge()
+
+    def end(self) -> None:
+        """The body is complete."""
+        if self.state == COLLECT:
+            self._judge()
+
+    def client_left(self) -> None:
+        """The client closed its side: free everything at once."""
+        self.finish(_LEFT)
+
+    def client_writable(self, writable: bool) -> None:
+        """Pass backpressure from the client on to the upstream."""
+        connection = self.connection
+        if connection is not None:
+            if writable:
+                connection.transport.resume_reading()
+            else:
+                connection.transport.pause_reading()
+            if self.state == ANSWERING:
+                stream = self._stream
+                if stream is None:
+                    stream = self._stream = AnswerStream()
+                stream.client_reads(writable, self.gate, self.tenant)
+
+    # Admission -------------------------------------------------------------------------------------------------
+
+    def limited(self, grant: Grant) -> None:
+        """Keep what the limits granted; the call may have to wait until their ledger has answered."""
+        self.grant = grant
+        if not grant.ready:
+            grant.waiter = self
+
+    def granted(self) -> None:
+        """The ledger of the limits let the call through."""
+        if self.state == LIMITED:
+            self.state = COLLECT
+            self._judge()
+
+    def _judge(self) -> None:
+        """The request is complete: queue, unless its limits or its route say something else."""
+        if (grant := self.grant) is not None:
+            if not grant.ready:
+                self.state = LIMITED
+                return
+            if self.head.chunked:
+                grant.move(self.body_bytes, monotonic())
+        if self.extras is None or self.extras.before_queue(self):
+            self.enter()
+
+    def enter(self, now: float = 0.0) -> None:
+        """Take a permit or queue for one. now: monotonic seconds, 0.0 if the caller has not read the clock."""
+        gate = self.gate
+        self.queued_s = now = now or monotonic()
+        if now >= self.deadline:
+            self.expired()
+            return
+        if not gate.endpoints.usable:
+            self.park()
+            return
+        if gate.admission.enter():
+            self.permit_s = now
+            self.state = SENDING
+            self.send(now)
+            return
+        if self.gateway.refusing:
+            self.refuse(stopping())
+            return
+        self.state = QUEUED
+        self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
+        try:
+            self._ticket = gate.join_queue(
+                self,
+                self.tenant,
+                self.target,
+                received_s=self.received_s,
+                deadline=self.deadline,
+                size_bytes=self.body_bytes,
+            )
+        except Refused as refused:
+            self.refuse(refused)
+            return
+        # It came with its head: it is on the budget only now that it has to wait, and whoever it displaced is not.
+        if self.body_bytes > self._held_bytes and not self._hold(self.body_bytes - self._held_bytes):
+            return
+        gate.pump()
+
+    def _hold(self, size: int, retry_after_s: int = 0) -> bool:
+        """Take bytes from the pool's budget; False: there are not enough, and the call is refused."""
+        gate = self.gate
+        if gate.reserve_bytes(size, urgent=self.tenant.tier.band == self.gateway.top_band):
+            self._held_bytes = self._held_bytes + size if self._held_bytes else size
+            return True
+        retry_after_s = retry_after_s or gate.admission.retry_after_s()
+        self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
+        return False
+
+    def admitted(self) -> None:
+        """There is a permit: find an endpoint and send, unless the client has left where nobody could see it."""
+        client = self.client
+        gone = client is not None and client.departed
+        now = monotonic()
+        if gone or now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
+            self.decline_permit()
+            if gone:
+                self._left_unseen()
+            else:
+                self.expired()
+            return
+        self.permit_s = now
+        self.state = SENDING
+        self.send(now)
+
+    def departed(self) -> bool:
+        """Whether the client has closed behind bytes that were not read; then the call is over."""
+        client = self.client
+        if client is None or not client.departed:
+            return False
+        self._left_unseen()
+        return True
+
+    def _left_unseen(self) -> None:
+        client = self.client
+        assert client is not None
+        self.finish(_LEFT)
+        client.transport.abort()
+
+    def park(self) -> None:
+        """Nobody can be asked: wait without a permit until somebody can, or until the deadline."""
+        if self.gateway.refusing:
+            self.refuse(stopping())
+            return
+        self.state = QUEUED
+        size = self.body_bytes - self._held_bytes
+        if size > 0 and not self._hold(size, retry_after_s=1):
+            return
+        try:
+            self.in_trouble(counted=False).park()
+        except Refused as refused:
+            self.refuse(refused)
+
+    # To the upstream -------------------------------------------------------------------------------------------
+
+    def send(self, now: float, endpoint: HttpEndpoint | None = None, fresh: bool = False) -> None:
+        """Send to `endpoint`, or to the one that the pool picks."""
+        gate, target, trouble = self.gate, self.target, self._trouble
+        if endpoint is None:
+            if trouble is None:
+                gate.retries.requested(now)
+            elif not trouble.counted:
+                trouble.counted = True
+                gate.retries.requested(now)
+            if self.stick:
+                endpoint = sticky_endpoint(gate, self.stick, target.sought, now)
+            else:
+                endpoint = gate.endpoints.pick(now, (), target.sought)
+            if endpoint is None:
+                self.in_trouble().nobody(now)
+                return
+        self.endpoint = endpoint
+        connection = endpoint.begin(self, now, target.head_only, fresh, self.body_bytes > _SMALL)
+        if connection is not None:
+            self.connection = connection
+            self.sent_s = now
+            self.put(connection, now)
+            if target.plan.hedge_s and self.kept:
+                self.in_trouble().hedge(target.plan.hedge_s)
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        """A connection was made for this call."""
+        self.connection = connection
+        now = monotonic()
+        if now >= self.deadline - LEAST_S:
+            self.expired()
+            return
+        self.sent_s = now
+        self.put(connection, now)
+        if self.target.plan.hedge_s and self.kept:
+            self.in_trouble().hedge(self.target.plan.hedge_s)
+
+    def put(self, connection: UpstreamConnection, now: float) -> None:
+        """Write the whole request to a connection. A body of up to 64 KiB is kept: it may have to be sent again."""
+        mark = self.mark
+        lines = self.lines
+        if lines is None:
+            lines = self.lines = head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant))
+        remaining_ms = int((self.deadline - now) * 1000.0)
+        tail = (
+            f"x-oriel-timeout-ms: {remaining_ms if remaining_ms > 0 else 1}\r\nx-request-id: {mark.request_id}\r\n"
+            f"traceparent: 00-{mark.trace}-{mark.onward}-{'01' if mark.sampled else '00'}\r\n"
+        )
+        if mark.state:
+            tail += f"tracestate: {mark.state}\r\n"
+        if self.gate.wants_load_report:
+            self.gate.wants_load_report, self._asked = False, True
+            tail += ASK_REPORT
+        head = self.head
+        if head.content_length is not None or head.chunked:  # it is complete now: its length is known
+            tail += f"content-length: {self.body_bytes}\r\n"
+        client = self.client
+        if client is not None and client.forwarded:
+            tail += client.forwarded
+        line, host, more = self.target.line, connection.endpoint.host_line, tail.encode("latin-1")
+        body = self._body
+        if body is None or self.body_bytes <= _SMALL:
+            pieces = (body,) if isinstance(body, bytes) else body or (b"",)
+            whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            request = b"\r\n".join((line, host, lines, more, whole))
+            connection.request_bytes = len(request)
+            connection.transport.write(request)
+        else:
+            connection.request_bytes = -1
+            pieces = (body,) if isinstance(body, bytes) else body
+            connection.transport.writelines((b"\r\n".join((line, host, lines, more, b"")), *pieces))
+            self._body = None
+        connection.request_done = True
+
+    def upstream_writable(self, writable: bool) -> None:
+        """The request is in the upstream's transport as a whole; its bytes stay on the budget until it answers."""
+
+    # Trouble (see `trouble`) -----------------------------------------------------------------------------------
+
+    def in_trouble(self, *, counted: bool = True) -> Trouble:
+        """Return the call's trouble, made now if there was none. counted: see `Trouble`."""
+        trouble = self._trouble
+        if trouble is None:
+            trouble = self._trouble = Trouble(self, counted=counted)
+        return trouble
+
+    def failed(self, error: UpstreamError) -> None:
+        """The upstream did not answer, or stopped in its answer."""
+        self.connection = None
+        endpoint, now = self.endpoint, monotonic()
+        if endpoint is not None:
+            if self.state == SENDING:
+                if self.in_trouble().after_failure(endpoint, error, now):
+                    return
+            else:
+                self.gate.endpoints.note_broken(endpoint, now)
+        broken = not isinstance(error, UpstreamUnreachable)
+        outcome = Outcome.UPSTREAM_BROKEN if broken else Outcome.UPSTREAM_UNREACHABLE
+        self.refuse(Refused(outcome, str(error), retry_after_s=1))
+
+    def elsewhere(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, now: float) -> bool:
+        """Whether a whole error answer is not the call's: it is sent again, or waits for its copy or for a search."""
+        trouble, model = self._trouble, self.target.sought
+        if trouble is not None and trouble.settled:
+            return False
+        said = classify_answer(head, data, model=bool(model))
+        if said is AnswerKind.ABSENT:
+            self.gate.endpoints.model_locations.note_denied(endpoint, model, now)
+        if trouble is None and decided_by_itself(said, head.status, copy=False) is not None:
+            return False
+        return self.in_trouble().after_answer(endpoint, head, data, said, now)
+
+    def no_copy(self) -> None:
+        """The answer is here: no second copy is needed."""
+        if self._trouble is not None:
+            self._trouble.end()
+
+    def inherit(self, work: "Call", tried: tuple[HttpEndpoint, ...]) -> None:
+        """Record for this call what another call, which was made for it, went through in vain."""
+        self.ahead, self.endpoint = work.ahead, work.endpoint
+        if tried:
+            self.in_trouble().tried = tried
+
+    def take_over(self, work: "Call") -> None:
+        """Go on as if this call had been sent itself: with the permit, the times and the connection of `work`.
+
+        `work` is over; its answer goes to this call's `response`.
+        """
+        work.unwatch()
+        work.state = DONE
+        work.receiver = None
+        work.gate.calls -= 1
+        work.gate.release_bytes(work._held_bytes)  # if it had to queue
+        self.state = SENDING
+        self.queued_s, self.permit_s, self.sent_s = work.queued_s, work.permit_s, work.sent_s
+        self.ahead, self.endpoint = work.ahead, work.endpoint
+        trouble, work._trouble = work._trouble, None
+        self._trouble = None if trouble is None else trouble.handed_to(self)
+        self._ticket, work._ticket = work._ticket, None
+        self.connection, work.connection = work.connection, None
+        if self.connection is not None:
+            self.connection.sink = self
+        self._body = None
+
+    # From the upstream -----------------------------------------------------------------------------------------
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """The upstream's head came, and the body bytes that came with it."""
+        receiver = self.receiver
+        if receiver is not None:
+            if complete:
+                self.connection = None
+            if receiver.response(self, head, data, complete):
+                return
+        self.response_s = now = monotonic()
+        status = head.status
+        endpoint = self.endpoint
+        assert endpoint is not None
+        if status < 400:
+            endpoint.note_answer(now, now - self.sent_s)
+        else:
+            if self._trouble is None or not self._trouble.settled:
+                note_answer(self.gate.endpoints, endpoint, head, now, now - self.sent_s)
+            if complete and self.elsewhere(endpoint, head, data, now):
+                return
+        if self._trouble is not None:
+            self._trouble.end()
+        self.state = ANSWERING
+        self.status = status
+        self._body = None
+        self.cost_us = head.cost_us
+        self.bytes_out = len(data)
+        client = self.client
+        assert client is not None
+        start: bytes | None = None
+        close = False
+        if complete:
+            self.connection = None  # it is the pool's again: what this client does not read must not pause it
+            # As `must_close` would say: the request is here as a whole.
+            close = self.head.close or client.server.draining
+            if self.extras is None and not (close or self._asked or client.cors):
+                start = head.start or answer_start(head)
+        if start is None:
+            if self.extras is not None:
+                head = head.copy()
+                self.extras.response(self, head, data)
+            close = client.must_close
+            if self._asked:
+                self.gate.note_load_report(head.get(LOAD_METRICS))
+            if complete:
+                length = head.content_length
+                if length is None and status != 304 and not self.target.head_only:
+                    length = len(data)
+                start = answer_lines(head, client.cors, None if status == 204 else length, close=close)
+            else:
+                stream, start = begin_stream(head, data, client.cors, self.head.line.minor, now, close=close)
+                self._stream = stream
+                if stream is not None and stream.unbounded:
+                    self.watch_until(stream.ends_s(self.tenant.tier, now))
+                    if stream.rechunk and data:
+                        data = chunk(data)
+        if not head.dated:
+            start += client.server.date_line
+        limits = ""
+        if (grant := self.grant) is not None:
+            grant.move(self.bytes_out, now)
+            limits = grant.lines(now)
+        mark = self.mark
+        queued = f"{(self.permit_s - self.queued_s) * 1e3:.3f}" if self.permit_s != self.queued_s else "0.000"
+        timing = f", {head.server_timing}" if head.server_timing else ""
+        tail = (
+            f"{limits}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
+            f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
+            f"gateway-upstream;dur={(now - self.sent_s) * 1e3:.3f}{timing}\r\n\r\n"
+        ).encode("latin-1")
+        if len(data) <= _SMALL:
+            client.transport.write(b"".join((start, tail, data)))
+        else:
+            client.transport.writelines((start + tail, data))
+        if complete:
+            self.finish(_ANSWERED, "", now)
+            client.answered(close=close, now=now)
+        elif not client.keeps_up:
+            client.on_writable(False)
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """More of the answer came."""
+        if complete:
+            self.connection = None
+        if self.receiver is not None and self.receiver.response_data(self, data, complete):
+            return
+        if self.extras is not None:
+            self.extras.data(data)
+        client, stream = self.client, self._stream
+        assert client is not None
+        self.bytes_out += len(data)
+        if self.grant is not None:
+            self.grant.move(len(data), monotonic())
+        if stream is not None and stream.unbounded:
+            stream.write(client.transport, data, complete)
+        elif data:
+            client.transport.write(data)
+        if complete:
+            self.finish(_ANSWERED)
+            client.answered(close=stream is not None and stream.close)
+        elif not client.keeps_up:
+            client.on_writable(False)

@@ -1,0 +1,371 @@
+"""The states of an HTTP call, what it holds in each, and what ends it.
+
+| state | the call | it holds |
+|---|---|---|
+| COLLECT | receives its body; a slow sender holds memory, never a permit | its body's bytes of the pool's budget |
+| LIMITED | is complete, and the ledger of its limits has not answered | the same |
+| QUEUED | waits for a permit, or is parked because no endpoint can be asked | and its place there |
+| JOINED | waits for the answer to an equal call (`shared.single_flight`) | and its place in the flight |
+| SENDING | has a permit: a connection is made, or the answer is awaited | a permit, an endpoint, a connection |
+| ANSWERING | passes the answer on, whose head is written | the same |
+| DONE | is over | nothing |
+
+In every state it also holds what its limits granted, and is watched by the deadline clock.
+
+| what ends it | outcome |
+|---|---|
+| `response` or `response_data` with the last byte | answered, whatever the status |
+| `client_left` | client_left |
+| `expired`: the deadline passed, or a stream was silent or lasted too long | deadline_exceeded, upstream_unreachable |
+| `displaced`: a more urgent call took its place in the full queue | displaced |
+| `failed`: no answer, or no more of it, and nothing left to try (`call.attempts`) | upstream_* |
+| `stopping`: the gateway ends and the call has been sent to nobody | server_stopping |
+| `refuse` by its pool, its limits or its route | as they report it |
+
+Exactly one of these ends a call, through `Lifecycle.finish`, which gives everything back. The permit is given back at
+the upstream's last byte: what the client has not read by then is buffered in its transport, whose high-water mark
+pauses the upstream before that.
+"""
+
+from time import monotonic
+from typing import Final, cast
+
+from oriel_gateway.call.events import cut
+from oriel_gateway.call.stream import AnswerStream
+from oriel_gateway.call.trouble import Trouble
+from oriel_gateway.clock import YOUNG
+from oriel_gateway.contracts import Client, Host, Receiver, RouteHooks
+from oriel_gateway.errors import Outcome, Refused, stopping
+from oriel_gateway.http_status import STATUS
+from oriel_gateway.limits import Grant
+from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.endpoints import HttpEndpoint
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import Target
+from oriel_policies.documents import Tenant
+from oriel_policies.queue import Ticket
+from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
+from oriel_wire.h1 import RequestHead
+
+__all__ = [
+    "ANSWERING",
+    "COLLECT",
+    "DONE",
+    "JOINED",
+    "LEAST_S",
+    "LIMITED",
+    "QUEUED",
+    "SENDING",
+    "Lifecycle",
+    "deadline_passed",
+]
+
+COLLECT: Final = 0
+LIMITED: Final = 1
+QUEUED: Final = 2
+JOINED: Final = 3
+SENDING: Final = 4
+ANSWERING: Final = 5
+DONE: Final = 6
+LEAST_S: Final = 0.001  # with less left a call is not sent: the next hop gets the rest in whole milliseconds
+_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
+_LEFT: Final = Outcome.CALLER_LEFT
+_STAGES: Final = (
+    "receiving the request",
+    "waiting for its limits",
+    "waiting for a permit",
+    "waiting for the answer to an equal request",
+    "waiting for the upstream",
+    "receiving the answer",
+    "",
+)
+
+
+def deadline_passed(state: int, *, unreachable: bool) -> Refused:
+    """Return the error of a call whose deadline passed in `state`; unreachable: it waited for an endpoint."""
+    if unreachable:
+        message = "no server of this pool could be reached before the deadline"
+        return Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1)
+    return Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {_STAGES[state]}")
+
+
+class Lifecycle:
+    """What one HTTP call knows, holds and gives back. Times are monotonic seconds, 0.0 = not reached.
+
+    Everything that needs no transport is here; `http.Call` adds the bytes. Nothing here calls what is only there.
+
+    client: None for a call that is made for others, which has a receiver. ahead: calls before it when it came to the
+    queue, -1 if it did not queue. endpoint: asked last. stick: the key that chooses the endpoint, "" = the least busy.
+    slot: among the deadlines. lines: the part of its head that is the same whenever it is sent, None until it is.
+    extras: of a special route. body_bytes: so much of the body is here, or was when it was sent.
+    """
+
+    protocol = "http"
+    # Slots and not defaults of the class: what a call reads and never set would cost more than to set it.
+    __slots__ = (
+        "_asked",
+        "_body",
+        "_held_bytes",
+        "_stream",
+        "_ticket",
+        "_trouble",
+        "ahead",
+        "body_bytes",
+        "bytes_out",
+        "client",
+        "connection",
+        "cost_us",
+        "deadline",
+        "endpoint",
+        "extras",
+        "gate",
+        "gateway",
+        "grant",
+        "head",
+        "lines",
+        "mark",
+        "method",
+        "outcome",
+        "permit_s",
+        "queued_s",
+        "received_s",
+        "receiver",
+        "response_s",
+        "sent_s",
+        "slot",
+        "state",
+        "status",
+        "stick",
+        "target",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        gateway: Host,
+        client: Client | None,
+        gate: PoolGate,
+        head: RequestHead,
+        tenant: Tenant,
+        target: Target,
+        mark: Mark,
+        received_s: float,
+        deadline: float,
+        lines: bytes | None = None,
+        receiver: Receiver | None = None,
+    ) -> None:
+        self.gateway = gateway
+        self.gate = gate
+        gate.calls += 1
+        self.client = client
+        self.head = head
+        self.method: str = head.line.method
+        self.tenant = tenant
+        self.target = target
+        self.mark = mark
+        self.received_s = received_s
+        self.deadline = deadline
+        self.lines = lines
+        self.receiver = receiver
+        self.state = COLLECT
+        self.status = 0
+        self.cost_us = self.ahead = -1
+        self.outcome = _ANSWERED
+        self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
+        self.bytes_out = 0
+        self.stick = ""
+        self.grant: Grant | None = None
+        self.extras: RouteHooks | None = None
+        self.endpoint: HttpEndpoint | None = None
+        self.connection: UpstreamConnection | None = None
+        self._body: bytes | list[bytes | bytearray | memoryview] | None = None  # whole, or in pieces
+        self.body_bytes = self._held_bytes = 0  # of the body, and of them on the pool's byte budget
+        self._ticket: Ticket | None = None
+        self._trouble: Trouble | None = None
+        self._stream: AnswerStream | None = None
+        self._asked = False  # for a load report
+        self.slot = YOUNG
+        clock = gateway.clock
+        if not clock.young:
+            clock.start()
+        clock.young[self] = None
+
+    def body(self) -> bytes:
+        """Return the whole body; only before the call was sent."""
+        body = self._body
+        if body is None:
+            return b""
+        if not isinstance(body, bytes):
+            body = self._body = b"".join(body)
+        return body
+
+    def hold_body(self) -> bool:
+        """Put the body on the byte budget if it came with the head; False: there are not enough bytes."""
+        size = self.body_bytes - self._held_bytes
+        if size and not self.gate.reserve_bytes(size, urgent=False):
+            return False
+        self._held_bytes = self.body_bytes
+        return True
+
+    def give_permit_back(self) -> None:
+        """Let others have the permit: nothing was sent with it."""
+        ticket, self._ticket = self._ticket, None
+        self.permit_s = 0.0
+        self.gate.release_unused_permit(ticket)
+
+    def decline_permit(self) -> None:
+        """Give a permit back at once that was offered by `admitted`."""
+        ticket, self._ticket = self._ticket, None
+        self.gate.decline_permit(ticket)
+
+    def watch_until(self, deadline: float) -> None:
+        """Have `expired` called at another time than so far."""
+        self.unwatch()
+        self.slot = self.gateway.clock.watch(self, deadline, monotonic())
+
+    def unwatch(self) -> None:
+        """Have `expired` not called any more."""
+        clock = self.gateway.clock
+        if self.slot == YOUNG:
+            del clock.young[self]
+            self.slot = 0
+        else:
+            clock.unwatch(self, self.slot)
+
+    @property
+    def sending(self) -> bool:
+        """Whether the call has a permit and no answer yet."""
+        return self.state == SENDING
+
+    @property
+    def tried(self) -> tuple[HttpEndpoint, ...]:
+        """The endpoints that were asked in vain, the latest of them, until the call is over."""
+        return () if self._trouble is None else self._trouble.tried
+
+    @property
+    def kept(self) -> bool:
+        """Whether the body is here to be sent (again)."""
+        return self._body is not None or not self.body_bytes
+
+    @property
+    def may_run_twice(self) -> bool:
+        """Whether it does no harm if the call is executed twice."""
+        return self.target.plan.idempotent or (not self.body_bytes and self.head.method in ("GET", "HEAD"))
+
+    def drop(self, now: float) -> None:
+        """Take back what was sent, or stop waiting for a connection or for a search."""
+        endpoint = self.endpoint
+        if self.connection is not None:
+            self.connection.abandon()
+            self.connection = None
+            assert endpoint is not None
+            if not self.response_s:
+                endpoint.cost.observed(now - self.sent_s, now)  # at least that
+        elif endpoint is not None and not self.sent_s:
+            endpoint.forget(cast(ResponseSink, self))
+        elif self._trouble is not None:
+            self._trouble.stop_waiting()
+
+    # The end ---------------------------------------------------------------------------------------------------
+
+    def displaced(self) -> None:
+        """Someone more urgent took this call's place in the full queue."""
+        retry_after_s = self.gate.admission.retry_after_s()
+        message = "a more urgent call took the place in the queue"
+        self.refuse(Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s))
+
+    def stopping(self) -> None:
+        """The gateway is about to end: be refused unless the call was sent."""
+        if self.state == QUEUED or (self.state == SENDING and not self.sent_s):
+            self.refuse(stopping())
+
+    def expired(self) -> None:
+        """The deadline passed; for a stream, it was silent or went on for too long."""
+        stream = self._stream
+        if stream is not None and stream.unbounded:
+            ends_s = stream.ends_s(self.tenant.tier, self.response_s)
+            if monotonic() < ends_s:
+                self.watch_until(ends_s)
+                return
+        parked = self._trouble is not None and self._trouble.parked
+        unreachable = parked or (self.state == QUEUED and not self.gate.endpoints.usable)
+        self.refuse(deadline_passed(self.state, unreachable=unreachable))
+
+    def refuse(self, refused: Refused) -> None:
+        """End the call with an error; once the answer has begun, all that is left is to cut it."""
+        if self.state == DONE or (self.receiver is not None and self.receiver.refused(self, refused)):
+            return
+        begun = self.state == ANSWERING
+        client, stream = self.client, self._stream
+        assert client is not None
+        queued_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
+        if not begun:
+            self.status = STATUS[refused.outcome]
+        self.finish(refused.outcome, str(refused))
+        v2 = self.target.kind != "service"
+        if begun:
+            cut(client, None if stream is None else stream.events, refused, self.mark.request_id, v2=v2)
+        else:
+            client.write_refusal(refused, self.mark, v2=v2, queued_s=queued_s)
+            client.answered(close=client.must_close)
+
+    def end_unsent(self, status: int, outcome: Outcome = _ANSWERED, error: str = "") -> None:
+        """End a call that was answered, or whose connection refused the rest of it, without being sent."""
+        self.status = status
+        self.finish(outcome, error)
+
+    def finish(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:
+        """End the call, once: record it and give back what it holds. now: 0.0 if the caller has not read the clock."""
+        state = self.state
+        if state == DONE:
+            return
+        self.state = DONE
+        self.outcome = outcome
+        gateway, gate, tenant, stream, trouble = self.gateway, self.gate, self.tenant, self._stream, self._trouble
+        if self.slot == YOUNG:
+            del gateway.clock.young[self]
+            self.slot = 0
+        else:
+            gateway.clock.unwatch(self, self.slot)
+        now = now or monotonic()
+        unbounded = stream is not None and stream.unbounded
+        if self.client is not None:
+            self.client.call = None
+            tried = () if trouble is None else trouble.tried
+            gateway.records.ended(self, now, error, self.response_s if unbounded else now, self.body_bytes, tried)
+        if self.receiver is not None:
+            receiver, self.receiver = self.receiver, None
+            receiver.ended(self)
+        gate.calls -= 1
+        if self._held_bytes:
+            gate.release_bytes(self._held_bytes)
+            gateway.bodies.ended(self._held_bytes)
+        ticket = self._ticket
+        cost_s = 0.0
+        if state >= SENDING:
+            if self.connection is not None or not self.sent_s:
+                self.drop(now)
+            late = outcome is not _ANSWERED and now >= self.deadline and not unbounded
+            left = outcome is _LEFT and not late
+            good = None if left else outcome is _ANSWERED and self.status < 500
+            size_bytes = -1 if unbounded or self.status >= 300 else self.body_bytes
+            held_s = now - self.permit_s
+            if stream is not None and stream.lending is not None:
+                held_s -= stream.lending.finish()
+            cost_s = gate.release_permit(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good, late)
+        elif ticket is not None:
+            gate.leave_queue(ticket)
+        elif trouble is not None and trouble.parked:
+            trouble.unpark()
+        if trouble is not None:
+            trouble.end()
+            self._trouble = None  # or the two would hold one another
+        if self.grant is not None:
+            executed = self.sent_s > 0.0 or outcome is _ANSWERED
+            if state == JOINED and not executed and self.extras is not None:
+                executed, cost_s = self.extras.abandoned(self, now)
+            self.grant.settle(round(cost_s * 1e6), executed, now)
+        if ticket is not None:
+            ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
+        if self.extras is not None:
+            self.extras.ended(self)

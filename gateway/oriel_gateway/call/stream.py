@@ -1,0 +1,90 @@
+"""What only an answer has that goes on after its head: its framing, its silence, the lending of its permit."""
+
+import asyncio
+from time import monotonic
+from typing import Final
+
+from oriel_gateway.call.events import Events, events_of
+from oriel_gateway.call.heads import answer_lines
+from oriel_gateway.pools.lending import PermitLending
+from oriel_gateway.pools.pool import PoolGate
+from oriel_policies.documents import Tenant, Tier
+from oriel_wire.chunked import LAST_CHUNK, chunk
+from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["AnswerStream", "begin_stream"]
+
+_COPIED: Final = 64 * 1024  # larger pieces are not copied into a chunk
+
+
+class AnswerStream:
+    """State of one answer; its writer is its call. Times are monotonic seconds.
+
+    unbounded: no length was announced, so the stream has its tier's bounds on silence and duration instead of the
+    call's deadline. rechunk: it is written in chunks. close: its end is the connection's. data_s: when its latest bytes
+    came. events: how far an answer of events has come, None for any other. lending: of the permit while the client does
+    not read.
+    """
+
+    __slots__ = ("close", "data_s", "events", "lending", "rechunk", "unbounded")
+
+    def __init__(self, data_s: float = 0.0, *, unbounded: bool = False) -> None:
+        self.unbounded = unbounded
+        self.data_s = data_s
+        self.rechunk = False
+        self.close = False
+        self.events: Events | None = None
+        self.lending: PermitLending | None = None
+
+    def ends_s(self, tier: Tier, response_s: float) -> float:
+        """Return when an unbounded stream has been silent, or gone on, for too long."""
+        return min(self.data_s + tier.stream_idle_s, response_s + tier.stream_max_s)
+
+    def client_reads(self, reads: bool, gate: PoolGate, tenant: Tenant) -> None:
+        """The client stopped or resumed reading: others may have the permit meanwhile."""
+        lending = self.lending
+        if lending is None:
+            lending = self.lending = PermitLending(gate, tenant)
+        if reads:
+            lending.resume()
+        else:
+            lending.wait_for_client()
+
+    def write(self, transport: asyncio.Transport, data: bytes, complete: bool) -> None:
+        """Write more of an unbounded answer."""
+        self.data_s = monotonic()
+        if self.events is not None:
+            self.events.sent(data)
+        if not self.rechunk:
+            if data:
+                transport.write(data)
+            return
+        if len(data) > _COPIED:
+            transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+        elif data:
+            transport.write(chunk(data))
+        if complete:
+            transport.write(LAST_CHUNK)
+
+
+def begin_stream(
+    head: ResponseHead, data: bytes, cors: bytes, minor: int, now: float, *, close: bool
+) -> tuple[AnswerStream | None, bytes]:
+    """Begin an answer of which `data` came with the head, and more will come: its state, and its first lines.
+
+    minor: of the client's HTTP version; 1.0 has no chunks, so there the end of the answer is that of the connection.
+    None: a length was announced, and there is nothing to remember.
+    """
+    length = None if head.status == 204 else head.content_length
+    if length is not None:
+        stream = None
+        if close:
+            stream = AnswerStream()
+            stream.close = True
+        return stream, answer_lines(head, cors, length, close=close)
+    stream = AnswerStream(now, unbounded=True)
+    stream.rechunk = minor > 0
+    stream.close = close or not minor
+    if minor:
+        stream.events = events_of(head, data)
+    return stream, answer_lines(head, cors, None, close=stream.close, chunked=stream.rechunk)

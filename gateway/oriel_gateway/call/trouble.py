@@ -1,0 +1,332 @@
+"""What only a call in trouble has and does: it waits for an endpoint, asks for its model, tries again, sends a copy.
+
+A `Trouble` is made when a call's endpoint fails, when no endpoint can be asked, or when its route wants second copies.
+It carries out what `attempts` decides.
+"""
+
+from time import monotonic
+from typing import Protocol, cast
+
+from oriel_gateway.call.attempts import (
+    Attempts,
+    Because,
+    Decision,
+    GiveUp,
+    Send,
+    Wait,
+    decided_by_itself,
+    mark_spent,
+    note_failure,
+)
+from oriel_gateway.call.hedge import Hedge
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.observe.decisions import MAX_TRIED
+from oriel_gateway.pools.endpoints import HttpEndpoint
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.upstream_answers import AnswerKind
+from oriel_gateway.routing.targets import Target
+from oriel_policies.budget import MAX_ATTEMPTS
+from oriel_policies.documents import Tenant
+from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
+from oriel_wire.errors import UpstreamError, UpstreamUnread
+from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["Trouble"]
+
+
+class Troubled(Protocol):
+    """The call, as far as its trouble is concerned. Times are monotonic seconds."""
+
+    gate: PoolGate
+    tenant: Tenant
+    target: Target
+    deadline: float
+    stick: str
+    queued_s: float
+    permit_s: float
+    sent_s: float
+    response_s: float
+    endpoint: HttpEndpoint | None
+    connection: UpstreamConnection | None
+
+    @property
+    def sending(self) -> bool:
+        """Whether the call has a permit and no answer yet."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the body is here to be sent (again)."""
+
+    @property
+    def may_run_twice(self) -> bool:
+        """Whether it does no harm if the call is executed twice."""
+
+    def enter(self) -> None:
+        """Take a permit or queue for one."""
+
+    def park(self) -> None:
+        """Wait without a permit until an endpoint can be asked."""
+
+    def give_permit_back(self) -> None:
+        """Release the permit, because no endpoint can be asked."""
+
+    def departed(self) -> bool:
+        """Whether the client has left unseen; then the call is over."""
+
+    def displaced(self) -> None:
+        """Someone more urgent took the call's place."""
+
+    def send(self, now: float, endpoint: HttpEndpoint, fresh: bool) -> None:
+        """Send the request to an endpoint; fresh: on a new connection."""
+
+    def put(self, connection: UpstreamConnection, now: float) -> None:
+        """Write the whole request to a connection."""
+
+    def drop(self, now: float) -> None:
+        """Take back what was sent, or stop waiting for a connection."""
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """Take an answer."""
+
+    def failed(self, error: UpstreamError) -> None:
+        """There will be no answer."""
+
+    def refuse(self, refused: Refused) -> None:
+        """End the call with an error."""
+
+
+class _Withheld:
+    """An answer by which the model is not at `endpoint`, while all endpoints are asked for the model."""
+
+    __slots__ = ("data", "endpoint", "head", "said")
+
+    def __init__(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: AnswerKind) -> None:
+        self.endpoint, self.head, self.data, self.said = endpoint, head, data, said
+
+
+class Trouble:
+    """The trouble of one call, from its begin to the call's end (`end`).
+
+    counted: the call is among the requests of which second tries are a share. parked: it waits, without a permit, for
+    an endpoint that can be asked. tried: the endpoints that were asked in vain, the latest `MAX_TRIED` of them, for the
+    record; which are not asked again is in the attempts.
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_call",
+        "_hedge",
+        "_withheld",
+        "counted",
+        "deadline",
+        "gate",
+        "parked",
+        "target",
+        "tenant",
+        "tried",
+    )
+
+    def __init__(self, call: Troubled, *, counted: bool) -> None:
+        self._call = call
+        self.gate = call.gate
+        self.target = call.target
+        self.tenant = call.tenant
+        self.counted = counted
+        self.deadline = 0.0
+        self.parked = False
+        self.tried: tuple[HttpEndpoint, ...] = ()
+        self._attempts: Attempts | None = None
+        self._hedge: Hedge | None = None
+        self._withheld: _Withheld | None = None
+
+    def handed_to(self, call: Troubled) -> "Trouble":
+        """Become the trouble of another call, which goes on with what this one has sent."""
+        self._call = call
+        return self
+
+    def end(self) -> None:
+        """The call is over, or answered: no second copy is needed."""
+        hedge, self._hedge = self._hedge, None  # or the two would hold one another
+        if hedge is not None:
+            hedge.cancel()
+
+    @property
+    def attempts(self) -> Attempts:
+        """What the call has tried."""
+        attempts = self._attempts
+        if attempts is None:
+            attempts = self._attempts = Attempts(self.gate, self.target.sought, self._call.stick)
+        return attempts
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that could be found out about the answer has been: it is noted, and for the client."""
+        return self._withheld is not None
+
+    def in_vain(self, endpoint: HttpEndpoint) -> None:
+        """Record an endpoint that was asked in vain."""
+        self._call.endpoint = None
+        self.tried = (*self.tried[1 - MAX_TRIED :], endpoint)
+
+    # Nobody can be asked ---------------------------------------------------------------------------------------
+
+    def nobody(self, now: float) -> None:
+        """There was no endpoint to pick."""
+        self._act(self.attempts.nobody(now), now)
+
+    def park(self) -> None:
+        """Wait until somebody can be asked. Raises Refused QUEUE_FULL."""
+        self.parked = True
+        self.deadline = self._call.deadline
+        self.gate.endpoints.park(self)
+
+    def unpark(self) -> None:
+        """The call leaves by itself."""
+        self.gate.endpoints.unpark(self)
+
+    def unparked(self) -> None:
+        """Somebody can be asked: to the queue, with the time waited so far."""
+        self.parked = False
+        call = self._call
+        if not call.departed():
+            queued_s = call.queued_s
+            call.enter()
+            call.queued_s = queued_s
+
+    def displaced(self) -> None:
+        """Someone more urgent took the place among the parked."""
+        self._call.displaced()
+
+    def probe_finished(self) -> None:
+        """All endpoints were asked for the model."""
+        call, withheld = self._call, self._withheld
+        if not call.sending:
+            return
+        now = monotonic()
+        if withheld is None:
+            self._act(self.attempts.another(now, Because.FOUND), now)
+            return
+        head = withheld.head
+        decision = self.attempts.answered(withheld.endpoint, head, withheld.said, now, kept=call.kept, searched=True)
+        if isinstance(decision, Send):
+            self._withheld = None
+            self._resend(withheld.endpoint, decision, now)
+        else:
+            mark_spent(head)
+            call.response(head, withheld.data, True)
+
+    def stop_waiting(self) -> None:
+        """The call does not wait for the search any more."""
+        self.gate.endpoints.model_locations.stop_waiting(self.target.sought, self)
+
+    def _act(self, decision: Decision, now: float) -> None:
+        """Carry out what was decided while no endpoint is the call's."""
+        call = self._call
+        if isinstance(decision, Send):
+            call.send(now, decision.endpoint, decision.fresh)
+        elif isinstance(decision, GiveUp):
+            message = "no server of this pool can be reached"
+            call.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
+        elif decision.because is Because.MODEL:
+            if not self.gate.endpoints.model_locations.probe(self.target.sought, self, now):
+                self.probe_finished()
+        else:
+            self._attempts = None
+            call.give_permit_back()
+            call.park()
+
+    # No answer, or not the call's ------------------------------------------------------------------------------
+
+    def after_failure(self, endpoint: HttpEndpoint, error: UpstreamError, now: float) -> bool:
+        """Go on after no answer came from `endpoint`; False: the failure is the call's."""
+        call = self._call
+        note_failure(self.gate.endpoints, endpoint, error, now)
+        if self._copy_flying:
+            self.in_vain(endpoint)
+            return True
+        kept, sent = call.kept, call.sent_s > 0.0
+        decision = self.attempts.failed(endpoint, error, now, kept=kept, sent=sent, twice=call.may_run_twice)
+        if isinstance(decision, GiveUp) and decision.because is not Because.NOBODY_ELSE:
+            return False
+        if not isinstance(error, UpstreamUnread):
+            self.in_vain(endpoint)
+        call.sent_s = 0.0
+        self._act(decision, now)
+        return True
+
+    def after_answer(
+        self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: AnswerKind, now: float
+    ) -> bool:
+        """Go on after a whole error answer, or wait for the copy or a search; False: the answer is the call's."""
+        call, locations, model = self._call, self.gate.endpoints.model_locations, self.target.sought
+        decision = decided_by_itself(said, head.status, copy=self._copy_flying)
+        if decision is None:
+            decision = self.attempts.answered(endpoint, head, said, now, kept=call.kept)
+            if isinstance(decision, Wait):
+                if locations.probe(model, self, now):
+                    self._withheld = _Withheld(endpoint, head, data, said)
+                    call.connection = None
+                    return True
+                decision = self.attempts.answered(endpoint, head, said, now, kept=call.kept, searched=True)
+            elif isinstance(decision, GiveUp) and decision.search:
+                locations.probe(model, None, now)
+        if isinstance(decision, GiveUp):
+            mark_spent(head)
+            return False
+        call.connection = None
+        if isinstance(decision, Send):
+            self._resend(endpoint, decision, now)
+        else:
+            self.in_vain(endpoint)
+            call.response_s = 0.0
+        return True
+
+    def _resend(self, endpoint: HttpEndpoint, decision: Send, now: float) -> None:
+        self.in_vain(endpoint)
+        self._call.sent_s = self._call.response_s = 0.0
+        self._call.send(now, decision.endpoint, decision.fresh)
+
+    # The second copy (see `hedge`) -----------------------------------------------------------------------------
+
+    def hedge(self, after_s: float) -> None:
+        """Send a second copy when the first has not been answered in time; only once."""
+        if self._hedge is None:
+            self._hedge = Hedge(self, after_s)
+
+    @property
+    def _copy_flying(self) -> bool:
+        return self._hedge is not None and self._hedge.flying
+
+    @property
+    def first_flying(self) -> bool:
+        """Whether the first copy may still be answered."""
+        return self._call.endpoint is not None
+
+    def second_endpoint(self, now: float) -> HttpEndpoint | None:
+        """Pick where a second copy may go now, paid from the retry budget; None: nowhere."""
+        call, first = self._call, self._call.endpoint
+        if not call.sending or first is None or self._attempts is not None or not call.kept or call.stick:
+            return None
+        second = self.gate.endpoints.pick(now, (first,), self.target.sought)
+        return second if second is not None and self.gate.retries.spend(now) else None
+
+    def put(self, connection: UpstreamConnection, now: float) -> None:
+        """Write the second copy."""
+        self._call.put(connection, now)
+
+    def take_copy(self, hedge: Hedge, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """The second copy was answered first: it is the call's from here on."""
+        call, first = self._call, self._call.endpoint
+        call.drop(monotonic())
+        if first is not None:
+            self.in_vain(first)
+        call.endpoint, call.sent_s, call.connection = hedge.endpoint, hedge.sent_s, hedge.connection
+        if not complete and hedge.connection is not None:
+            hedge.connection.sink = cast(ResponseSink, call)
+        self._hedge = None
+        self.attempts.count = MAX_ATTEMPTS
+        call.response(head, data, complete)
+
+    def failed(self, error: UpstreamError) -> None:
+        """Neither copy will be answered."""
+        self._call.failed(error)

@@ -1,0 +1,89 @@
+"""The deadline clock: one timer for the deadlines of all calls of a gateway."""
+
+import asyncio
+from collections.abc import Iterator
+from time import monotonic
+from typing import Final, Protocol
+
+from oriel_policies.deadlines import DeadlineWheel
+
+__all__ = ["YOUNG", "DeadlineClock", "Expirable", "Young"]
+
+YOUNG: Final = -1  # the slot of a call that is in `DeadlineClock.young`
+_RESOLUTION_S: Final = 0.005
+
+
+class Expirable(Protocol):
+    """Something with a deadline."""
+
+    def expired(self) -> None:
+        """The deadline passed: end now, and report how far the call had come."""
+
+    def stopping(self) -> None:
+        """The gateway is about to end: be refused unless the call has been sent to a server."""
+
+
+class Young(Expirable, Protocol):
+    """Something that has just begun, and most often ends before the next tick of the clock.
+
+    slot: YOUNG until the clock has put it into its wheel, then its slot there.
+    """
+
+    slot: int
+    deadline: float
+    received_s: float
+
+
+class DeadlineClock:
+    """Calls `expired` on everything whose deadline has passed, at most two ticks late. Single writer: the loop.
+
+    young: what began since the last tick. A call enters itself (and calls `start` if the dict was empty) and deletes
+    itself when it ends: most calls end before the tick, and so never cost a place in the wheel.
+    """
+
+    __slots__ = ("_loop", "_ticking", "_wheel", "young")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(_RESOLUTION_S)
+        self._ticking: asyncio.TimerHandle | None = None
+        self.young: dict[Young, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._wheel)
+
+    def __iter__(self) -> Iterator[Expirable]:
+        """Everything that is watched, in no order, as of now."""
+        return iter((*self.young, *self._wheel))
+
+    def watch(self, item: Expirable, deadline: float, now: float) -> int:
+        """Call `item.expired()` when the deadline passes. Returns the slot for `unwatch`."""
+        slot = self._wheel.add(item, deadline, now)
+        self.start()
+        return slot
+
+    def unwatch(self, item: Expirable, slot: int) -> None:
+        """Stop watching an item that has ended by itself. slot: not YOUNG."""
+        self._wheel.discard(item, slot)
+
+    def start(self) -> None:
+        """Tick until nothing is watched any more."""
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(_RESOLUTION_S, self._tick)
+
+    def stop(self) -> None:
+        """Never tick again."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    def _tick(self) -> None:
+        wheel, young = self._wheel, self.young
+        self.young = {}
+        for begun in young:
+            begun.slot = wheel.add(begun, begun.deadline, begun.received_s)
+        due = wheel.due(monotonic())
+        # Armed before anything is called: an error in one call must not stop the clock of all others.
+        waiting = len(wheel) or len(due)
+        self._ticking = self._loop.call_later(_RESOLUTION_S, self._tick) if waiting else None
+        for item in due:
+            item.expired()

@@ -1,0 +1,115 @@
+"""What a call needs of the things that are built on calls, as Protocols: the gateway, the client's connection, others.
+
+`call` and `shared` name these, not the classes that fulfil them (`core.Gateway`, `ingress.http.ClientConnection`,
+`shared.special.Extras`, ...), so that no import goes upwards. What lies below a call - the pool, the limits, the
+clock - is imported as the class it is: a compiled call reads an attribute of a class faster than of a Protocol.
+`call: Any` stands for a `call.http.Call`, which is built on these Protocols itself.
+"""
+
+import asyncio
+from typing import Any, Protocol
+
+from oriel_gateway.clock import DeadlineClock
+from oriel_gateway.errors import Refused
+from oriel_gateway.limits import Limiter
+from oriel_gateway.observe.records import Records
+from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.target_cache import TargetCache
+from oriel_policies.documents import Tenant
+from oriel_wire.engine.large_messages import LargeMessages
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["Client", "Host", "Receiver", "RouteHooks"]
+
+
+class Host(Protocol):
+    """The gateway that a call came to.
+
+    top_band: the most urgent band of any tier. draining: no new connections are welcome. refusing: what cannot be sent
+    at once is refused, because it would still wait when the gateway ends.
+    """
+
+    clock: DeadlineClock
+    records: Records
+    targets: TargetCache
+    limiter: Limiter
+    bodies: LargeMessages
+    pools: dict[str, PoolGate]
+    top_band: int
+    draining: bool
+    refusing: bool
+
+    def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
+        """Return the absolute deadline: the tier's, or an earlier one that the client asked for."""
+
+
+class Client(Protocol):
+    """The connection of the client that waits for a call's answer.
+
+    call: the one under way, None between two. cors, forwarded: header lines of the request under way, for its answer
+    and for the next hop.
+    """
+
+    transport: asyncio.Transport
+    server: HttpServer
+    call: Any
+    cors: bytes
+    forwarded: str
+
+    @property
+    def departed(self) -> bool:
+        """Whether the client has closed behind bytes that were not read."""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the client takes what is written to it."""
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer being written has to contain `Connection: close`."""
+
+    def answered(self, *, close: bool, now: float = 0.0) -> None:
+        """The answer is written; close: it ends the connection."""
+
+    def on_writable(self, writable: bool) -> None:
+        """The transport's buffer is full, or has room again."""
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
+        """Write a whole error answer."""
+
+
+class Receiver(Protocol):
+    """Gets the answer of a call in place of its client: a flight, a shadow copy, the filter of a model list."""
+
+    def response(self, call: Any, head: ResponseHead, data: bytes, complete: bool) -> bool:
+        """The upstream's head came. False: the call passes the answer on to its client."""
+
+    def response_data(self, call: Any, data: bytes, complete: bool) -> bool:
+        """More of the answer came. False: the call passes it on to its client."""
+
+    def refused(self, call: Any, refused: Refused) -> bool:
+        """The call fails; who returns True has finished it. False: the client gets the error."""
+
+    def ended(self, call: Any) -> None:
+        """The call is over, however it ended. Called once."""
+
+
+class RouteHooks(Protocol):
+    """What a special route adds to a client's call; a plain call has none."""
+
+    def before_queue(self, call: Any) -> bool:
+        """The request is complete. False: the call does not queue, it is answered or waits for something else."""
+
+    def response(self, call: Any, head: ResponseHead, data: bytes) -> None:
+        """The upstream's head is about to be passed on, and may be changed."""
+
+    def data(self, data: bytes) -> None:
+        """More of the answer is about to be passed on."""
+
+    def abandoned(self, call: Any, now: float) -> tuple[bool, float]:
+        """Return whether a call that leaves its flight was executed, and the seconds it has to pay for that."""
+
+    def ended(self, call: Any) -> None:
+        """The call is over, however it ended."""

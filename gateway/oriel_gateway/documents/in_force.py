@@ -1,0 +1,122 @@
+"""The documents in force and the mistakes of those on disk, for the admin port and for metrics."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from time import time
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from oriel_gateway.documents.mirror import StoreState
+from oriel_policies.documents import Snapshot
+from oriel_policies.errors import BadDocument
+
+
+class DocumentsInForce(Collector):
+    """The state of the documents. Single writer: the gateway's loop.
+
+    adopted_at: when the documents in force were adopted, in epoch seconds.
+    mistakes: those of the documents on disk; empty if these are in force.
+    withdrawn_keys: the keys in force that are refused because the documents on disk do not name them.
+    store: the object store that the documents are mirrored from; None without one.
+    """
+
+    def __init__(self) -> None:
+        self.adopted_at = time()
+        self.adopted = 1
+        self.refused = 0
+        self.mistakes: tuple[BadDocument, ...] = ()
+        self.withdrawn_keys = 0
+        self.store: StoreState | None = None
+
+    def accepted(self) -> None:
+        """Note that new documents are in force."""
+        self.adopted_at = time()
+        self.adopted += 1
+        self.mistakes = ()
+        self.withdrawn_keys = 0
+
+    def note_refused(self, bad: BadDocument) -> None:
+        """Note that the documents on disk have mistakes and that those in force stay."""
+        self.refused += 1
+        self.mistakes = (bad, *bad.others)
+
+    def report(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return the state for the admin port, without keys and hashes."""
+        return {
+            "adopted_at": round(self.adopted_at, 3),
+            "adopted": self.adopted,
+            "refused": self.refused,
+            "tenants": len(snapshot.tenants),
+            "keys": len(snapshot.keys),
+            "withdrawn_keys": self.withdrawn_keys,
+            "tiers": sorted(snapshot.tiers),
+            "issuers": sorted(snapshot.issuers),
+            "pools": sorted(snapshot.pools),
+            "routes": len(snapshot.routes),
+            "store": asdict(self.store) if self.store is not None else None,
+            "mistakes": [{"file": bad.file, "path": bad.path, "reason": bad.reason} for bad in self.mistakes],
+        }
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        reloads = CounterMetricFamily(
+            "oriel_gateway_policy_reloads", "Times policy documents were taken or refused.", labels=["result"]
+        )
+        reloads.add_metric(["adopted"], self.adopted)
+        reloads.add_metric(["refused"], self.refused)
+        yield reloads
+        yield GaugeMetricFamily(
+            "oriel_gateway_policy_mistakes",
+            "Mistakes in the documents on disk; above 0 older ones are in force.",
+            value=len(self.mistakes),
+        )
+        yield GaugeMetricFamily(
+            "oriel_gateway_policy_withdrawn_keys",
+            "Keys of the documents in force that are refused: those on disk, which have mistakes, dropped them.",
+            value=self.withdrawn_keys,
+        )
+        yield GaugeMetricFamily(
+            "oriel_gateway_policy_adopted_timestamp_seconds",
+            "When the documents in force were adopted.",
+            value=self.adopted_at,
+        )
+        if self.store is not None:
+            yield GaugeMetricFamily(
+                "oriel_gateway_policy_store_up",
+                "1 while the object store of the policies answers, 0 while the documents in force are kept without it.",
+                value=0.0 if self.store.reason else 1.0,
+            )
+            yield GaugeMetricFamily(
+                "oriel_gateway_policy_store_confirmed_timestamp_seconds",
+                "When the object store last said that the documents mirrored here are its own.",
+                value=self.store.confirmed_at,
+            )
+
+
+class TokensReport(Collector):
+    """Collects refused tokens by reason, and the keys of every issuer. key_sets: see `KeySets.report`."""
+
+    def __init__(self, refused: Mapping[str, int], key_sets: Callable[[], list[dict[str, Any]]]) -> None:
+        self._refused = refused
+        self._key_sets = key_sets
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily("oriel_gateway_tokens_refused", "Tokens refused, by why.", labels=["reason"])
+        for reason, count in list(self._refused.items()):
+            refused.add_metric([reason], count)
+        keys = GaugeMetricFamily("oriel_gateway_issuer_keys", "Usable public keys of an issuer.", labels=["issuer"])
+        age = GaugeMetricFamily(
+            "oriel_gateway_issuer_keys_age_seconds", "Time since an issuer's keys were read.", labels=["issuer"]
+        )
+        for known in self._key_sets():
+            keys.add_metric([known["issuer"]], known["keys"])
+            if known["age_s"] is not None:
+                age.add_metric([known["issuer"]], known["age_s"])
+        yield from (refused, keys, age)

@@ -1,0 +1,67 @@
+"""Policy documents in one folder of an object store: list them, and fetch one of them into a file.
+
+Each request is sent once; the mirror decides when to send the next. The errors of the client become the mirror's here.
+"""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+from oriel_gateway.documents.mirror import MAX_OBJECTS, Listed, Moved, StoreFailed, document_name, to_disk
+from oriel_wire.objects.client import ClientLimits, Location, ObjectClient
+from oriel_wire.objects.errors import ObjectChanged, ObjectStoreError, TooManyObjects
+
+__all__ = ["LIMITS", "StoredDocuments"]
+
+LIMITS = ClientLimits(read_s=10.0, request_s=300.0, connections=4)
+LISTING_S = 30.0  # the only bound on the memory of a gs:// or az:// listing whose page never ends
+
+
+class StoredDocuments:
+    """The documents directly below the prefix of `location`. Owns the client.
+
+    listing_s: for one whole listing.
+    """
+
+    def __init__(self, location: Location, client: ObjectClient, *, listing_s: float = LISTING_S) -> None:
+        self._location = location
+        self._client = client
+        self._listing_s = listing_s
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def listing(self) -> dict[str, Listed]:
+        """File name -> its object, of every document. Raises StoreFailed."""
+        try:
+            async with asyncio.timeout(self._listing_s):
+                objects = await self._client.list(self._location.prefix, limit=MAX_OBJECTS)
+        except TimeoutError:
+            text = f"{self._location} cannot be listed: its listing had not ended after {self._listing_s:g} s"
+            raise StoreFailed(text) from None
+        except TooManyObjects as error:
+            text = f"{self._location} holds more than {MAX_OBJECTS} objects: give policies a prefix alone"
+            raise StoreFailed(text) from error
+        except ObjectStoreError as error:
+            raise StoreFailed(str(error)) from error
+        return {
+            name: Listed(etag=each.etag, size=each.size)
+            for each in objects
+            if (name := document_name(self._location, each.key))
+        }
+
+    async def fetch(self, name: str, listed: Listed, into: Path) -> None:
+        """Write the document to the new file `into`. Raises StoreFailed; Moved if the object has changed by now."""
+        with into.open("xb") as file:
+            try:
+                if listed.size:  # a range of no bytes cannot be requested
+                    key = f"{self._location.prefix}{name}"
+                    chunks = self._client.read(key, start=0, end=listed.size, etag=listed.etag)
+                    async with aclosing(chunks):  # type: ignore[type-var]
+                        async for chunk in chunks:
+                            await asyncio.to_thread(file.write, chunk)
+            except ObjectChanged as error:
+                raise Moved(name) from error
+            except ObjectStoreError as error:
+                raise StoreFailed(str(error)) from error
+            await asyncio.to_thread(to_disk, file)

@@ -1,0 +1,79 @@
+"""Identify callers by API keys, of which only the SHA-256 is known, and by tokens of the documents' issuers."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from time import time
+from typing import Protocol
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_policies.documents import ApiKey, Snapshot
+
+_MAX_CREDENTIAL = 4096
+# The faults of a token that its holder learns: those that are found once its issuer's signature is proven. An answer
+# never shows whether an issuer, a key or a tenant exists.
+TOKEN_FAULTS = {
+    "audience": "the token is for another audience",
+    "expired": "the token has expired",
+    "not_yet_valid": "the token is not valid yet",
+}
+
+
+class TokenVerifier(Protocol):
+    """Verifies tokens; see `tokens.Tokens`."""
+
+    def verify(self, token: str, digest: bytes) -> ApiKey | None:
+        """Return the key that a token stands for, None if the token is not valid. digest: its SHA-256."""
+
+
+def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens: TokenVerifier | None = None) -> ApiKey:
+    """Return the key that the one credential of a request stands for.
+
+    credentials: pairs of lower-case header name and value: `authorization: Bearer KEY` or `x-api-key: KEY`. A token is
+    accepted only as `authorization`.
+    tokens: None if the documents name no issuers.
+    Raises Refused UNAUTHENTICATED for no credential, or an unknown or expired one: with the same text for all, so that
+    no answer shows which keys exist; but a signed token gets one of `TOKEN_FAULTS`. Raises AMBIGUOUS_CREDENTIALS for
+    two credentials, and IDENTITY_UNAVAILABLE for a token while the keys of its issuer are not available.
+    """
+    if not credentials:
+        raise _unauthenticated("this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+    if len(credentials) > 1:
+        raise Refused(Outcome.AMBIGUOUS_CREDENTIALS, "the request carries two credentials; send exactly one")
+    name, value = credentials[0]
+    if name == "authorization":
+        scheme, _, value = value.partition(" ")
+        if scheme.lower() != "bearer":
+            raise _unauthenticated("the Authorization header has to be `Bearer KEY`")
+        value = value.strip()
+    if not value or len(value) > _MAX_CREDENTIAL:
+        raise _unauthenticated("the key or token is not valid")
+    digest = sha256(value.encode("utf-8", "surrogateescape")).digest()
+    key = snapshot.keys.get(digest)
+    if key is None and tokens is not None and name == "authorization" and looks_like_token(value):
+        key = tokens.verify(value, digest)
+    if key is None:
+        raise _unauthenticated("the key or token is not valid")
+    return still_valid(key)
+
+
+def looks_like_token(credential: str) -> bool:
+    """Whether a credential has three parts between dots, the first of which begins as the base64 of `{"`."""
+    return credential.startswith("eyJ") and credential.count(".") == 2
+
+
+def still_valid(key: ApiKey) -> ApiKey:
+    """Return the key. Raises Refused UNAUTHENTICATED if it has expired."""
+    if key.expires_at is not None and key.expires_at <= time():
+        raise refused_token("expired") if key.of_token else _unauthenticated("the key or token is not valid")
+    return key
+
+
+def refused_token(fault: str) -> Refused:
+    """Build the refusal of a signed token according to RFC 6750, section 3.1. fault: one of `TOKEN_FAULTS`."""
+    message = TOKEN_FAULTS[fault]
+    challenge = f'Bearer realm="oriel", error="invalid_token", error_description="{message}"'
+    return Refused(Outcome.UNAUTHENTICATED, message, headers=(("www-authenticate", challenge),))
+
+
+def _unauthenticated(message: str) -> Refused:
+    return Refused(Outcome.UNAUTHENTICATED, message, headers=(("www-authenticate", 'Bearer realm="oriel"'),))

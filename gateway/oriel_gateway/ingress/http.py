@@ -1,0 +1,336 @@
+"""HTTP/1.1 ingress: a client connection judges each head, makes a `Call` of it, or answers that it does not."""
+
+import asyncio
+from dataclasses import dataclass
+from time import monotonic
+from typing import cast
+
+from oriel_gateway.call.answers import refusal_bytes
+from oriel_gateway.call.cors import answer_lines, is_preflight
+from oriel_gateway.call.heads import head_lines
+from oriel_gateway.call.http import Call
+from oriel_gateway.call.unread import NOTED_BYTES
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.http_status import STATUS
+from oriel_gateway.identity.keys import still_valid
+from oriel_gateway.identity.named_models import judge_head
+from oriel_gateway.ingress.forwarded import forwarded_for
+from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
+from oriel_gateway.ingress.tls_pieces import InPieces
+from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import Target, chosen
+from oriel_gateway.shared.model_list import ASKED, ModelList
+from oriel_gateway.shared.special import attach
+from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.server import ServerConnection
+from oriel_wire.h1 import RequestHead
+
+__all__ = ["ClientConnection"]
+
+_MAX_STRIKES = 8  # refused credentials in a row on one connection, which is then closed
+_FRAMING = {400: Outcome.INVALID_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What the documents of one snapshot say about a head: who sent it, and for what.
+
+    lines: what an upstream gets of the head and the tenant, whenever it is sent. plain: when a head like this comes
+    again, nothing has to be judged but its ids, its size, how long its calls take, and if `limited` its limits.
+    """
+
+    snapshot: Snapshot
+    key: ApiKey
+    tenant: Tenant
+    target: Target
+    lines: bytes
+    gate: PoolGate
+    plain: bool
+    limited: bool
+    give_up_s: float
+    max_body_bytes: int
+
+
+class ClientConnection(ServerConnection):
+    """One public connection; at most one `call` at a time.
+
+    address: the client's, as trusted proxies tell it; cors, forwarded: header lines of the request under way, for its
+    answer and for the next hop.
+    """
+
+    __slots__ = ("_judged", "_strikes", "address", "call", "cors", "forwarded", "gateway")
+
+    def __init__(self, server: HttpServer, gateway: Gateway) -> None:
+        super().__init__(server)
+        self.gateway = gateway
+        self.call: Call | None = None
+        gateway.fronts.add(server)
+        self.address = ""
+        self.cors = b""
+        self.forwarded = ""
+        self._strikes = 0
+        self._judged: _Judged | None = None  # what the head that is recognised was found to be
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=NOTED_BYTES, low=NOTED_BYTES)
+        if self.server.secure:
+            self.transport = cast(asyncio.Transport, InPieces(self.transport))
+        self.address = self.peer
+
+    def forget_head(self) -> None:
+        super().forget_head()
+        self._judged = None  # and the documents it was judged by
+
+    def on_head(self, head: RequestHead) -> None:
+        if self._again(head):
+            return
+        gateway = self.gateway
+        received_s = self.arrived_s
+        lines: bytes | None = None
+        mark: Mark | None = None
+        tenant: Tenant | None = None
+        target: Target | None = None
+        http = gateway.snapshot.http
+        if (http.cors_origins or http.trusted_proxies or self.cors or self.forwarded) and self._fronted(head):
+            return
+        try:
+            if head.known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
+                judged = self._judged
+                if judged.key.expires_at is not None:
+                    still_valid(judged.key)
+                tenant, target, lines = judged.tenant, judged.target, judged.lines
+            else:
+                line = head.line
+                if is_own(line.path):
+                    page = own_page(head, gateway, self.memo)
+                    self.unwanted(head)
+                    mark = gateway.mark(head.request_id, None, None)
+                    self._write(page_answer(page, head, mark, self.server.date_line, close=self.must_close))
+                    self.answered(close=False)
+                    return
+                key = gateway.identify_fields(head.credentials, self.memo)
+                tenant = key.tenant
+                target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)
+                tenant = target.tenant
+                self._judged = self._judgement(head, key, target) if self.authenticated(head) else None
+            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            if target.choices is not None:
+                target = chosen(target, head.get, mark.request_id)
+                if target.tenant is not tenant:
+                    tenant, lines = target.tenant, None  # the lines name another tier
+            if target.names:
+                judge_head(head, target.names)
+            deadline = gateway.deadline(tenant, received_s, head.timeout)
+            gate = gateway.pools[target.pool]
+            bound = gate.pool.max_body_bytes
+            if head.content_length is not None and head.content_length > bound:
+                raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
+            if 0.0 < (left_s := deadline - received_s - self.late_s) < gate.slow_s:
+                gate.judge(target, head.content_length or 0, left_s)
+            grant = None
+            if target.allowances:
+                now = received_s + self.late_s
+                grant = gateway.limiter.acquire(tenant, target, head.content_length or 0, now)
+        except Refused as refused:
+            self._turn_away(refused, head, mark, tenant, target, received_s)
+            return
+        receiver = None
+        if target.names in ("list", "entry"):
+            lines, receiver = ASKED + gateway.targets.tenant_lines(tenant), ModelList()
+        call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)
+        self.call = call
+        if grant is not None:
+            call.limited(grant)
+        if target.special:
+            attach(call, gateway.routing)
+        if head.expect_continue:
+            self.continue_body()
+
+    def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
+        gateway, tenant = self.gateway, target.tenant
+        http, gate = gateway.snapshot.http, gateway.pools[target.pool]
+        odd = target.special or target.choices is not None or head.timeout is not None or head.expect_continue
+        watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
+        return _Judged(
+            snapshot=gateway.snapshot,
+            key=key,
+            tenant=tenant,
+            target=target,
+            lines=head_lines(head, gateway.targets.tenant_lines(tenant)),
+            gate=gate,
+            plain=not odd and not watched,
+            limited=bool(target.allowances),
+            max_body_bytes=gate.pool.max_body_bytes,
+            give_up_s=tenant.tier.give_up_s,
+        )
+
+    def on_request(self, head: RequestHead, data: bytes) -> None:
+        if not self._again(head):
+            super().on_request(head, data)
+        elif (call := self.call) is None:
+            pass  # it was over its limits
+        elif data:
+            call.whole(data, call.received_s)
+        elif call.grant is None:
+            call.enter(call.received_s)
+        else:
+            call.end()
+
+    def _again(self, head: RequestHead) -> bool:
+        """Make a call at once of a head that was judged plain before, or refuse it; False: it has to be judged."""
+        judged, gateway = self._judged, self.gateway
+        if (
+            judged is None
+            or not judged.plain
+            or not head.known
+            or (head.content_length or 0) > judged.max_body_bytes
+            or judged.snapshot is not gateway.snapshot
+            or judged.give_up_s < judged.gate.slow_s
+            or self.late_s
+        ):
+            return False
+        now, tenant, target, lines = self.arrived_s, judged.tenant, judged.target, judged.lines
+        if head.request_id is None and head.traceparent is None:
+            mark = gateway.fresh_mark()
+        else:
+            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+        gate, until = judged.gate, now + judged.give_up_s
+        if judged.limited:
+            try:
+                grant = gateway.limiter.acquire(tenant, target, head.content_length or 0, now)
+            except Refused as refused:
+                self._turn_away(refused, head, mark, tenant, target, now)
+                return True
+            self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
+            if grant is not None:
+                call.limited(grant)
+        else:
+            self.call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
+        return True
+
+    def _turn_away(
+        self,
+        refused: Refused,
+        head: RequestHead,
+        mark: Mark | None,
+        tenant: Tenant | None,
+        target: Target | None,
+        received_s: float,
+    ) -> None:
+        """Answer a request that does not become a call. mark, tenant, target: None if they are not known yet."""
+        gateway = self.gateway
+        mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
+        status = STATUS[refused.outcome]
+        gateway.records.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
+        if tenant is None:
+            self._strikes += status < 500  # else it is not the client's fault
+            self.unwanted(head)
+            if self._strikes >= _MAX_STRIKES:
+                head.close = True
+        else:
+            self._strikes = 0
+        self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
+        self.answered(close=False)
+
+    def _fronted(self, head: RequestHead) -> bool:
+        """Read what browsers and proxies report about the client; True: it was a preflight and is answered."""
+        snapshot = self.gateway.snapshot
+        http = snapshot.http
+        self.address, self.forwarded = self.peer, ""
+        if http.trusted_proxies:
+            self.address, self.forwarded = forwarded_for(
+                head, self.peer, secure=self.server.secure, networks=http.trusted_proxies
+            )
+        self.cors = answer_lines(head, http.cors_origins) if http.cors_origins else b""
+        if not http.cors_origins or not is_preflight(head):
+            return False
+        self.unwanted(head)
+        mark = self.gateway.mark(head.request_id, None, None)
+        self._write(preflight_answer(self.cors, snapshot, mark, self.server.date_line, close=self.must_close))
+        self.answered(close=False)
+        return True
+
+    def _write(self, answer: bytes) -> None:
+        """Write an answer of our own, with the lines for browsers."""
+        if self.cors:
+            status, _, rest = answer.partition(b"\r\n")
+            answer = b"\r\n".join((status, self.cors, rest))
+        self.transport.write(answer)
+
+    def on_data(self, data: bytes | memoryview) -> None:
+        if self.call is not None:
+            self.call.data(data)
+
+    def on_end(self) -> None:
+        if self.call is not None:
+            self.call.end()
+
+    def on_body(self, data: bytes) -> None:
+        if self.call is not None:
+            self.call.whole(data)
+
+    def on_lost(self) -> None:
+        if self.call is not None:
+            self.call.client_left()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gateway.bodies.ended(self.gateway.unread.read(self))  # those bytes are not needed any more
+        super().connection_lost(exc)
+
+    def on_writable(self, writable: bool) -> None:
+        unread = self.gateway.unread
+        if writable:
+            unread.read(self)
+        elif not unread.note(self, self.transport.get_write_buffer_size()):
+            return
+        if self.call is not None:
+            self.call.client_writable(writable)
+
+    def on_refused(self, status: int, message: str) -> None:
+        outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
+        head, call = self.head, self.call
+        mark = call.mark if call is not None else self.gateway.mark(head.request_id if head else None, None, None)
+        # Without a head it is not known what was asked for; v2 clients are the ones that cannot read an object.
+        v2 = head is None or head.line.path.startswith("/v2")
+        refused = Refused(outcome, message)
+        method = head.line.method if head is not None else ""
+        if call is not None:
+            call.end_unsent(status, outcome, message)
+        else:
+            self.gateway.records.turned_away(refused, mark, None, method, monotonic(), status=status)
+        http = self.gateway.snapshot.http
+        self.cors = answer_lines(head, http.cors_origins) if head is not None and http.cors_origins else b""
+        self._write(
+            refusal_bytes(
+                refused,
+                status=status,
+                v2=v2,
+                request_id=mark.request_id,
+                trace=mark.traceresponse(),
+                timing=NOT_QUEUED,
+                date_line=self.server.date_line,
+                close=True,
+                head_only=method == "HEAD",
+            )
+        )
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
+        """Write a whole error answer. The caller calls `answered` afterwards."""
+        head = self.head
+        self._write(
+            refusal_bytes(
+                refused,
+                status=STATUS[refused.outcome],
+                v2=v2,
+                request_id=mark.request_id,
+                trace=mark.traceresponse(),
+                timing=f"gateway-queue;dur={queued_s * 1e3:.3f}",
+                date_line=self.server.date_line,
+                close=self.must_close,
+                head_only=head is not None and head.line.method == "HEAD",
+            )
+        )

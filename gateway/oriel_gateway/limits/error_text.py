@@ -1,0 +1,53 @@
+"""Build what a client reads about its limits: the error text and headers of a refusal, and the headers of an answer."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.limits.meters import Meter
+from oriel_policies.limits import Counts, state_item
+
+MAX_ITEMS = 8  # the most policies that are named on one answer
+
+
+def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
+    """Build the refusal of a call by `meter`. wait_s: seconds until the meter would let it through."""
+    bound, rate = meter.bound, meter.bound.rate
+    outcome = Outcome.RATE_LIMITED
+    if rate is not None:
+        what = "requests" if bound.counts is Counts.REQUESTS else "bytes"
+        rate_text = _rate(bound.name, rate.requests_per_s, rate.burst, what)
+        message = f"{rate_text}the next is possible in {wait_s:.2f} s"
+    elif bound.slots:
+        outcome = Outcome.CONCURRENCY_LIMITED
+        message = f"{_whose(bound.name)} have {bound.limit} at once, and as many are under way"
+    else:
+        outcome = Outcome.QUOTA_EXCEEDED
+        of = f"{bound.limit} requests" if bound.counts is Counts.REQUESTS else f"{bound.limit // 1000} ms of computing"
+        message = (
+            f"{_whose(bound.name)} use {of} per {bound.period} (UTC), "
+            "and that is used up or promised to calls under way"
+        )
+    left = 0.0
+    if bound.counts is not Counts.REQUESTS:  # what is left may be too little for this call, and is shown
+        left = meter.left(now)[0]
+    headers = (("ratelimit-policy", bound.policy), ("ratelimit", state_item(bound, left, wait_s)))
+    return Refused(outcome, message, retry_after_s=ceil(wait_s) or 1, headers=headers)
+
+
+@lru_cache(maxsize=1024)
+def _rate(name: str, per_s: float, burst: int, what: str) -> str:
+    return f"{_whose(name)} send {per_s:g} {what} per second (bursts of {burst}); "
+
+
+def _whose(name: str) -> str:
+    scope, _, _ = name.rpartition("/")
+    return f"this key's calls of {scope} may" if scope else "this key may"
+
+
+def states(meters: Sequence[Meter], now: float) -> str:
+    """Return the value of `RateLimit` for an answer."""
+    if len(meters) == 1:
+        return meters[0].state(now)
+    return ", ".join([meter.state(now) for meter in meters[:MAX_ITEMS]])

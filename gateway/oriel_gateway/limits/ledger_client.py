@@ -1,0 +1,292 @@
+"""Connect meters with their ledger: batches, time budgets, the circuit breaker and the heartbeat.
+
+The asks of one loop iteration are sent as one batch; a few batches may be under way at a time. A batch that is not
+answered within the budget counts as a failure and makes room for the next; its answer still counts if it comes later,
+so a slow ledger loses no units. After five failures in a row the ledger is not asked any more: each gateway admits its
+share alone, and the heartbeat, once a second, probes whether the ledger is back. No call ever waits for that; and as
+long as a ledger that came back is on probation, calls wait for it `DOUBTFUL_S` at most.
+
+A gateway that is alone cannot know whether the others are alone as well. If they are, the N shares of 1.5 / N are the
+promised bound; if they are not, those shares come on top of the whole limit that the others admit. So at first a
+gateway that is alone admits a negligible share (`_careful`), until the others, which learn from the ledger which
+gateways are silent, have made room for its whole share (`rest`).
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Protocol
+
+from oriel_gateway.limits.ledger import PRESENCE_S, Ledger, LedgerLost, Presence, Question
+from oriel_policies.breaker import Breaker
+from oriel_policies.ledger import Answer, Ask
+
+_log = logging.getLogger(__name__)
+
+BUDGET_S = 0.02
+LOST_S = 0.5  # a batch without an answer is given up after this
+BEAT_S = 1.0
+PROBE_S = 0.9  # together with the tick, a probe about once a second
+TICK_S = 0.0625
+CLOSE_S = 0.25
+MAX_BATCH = 64  # one turn of the loop can build so many asks well within the budget
+MAX_TICKED = 2000  # meters that are polled per tick; the others are next
+MAX_LANES = 4  # batches within their budget
+MAX_UNDER_WAY = 16
+MAX_WAITING = 100_000
+MAX_SHARE = 1.5
+DOUBTFUL_S = 0.005
+CAREFUL_S = PRESENCE_S + BEAT_S + 0.5  # the other gateways know after this
+
+Done = Callable[[list[Answer] | None], None]
+
+
+class Reporting(Protocol):
+    """A meter that may have units to report or to ask for."""
+
+    tenant: str
+
+    def tick(self, now: float) -> Ask | None:
+        """Return an ask that no call waits for, or None."""
+
+    def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
+        """Take in the answer to an ask; None if it was lost."""
+
+    def final_ask(self, now: float) -> Ask | None:
+        """Return the final ask before this gateway ends, which gives back what is left over."""
+
+    def quiet(self, now: float) -> bool:
+        """Whether there will be nothing to report until the next call."""
+
+
+class LedgerClient:
+    """Sends the asks of meters to a ledger. Single writer: the loop it is opened on.
+
+    replicas: the number of gateways; at first the given one, then what the ledger reports.
+    share: what this gateway may admit of every limit alone while the ledger cannot be asked.
+    rest: what of every limit is left for the gateways that ask, because others have fallen silent.
+    """
+
+    def __init__(
+        self, ledger: Ledger, *, replicas: int = 1, budget_s: float = BUDGET_S, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._ledger = ledger
+        self._budget_s = budget_s
+        self._clock = clock
+        self._breaker = Breaker(probe_s=PROBE_S)
+        self._least = max(1, replicas)
+        self.replicas = self._least
+        self.share = _careful(self._least)
+        self.rest = 1.0
+        self._alone_s: float | None = None  # since when this gateway is alone
+        self._waiting: deque[tuple[Question, Done]] = deque()
+        self._active: OrderedDict[Reporting, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lanes = 0
+        self._pumping = False
+        self._ticking: asyncio.TimerHandle | None = None
+        self._beat_s = 0.0
+        self._beating = False
+        self._closed = False
+        self.late_batches = 0  # batches that missed their budget or were lost
+        self.batches = 0  # all batches
+
+    @property
+    def up(self) -> bool:
+        """Whether the ledger is asked at all."""
+        return self._breaker.closed
+
+    def patience_s(self, now: float) -> float:
+        """Return how long a call waits for an answer."""
+        return min(DOUBTFUL_S, self._budget_s) if self._breaker.on_probation(now) else self._budget_s
+
+    def activate(self, meter: Reporting) -> None:
+        """Tick this meter until it is quiet."""
+        self._active[meter] = None
+        if self._ticking is None and not self._closed:
+            self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def send(self, tenant: str, asks: Sequence[Ask], done: Done) -> None:
+        """Send asks soon. `done` is called later with the answers, or with None if they are lost."""
+        if len(self._waiting) >= MAX_WAITING:
+            asyncio.get_running_loop().call_soon(done, None)
+            return
+        self._waiting.append(((tenant, asks), done))
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def open(self) -> None:
+        """Start the heartbeat."""
+        self._tick()
+
+    async def close(self) -> None:
+        """Give back what is left over, if the ledger accepts it in time."""
+        self._closed = True
+        if self._ticking is not None:
+            self._ticking.cancel()
+        now = self._clock()
+        final = [(meter.tenant, meter.final_ask(now)) for meter in self._active if self.up]
+        questions: list[Question] = [(tenant, [ask]) for tenant, ask in final if ask is not None]
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                for start in range(0, len(questions), MAX_BATCH):
+                    await self._ledger.ask(questions[start : start + MAX_BATCH])
+        except (LedgerLost, TimeoutError):
+            _log.info("what this gateway had leased was not given back: it runs out by itself")
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._ledger.close()
+
+    def _pump(self) -> None:
+        self._pumping = False
+        while self._waiting and self._lanes < MAX_LANES and len(self._tasks) < MAX_UNDER_WAY:
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+            if not self.up:
+                for _, done in batch:
+                    done(None)
+                continue
+            self._lanes += 1
+            self.batches += 1
+            task = asyncio.get_running_loop().create_task(self._send_batch(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pump()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a batch of asks ended in an error", exc_info=error)
+
+    async def _send_batch(self, batch: list[tuple[Question, Done]]) -> None:
+        """Send one batch and call every `done`."""
+        in_time = True
+
+        def overdue() -> None:
+            nonlocal in_time
+            in_time = False
+            self._lanes -= 1
+            self._failed("too slow")
+            self._pump()
+
+        timer = asyncio.get_running_loop().call_later(self._budget_s, overdue)
+        answers: Sequence[list[Answer] | None] | None = None
+        try:
+            async with asyncio.timeout(LOST_S):
+                answers = await self._ledger.ask([question for question, _ in batch])
+        except (LedgerLost, TimeoutError) as error:
+            if in_time:
+                self._failed(str(error) or "no answer")
+        finally:
+            timer.cancel()
+            if in_time:
+                self._lanes -= 1
+        if answers is None:
+            for _, done in batch:
+                done(None)
+            return
+        if in_time:
+            self._succeeded()
+        for (_, done), answer in zip(batch, answers, strict=True):
+            done(answer)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        now = self._clock()
+        probe = not self._beating and self._breaker.probe(now)
+        if probe or (self.up and now >= self._beat_s and not self._beating):
+            self._beat_s = now + BEAT_S
+            self._beating = True
+            task = asyncio.get_running_loop().create_task(self._beat(probe=probe))
+            self._tasks.add(task)
+            task.add_done_callback(self._sent)
+        up = self.up
+        if self._alone_s is not None and now >= self._alone_s + CAREFUL_S:
+            self.share = _share(self.replicas)
+        for _ in range(min(len(self._active), MAX_TICKED)):
+            meter, _ = self._active.popitem(last=False)
+            ask = meter.tick(now) if up else None
+            if ask is not None:
+                self.send(meter.tenant, [ask], self._finisher(meter, ask))
+            if ask is not None or not meter.quiet(now):
+                self._active[meter] = None
+        if not self._closed:
+            self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _finisher(self, meter: Reporting, ask: Ask) -> Done:
+        return lambda answers: meter.ask_finished(ask, answers[0] if answers else None, self._clock())
+
+    async def _beat(self, *, probe: bool) -> None:
+        """Announce this gateway; while the breaker is open this is its probe. A slow answer counts as none."""
+        try:
+            async with asyncio.timeout(self._budget_s if probe else LOST_S):
+                present = await self._ledger.hello(_share(self.replicas))
+            rest = _rest(present)
+            if rest < self.rest:
+                _log.warning(
+                    "gateways that share the limits are silent and may admit %.2f of each alone: %.2f of it is left "
+                    "for those that ask",
+                    present.alone,
+                    rest,
+                )
+            self.rest = rest
+            if self.replicas != max(self._least, present.gateways):
+                self.replicas = max(self._least, present.gateways)
+                self.share = _careful(self.replicas)
+            if probe:
+                self._succeeded()
+        except (LedgerLost, TimeoutError) as error:
+            self._failed(str(error) or "no answer")
+        finally:
+            self._beating = False
+
+    def _failed(self, why: str) -> None:
+        self.late_batches += 1
+        was = self.up
+        self._breaker.failed(self._clock())
+        if was and not self.up:
+            self._alone_s = self._clock()
+            _log.warning(
+                "the limiter's ledger does not answer within %g ms (%s): until it does, this gateway admits its share, "
+                "%.2f of every limit, alone",
+                self._budget_s * 1e3,
+                why,
+                _share(self.replicas),
+            )
+            waiting, self._waiting = self._waiting, deque()
+            for _, done in waiting:
+                done(None)
+
+    def _succeeded(self) -> None:
+        was = self.up
+        self._breaker.succeeded(self._clock())
+        if self.up and not was:
+            self._alone_s, self.share = None, _careful(self.replicas)
+            _log.info("the limiter's ledger answers again, %d gateways share it", self.replicas)
+
+
+def _share(replicas: int) -> float:
+    """Return what each of N gateways may admit of every limit alone: 1 / N x min(1.5, N / 2), and at least 1 / N.
+
+    Together they stay within 1.5 x the limit if all have lost the ledger, and also if some have and the others leave
+    them room.
+    """
+    return max(1.0, min(MAX_SHARE, replicas / 2)) / replicas
+
+
+def _rest(present: Presence) -> float:
+    """Return what the gateways that ask may have of a limit beside what silent ones may admit alone.
+
+    It is never less than their own shares: some of the silent ones have died, and their successors are present.
+    """
+    here = present.gateways - present.silent
+    return min(1.0, max(MAX_SHARE - present.alone, MAX_SHARE * here / present.gateways))
+
+
+def _careful(replicas: int) -> float:
+    """Return the share of a gateway alone as long as another may still have the whole limit from the ledger."""
+    return (MAX_SHARE - 1.0) / (replicas - 1) if replicas > 1 else 1.0

@@ -1,0 +1,78 @@
+"""The gateway's access log: one JSON object per request, built off the loop from the tuples of `decisions`.
+
+A line holds names, sizes, times and outcomes, but no payload, no credential and no address.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from oriel_gateway.observe.decisions import Decided, Plain, stages
+from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, LineLog
+
+
+class _Line(msgspec.Struct, kw_only=True):
+    """One request.
+
+    ts: when it ended, in UTC.
+    status: the HTTP status; 0 for a gRPC call that was not refused.
+    tenant, tier: "" if the caller could not be identified.
+    route, target: "" if the request was refused before they were known.
+    stages_ms: the time in each stage that it reached, and in all.
+    """
+
+    ts: str
+    trace_id: str
+    request_id: str
+    tenant: str
+    tier: str
+    route: str
+    target: str
+    protocol: str
+    method: str
+    status: int
+    reason: str
+    bytes_in: int
+    bytes_out: int
+    stages_ms: dict[str, float]
+
+
+class AccessLog(LineLog[Plain]):
+    """The log of this gateway; see `LineLog`."""
+
+    def __init__(self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S) -> None:
+        super().__init__(path, lines, max_queued=max_queued, delay_s=delay_s)
+
+
+def lines(notes: Sequence[Plain], offset_s: float) -> bytes:
+    """Build the lines of some decisions. offset_s: wall clock minus monotonic clock."""
+    encode = msgspec.json.Encoder().encode
+    written: list[bytes] = []
+    for note in notes:
+        decided = Decided(*note)
+        tenant, target = decided.tenant, decided.target
+        line = _Line(
+            ts=datetime.fromtimestamp(decided.ended_s + offset_s, UTC).isoformat(timespec="milliseconds"),
+            trace_id=decided.mark.trace,
+            request_id=decided.mark.request_id,
+            tenant=tenant.name if tenant is not None else "",
+            tier=tenant.tier.name if tenant is not None else "",
+            route=target.plan.name if target is not None else "",
+            target=target.route if target is not None else "",
+            protocol=decided.protocol,
+            method=decided.method[:32],
+            status=decided.status,
+            reason=decided.outcome.value,
+            bytes_in=decided.bytes_in,
+            bytes_out=decided.bytes_out,
+            stages_ms=stages(decided),
+        )
+        text = encode(line)
+        # Beyond ASCII there are further line ends and terminal controls; JSON can write them all in ASCII.
+        written.append(
+            text if text.isascii() else json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode()
+        )
+    written.append(b"")
+    return b"\n".join(written)

@@ -1,0 +1,158 @@
+"""Keep what was decided about recent requests: a ring of tuples, which are explained only when an operator asks.
+
+The tuple of a request is made once, when the request ends, and the access log writes the same one. It holds names,
+sizes, times and outcomes, but no body, no header and no credential.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.tracing import Address, Mark
+from oriel_gateway.routing.targets import Target
+from oriel_policies.documents import Tenant
+
+KEPT = 4096
+ANSWERS = 100  # the most decisions that one question returns
+MAX_TRIED = 8  # the latest endpoints that a call tried in vain
+
+
+class Decided(NamedTuple):
+    """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
+
+    tenant, target: None if the request was refused before they were known.
+    ahead: calls before it in the queue when it joined; -1 if it did not queue.
+    endpoint: the endpoint that answered or got the request last.
+    tried: the endpoints that got it before in vain.
+    answered_s: the time that its target is about: its end, or the first byte of a stream.
+    """
+
+    ended_s: float
+    mark: Mark
+    method: str
+    protocol: str
+    tenant: Tenant | None
+    target: Target | None
+    outcome: Outcome
+    status: int
+    error: str
+    received_s: float
+    queued_s: float = 0.0
+    permit_s: float = 0.0
+    sent_s: float = 0.0
+    response_s: float = 0.0
+    deadline: float = 0.0
+    ahead: int = -1
+    bytes_in: int = 0
+    bytes_out: int = 0
+    endpoint: Address | None = None
+    tried: tuple[Address, ...] = ()
+    answered_s: float = 0.0
+
+
+NOT_REACHED = tuple(Decided._field_defaults.values())  # for a request that was refused before it queued
+
+# The hot path makes plain tuples: one costs a third of a named one.
+Plain = tuple[Any, ...]
+
+
+class Decisions:
+    """The latest `max_kept` requests. The gateway's loop is the single writer and the only reader."""
+
+    def __init__(self, max_kept: int = KEPT) -> None:
+        self._ring: deque[Plain] = deque(maxlen=max_kept)
+        self.append = self._ring.append
+
+    def of(self, request_id: str) -> list[Decided]:
+        """Return all kept requests with this id, the latest first: a client may choose the same id twice."""
+        return self._latest(decided for decided in self._kept() if decided.mark.request_id == request_id)
+
+    def where(self, *, tenant: str = "", reason: str = "", limit: int = 20) -> list[Decided]:
+        """Return the latest requests of one tenant or with one reason; "" means any. limit: 1 to ANSWERS."""
+        found = (
+            decided
+            for decided in self._kept()
+            if (not tenant or (decided.tenant is not None and decided.tenant.name == tenant))
+            and (not reason or decided.outcome.value == reason)
+        )
+        return self._latest(found, limit)
+
+    def _kept(self) -> Iterator[Decided]:
+        for plain in reversed(self._ring):
+            yield Decided(*plain)
+
+    def _latest(self, found: Iterator[Decided], limit: int = ANSWERS) -> list[Decided]:
+        return [decided for decided, _ in zip(found, range(max(1, min(limit, ANSWERS))), strict=False)]
+
+
+def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
+    """Return a decision as a JSON object. offset_s: wall clock (epoch) minus monotonic clock, in seconds."""
+    mark, tenant, target = decided.mark, decided.tenant, decided.target
+    found: dict[str, Any] = {
+        "request_id": mark.request_id,
+        "trace_id": mark.trace,
+        "ended_at": round(decided.ended_s + offset_s, 3),
+        "protocol": decided.protocol,
+        "method": decided.method,
+        "reason": decided.outcome.value,
+        "status": decided.status,
+        "cause": decided.error,
+        "bytes_in": decided.bytes_in,
+        "bytes_out": decided.bytes_out,
+        "tenant": None if tenant is None else tenant.name,
+        "tier": None if tenant is None else tenant.tier.name,
+        "band": None if tenant is None else tenant.tier.band,
+        "stages_ms": stages(decided),
+        "budget_ms": _budget(decided),
+    }
+    if target is not None:
+        found["target"] = target.route
+        found["route"] = target.plan.name
+        found["pool"] = target.pool
+        found["side"] = next(
+            (number for number, side in enumerate(target.plan.split) if side.pool == target.pool), None
+        )
+        found["limits"] = [allowance.name for allowance in target.allowances]
+        found["queue"] = None if decided.ahead < 0 else {"ahead_at_arrival": decided.ahead}
+        found["tried"] = [_address(endpoint) for endpoint in decided.tried]
+        found["endpoint"] = None if decided.endpoint is None else _address(decided.endpoint)
+    return found
+
+
+def stages(decided: Decided) -> dict[str, float]:
+    """Return the milliseconds in each stage that the request reached; their sum is `total`."""
+    starts = (
+        ("receive", decided.received_s),
+        ("queue", decided.queued_s),
+        ("connect", decided.permit_s),
+        ("upstream", decided.sent_s),
+        ("answer", decided.response_s),
+    )
+    reached = [(name, start) for name, start in starts if start]
+    ends = [start for _, start in reached[1:]] + [decided.ended_s]
+    took = {name: _ms(end - start) for (name, start), end in zip(reached, ends, strict=True)}
+    return {**took, "total": _ms(decided.ended_s - decided.received_s)}
+
+
+def _budget(decided: Decided) -> dict[str, float]:
+    """Return the milliseconds to the deadline at each hop; below 0 if it had passed."""
+    if not decided.deadline:
+        return {}
+    hops = {
+        "arrival": decided.received_s,
+        "queue": decided.queued_s,
+        "permit": decided.permit_s,
+        "upstream": decided.sent_s,
+        "answer": decided.response_s,
+        "end": decided.ended_s,
+    }
+    return {hop: _ms(decided.deadline - at) for hop, at in hops.items() if at}
+
+
+def _address(endpoint: Address) -> str:
+    return f"{endpoint.host}:{endpoint.port}"
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

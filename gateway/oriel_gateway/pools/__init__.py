@@ -1,0 +1,1 @@
+"""Pools of upstream servers: permits, endpoints, their health, and which models they have."""

@@ -1,0 +1,73 @@
+"""Probe an HTTP server beside its calls: whether it is ready, or has a model. Only the status of the answer counts."""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
+from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable, UpstreamUnread
+from oriel_wire.h1_response import ResponseHead
+
+CONNECTED = 0
+UNREACHABLE = -1
+
+
+class HttpProbe:
+    """One probe; a ResponseSink.
+
+    path: the path to GET; "" if a connection is enough.
+    done: called once with the status, `CONNECTED` or `UNREACHABLE`; or with None if no readable answer came in time.
+    """
+
+    __slots__ = ("_connection", "_done", "_fresh", "_prober", "_request", "_timer")
+
+    def __init__(self, prober: Endpoint, path: str, timeout_s: float, done: Callable[[int | None], None]) -> None:
+        self._done: Callable[[int | None], None] | None = done
+        self._prober = prober
+        self._connection: UpstreamConnection | None = None
+        head = f"GET {path} HTTP/1.1\r\n".encode("ascii") + prober.host_line + b"\r\n\r\n"
+        self._request = head if path else b""
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
+        self._fresh = not path
+        connection = prober.begin(self, monotonic(), fresh=self._fresh)
+        if connection is not None:
+            self.connected(connection)
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+        if self._request:
+            connection.transport.write(self._request)
+            connection.request_done = True
+        else:
+            self._end(CONNECTED)
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        if complete:
+            self._connection = None
+        self._end(head.status)
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """Ignored: the status is enough."""
+
+    def failed(self, error: UpstreamError) -> None:
+        self._connection = None
+        if isinstance(error, UpstreamHungUp | UpstreamUnread) and not self._fresh and self._done is not None:
+            self._fresh = True
+            self._prober.begin(self, monotonic(), fresh=True)
+            return
+        self._end(UNREACHABLE if isinstance(error, UpstreamUnreachable) else None)
+
+    def upstream_writable(self, writable: bool) -> None:
+        """Ignored: a probe fits into any buffer."""
+
+    def _end(self, status: int | None) -> None:
+        done, self._done = self._done, None
+        if done is None:
+            return
+        self._timer.cancel()
+        if self._connection is not None:
+            self._connection.abandon()
+            self._connection = None
+        elif status is None:
+            self._prober.forget(self)
+        done(status)

@@ -1,0 +1,438 @@
+"""One pool at run time: its endpoints, its permits and the queue for them."""
+
+from math import ceil, inf
+from time import monotonic
+from typing import Final, Protocol
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.pools.endpoints import EndpointSet, EndpointState, HttpEndpoint
+from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.routing.sticky import StickyChoice
+from oriel_gateway.routing.targets import Target
+from oriel_policies.admission import Admission, Charges
+from oriel_policies.budget import RetryBudget
+from oriel_policies.concurrency import LearnedLimit
+from oriel_policies.documents import Pool, Tenant
+from oriel_policies.exchanges import Exchange, Habits
+from oriel_policies.feasibility import AnswerTimes, Verdict
+from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_wire.errors import BadMessage
+from oriel_wire.h1_response import ResponseMemo
+from oriel_wire.orca import parse_report
+
+LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as a part of its share
+# the highest charge, as a multiple of the time a call held its permit: a service may have called several models
+MOST_CHARGE: Final = 4.0
+SAMPLE_EVERY: Final = 4  # one answer in so many is a sample of how long such calls take
+_MAX_WORKS = 4096
+_IDLE, _BUSY = 0.8, 1.0  # `application_utilization` of a load report
+_DEEP = 4.0  # calls in the queue of a load report
+_NO_TIMES = AnswerTimes()
+_Others = tuple[int, frozenset[str]]  # a band, and the tenants of it that are left out
+
+
+class Waiter(Protocol):
+    """A call that waits for a permit. One of its methods is called, on the loop, at most once in total.
+
+    queued_s: when it joined the queue, in monotonic seconds.
+    """
+
+    tenant: Tenant
+    queued_s: float
+
+    def admitted(self) -> None:
+        """A permit is acquired; release it with `PoolGate.release_permit`."""
+
+    def displaced(self) -> None:
+        """A more urgent call has taken the place."""
+
+
+class Lendable(Protocol):
+    """The permit of a stream that may be suspended so that another call can use it; see `lending.PermitLending`."""
+
+    tenant: Tenant
+    exchange: Exchange | None
+    rests: bool
+    pauses: bool
+
+    @property
+    def waits_for_client(self) -> bool: ...
+
+    @property
+    def silent(self) -> bool: ...
+
+    def suspend(self) -> None:
+        """Free the permit."""
+
+    def resume_at_work(self) -> None:
+        """Take the permit back."""
+
+
+class PoolGate:
+    """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop.
+
+    slow_s: a call with more time left than this is never refused as infeasible.
+    wants_load_report: whether the next request should ask its server for a load report.
+    most_s: how long calls may take in the pool so that its concurrency can be learned.
+    """
+
+    def __init__(self, pool: Pool, *, most_s: float = inf) -> None:
+        self.name = pool.name
+        self.pool = pool
+        memo = ResponseMemo()  # one for all endpoints: a thousand of them with a megabyte each would be a gigabyte
+        self.endpoints = EndpointSet(
+            lambda address: HttpEndpoint(address, self.pool, memo),
+            pool.endpoints,
+            max_parked=pool.max_queue,
+            probe_first=bool(pool.probe),
+        )
+        self.grpc = EndpointSet(
+            lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),
+            pool.grpc_endpoints,
+            max_parked=pool.max_queue,
+            probe_first=bool(pool.probe),
+        )
+        self.endpoints.became_usable = self.grpc.became_usable = self.pump
+        self.retries = RetryBudget()
+        self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
+        limit = self.learned.limit if self.learned else pool.max_inflight
+        self.admission = Admission(
+            limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
+        )
+        self.slow_s = 0.0
+        self.wants_load_report = False
+        self._times: dict[str, AnswerTimes] = {}
+        self._answers = 0
+        self._full = False  # whether calls waited when the latest permit was released
+        self.charges = Charges()
+        self.habits = Habits()
+        self.held_bytes = 0
+        self.sticky = StickyChoice[HttpEndpoint](_name)
+        self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
+        self.shadows = 0  # shadow copies that hold a permit or wait for one
+        self.calls = 0  # calls that have not finished, in whatever state
+        # permits that may be suspended, of clients that do not read or of silent streams; the longest first
+        self.lendable: dict[Lendable, None] = {}
+        # suspended permits of silent streams, which are resumed as soon as one is free
+        self.to_resume: dict[Lendable, None] = {}
+
+    def adopt(self, pool: Pool, *, most_s: float = inf) -> None:
+        """Adopt new documents for this pool: what waits and runs goes on, within the new bounds.
+
+        Endpoints that stay keep their connections; one that left gets no new calls.
+        """
+        old, self.pool = self.pool, pool
+        self.endpoints.max_parked = self.grpc.max_parked = pool.max_queue
+        self.endpoints.model_locations.probe_first = self.grpc.model_locations.probe_first = bool(pool.probe)
+        for endpoint in self.endpoints:
+            endpoint.adopt(pool)
+        if pool.discover is None:
+            self.endpoints.assign(pool.endpoints)
+        if pool.grpc_discover is None:
+            self.grpc.assign(pool.grpc_endpoints)
+        if (old.max_inflight, old.learn_concurrency) != (pool.max_inflight, pool.learn_concurrency):
+            self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
+            self.admission.limit = self.learned.limit if self.learned else pool.max_inflight
+        self.admission.queue.max_items = pool.max_queue
+        self.admission.queue.max_bytes = pool.max_queue_bytes
+        self.pump()
+
+    @property
+    def speaks_grpc(self) -> bool:
+        """Whether the documents name endpoints for gRPC."""
+        return bool(self.pool.grpc_endpoints) or self.pool.grpc_discover is not None
+
+    @property
+    def unused(self) -> bool:
+        """Whether no call waits, runs or is being received."""
+        return not self.calls
+
+    def reserve_bytes(self, size_bytes: int, *, urgent: bool) -> bool:
+        """Reserve bytes for an incoming body in the pool's budget, `max_queue_bytes`. Returns whether there were
+        enough.
+
+        Only the most urgent tier may use all of it; the others leave it a quarter.
+        """
+        bound = self.pool.max_queue_bytes
+        if self.held_bytes + size_bytes > (bound if urgent else bound * 3 // 4):
+            return False
+        self.held_bytes += size_bytes
+        return True
+
+    def release_bytes(self, size_bytes: int) -> None:
+        """Return bytes to the budget."""
+        self.held_bytes -= size_bytes
+
+    def copy_done(self, size_bytes: int) -> None:
+        """Note the end of a shadow copy; see `shadow.place_for_copy`."""
+        self.shadows -= 1
+        self.held_bytes -= size_bytes
+
+    def judge(self, target: Target, size_bytes: int, left_s: float) -> None:
+        """Raise Refused INFEASIBLE or DEADLINE_TOO_SHORT if a call cannot end within `left_s` even if it begins now."""
+        times = self._times.get(target.work)
+        verdict = times.judge(size_bytes, left_s) if times is not None else Verdict.ADMIT
+        if verdict is Verdict.TOO_SHORT:
+            raise Refused(
+                Outcome.DEADLINE_TOO_SHORT,
+                f"{left_s * 1e3:.0f} ms are left, less than any such call has ever taken",
+            )
+        if verdict is Verdict.INFEASIBLE:
+            raise Refused(
+                Outcome.INFEASIBLE,
+                f"{left_s * 1e3:.0f} ms are left, and nine of ten such calls take longer now",
+                retry_after_s=self.admission.retry_after_s(),
+            )
+
+    def join_queue(
+        self, waiter: Waiter, tenant: Tenant, target: Target, *, received_s: float, deadline: float, size_bytes: int
+    ) -> Ticket:
+        """Join the queue for a permit after `admission.enter` gave none; pass the ticket to `leave_queue` to stop
+        waiting.
+
+        The target time of the tier orders calls of one tenant. Call `pump` when the ticket is stored. Raises Refused
+        QUEUE_FULL, or INFEASIBLE if the call would wait past its deadline.
+        """
+        admission, tier = self.admission, tenant.tier
+        due = min(received_s + tier.target_s, deadline)
+        times = self._times.get(target.work, _NO_TIMES)
+        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name)
+        now = monotonic()
+        # Most calls are far from being late; only the others need the whole estimate.
+        if backlog is not None and waiting and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now:
+            left_s = deadline - now
+            wait_s = backlog.refuses(
+                waiting,
+                now,
+                behind=behind,
+                target_s=due - now,
+                left_s=left_s,
+                quick_s=times.quick_s(size_bytes),
+            )
+            if wait_s:
+                raise Refused(
+                    Outcome.INFEASIBLE,
+                    f"a call would wait about {wait_s * 1e3:.0f} ms now, and this one has {left_s * 1e3:.0f} ms left",
+                    retry_after_s=max(1, min(60, ceil(wait_s))),
+                )
+        if not admission.queue.takes(tier.band, size_bytes):
+            raise self._full_now()
+        ticket = Ticket(
+            band=tier.band,
+            tenant=tenant.name,
+            deadline=due,
+            cost=self.charges.estimate(target.route, tenant.name),
+            weight=tenant.weight,
+            size_bytes=size_bytes,
+            payload=waiter,
+            late_s=due - times.likely_s,
+            target_s=tier.target_s,
+        )
+        outcome, displaced = admission.wait(ticket)
+        assert outcome is Pushed.QUEUED
+        for loser in displaced:
+            loser.payload.displaced()
+        return ticket
+
+    def _full_now(self) -> Refused:
+        retry_after_s = self.admission.retry_after_s()
+        return Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
+
+    def leave_queue(self, ticket: Ticket) -> bool:
+        """Leave the queue. Returns False if the waiter has acquired a permit already."""
+        return self.admission.queue.remove(ticket)
+
+    def release_permit(
+        self,
+        target: Target,
+        tenant: Tenant,
+        ticket: Ticket | None,
+        held_s: float,
+        cost_us: int,
+        size_bytes: int,
+        good: bool | None,
+        late: bool = False,
+        messages: int = 1,
+    ) -> float:
+        """Release a permit. Returns what the call is charged, in seconds.
+
+        held_s: the time from the permit to the upstream's last byte.
+        cost_us: the cost that the server reported; -1 if it reported none.
+        size_bytes: the size of the request; -1 if the call's duration is no sample (a stream).
+        good: whether the call was answered; None if the caller ended it.
+        late: whether the deadline passed before the answer.
+        messages: the messages of a stream; the cost of one of them is learned.
+        """
+        admission = self.admission
+        share_s = held_s / (admission.inflight or 1)
+        # No turn is free, or a tenant whose calls report no cost would get all of them; and the charge has an upper
+        # bound.
+        actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
+        fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
+        admission.leave(held_s)
+        self.charges.learn(target.route, tenant.name, fair_s if messages == 1 else fair_s / messages)
+        if good and size_bytes >= 0:
+            self._answers = answers = self._answers + 1
+            if answers % SAMPLE_EVERY == 0 and target.work:
+                self._time(target.work, size_bytes, held_s)
+        if ticket is not None:
+            admission.queue.settle(ticket, fair_s)
+        if admission.queue.items:
+            learned = self.learned
+            if learned is not None:
+                if not self._full:
+                    self._full = True
+                    learned.calm()
+                    admission.limit = learned.limit
+                if good is not None and learned.ended(held_s, monotonic(), good=good, late=late):
+                    admission.limit = learned.limit
+                    self.wants_load_report = True
+            self.pump()
+        else:
+            self._full = False
+            if self.to_resume:
+                self.pump()
+        return actual_s
+
+    def _time(self, work: str, size_bytes: int, held_s: float) -> None:
+        times = self._times.get(work)
+        if times is None:
+            if len(self._times) >= _MAX_WORKS:
+                del self._times[next(iter(self._times))]
+            times = self._times[work] = AnswerTimes()
+        times.observe(size_bytes, held_s)
+        if times.floor.ceiling_s > self.slow_s:
+            self.slow_s = times.floor.ceiling_s
+
+    def note_load_report(self, report: str | None) -> None:
+        """Note a server's answer to a request that asked for a load report. report: None if the answer carries none."""
+        if report and self.learned is not None:
+            self.learned.reported(load_direction(report))
+
+    def pump(self) -> None:
+        """Hand out the permits that are free."""
+        admission = self.admission
+        if not (admission.queue.items or self.to_resume) or (
+            admission.inflight >= admission.limit and not self.lendable
+        ):
+            return
+        now = monotonic()
+        while True:
+            while admission.inflight >= admission.limit:
+                if not self.lendable or not self._suspend_one():
+                    return
+            if self.to_resume:
+                if (ticket := self._next_borrower(now)) is None:
+                    next(iter(self.to_resume)).resume_at_work()
+                    continue
+            elif (ticket := admission.next_admitted(now)) is None:
+                return
+            ticket.payload.admitted()
+
+    def _suspend_one(self) -> bool:
+        """Suspend the permit of a stream that rests, does not read or is silent, for a waiting call. Returns whether it
+        did.
+        """
+        queue = self.admission.queue
+        whole, mute = self._sets(self.admission.limit)
+        in_vain: set[_Others] = set()
+        for lending in self.lendable:
+            if not lending.rests:
+                others = _others(lending, whole, mute)
+                if others in in_vain:
+                    continue
+                if not queue.others_wait(*others):
+                    in_vain.add(others)
+                    continue
+            elif not queue.items:
+                continue
+            lending.suspend()
+            return True
+        return False
+
+    def _next_borrower(self, now: float) -> Ticket | None:
+        """Return the call that may have a free permit while suspended ones are to be resumed; None if there is none."""
+        admission = self.admission
+        whole, mute = self._sets(admission.limit + 1)
+        for band, tenants in dict.fromkeys([_others(lending, whole, mute) for lending in self.to_resume]):
+            if (ticket := admission.queue.pop_other(band, tenants, now)) is not None:
+                admission.inflight += 1
+                return ticket
+        return None
+
+    def _sets(self, count: int) -> tuple[bool, frozenset[str] | None]:
+        """Decide which calls may have the permit of a silent stream, given a bound of `count` permits to resume.
+
+        Returns whether fewer than `count` are suspended of silent streams; if not, but all permits in use belong to
+        silent streams, also returns the tenants of these streams.
+        """
+        if len(self.to_resume) < count:
+            return True, None
+        silent = [lending for lending in self.lendable if lending.silent]
+        if len(silent) < self.admission.inflight:
+            return False, None
+        return False, frozenset([lending.tenant.name for lending in (*silent, *self.to_resume)])
+
+    def release_unused_permit(self, ticket: Ticket | None) -> None:
+        """Release a permit that was not used because no endpoint was usable."""
+        self.decline_permit(ticket)
+        if self.to_resume:
+            self.pump()
+
+    def decline_permit(self, ticket: Ticket | None) -> None:
+        """Release the permit from within `Waiter.admitted`; the loop that hands out permits continues with the next
+        call.
+        """
+        self.admission.inflight -= 1
+        if ticket is not None:
+            self.admission.queue.settle(ticket, 0.0)
+
+    async def close(self) -> None:
+        """Close idle connections and channels."""
+        await self.endpoints.close()
+        await self.grpc.close()
+
+    async def close_left(self) -> None:
+        """Close the endpoints that left and have no calls under way any more."""
+        for gone in (*self.endpoints.gone(), *self.grpc.gone()):
+            await gone.close()
+
+
+def load_direction(report: str) -> int:
+    """Return 1 if a load report (ORCA) says that its server has room for more calls, -1 if the server is overloaded.
+
+    Returns 0 if the report says neither, or cannot be read. The report's `application_utilization` decides (above 1.0
+    the server is overloaded, as ORCA defines it), or else the depth of its queue.
+    """
+    try:
+        found = parse_report(report)
+    except BadMessage:
+        return 0
+    utilization = found.load.get("application_utilization")
+    if utilization is not None:
+        return 1 if utilization < _IDLE else -1 if utilization > _BUSY else 0
+    depth = found.named.get("queue_depth")
+    if depth is not None:
+        return 1 if depth < 1.0 else -1 if depth >= _DEEP else 0
+    return 0
+
+
+def _others(lending: Lendable, whole: bool, mute: frozenset[str] | None) -> _Others:
+    """Return the calls that may have a stream's permit, as arguments of `SlaQueue.others_wait`.
+
+    Calls of a more urgent tier may always have it. Calls of other tenants of the same tier may have that of a silent
+    stream as well, if it is within the number of permits for them (`whole`), or else if they are not in `mute`.
+    """
+    tier, tenant = lending.tenant.tier, lending.tenant.name
+    between_answers = lending.waits_for_client and lending.exchange is not None and not lending.pauses
+    if not between_answers and (lending.waits_for_client or whole):
+        return tier.band, frozenset((tenant,))
+    if not between_answers and mute is not None:
+        return tier.band, mute
+    return tier.band - 1, frozenset()
+
+
+def _name(endpoint: EndpointState) -> str:
+    """Return a name of the endpoint that is the same in every process and after every start."""
+    host, port = endpoint.address
+    return f"{host}:{port}"

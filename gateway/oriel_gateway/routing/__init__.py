@@ -1,0 +1,1 @@
+"""Routing from a request line to the target that serves it: routes, splits and sticky sessions."""

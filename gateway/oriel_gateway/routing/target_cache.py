@@ -1,0 +1,116 @@
+"""Targets and header lines of tenants, remembered for as long as one snapshot of the documents is in force."""
+
+from functools import partial
+from typing import Any, Final
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.routing.targets import Kind, Target, resolve, resolve_grpc
+from oriel_policies.documents import Route, Snapshot, Tenant
+from oriel_policies.documents.promises import served_by
+from oriel_policies.routing import RouteTable
+from oriel_policies.tiers import flex, lowered, offered, on_route
+
+__all__ = ["TargetCache"]
+
+_TARGETS: Final = 8192  # in each of two generations
+_LINE_BYTES: Final = 256  # longer request lines are resolved anew each time
+_LISTED = 8  # tiers, in a refusal
+
+
+class TargetCache:
+    """Resolves and remembers what tenants ask for. tiers_differ: the tier of a call may depend on its route."""
+
+    __slots__ = ("_lines", "_older", "_snapshot", "_targets", "routes", "tiers_differ")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self.routes = RouteTable(snapshot.routes)
+        self.tiers_differ = any(route.tier for route in snapshot.routes)
+        self._targets: dict[tuple[Tenant, bytes], Target] = {}
+        self._older: dict[tuple[Tenant, bytes], Target] = {}
+        self._lines: dict[Tenant, bytes] = {}
+
+    @property
+    def remembered(self) -> tuple[dict[Any, Any], ...]:
+        """Everything that is remembered, to be freed when this cache is replaced."""
+        return self._targets, self._older, self._lines
+
+    def of_line(
+        self, tenant: Tenant, line: bytes, method: str, path: str, query: str, tier: str | None = None
+    ) -> Target:
+        """Return what this tenant's request line asks for. tier: see `served`. Raises Refused."""
+        key = (tenant, line if tier is None else _with_tier(line, tier))
+        found = self._known(key)
+        if found is None:
+            by_tier = partial(self.served, asked=tier)
+            found = resolve(method, path, query, tenant, self.routes, by_tier, self.flexed)
+            self._remember(key, found)
+        return found
+
+    def of_method(
+        self, tenant: Tenant, method: str, kind: Kind, name: str, version: str, tier: str | None = None
+    ) -> Target:
+        """Return the same for a gRPC method and the model that its message names. Raises Refused."""
+        line = f"{method} {name} {version}".encode("ascii")
+        key = (tenant, line if tier is None else _with_tier(line, tier))  # no HTTP request line looks like this
+        found = self._known(key)
+        if found is None:
+            by_tier = partial(self.served, asked=tier)
+            found = resolve_grpc(kind, name, version, method, tenant, self.routes, by_tier)
+            self._remember(key, found)
+        return found
+
+    def flexed(self, tenant: Tenant) -> Tenant:
+        """Return the tenant by the tier of `service_tier: "flex"`."""
+        return served_by(tenant, flex(tenant.tier, self._snapshot.tiers), self._snapshot.served)
+
+    def served(self, tenant: Tenant, route: Route, asked: str | None = None) -> Tenant:
+        """Return the tenant by the tier that serves its calls on a route. asked: the tier the client asks for, if any.
+
+        Raises Refused TIER_NOT_ALLOWED for a tier above the one of the documents.
+        """
+        snapshot = self._snapshot
+        tier = on_route(tenant.tier, route, snapshot.tiers)
+        if asked is not None:
+            lower = lowered(tier, asked, snapshot.tiers)
+            if lower is None:
+                names = ", ".join([each.name for each in offered(tier, snapshot.tiers)][:_LISTED])
+                message = f"tier {asked[:64]!r} cannot be asked for here; what can: {names}"
+                raise Refused(Outcome.TIER_NOT_ALLOWED, message[:500])
+            tier = lower
+        return served_by(tenant, tier, snapshot.served)
+
+    def tenant_lines(self, tenant: Tenant) -> bytes:
+        """Return the header lines by which the next hop knows tier, band and tenant."""
+        lines = self._lines.get(tenant)
+        if lines is None:
+            lines = self._lines[tenant] = _tenant_lines(tenant)
+        return lines
+
+    def _known(self, key: tuple[Tenant, bytes]) -> Target | None:
+        found = self._targets.get(key)
+        if found is None and (found := self._older.get(key)) is not None:
+            self._remember(key, found)  # or it would go with its generation
+        return found
+
+    def _remember(self, key: tuple[Tenant, bytes], target: Target) -> None:
+        if len(key[1]) > _LINE_BYTES:
+            return
+        if len(self._targets) >= _TARGETS:
+            self._older, self._targets = self._targets, {}
+        self._targets[key] = target
+
+
+def _with_tier(line: bytes, tier: str) -> bytes:
+    """Return the key of a request line with a tier asked for; no line has a line feed in it."""
+    return b"%b\n%b" % (line, tier.encode("latin-1", "replace"))
+
+
+def _tenant_lines(tenant: Tenant) -> bytes:
+    lines = f"x-oriel-tier: {tenant.tier.name}\r\nx-oriel-priority: {tenant.tier.band}\r\nx-oriel-tenant: {tenant.name}"
+    if tenant.models != ("*",):
+        # Without the line all models may be used: a tenant that may use none is given a pattern that no name fits.
+        lines += f"\r\nx-oriel-models: {','.join(tenant.models) or '!'}"
+    if tenant.services != ("*",):  # for the near name of a misspelt one
+        lines += f"\r\nx-oriel-services: {','.join(tenant.services) or '!'}"
+    return lines.encode("ascii")

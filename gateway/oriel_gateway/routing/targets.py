@@ -1,0 +1,371 @@
+"""Resolves a request line for one tenant to a `Target`, without touching the body.
+
+A path is percent-decoded once, has to match one of the known forms, and is forwarded in its canonical spelling, so
+that the next hop cannot read another name out of it than the one that was authorised.
+
+Everything that does not depend on the single call is decided once, when the request line is first seen, and remembered
+in the `Target`; a split by tenant is such a thing. Headers and splits by anything else are decided per call, by the
+`Choices` that the target carries.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote_to_bytes
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity.named_models import unknown_model
+from oriel_policies.assignment import Sides
+from oriel_policies.documents import Allowance, Route, Split, Tenant
+from oriel_policies.routing import RouteTable
+from oriel_wire.near_names import did_you_mean
+
+__all__ = ["OPENAI_SERVICES", "ByTier", "Kind", "Target", "absent", "check_model", "chosen", "resolve", "resolve_grpc"]
+
+Kind = Literal["service", "model", "server"]
+# The tenant by the tier that serves its calls on a route; without one, by its own. May raise Refused TIER_NOT_ALLOWED.
+ByTier = Callable[[Tenant, Route], Tenant]
+# Makes the target of a route and, where the route has a split, of one side of it.
+Make = Callable[[Route, Split | None], "Target"]
+
+_NAME = r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})"
+# A service's versions are names and not numbers: no two spellings are one to a logic server.
+_SERVICE = re.compile(rf"/v1/services/{_NAME}(?:/versions/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})?\Z")
+# One spelling per version: a server reads 01 as 1, and a route or a limit for version 1 would not know it.
+_VERSION = r"(?P<version>0|[1-9][0-9]{0,17})"
+_MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/{_VERSION})?(?:/(?P<verb>[a-z_]+))?\Z")
+_ONLY_NAME = re.compile(rf"{_NAME}\Z")
+_ONLY_VERSION = re.compile(rf"{_VERSION}\Z")
+_OPERATOR = re.compile(
+    r"/v2/(?:repository(?:/[A-Za-z0-9._-]{1,128})?/(?:index|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/(?:load|unload))"
+    r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting"
+    r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
+)
+_GET = frozenset({"GET", "HEAD"})
+_POST = frozenset({"POST"})
+# Paths of the OpenAI API: the service under whose name they are routed and granted, and where they name a model (see
+# `Target.names`). `/v1/files` and `/v1/batches` are not among them: a batch names its models in a file that was sent
+# before, perhaps by somebody else. So is nothing that names what another call has left behind.
+_OPENAI: dict[str, tuple[str, frozenset[str], str]] = {
+    "/v1/embeddings": ("embeddings", _POST, "json"),
+    "/v1/completions": ("completions", _POST, "json"),
+    "/v1/chat/completions": ("chat.completions", _POST, "json"),
+    "/v1/responses": ("responses", _POST, "json"),
+    "/v1/moderations": ("moderations", _POST, "json"),
+    "/v1/images/generations": ("images.generations", _POST, "json"),
+    "/v1/images/edits": ("images.edits", _POST, "form"),
+    "/v1/images/variations": ("images.variations", _POST, "form"),
+    "/v1/audio/speech": ("audio.speech", _POST, "json"),
+    "/v1/audio/transcriptions": ("audio.transcriptions", _POST, "form"),
+    "/v1/audio/translations": ("audio.translations", _POST, "form"),
+    "/v1/models": ("models", _GET, "list"),
+}
+OPENAI_SERVICES = frozenset(name for name, _, _ in _OPENAI.values())
+_LISTED = re.compile(r"/v1/models((?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){1,4})\Z")
+_EXECUTING = frozenset({"infer", "generate", "generate_stream"})
+_VERBS = {
+    None: _GET,
+    "ready": _GET,
+    "config": _GET,
+    "stats": _GET,
+    "infer": frozenset({"POST"}),
+    "generate": frozenset({"POST"}),
+    "generate_stream": frozenset({"POST"}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One authorised thing to ask one pool for. line: the request line to send upstream; plan: its route.
+
+    tenant: who asks, by the tier that serves the call; where the route is not known yet, by the caller's own.
+    allowances: those of the tenant that count the call.
+    work: calls of one name here take about as long as one another; "": not worth timing.
+    choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
+    side: of the split, "" without one; version: of the model, "" as the call asks.
+    executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
+    special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
+    cannot.
+    names: where the call names its model, or its answer models, and this tenant may not use every one: "json" or "form"
+    (of its body), "list" or "entry" (of its answer); "": they are not read.
+    sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
+    """
+
+    tenant: Tenant
+    kind: Kind
+    name: str
+    pool: str
+    plan: Route
+    line: bytes
+    route: str
+    head_only: bool
+    work: str = ""
+    allowances: tuple[Allowance, ...] = ()
+    choices: "Choices | None" = None
+    side: str = ""
+    version: str = ""
+    executes: bool = False
+    keepable: bool = False
+    special: bool = False
+    flex: "Target | None" = None
+    names: str = ""
+    sought: str = ""
+
+
+class Choices:
+    """Routes between which the headers and the id of a call decide. Their targets are made when first chosen."""
+
+    __slots__ = ("_made", "_make", "_routes", "_tenant")
+
+    def __init__(self, routes: Sequence[Route], make: Make, tenant: str) -> None:
+        self._routes = routes
+        self._make = make
+        self._tenant = tenant
+        self._made: dict[tuple[Route, Split | None], Target] = {}
+
+    def pick(self, header: Callable[[str], str | None], request_id: str) -> Target | None:
+        """Choose the target of one call, None when no route fits.
+
+        header: maps a lower-case name to its first value in the call.
+        """
+        for route in self._routes:
+            if all(header(name) == value for name, value in route.headers):
+                break
+        else:
+            return None
+        side = None
+        if route.split:
+            by = route.split_by
+            # Without the header there is nothing to stick to: the tenant is the next steadiest thing.
+            side = _side(route, request_id if by == "request" else by != "tenant" and header(by) or self._tenant)
+        target = self._made.get((route, side))
+        if target is None:
+            target = self._made[route, side] = self._make(route, side)
+        return target
+
+
+def _side(route: Route, key: str) -> Split | None:
+    if not route.split:
+        return None
+    before, shares = 0.0, []
+    for side in route.split:
+        shares.append(side.until - before)
+        before = side.until
+    return route.split[Sides(route.name, [_side_name(side) for side in route.split], shares).of(key)]
+
+
+def _side_name(side: Split) -> str:
+    """Return the name of a side of a split for answers, metrics and decisions."""
+    return f"{side.pool}@{side.version}" if side.version else side.pool
+
+
+def chosen(target: Target, header: Callable[[str], str | None], request_id: str) -> Target:
+    """Return the target that the choices of `target` come to for one call. Raises Refused NOT_FOUND.
+
+    header: maps a lower-case name to its first value in the call.
+    """
+    assert target.choices is not None
+    found = target.choices.pick(header, request_id)
+    if found is None:
+        raise absent(target.kind, target.name)
+    return found
+
+
+def check_model(tenant: Tenant, name: str, version: str) -> None:
+    """Raise Refused NOT_FOUND if these name no model, or one that this tenant may not use. version: may be ""."""
+    valid = _ONLY_NAME.match(name) is not None and (not version or _ONLY_VERSION.match(version) is not None)
+    if not valid or not tenant.may_use_model(name):
+        raise absent("model", name, tenant)
+
+
+def resolve(
+    method: str,
+    path: str,
+    query: str,
+    tenant: Tenant,
+    routes: RouteTable,
+    by_tier: ByTier | None = None,
+    flexed: Callable[[Tenant], Tenant] | None = None,
+) -> Target:
+    """Resolve a request line. flexed: maps a tenant to its tier for bodies of the OpenAI API that ask for `flex`.
+
+    Raises Refused NOT_FOUND (also for what the tenant may not use), METHOD_NOT_ALLOWED or what `by_tier` does.
+    """
+    if "%" in path:
+        try:
+            path = unquote_to_bytes(path).decode("ascii")
+        except UnicodeDecodeError:
+            raise _nothing() from None
+    kind: Kind = "model"
+    name, verb, names = "", None, ""
+    found: tuple[Route, ...] = ()
+    missing: Refused | None = None
+    match: re.Match[str] | None = None
+    if match := _SERVICE.match(path):
+        kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
+        if tenant.may_use_service(name):
+            found = routes.for_service(name)
+    elif path in _OPENAI or (match := _LISTED.match(path)):
+        kind, (name, allowed, names) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
+        if tenant.may_use_service(name):
+            found = routes.for_service(name)
+        if tenant.models == ("*",):
+            names = ""
+        elif match is not None:
+            names, listed = "entry", match[1][1:]
+            if found and not tenant.may_use_model(listed):
+                found, missing = (), unknown_model(listed, tenant)
+    elif path == "/v2":
+        kind, allowed, missing = "server", _GET, _nothing()
+        found = routes.for_model("")
+    elif _OPERATOR.match(path):
+        kind, missing = "server", _nothing()
+        allowed = frozenset({"GET", "POST"})
+        if "operator" in tenant.scopes:
+            found = routes.for_model("")
+    elif (match := _MODEL.match(path)) and match["verb"] in _VERBS:
+        name, verb, allowed = match["name"], match["verb"], _VERBS[match["verb"]]
+        if tenant.may_use_model(name):
+            found = routes.for_model(name, match["version"] or "")
+    else:
+        raise _nothing()
+    if not found:
+        raise missing or absent(kind, name, tenant)
+    if method not in allowed:
+        allow = ", ".join(sorted(allowed))
+        raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes {allow}, not {method}", headers=(("allow", allow),))
+    asked = match["version"] or "" if kind == "model" and match is not None else ""
+    executes = (kind == "service" or verb in _EXECUTING) and names not in ("list", "entry")
+    keepable = executes and method != "HEAD" and verb != "generate_stream"
+
+    def make(route: Route, side: Split | None) -> Target:
+        # A call that names a version gets it: only one that leaves the choice to us takes the side's.
+        version = side.version if side is not None and not asked else ""
+        where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
+        target = f"{where}?{query}" if query else where
+
+        def of(tenant: Tenant, flex: Target | None) -> Target:
+            return _target(
+                tenant,
+                route,
+                side,
+                kind=kind,
+                name=name,
+                version=version,
+                asked=asked,
+                line=f"{method} {target} HTTP/1.1".encode("ascii"),
+                work=f"{kind}:{where}" if method == "POST" and name else "",
+                head_only=method == "HEAD",
+                executes=executes,
+                keepable=keepable,
+                names=names,
+                flex=flex,
+            )
+
+        served = tenant if by_tier is None else by_tier(tenant, route)
+        lower = flexed(served) if flexed is not None and path in _OPENAI and method == "POST" else served
+        return of(served, None if lower is served else of(lower, None))
+
+    return _first(found, make, tenant, kind, name)
+
+
+def resolve_grpc(
+    kind: Kind, name: str, version: str, method: str, tenant: Tenant, routes: RouteTable, by_tier: ByTier | None = None
+) -> Target:
+    """Resolve a gRPC method. name: of a model that this tenant may use, or ""."""
+    found = routes.for_model(name, version)
+    if not found:
+        raise absent(kind, name, tenant)
+
+    def make(route: Route, side: Split | None) -> Target:
+        return _target(
+            tenant if by_tier is None else by_tier(tenant, route),
+            route,
+            side,
+            kind=kind,
+            name=name,
+            version=side.version if side is not None and not version else "",
+            asked=version,
+            line=b"",
+            work=f"model:{name}/{method}" if kind == "model" else "",
+            head_only=False,
+            executes=method in ("ModelInfer", "ModelStreamInfer"),
+            keepable=method == "ModelInfer",
+        )
+
+    return _first(found, make, tenant, kind, name)
+
+
+def _first(found: tuple[Route, ...], make: Make, tenant: Tenant, kind: Kind, name: str) -> Target:
+    """Return the target that fits whatever the headers of a call are, or one with `choices`."""
+    route = found[0]
+    if not route.headers and (not route.split or route.split_by == "tenant"):
+        return make(route, _side(route, tenant.name))
+    return Target(
+        tenant=tenant,
+        kind=kind,
+        name=name,
+        pool=route.pool,
+        plan=route,
+        line=b"",
+        route="",
+        head_only=False,
+        choices=Choices(found, make, tenant.name),
+    )
+
+
+def _target(
+    tenant: Tenant,
+    route: Route,
+    side: Split | None,
+    *,
+    kind: Kind,
+    name: str,
+    version: str,
+    asked: str,
+    line: bytes,
+    work: str,
+    head_only: bool,
+    executes: bool,
+    keepable: bool,
+    flex: Target | None = None,
+    names: str = "",
+) -> Target:
+    keepable = keepable and route.deterministic
+    shadowed = executes and bool(route.shadow_pool)
+    of = asked or version
+    return Target(
+        tenant=tenant,
+        kind=kind,
+        name=name,
+        pool=side.pool if side is not None else route.pool,
+        plan=route,
+        line=line,
+        route=f"{kind}:{name}" if name else kind,
+        head_only=head_only,
+        work=work,
+        allowances=tenant.allowances_for(kind, name, route.name),
+        side="" if side is None else _side_name(side),
+        version=version,
+        executes=executes,
+        keepable=keepable,
+        sought=(f"{name}/versions/{of}" if of else name) if kind == "model" else "",
+        names=names,
+        flex=flex,
+        special=bool(names or flex or keepable or shadowed or side or route.sticky not in ("", "stream")),
+    )
+
+
+def absent(kind: Kind, name: str, tenant: Tenant | None = None) -> Refused:
+    """Return the error about something that this key cannot see, whether it is there or not.
+
+    tenant: a near name among its models and services is added.
+    """
+    granted = () if tenant is None else tenant.models if kind == "model" else tenant.services
+    near = did_you_mean(name, (each for each in granted if "*" not in each))
+    return Refused(Outcome.NOT_FOUND, f"there is no {kind} {name[:128]!r} here for this key{near}")
+
+
+def _nothing() -> Refused:
+    return Refused(Outcome.NOT_FOUND, "nothing is served at this path")

@@ -1,0 +1,1 @@
+"""Work that several calls share: kept answers, single flights, shadow copies, filtered model lists."""

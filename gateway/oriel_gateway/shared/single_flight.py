@@ -1,0 +1,338 @@
+"""Makes equal calls of a route marked deterministic once, and keeps their answer for a while.
+
+Two calls are equal that have the same method, line, body and header fields as the upstream gets them, of the same
+tenant unless the route is `cache_shared`. What says who asks and not what for (`NOT_ASKED_FOR`) is not sent by a call
+that is made for all. Calls of different bands do not wait for one another: an urgent one would inherit the other's
+place in the queue.
+
+Theory of operation. The first call founds a flight, for which one call is made that belongs to nobody; all callers wait
+as its members (state JOINED), each with its own deadline and free to leave. When nobody is left, it is given up. Its
+answer, if it is a 200 that may be shared, is kept; the oldest member takes the whole call over with its permit and its
+times, as if it had made it, and the others get the same bytes with their own ids.
+
+An error is for the founder alone. The oldest of the rest then leads once more and the others follow it: all at once
+they would be what the flight was to keep from a server that has just failed. If that fails as well, each goes on its
+own: in line they would only pass their deadlines. A good answer that is not for all (streams, large ones, cookies) will
+not be next time either, so the rest go on their own at once. nginx (`proxy_cache_lock`) and Varnish (waiting lists,
+hit-for-miss) do much the same.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from time import monotonic
+
+from oriel_gateway.call.attempts import note_answer
+from oriel_gateway.call.cors import dressed
+from oriel_gateway.call.heads import head_lines
+from oriel_gateway.call.http import Call
+from oriel_gateway.call.lifecycle import ANSWERING, COLLECT, DONE, JOINED
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingState
+from oriel_policies.flights import Flight
+from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["NOT_ASKED_FOR", "VARYING", "answer_from", "answer_key", "join", "operator_lines", "wants_its_own"]
+
+NOT_ASKED_FOR = ("user-agent",)
+VARYING = frozenset(  # what a shared answer may vary by: fields that reach the upstream as the key has them
+    {"accept", "accept-encoding", "accept-language", "content-encoding", "content-type", "user-agent"}
+    | {"inference-header-content-length"}
+)
+_NOT_IN_KEY = frozenset({"content-length", *NOT_ASKED_FOR})
+_NOT_SENT = tuple(f"{name}:".encode() for name in ("content-length", *NOT_ASKED_FOR))
+_SMALL = 64 * 1024
+_TURN = 64  # members that are told in one turn of the loop, with answers of as many bytes at most:
+_TURN_BYTES = 1024 * 1024
+_OURS = (b"age:", b"x-oriel-cache:", b"x-oriel-route:")
+_NOT_FOR_OTHERS = frozenset({"no-store", "no-cache", "private"})
+
+
+def answer_key(call: Call, body: bytes) -> bytes | None:
+    """Return the hash that equal calls share; None when the client wants an answer of its own (`Cache-Control`)."""
+    head, target = call.head, call.target
+    if wants_its_own(head.get("cache-control")):
+        return None
+    owner = "" if target.plan.cache_shared else call.tenant.name
+    if target.kind == "service":
+        # A body may name models: who may not use them gets no answer that was given while somebody might. And a
+        # service may answer each tier in its own way.
+        tier = call.tenant.tier.name if owner else ""
+        owner = "\1".join((owner, tier, *call.tenant.models))
+    # As sent, each name's values in their order; the order of the names means nothing to anybody.
+    sent = sorted((f for f in head.sent_on() if f[0] not in _NOT_IN_KEY), key=lambda field: field[0])
+    fields = [f"{name}:{value}" for name, value in sent]
+    known = "\0".join((owner, target.plan.name, target.pool, target.line.decode("ascii"), *fields))
+    digest = blake2b(known.encode("latin-1"), digest_size=32)
+    digest.update(b"\0\0")
+    digest.update(body)
+    return digest.digest()
+
+
+def wants_its_own(cache_control: str | None) -> bool:
+    """Whether a client asks for an answer that is nobody else's."""
+    return cache_control is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(cache_control))
+
+
+def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
+    """Answer a call that was not sent. how: "hit" or "joined"."""
+    now = monotonic()
+    client, mark = call.client, call.mark
+    assert client is not None
+    close = client.must_close
+    lines = [*answer.lines, b"content-length: %d" % len(answer.body)]
+    if client.cors:
+        lines = dressed(lines, client.cors)
+    if (grant := call.grant) is not None:
+        grant.move(len(answer.body), now)
+        lines.append(grant.lines(now).encode("ascii")[:-2])
+    if close:
+        lines.append(b"connection: close")
+    if not any(line[:5].lower() == b"date:" for line in lines):
+        lines.append(client.server.date)
+    if how == "hit":
+        lines.append(b"age: %d" % age_s)
+    lines += operator_lines(call)
+    waited_s = now - call.queued_s if call.queued_s else 0.0
+    lines.append(
+        f"x-oriel-cache: {how}\r\nx-request-id: {mark.request_id}\r\ntraceresponse: {mark.traceresponse()}\r\n"
+        f"server-timing: gateway-queue;dur=0.000, gateway-cache;dur={waited_s * 1e3:.3f}\r\n\r\n".encode("latin-1")
+    )
+    head = b"\r\n".join(lines)
+    if len(answer.body) <= _SMALL:
+        client.transport.write(head + answer.body)
+    else:
+        client.transport.writelines((head, answer.body))  # uncopied: it may be for many
+    call.bytes_out = len(answer.body)
+    call.end_unsent(200)
+    client.answered(close=close)
+
+
+def operator_lines(call: Call) -> list[bytes]:
+    """Return the answer's header lines about route and side, for those who may know how the house is built."""
+    target = call.target
+    if not target.side or "operator" not in call.tenant.scopes:
+        return []
+    return [f"x-oriel-route: {target.plan.name}; side={target.side}".encode("ascii", "replace")]
+
+
+def join(member: Member, routing: RoutingState, key: bytes, body: bytes, *, again: bool = False) -> None:
+    """Join the flight for `key`, and start its work if there is none. again: after a flight that failed."""
+    call = member.call
+    place = (key, call.tenant.tier.band, call.gate)  # two pools in turn may have had one name
+    call.state = JOINED
+    call.queued_s = call.queued_s or monotonic()
+    flight, founded = routing.flights.join(place, member)
+    member.flight = flight
+    if founded:
+        work = _Work(member, routing, flight, key, again)
+        member.work = work
+        work.start(body)
+    else:
+        member.work = next(iter(flight.members)).work
+        assert member.work is not None
+        member.work.last_until(call.deadline)
+
+
+class _Work:
+    """Makes the one call for all members of a flight, and receives its answer.
+
+    The call is not counted as a request and not traced: its members are. It comes from no address: they may be several.
+    """
+
+    __slots__ = ("_again", "_body", "_body_bytes", "_call", "_flight", "_founder", "_head", "_key", "_routing")
+
+    def __init__(self, founder: Member, routing: RoutingState, flight: Flight[Member], key: bytes, again: bool) -> None:
+        first = founder.call
+        gateway = first.gateway
+        self._founder = founder
+        self._routing = routing
+        self._flight = flight
+        self._key = key
+        self._again = again
+        self._head: ResponseHead | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._call = call = Call(
+            gateway,
+            None,
+            first.gate,
+            first.head,
+            first.tenant,
+            first.target,
+            first.mark,
+            first.received_s,
+            first.deadline,
+            head_lines(first.head, gateway.targets.tenant_lines(first.tenant), _NOT_SENT),
+            self,
+        )
+        call.stick = first.stick
+        routing.detached[self] = None
+
+    def start(self, body: bytes) -> None:
+        """Ask for a permit."""
+        self._call.whole(body)
+
+    def last_until(self, deadline: float) -> None:
+        """A member waits until `deadline`, perhaps longer than all before it."""
+        call = self._call
+        if deadline > call.deadline:
+            call.deadline = deadline
+            call.watch_until(deadline)
+
+    def cost_of_leaving(self, member: Member, now: float) -> tuple[bool, float]:
+        """Return whether the call was sent, and the seconds that `member` has to pay when it leaves now.
+
+        Who leaves last pays for the work, and the founder for work that failed; else leaving would make it free.
+        """
+        call = self._call
+        if not call.sent_s:
+            return False, 0.0
+        pays = self._founder is member if call.state == DONE else len(self._flight.members) == 1
+        return True, (now - call.permit_s) / max(1, call.gate.admission.inflight) if pays else 0.0
+
+    def cancel(self) -> None:
+        """Nobody is left who wants the answer, or the gateway closes."""
+        self._call.client_left()
+        for member in self._land():
+            member.call.client_left()
+
+    def response(self, call: Call, head: ResponseHead, data: bytes, complete: bool) -> bool:
+        call.response_s = now = monotonic()
+        endpoint, took_s = call.endpoint, now - call.sent_s
+        if head.status >= 400 and complete and endpoint is not None and call.elsewhere(endpoint, head, data, now):
+            note_answer(call.gate.endpoints, endpoint, head, now, took_s)
+            return True
+        call.no_copy()
+        if not _shareable(head):
+            self._give_away(head, data, complete)
+        else:
+            call.state = ANSWERING
+            call.status = head.status
+            self._head = head
+            self._take(head, data, complete)
+        return True
+
+    def response_data(self, call: Call, data: bytes, complete: bool) -> bool:
+        assert self._head is not None
+        self._take(self._head, data, complete)
+        return True
+
+    def refused(self, call: Call, refused: Refused) -> bool:
+        tried = call.tried
+        call.finish(refused.outcome)
+        members = self._land()
+        if members and members[0] is self._founder:
+            founder = members.pop(0).call
+            founder.inherit(call, tried)
+            founder.refuse(refused)
+        self._go_on(members)
+        return True
+
+    def ended(self, call: Call) -> None:
+        self._routing.detached.pop(self, None)
+
+    def _take(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > KEPT_BYTES:
+            self._give_away(head, b"".join(self._body), complete)
+        elif complete:
+            self._share(head, b"".join(self._body))
+
+    def _share(self, head: ResponseHead, body: bytes) -> None:
+        call, routing = self._call, self._routing
+        plan = call.target.plan
+        answer = KeptAnswer(
+            lines=tuple(line for line in head.forward if not line.lower().startswith(_OURS)),
+            body=body,
+        )
+        if plan.cache_s:
+            owner = "" if plan.cache_shared else call.tenant.name
+            routing.cache.put(self._key, owner, answer, answer.size_bytes, call.response_s, plan.cache_s)
+        members = self._land()
+        self._hand_over(members[0].call, head, body, True)
+
+        def joined(member: Member) -> None:
+            routing.answered_from(plan.name, "joined")
+            answer_from(member.call, answer, "joined", 0.0)
+
+        _in_turns(members[1:], joined, most=max(1, _TURN_BYTES // answer.size_bytes))
+
+    def _give_away(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """Give an answer to one caller: the founder, or a good one to the oldest member that is left."""
+        call = self._call
+        members = self._land()
+        taker, good = members[0], head.status < 400
+        if taker is self._founder or good:
+            self._hand_over(taker.call, head, data, complete)
+            del members[0]
+        else:
+            if call.endpoint is not None:
+                note_answer(call.gate.endpoints, call.endpoint, head, call.response_s, call.response_s - call.sent_s)
+            call.finish(Outcome.CALLER_LEFT)
+        if good:
+            _in_turns(members, _alone)
+        else:
+            self._go_on(members)
+
+    def _go_on(self, members: list[Member]) -> None:
+        """After a failure: the oldest leads and the others follow, or each alone if it was led again already."""
+
+        def follow(member: Member) -> None:
+            join(member, self._routing, self._key, member.call.body(), again=True)
+
+        _in_turns(members, _alone if self._again or len(members) < 2 else follow)
+
+    def _land(self) -> list[Member]:
+        return self._routing.flights.land(self._flight)
+
+    def _hand_over(self, taker: Call, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """`taker` is from now on the one that has the permit and reads the answer."""
+        self._routing.detached.pop(self, None)
+        taker.take_over(self._call)
+        self._routing.answered_from(self._call.target.plan.name, "miss")
+        head = head.copy()
+        head.forward = [line for line in head.forward if not line.lower().startswith(_OURS)]
+        head.forward.append(b"x-oriel-cache: miss")
+        taker.response(head, data, complete)
+
+
+def _alone(member: Member) -> None:
+    """Let a call queue for itself, as it would have without the flight."""
+    member.call.state = COLLECT
+    member.call.enter()
+
+
+def _in_turns(members: list[Member], do: Callable[[Member], None], *, most: int = _TURN) -> None:
+    """Call `do` for every member that still waits, some in each turn of the loop: there may be thousands."""
+    most = min(most, _TURN)
+    for member in members[:most]:
+        if member.call.state == JOINED:
+            do(member)
+    if rest := members[most:]:
+        asyncio.get_running_loop().call_soon(partial(_in_turns, rest, do, most=most))
+
+
+def _shareable(head: ResponseHead) -> bool:
+    """Whether an answer is a whole 200 that is meant for everybody who asks the same."""
+    if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
+        return False
+    if head.content_length is None and not head.chunked:
+        return False  # it ends with its connection, and nobody knows whether it was whole
+    for field in head.fields:
+        name = field.name
+        if name == "set-cookie":
+            return False
+        if name == "cache-control" and not _NOT_FOR_OTHERS.isdisjoint(_words(field.value)):
+            return False
+        if name == "vary" and not _words(field.value) <= VARYING:
+            return False
+        if name == "content-type" and field.value.lower().startswith("text/event-stream"):
+            return False
+    return True
+
+
+def _words(value: str) -> set[str]:
+    return {word.strip().lower() for word in value.split(",")}

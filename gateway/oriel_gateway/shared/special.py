@@ -1,0 +1,149 @@
+"""Extras of HTTP calls of special routes: flights, shadow copies, sticky keys, bodies that name a model or a tier.
+
+A plain call has none. `Call` calls the hooks of `contracts.RouteHooks` and nothing else; they may end the call.
+"""
+
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+
+from oriel_gateway.call.http import Call
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity.named_models import judge_body
+from oriel_gateway.routing.targets import Target
+from oriel_gateway.shared.shadow import Fingerprint, send_copy
+from oriel_gateway.shared.single_flight import answer_from, answer_key, join, operator_lines
+from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
+from oriel_policies.assignment import unit
+from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["FLEX_BYTES", "Extras", "attach"]
+
+FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
+_SERVICE_TIER: Final = b'"service_tier"'
+# Not a class statement: this module is compiled, and a Struct makes its classes by itself.
+_asked = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", Any, None)])).decode
+
+
+def attach(call: Call, routing: RoutingState) -> None:
+    """Give a call of a special target its extras."""
+    call.extras = Extras(routing)
+    sticky = call.target.plan.sticky
+    if sticky not in ("", "stream"):
+        call.stick = call.head.get(sticky) or ""
+
+
+def asks_for_flex(call: Call) -> bool:
+    """Whether a body of the OpenAI API names the tier `flex`; what is larger or no JSON is not judged here."""
+    if call.body_bytes > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
+        return False
+    try:
+        asked: Any = _asked(body)
+        return bool(asked.service_tier == "flex")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def lowered(call: Call, target: Target) -> bool:
+    """Let the call go on by the lower tier of `target`; True: other limits count it now. Raises Refused."""
+    gateway, grant, now = call.gateway, call.grant, monotonic()
+    same = call.target.allowances == target.allowances
+    call.target, call.tenant, call.lines = target, target.tenant, None
+    call.deadline = gateway.deadline(call.tenant, call.received_s, call.head.timeout)
+    call.watch_until(call.deadline)
+    if same:
+        return False
+    call.grant = None
+    if grant is not None:
+        if call.head.chunked:
+            grant.move(-call.body_bytes, now)
+        grant.undo(now)
+    if target.allowances:
+        grant = gateway.limiter.acquire(call.tenant, target, call.head.content_length or 0, now)
+        if grant is not None:
+            call.limited(grant)
+    return True
+
+
+class Extras:
+    """Hooks of one call; its single writer is that call."""
+
+    __slots__ = ("_copied", "_member", "_routing", "_seen")
+
+    def __init__(self, routing: RoutingState) -> None:
+        self._routing = routing
+        self._member: Member | None = None  # of a flight
+        self._copied: bytes | None = None  # the body, for a shadow
+        self._seen: Fingerprint | None = None
+
+    def before_queue(self, call: Call) -> bool:
+        """The request is here as a whole. False: the call is answered, waits for an equal one or for its limits."""
+        lower = call.target.flex
+        if lower is not None and asks_for_flex(call):
+            try:
+                if lowered(call, lower):
+                    call.end()  # again, with the limits of that tier
+                    return False
+            except Refused as refused:
+                call.refuse(refused)
+                return False
+        target, routing = call.target, self._routing
+        if target.names in ("json", "form"):
+            try:
+                judge_body(call.head, target.names, call.body(), call.tenant)
+            except Refused as refused:
+                call.refuse(refused)
+                return False
+        plan, size = target.plan, call.body_bytes
+        if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):
+            return True
+        body = call.body()
+        if plan.shadow_pool and target.executes and unit(call.mark.request_id) < plan.shadow_share:
+            self._copied = body  # the call's own, on the budget as that is: a copy takes no room from other calls
+        if not target.keepable or (key := answer_key(call, body)) is None:
+            return True
+        found = routing.cache.get(key, monotonic()) if plan.cache_s else None
+        if found is not None:
+            routing.answered_from(plan.name, "hit")
+            answer_from(call, found[0], "hit", found[1])
+            return False
+        if not call.hold_body():
+            return True  # no bytes to wait with: the queue decides
+        self._member = Member(call)
+        join(self._member, routing, key, body)
+        return False
+
+    def response(self, call: Call, head: ResponseHead, data: bytes) -> None:
+        """The upstream's head is about to be passed on."""
+        head.forward += operator_lines(call)
+        if self._copied is not None:
+            self._seen = Fingerprint()
+            self._seen.status = head.status
+            self._seen.add(data)
+
+    def data(self, data: bytes) -> None:
+        """More of the answer."""
+        if self._seen is not None:
+            self._seen.add(data)
+
+    def abandoned(self, call: Call, now: float) -> tuple[bool, float]:
+        """Return what `FlightWork.cost_of_leaving` says of a call that ends before its flight does."""
+        member = self._member
+        return (
+            member.work.cost_of_leaving(member, now) if member is not None and member.work is not None else (False, 0.0)
+        )
+
+    def ended(self, call: Call) -> None:
+        """The call is over, however it ended."""
+        routing, target, member = self._routing, call.target, self._member
+        if target.side:
+            routing.took_side(target.plan.name, target.side)
+        if member is not None:
+            flight, work = member.flight, member.work
+            self._member = member.flight = member.work = None  # or the work and its founder would hold one another
+            if flight is not None and work is not None and routing.flights.leave(flight, member):
+                work.cancel()
+        if self._copied is not None and self._seen is not None and call.outcome is Outcome.ANSWERED:
+            send_copy(call, routing, self._copied, self._seen)
+        self._copied = None

@@ -1,0 +1,243 @@
+"""Counters of one model version, as the statistics extension and the metrics report them.
+
+Single writer: the loop. Durations are (count, nanoseconds). Each request of a batch is charged the compute time of the
+whole batch, as v2 clients expect. Counters belong to a name and a version, not to a load: a version that is loaded
+again continues to count (`Ledger`).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from oriel_inference.batching.call import BatchTimes
+from oriel_inference.errors import Outcome
+from oriel_wire.telemetry import Histogram
+from oriel_wire.v2.proto import v2_pb2
+
+MAX_TIERS = 16
+MAX_BATCH_SIZES = 1024
+MAX_RESPONSES = 64
+MAX_LEDGER = 4096
+OTHER_TIERS = "other"
+
+LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BATCH_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+FIRST_RESPONSE_MS = (100.0, 500.0, 2000.0, 5000.0)
+
+
+class Duration:
+    """A number of occurrences and their total duration."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Add `times` occurrences of `seconds` each; negative rounding errors of the clock count as 0."""
+        self.count += times
+        self.ns += max(0, int(seconds * 1e9)) * times
+
+
+class _Stages:
+    __slots__ = ("infer", "input", "output")
+
+    def __init__(self) -> None:
+        self.input, self.infer, self.output = Duration(), Duration(), Duration()
+
+    def add(self, times: BatchTimes, count: int) -> None:
+        self.input.add(times.assembled_s - times.started_s, count)
+        self.infer.add(times.computed_s - times.assembled_s, count)
+        self.output.add(times.split_s - times.computed_s, count)
+
+
+class Tier:
+    """The requests of one tier.
+
+    latency: seconds from arrival, of the answered requests.
+    refusals: reasons of the others.
+    """
+
+    __slots__ = ("latency", "refusals")
+
+    def __init__(self) -> None:
+        self.latency = Histogram(LATENCY_S)
+        self.refusals: Counter[Outcome] = Counter()
+
+
+class Response:
+    """The n-th responses of a decoupled model's requests; exactly one of the last four counters counts each of them.
+
+    infer: time from the previous response (or the start) to this one.
+    output: time to encode it.
+    """
+
+    __slots__ = ("cancel", "empty", "fail", "infer", "output", "success")
+
+    def __init__(self) -> None:
+        self.infer, self.output = Duration(), Duration()
+        self.success, self.fail, self.empty, self.cancel = Duration(), Duration(), Duration(), Duration()
+
+
+class Statistics:
+    """The counters of one version.
+
+    inferences: executed rows.
+    executions: executed batches.
+    batches: rows -> stages, for the first MAX_BATCH_SIZES sizes seen.
+    sizes: rows of batches.
+    releases: reason -> batches.
+    tiers: tier -> requests.
+    responses, first_response: of a decoupled model; the latter in milliseconds.
+    """
+
+    __slots__ = (
+        "batches",
+        "executions",
+        "fail",
+        "failures",
+        "first_response",
+        "inferences",
+        "last_ms",
+        "queue",
+        "releases",
+        "responses",
+        "sizes",
+        "stages",
+        "success",
+        "tiers",
+    )
+
+    def __init__(self) -> None:
+        self.success, self.fail, self.queue = Duration(), Duration(), Duration()
+        self.stages = _Stages()
+        self.inferences = 0
+        self.executions = 0
+        self.last_ms = 0
+        self.batches: dict[int, _Stages] = {}
+        self.failures: Counter[Outcome] = Counter()
+        self.releases: Counter[str] = Counter()
+        self.sizes = Histogram(BATCH_ROWS)
+        self.tiers: dict[str, Tier] = {}
+        self.responses: list[Response] = []
+        self.first_response = Histogram(FIRST_RESPONSE_MS)
+
+    def tier(self, name: str) -> Tier:
+        """Return the counters of a tier; beyond MAX_TIERS the rest share OTHER_TIERS."""
+        found = self.tiers.get(name)
+        if found is None:
+            if len(self.tiers) >= MAX_TIERS:
+                name = OTHER_TIERS
+            found = self.tiers.setdefault(name, Tier())
+        return found
+
+    def first_response_buckets(self, bounds: tuple[float, ...]) -> None:
+        """Count first responses in these buckets from now on, starting at zero."""
+        if bounds != self.first_response.bounds:
+            self.first_response = Histogram(bounds)
+
+    def response(self, number: int) -> Response | None:
+        """Return the counters of a request's response `number`, from 0; beyond MAX_RESPONSES they share the last
+        ones.
+        """
+        if number >= MAX_RESPONSES:
+            return None
+        while len(self.responses) <= number:
+            self.responses.append(Response())
+        return self.responses[number]
+
+    def executed(self, times: BatchTimes, calls: int) -> None:
+        """Count a batch that answered `calls` requests. The rows of callers that left meanwhile were executed as
+        well.
+        """
+        self.executions += 1
+        self.inferences += times.rows
+        self.last_ms = time.time_ns() // 1_000_000
+        self.stages.add(times, calls)
+        self.sizes.observe(times.rows)
+        batch = self.batches.get(times.rows)
+        if batch is None:
+            if len(self.batches) >= MAX_BATCH_SIZES:
+                return
+            batch = self.batches[times.rows] = _Stages()
+        batch.add(times, 1)
+
+    def succeeded(self, *, queue_s: float, total_s: float) -> None:
+        """Count an answered request."""
+        self.success.add(total_s)
+        self.queue.add(queue_s)
+
+    def failed(self, outcome: Outcome, total_s: float = 0.0) -> None:
+        """Count a request that got no rows."""
+        self.failures[outcome] += 1
+        self.fail.add(total_s)
+
+    def message(self, name: str, version: str, *, memory_bytes: int = 0) -> v2_pb2.ModelStatistics:
+        """Return this version's entry of the statistics extension. memory_bytes: memory of the machine, 0 if
+        unknown.
+        """
+        found = v2_pb2.ModelStatistics(
+            name=name,
+            version=version,
+            last_inference=self.last_ms,
+            inference_count=self.inferences,
+            execution_count=self.executions,
+            inference_stats=v2_pb2.InferStatistics(
+                success=_message(self.success),
+                fail=_message(self.fail),
+                queue=_message(self.queue),
+                compute_input=_message(self.stages.input),
+                compute_infer=_message(self.stages.infer),
+                compute_output=_message(self.stages.output),
+                cache_hit=v2_pb2.StatisticDuration(),
+                cache_miss=v2_pb2.StatisticDuration(),
+            ),
+        )
+        if memory_bytes:
+            found.memory_usage.add(type="CPU", id=0, byte_size=memory_bytes)
+        for rows, stages in sorted(self.batches.items()):
+            found.batch_stats.add(
+                batch_size=rows,
+                compute_input=_message(stages.input),
+                compute_infer=_message(stages.infer),
+                compute_output=_message(stages.output),
+            )
+        for number, response in enumerate(self.responses):
+            found.response_stats[str(number)].CopyFrom(
+                v2_pb2.InferResponseStatistics(
+                    compute_infer=_message(response.infer),
+                    compute_output=_message(response.output),
+                    success=_message(response.success),
+                    fail=_message(response.fail),
+                    empty_response=_message(response.empty),
+                    cancel=_message(response.cancel),
+                )
+            )
+        return found
+
+
+class Ledger:
+    """The counters of every version, kept while the process lives: a counter must not restart at zero with an update.
+
+    Of the versions that do not serve any more, the oldest are forgotten beyond MAX_LEDGER. Single writer: the loop.
+    """
+
+    def __init__(self, is_serving: Callable[[str, int], bool], *, max_versions: int = MAX_LEDGER) -> None:
+        self._is_serving = is_serving
+        self._max_versions = max_versions
+        self._kept: dict[tuple[str, int], Statistics] = {}
+
+    def open(self, name: str, version: int) -> Statistics:
+        """Return the counters of a version that is about to serve."""
+        found = self._kept.pop((name, version), None) or Statistics()
+        self._kept[name, version] = found
+        if len(self._kept) > self._max_versions:
+            gone = (key for key in self._kept if key != (name, version) and not self._is_serving(*key))
+            if (oldest := next(gone, None)) is not None:
+                del self._kept[oldest]
+        return found
+
+
+def _message(duration: Duration) -> v2_pb2.StatisticDuration:
+    return v2_pb2.StatisticDuration(count=duration.count, ns=duration.ns)

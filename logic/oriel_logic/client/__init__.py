@@ -1,0 +1,1 @@
+"""Clients of inference servers: calls to models, for handlers and pipelines."""

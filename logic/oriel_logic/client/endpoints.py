@@ -1,0 +1,136 @@
+"""Which inference server gets the next call: the one with the fewest calls under way, in turn between equals.
+
+One that could not be reached is passed over while others are there: for a second, then for longer and longer. When that
+time is over one call tries it, and the others wait for what comes of that. One that said it has not the model is asked
+for that model a second later at the earliest: it answers at once, and would draw all calls to itself.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from oriel_wire.engine.client import HttpResponse
+from oriel_wire.engine.discovery import Address
+
+DOWN_S = 1.0
+DOWN_MAX_S = 5.0
+TRIAL_S = 3.0  # longer than a connection may take to be made
+LACKS_S = 1.0
+MAX_LACKING = 64
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+class Client(Closable, Protocol):
+    """What is needed of `oriel_wire.engine.client.HttpClient`."""
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[str, str]] | str,
+        body: bytes | Sequence[bytes | memoryview] = b"",
+        *,
+        deadline: float,
+    ) -> HttpResponse: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Endpoint(Generic[C]):
+    """One inference server. outstanding: calls under way, also those that wait for a connection. failures: how often
+    in a row it could not be reached. is_tried: after that, a call is on its way to it. lacks: models it said it has
+    not, and until when that is believed."""
+
+    __slots__ = ("address", "client", "down_until", "failures", "is_tried", "lacks", "outstanding")
+
+    def __init__(self, address: Address, client: C) -> None:
+        self.address = address
+        self.client = client
+        self.outstanding = 0
+        self.failures = 0
+        self.down_until = 0.0
+        self.is_tried = False
+        self.lacks: dict[str, float] = {}
+
+
+class Endpoints(Generic[C]):
+    """connect: makes the client of an address. Single writer: the loop."""
+
+    def __init__(self, connect: Callable[[Address], C], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._endpoints: list[Endpoint[C]] = []
+        self._leaving: list[Endpoint[C]] = []
+        self._closing: set[asyncio.Task[None]] = set()
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
+
+    def replace(self, addresses: Iterable[Address]) -> None:
+        """These are the servers now. What is known of the ones that stay is kept; calls under way are not touched."""
+        known = {each.address: each for each in self._endpoints}
+        self._endpoints = [
+            known.pop(each) if each in known else Endpoint(each, self._connect(each)) for each in addresses
+        ]
+        self._leaving.extend(known.values())
+        for each in [one for one in self._leaving if not one.outstanding]:
+            self._leaving.remove(each)
+            task = asyncio.get_running_loop().create_task(each.client.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def pick(self, tried: Sequence[Endpoint[C]] = (), model: str = "") -> Endpoint[C] | None:
+        """The best one for `model` that is not in `tried`; None when all were tried."""
+        endpoints = self._endpoints
+        count = len(endpoints)
+        if count == 1:
+            return None if tried else endpoints[0]
+        now = self._clock()
+        self._turn = (self._turn + 1) % max(1, count)
+        best: Endpoint[C] | None = None
+        for offset in range(count):
+            each = endpoints[(self._turn + offset) % count]
+            if each not in tried and (best is None or load(each, model, now) < load(best, model, now)):
+                best = each
+        if best is not None and best.failures:
+            best.is_tried = True
+            best.down_until = max(best.down_until, now + TRIAL_S)
+        return best
+
+    def mark_down(self, endpoint: Endpoint[C]) -> None:
+        """It could not be reached. Calls that find out together count once."""
+        now = self._clock()
+        if endpoint.down_until > now and not endpoint.is_tried:
+            return
+        endpoint.is_tried = False
+        endpoint.down_until = now + min(DOWN_S * 2.0**endpoint.failures, DOWN_MAX_S)
+        endpoint.failures = min(endpoint.failures + 1, 16)
+
+    def mark_lacking(self, endpoint: Endpoint[C], model: str) -> None:
+        """It said that it has not this model, or not now."""
+        if len(endpoint.lacks) >= MAX_LACKING:
+            endpoint.lacks.clear()
+        endpoint.lacks[model] = self._clock() + LACKS_S
+
+    def mark_up(self, endpoint: Endpoint[C]) -> None:
+        """It was reached."""
+        endpoint.failures = 0
+        endpoint.down_until = 0.0
+        endpoint.is_tried = False
+
+    async def close(self) -> None:
+        for each in (*self._endpoints, *self._leaving):
+            await each.client.close()
+        await asyncio.gather(*self._closing)
+
+
+def load(endpoint: Endpoint[Any], model: str, now: float) -> tuple[bool, int]:
+    """What is compared: whether it is of no use now, then calls under way."""
+    useless = endpoint.down_until > now or (bool(endpoint.lacks) and endpoint.lacks.get(model, 0.0) > now)
+    return useless, endpoint.outstanding

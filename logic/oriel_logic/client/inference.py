@@ -1,0 +1,255 @@
+"""The v2 inference client: binary tensors over HTTP/1.1, one deadline, endpoint with the fewest outstanding calls
+first.
+
+Metadata is fetched once per model and version. If inputs do not fit it, it is fetched again (at most once a second)
+before an error is raised, because the model may have been replaced meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+
+from oriel_logic.client.codec import ModelCodec, infer_request, outputs_of, path_of
+from oriel_logic.client.endpoints import Client, Endpoint, Endpoints
+from oriel_logic.client.model_streams import STAGE as STREAM
+from oriel_logic.client.model_streams import StreamServers
+from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
+from oriel_logic.client.tensors import check_inputs, parse_metadata
+from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, is_elsewhere, refusal, sentence
+from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
+from oriel_logic.observe.stages import Ledger, Stage
+from oriel_wire.context import CallContext, Hop
+from oriel_wire.engine.client import HttpResponse
+from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable, UpstreamUnread
+from oriel_wire.trace import TraceContext
+
+STAGE = "infer"
+REFRESH_S = 1.0
+MAX_SPECS = 1024
+FOREVER = float("inf")
+
+
+class InferenceServers:
+    """The inference servers of this logic server: one object for all requests; `bind` makes the view of one request."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints[Client],
+        streams: StreamServers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoints = endpoints
+        self.streams = streams
+        self._clock = clock
+        self._codecs: dict[tuple[str, str], tuple[float, ModelCodec]] = {}
+        self._fetching: dict[tuple[str, str], asyncio.Lock] = {}
+
+    def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels":
+        return BoundModels(self, call, ledger)
+
+    async def close(self) -> None:
+        await self._endpoints.close()
+        await self.streams.close()
+
+    def known(self, model: str, version: str, stale_s: float) -> ModelCodec | None:
+        """Return the codec of a model whose metadata is at most `stale_s` old, or None."""
+        found = self._codecs.get((model, version))
+        return found[1] if found is not None and self._clock() - found[0] <= stale_s else None
+
+    async def codec(
+        self, model: str, version: str, call: CallContext, hop: Hop, trace: TraceContext, *, stale_s: float
+    ) -> ModelCodec:
+        """Return a codec whose metadata is at most `stale_s` old. Calls of one model share one fetch."""
+        key = (model, version)
+        lock = self._fetching.setdefault(key, asyncio.Lock())
+        try:
+            async with asyncio.timeout(call.deadline - self._clock()), lock:
+                known = self.known(model, version, stale_s)
+                if known is not None:
+                    return known
+                response = await self.send(model, "GET", path_of(model, version), "", (), call, hop, trace)
+                if response.status != 200:
+                    self._codecs.pop(key, None)
+                    raise refusal(model, response)
+                found = ModelCodec(parse_metadata(model, response.body), version)
+                if len(self._codecs) >= MAX_SPECS:
+                    self._codecs.clear()
+                self._codecs[key] = (self._clock(), found)
+                return found
+        except TimeoutError as error:
+            raise DeadlineExceeded(STAGE) from error
+        finally:
+            if not lock.locked():
+                self._fetching.pop(key, None)
+
+    def forget(self, model: str, version: str) -> None:
+        self._codecs.pop((model, version), None)
+
+    async def send(
+        self,
+        model: str,
+        method: str,
+        target: str,
+        headers: str,
+        body: Sequence[bytes | memoryview],
+        call: CallContext,
+        hop: Hop,
+        trace: TraceContext,
+    ) -> HttpResponse:
+        """Make one exchange about `model`. headers: lines with their CRLF.
+
+        Another endpoint is tried only if the previous one received nothing or does not have the model; if none has it,
+        the first answer counts.
+        Raises ModelUnreachable, ModelFailed or DeadlineExceeded.
+        """
+        tried: list[Endpoint[Client]] = []
+        refused: HttpResponse | None = None
+        while (endpoint := self._endpoints.pick(tried, model)) is not None:
+            lines = headers + hop.lines(self._clock(), trace)
+            endpoint.outstanding += 1
+            try:
+                response = await endpoint.client.request(method, target, lines, body, deadline=call.deadline)
+                if endpoint.failures:
+                    self._endpoints.mark_up(endpoint)
+                if response.status not in MAYBE_ELSEWHERE or not is_elsewhere(response):
+                    return response
+                self._endpoints.mark_lacking(endpoint, model)
+                tried.append(endpoint)
+                refused = refused or response
+            except UpstreamUnreachable:
+                self._endpoints.mark_down(endpoint)
+                tried.append(endpoint)
+            except UpstreamUnread:
+                tried.append(endpoint)
+            except UpstreamTimedOut as error:
+                raise DeadlineExceeded(STAGE) from error
+            except UpstreamBroken as error:
+                raise ModelFailed("the inference server closed the connection before it answered") from error
+            finally:
+                endpoint.outstanding -= 1
+        if refused is not None:
+            return refused
+        raise ModelUnreachable("no inference server can be reached: try again later", retry_after_s=1.0)
+
+
+class BoundModels:
+    """The `Models` of one request. Every call is a stage `infer` of the request."""
+
+    def __init__(self, servers: InferenceServers, call: CallContext, ledger: Ledger) -> None:
+        self._servers = servers
+        self._call = call
+        self._ledger = ledger
+        self._hop: Hop | None = None
+
+    def rebind(self, call: CallContext) -> None:
+        """Give later calls another deadline, because a stream goes on."""
+        self._call = call
+        self._hop = None
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs:
+        with self._ledger.stage(STAGE, kind="client") as stage:
+            stage.attributes["oriel.model"] = model
+            codec = self._servers.known(model, version, FOREVER)
+            if codec is None:
+                codec = await self._codec(model, version, stage, stale_s=FOREVER)
+            try:
+                encoded = codec.encode(inputs, outputs)
+            except ModelInputWrong as error:
+                codec = await self._newer(codec, model, version, stage, error)
+                encoded = codec.encode(inputs, outputs)
+            response = await self._servers.send(
+                model,
+                "POST",
+                codec.infer_path,
+                encoded.headers,
+                encoded.body,
+                self._call,
+                self._hop_of(),
+                stage.context,
+            )
+            if response.server_timing:
+                self._ledger.upstream.append(response.server_timing)
+            if response.cost_us > 0:
+                self._ledger.cost_us += response.cost_us
+            if response.status != 200:
+                await self._blame(model, version, inputs, response, stage)
+            return codec.decode(response)
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> AsyncGenerator[Outputs]:
+        with self._ledger.stage(STREAM, kind="client") as stage:
+            stage.attributes["oriel.model"] = model
+            codec = await self._codec(model, version, stage, stale_s=FOREVER)
+            try:
+                request = infer_request(codec.spec, inputs, outputs, version)
+            except ModelInputWrong as error:
+                codec = await self._newer(codec, model, version, stage, error)
+                request = infer_request(codec.spec, inputs, outputs, version)
+            answers = self._servers.streams.answers(request, self._call, stage.context)
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield outputs_of(answer)
+
+    async def ready(self, model: str, *, version: str = "") -> bool:
+        with self._ledger.stage("ready", kind="client") as stage:
+            target = path_of(model, version) + "/ready"
+            response = await self._servers.send(model, "GET", target, "", (), self._call, self._hop_of(), stage.context)
+            return response.status == 200
+
+    async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
+        known = self._servers.known(model, version, REFRESH_S)
+        if known is None:
+            with self._ledger.stage("metadata", kind="client") as stage:
+                known = await self._codec(model, version, stage, stale_s=REFRESH_S)
+        return known.spec
+
+    def _hop_of(self) -> Hop:
+        hop = self._hop
+        if hop is None:
+            hop = self._hop = Hop(self._call)
+        return hop
+
+    async def _codec(self, model: str, version: str, stage: Stage, *, stale_s: float) -> ModelCodec:
+        known = self._servers.known(model, version, stale_s)
+        if known is not None:
+            return known
+        return await self._servers.codec(model, version, self._call, self._hop_of(), stage.context, stale_s=stale_s)
+
+    async def _newer(
+        self, codec: ModelCodec, model: str, version: str, stage: Stage, error: ModelInputWrong
+    ) -> ModelCodec:
+        """Return a codec with newer metadata; raise `error` if the metadata has not changed."""
+        newer = await self._codec(model, version, stage, stale_s=REFRESH_S)
+        if newer is codec:
+            raise error
+        return newer
+
+    async def _blame(
+        self, model: str, version: str, inputs: Mapping[str, ArrayLike], response: HttpResponse, stage: Stage
+    ) -> None:
+        """Raise the error that the answer stands for; for a 400 check the inputs by the newest metadata, which may
+        name the tensor.
+        """
+        if response.status == 400:
+            newest = await self._codec(model, version, stage, stale_s=REFRESH_S)
+            check_inputs(newest.spec, inputs)
+            raise ModelInputWrong(f"model '{model}' refused its inputs: {sentence(response)}")
+        error = refusal(model, response)
+        if isinstance(error, ModelUnavailable):
+            self._servers.forget(model, version)
+        raise error

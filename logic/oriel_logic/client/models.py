@@ -1,0 +1,100 @@
+"""The interface of models for handlers: `await models.infer("digits", {"image": array})`, numpy in and out."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+else:  # a handler that does not use numpy runs without it
+    Array = Any
+
+
+ArrayLike: TypeAlias = Array | Sequence[Any] | float | int | str | bytes
+
+
+class Outputs(dict[str, Array]):
+    """A model's outputs by name, and the version that answered. Arrays may be read-only views of the answer."""
+
+    def __init__(self, arrays: Mapping[str, Array], *, model: str, model_version: str) -> None:
+        super().__init__(arrays)
+        self.model = model
+        self.model_version = model_version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restore, (dict(self), self.model, self.model_version)
+
+    def __missing__(self, name: str) -> Array:
+        raise KeyError(f"model '{self.model}' gave no output '{name}': it gave {', '.join(self)}")
+
+
+def restore(arrays: dict[str, Array], model: str, model_version: str) -> Outputs:
+    return Outputs(arrays, model=model, model_version=model_version)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a model. shape: as the server reports it, -1 for any size, batch axis included."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model's inputs and outputs, by name."""
+
+    name: str
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+
+
+class Models(Protocol):
+    """The models that a request may call. Deadline, tier, tenant, trace and request id are passed on automatically."""
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs:
+        """Run `model` once.
+
+        inputs: name -> array with the model's dtype and shape, batch axis included; lists and numbers are converted.
+        outputs: names of the wanted outputs, None for all.
+        version: "" lets the server choose.
+        Raises ModelInputWrong (it names the tensor), ModelUnavailable, ModelBusy, ModelFailed, ModelUnreachable or
+        DeadlineExceeded.
+        Cancelled: the inference server sees that the caller left.
+        """
+        ...
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> AsyncIterator[Outputs]:
+        """Yield every answer of a model that gives several to one call, over gRPC.
+
+        The request's deadline bounds the first answer; after that at most 30 s may pass between two, and 10 minutes in
+        all.
+        Raises as `infer`.
+        Cancelled or left early: the inference server sees it.
+        """
+        ...
+
+    async def ready(self, model: str, *, version: str = "") -> bool:
+        """Whether an inference server has the model ready. Raises ModelUnreachable or DeadlineExceeded."""
+        ...
+
+    async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
+        """Return the model's inputs and outputs, at most a second old. Raises as `infer`."""
+        ...

@@ -1,0 +1,66 @@
+"""Converts an inference server's refusal to an error. v2 sends `{"error": "..."}`; Oriel's own servers may add a
+reason.
+"""
+
+import msgspec
+
+from oriel_logic.errors import DeadlineExceeded, LogicError, ModelBusy, ModelFailed, ModelInputWrong, ModelUnavailable
+from oriel_wire.engine.client import HttpResponse
+
+# Reasons of Oriel's own servers: this one did not run it, another one may have the model. A full queue is not such a
+# reason, because a retry elsewhere would fill that queue too.
+ELSEWHERE = frozenset({"unknown_model", "model_not_ready", "no_available_version", "server_stopping"})
+MAYBE_ELSEWHERE = frozenset({404, 503})
+
+MAX_RETRY_AFTER_S = 3600.0
+NOT_READY_RETRY_S = 1.0
+
+
+def refusal(model: str, response: HttpResponse) -> LogicError:
+    """Return the error for an answer whose status is not 200."""
+    said = sentence(response)
+    match response.status:
+        case 400:
+            return ModelInputWrong(f"model '{model}' refused its inputs: {said}")
+        case 404:
+            return ModelUnavailable(f"model '{model}' is not served: {said}", retry_after_s=NOT_READY_RETRY_S)
+        case 429:
+            return ModelBusy(f"model '{model}': {said}", retry_after_s=retry_after_s(response), too_many=True)
+        case 503:
+            return ModelBusy(f"model '{model}' is not available now: {said}", retry_after_s=retry_after_s(response))
+        case 504:
+            return DeadlineExceeded("infer")
+    return ModelFailed(f"model '{model}' failed ({response.status}): {said}")
+
+
+def is_elsewhere(response: HttpResponse) -> bool:
+    """Whether this server surely did not run the call and another may: every v2 server answers 404 for a model it
+    lacks.
+    """
+    if response.status == 404:
+        return True
+    try:
+        body = msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(body, dict) and body.get("reason") in ELSEWHERE
+
+
+def sentence(response: HttpResponse) -> str:
+    """Return the server's error text, at most 300 characters."""
+    try:
+        body = msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "it gave no reason"
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict):
+        error = error.get("message")
+    return error[:300] if isinstance(error, str) and error else "it gave no reason"
+
+
+def retry_after_s(response: HttpResponse) -> float:
+    """Return the seconds of `Retry-After`, 1 if it is missing or a date."""
+    value = response.get("retry-after") or ""
+    if value.isascii() and value.isdigit() and len(value) < 9:
+        return min(float(value), MAX_RETRY_AFTER_S)
+    return NOT_READY_RETRY_S

@@ -1,0 +1,93 @@
+"""The inference servers that the settings name: looks their addresses up again and again, and makes their clients."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.inference import InferenceServers
+from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, discovery_of
+
+_log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 256  # to one inference server, which cannot batch calls that wait here
+
+
+class Upstreams:
+    """http, grpc: addresses or names of inference servers; a name stands for all its addresses, now and later."""
+
+    def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = ()) -> None:
+        endpoints: Endpoints[Client] = Endpoints(http_client)
+        streams: Endpoints[StreamClient] = Endpoints(StreamClient)
+        self.servers = InferenceServers(endpoints, StreamServers(streams))
+        self._watches = (
+            AddressWatch([discovery_of(each) for each in http], endpoints.replace),
+            AddressWatch([discovery_of(each) for each in grpc], streams.replace),
+        )
+
+    async def start(self) -> None:
+        """Look all names up once, then again and again. A name that is not found yet fails calls, not the start."""
+        for watch in self._watches:
+            await watch.start()
+
+    async def close(self) -> None:
+        for watch in self._watches:
+            await watch.close()
+        await self.servers.close()
+
+
+def http_client(address: Address) -> HttpClient:
+    return HttpClient(host=address[0], port=address[1], max_connections=MAX_CONNECTIONS)
+
+
+class AddressWatch:
+    """Looks several discoveries up again and again, and reports the union of their addresses.
+
+    found: called on the event loop with all addresses, each once, whenever they changed.
+    """
+
+    def __init__(self, discoveries: Sequence[Discovery], found: Callable[[Sequence[Address]], None]) -> None:
+        self._discoveries = list(discoveries)
+        self._found = found
+        self._answers: dict[int, tuple[Address, ...]] = {}
+        self._reported: tuple[Address, ...] = ()
+        self._failing: set[int] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Look all of them up once, then keep polling. A lookup that fails is logged, not raised."""
+        await asyncio.gather(*(self._lookup(index) for index in range(len(self._discoveries))))
+        self._tasks = [
+            asyncio.create_task(self._poll(index), name="inference servers lookup")
+            for index, each in enumerate(self._discoveries)
+            if each.every_s
+        ]
+
+    async def close(self) -> None:
+        """Stop polling."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _poll(self, index: int) -> None:
+        while True:
+            await asyncio.sleep(self._discoveries[index].every_s)
+            await self._lookup(index)
+
+    async def _lookup(self, index: int) -> None:
+        try:
+            self._answers[index] = await self._discoveries[index].lookup()
+        except DiscoveryFailed as error:
+            if index not in self._failing:
+                self._failing.add(index)
+                _log.warning("inference servers: %s; the previous addresses stay in use", error)
+            return
+        if index in self._failing:
+            self._failing.discard(index)
+            _log.info("inference servers: the lookup succeeds again")
+        together = tuple(dict.fromkeys(address for each in sorted(self._answers) for address in self._answers[each]))
+        if together != self._reported:
+            self._reported = together
+            self._found(together)

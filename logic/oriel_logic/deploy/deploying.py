@@ -1,0 +1,367 @@
+"""Sets a handler up in its own processes and tests it before it takes requests.
+
+In order: worker processes import it and run its `setup`; this process imports it, in a thread, if a stage runs on the
+loop; every service answers its sample, models included. Any failure, timeout or end of a process raises `SetUpFailed`
+with a text for the handler's author, and leaves nothing behind. Code with its own interpreter is never imported here:
+its workers report its definitions.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from oriel_logic.bodies.schemas import mismatch
+from oriel_logic.deploy.samples import Sample, find_sample, with_shown_sample
+from oriel_logic.errors import (
+    DeadlineExceeded,
+    HandlerFailed,
+    HandlerTimedOut,
+    LogicError,
+    ModelBusy,
+    ModelUnavailable,
+    ModelUnreachable,
+    Saturated,
+    ServiceBroken,
+    WorkerDied,
+)
+from oriel_logic.loading.folder_config import BadConfig
+from oriel_logic.loading.handlers import forget, load_file, one_line
+from oriel_logic.loading.listing import Source
+from oriel_logic.loading.sources import HandlerFile
+from oriel_logic.observe.stages import Ledger
+from oriel_logic.server.envelope import Visit, end
+from oriel_logic.server.inbound import Body, Inbound
+from oriel_logic.server.pipeline import Pipeline
+from oriel_logic.server.releases import Deployment, Release
+from oriel_logic.server.replies import Reply
+from oriel_logic.services.definition import Definition
+from oriel_logic.services.serving import Services
+from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_wire.context import CallContext, new_request_id
+from oriel_wire.trace import new_trace
+
+LOOK_S = 0.1
+MAX_PROBLEM = 500
+# Errors that a later attempt may not meet, although the handler has not changed.
+PASSING = (ModelBusy, ModelUnavailable, ModelUnreachable, Saturated)
+
+Report = Callable[[Deployment, Mapping[str, str]], None]
+Serve = Callable[[Release, Inbound, Visit], Awaitable[Reply]]
+
+
+class SetUpFailed(Exception):
+    """A handler cannot serve; the text gives the reason.
+
+    is_passing: the reason lies outside the handler, so that a retry may succeed.
+    service: the service at fault, "" for the whole file.
+    """
+
+    def __init__(self, problem: str, *, service: str = "", is_passing: bool = False) -> None:
+        super().__init__(problem[:MAX_PROBLEM])
+        self.problem = problem[:MAX_PROBLEM]
+        self.service = service
+        self.is_passing = is_passing
+
+
+class NoService(SetUpFailed):
+    """A file has no service: it is a module that others import, or a handler that lost its `@service`."""
+
+
+class Deployer:
+    """Sets handlers up.
+
+    limits: makes the limits of a pool with a given number of workers.
+    make_pipeline: makes the pipeline for the services and workers of a deployment.
+    serve: answers a request with a release, as for a caller.
+    report: called with {service: reason} when a worker that started later could not set a service up.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Callable[[int], PoolLimits],
+        make_pipeline: Callable[[Services, WorkerPool], Pipeline],
+        serve: Serve,
+        report: Report,
+        sample_timeout_s: float,
+        max_sample_bytes: int,
+    ) -> None:
+        self._limits = limits
+        self._make_pipeline = make_pipeline
+        self._serve = serve
+        self._report = report
+        self._sample_timeout_s = sample_timeout_s
+        self._max_sample_bytes = max_sample_bytes
+
+    async def set_up(self, source: Source, *, try_it: bool = True) -> Deployment:
+        """Return a working deployment. Raises SetUpFailed. Cancelled: nothing is left behind.
+
+        try_it: whether its services have to answer their samples.
+        """
+        if source.problem:
+            raise SetUpFailed(source.problem)
+        try:
+            return await self._set_up(source, try_it)
+        except (BadConfig, OSError) as error:
+            raise SetUpFailed(str(error)) from error
+
+    async def try_sample(self, source: Source, release: Release) -> str:
+        """Let a release answer its sample, and return the sample's label, "" if there is none.
+
+        Raises SetUpFailed, BadConfig, OSError.
+        """
+        sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
+        if sample is None:
+            return ""
+        await self._try(release, sample)
+        return sample.label
+
+    async def _set_up(self, source: Source, try_it: bool) -> Deployment:
+        trial = Trial(source, self._limits(source.config.workers), self._report)
+        await trial.start()
+        try:
+            try:
+                async with asyncio.timeout(source.config.setup_timeout_s) as limit:
+                    await trial.until_ready()
+                    if source.python is None and any(map(is_on_loop, trial.pool.descriptions.values())):
+                        await self._try_in_scratch(source, try_it)
+                    definitions, services = await self._definitions(source, trial.pool)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise SetUpFailed(f"its setup failed: {one_line(error)}") from error
+                left = f"import and setup took longer than {source.config.setup_timeout_s:g} s"
+                raise SetUpFailed(f"{left}: make them quicker, or set setup_timeout_s in [tool.oriel]") from error
+            deployment = Deployment([source.file], trial.pool, self._make_pipeline(services, trial.pool))
+            trial.deployment = deployment
+            for definition in definitions.values():
+                shown = await asyncio.to_thread(with_shown_sample, source, source.config.applied(definition))
+                Release(shown, source.file, deployment)
+            if try_it:
+                for release in deployment.releases:
+                    await self.try_sample(source, release)
+            return deployment
+        except BaseException:
+            await trial.pool.close()
+            forget(source.file.module)
+            raise
+
+    async def _try_in_scratch(self, source: Source, try_it: bool) -> None:
+        """Load the handler in a scratch process first, so that a crash cannot take the server down.
+
+        Raises SetUpFailed. A wrong answer to a sample is ignored here: workers cannot do everything that the loop can.
+        """
+        scratch = Trial(source, self._limits(1), self._report, sets_up_all=True)
+        await scratch.start()
+        try:
+            await scratch.until_ready()
+            pipeline = self._make_pipeline(Services(), scratch.pool)
+            deployment = Deployment([source.file], scratch.pool, pipeline)
+            for described in scratch.pool.descriptions.values() if try_it else ():
+                if not is_on_loop(described):
+                    continue
+                release = Release(Definition.from_description(described), source.file, deployment)
+                sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
+                if sample is None:
+                    continue
+                try:
+                    await self._try(release, sample)
+                except SetUpFailed as failed:
+                    if isinstance(failed.__cause__, TimeoutError | DeadlineExceeded | HandlerTimedOut):
+                        raise
+                    if isinstance(failed.__cause__, WorkerDied):
+                        why = f"its self-test with {sample.label} failed: it ended its process: the log says more"
+                        raise SetUpFailed(why, service=release.name) from failed
+        finally:
+            await scratch.pool.close()
+
+    async def _definitions(self, source: Source, pool: WorkerPool) -> tuple[Mapping[str, Definition], Services]:
+        """Return the definitions of the file, and the instances of services that run on the loop. Raises
+        SetUpFailed.
+        """
+        described = {name: Definition.from_description(each) for name, each in pool.descriptions.items()}
+        services = Services()
+        if described and source.python is not None:
+            return described, services
+        loaded = await asyncio.to_thread(load_file, source.file, log=False) if source.python is None else []
+        if not described and not serves_openai(source.file):
+            raise NoService("it has no service: put @service on a function or a class")
+        found: dict[str, Definition] = {}
+        for each in loaded:
+            if each.definition is None:
+                raise SetUpFailed(each.problem)
+            found[each.name] = each.definition
+        for name, definition in found.items():
+            if all(map(definition.runs_in_worker, definition.stages())):
+                continue
+            failure = await asyncio.to_thread(failure_of, services, definition)
+            if failure is not None:
+                raise SetUpFailed(f"its setup failed: {one_line(failure, source.file.path)}", service=name) from failure
+        return found, services
+
+    async def _try(self, release: Release, sample: Sample) -> None:
+        """Send the sample to the service. Raises SetUpFailed if the answer is not as declared."""
+        now = time.monotonic()
+        trace = new_trace(False)
+        call = CallContext(
+            request_id=f"self-test-{new_request_id()[:16]}",
+            deadline=now + self._sample_timeout_s,
+            tier="",
+            band=0,
+            tenant="",
+            models=(),
+            trace=trace,
+        )
+        visit = Visit(call=call, ledger=Ledger(trace), started_s=now)
+        inbound = Inbound(
+            method="POST",
+            path=f"/v1/services/{release.name}",
+            headers={"content-type": sample.content_type},
+            size_bytes=len(sample.body),
+            body=Body(sample.body),
+        )
+        try:
+            async with asyncio.timeout(self._sample_timeout_s):
+                reply = await self._serve(release, inbound, visit)
+                await consumed(reply)
+        except TimeoutError as error:
+            why = f"there was no answer within {self._sample_timeout_s:g} s"
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+        except LogicError as error:
+            raise SetUpFailed(
+                f"its self-test with {sample.label} failed: {why_of(error, release.file.path)}",
+                service=release.name,
+                is_passing=isinstance(error, PASSING),
+            ) from error
+        except Exception as error:  # what a handler raises while its answer is streamed
+            why = one_line(error, release.file.path)
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+        why = (
+            mismatch(release.definition.signature.output, reply.content_type, reply.body)
+            if reply.pieces is None
+            else ""
+        )
+        if why:
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name)
+
+
+def failure_of(services: Services, definition: Definition) -> BaseException | None:
+    """Run the setup of a service, and return what it raised: user code must not raise out of its thread."""
+    try:
+        services.set_up(definition)
+    except BaseException as error:
+        return error
+    return None
+
+
+def is_on_loop(described: Mapping[str, Any]) -> bool:
+    """Whether a stage of this service runs in the logic process."""
+    return any(each["where"] == "loop" for each in described["stages"].values())
+
+
+def serves_openai(file: HandlerFile) -> bool:
+    """Whether this imported file serves models to clients of the OpenAI API. Raises SetUpFailed if they cannot run."""
+    if "oriel_logic.openai" not in sys.modules:
+        return False
+    from oriel_logic.openai.served import served_in
+
+    served = served_in([file])
+    for each in served:
+        if each.problem():
+            raise SetUpFailed(each.problem(), service=each.served_as)
+    return bool(served)
+
+
+async def consumed(reply: Reply) -> None:
+    if reply.pieces is None:
+        return
+    try:
+        async for _ in reply.pieces:
+            pass
+    finally:
+        await end(reply.pieces)
+
+
+def why_of(error: LogicError, path: Path | None) -> str:
+    """Describe an error to the handler's author, who may see what callers do not: the error of the handler's own
+    code.
+    """
+    if isinstance(error, HandlerFailed) and error.__cause__ is not None:
+        return one_line(error.__cause__, path)
+    return " ".join(getattr(error, "__notes__", ())) or error.message
+
+
+class Trial:
+    """A worker pool that gets one chance to start. sets_up_all: see ForkServer."""
+
+    def __init__(self, source: Source, limits: PoolLimits, report: Report, *, sets_up_all: bool = False) -> None:
+        self._file: HandlerFile = source.file
+        self._python = str(source.python) if source.python is not None else sys.executable
+        self._sets_up_all = sets_up_all
+        self._limits = limits
+        self._report = report
+        self._problems: dict[str, str] = {}
+        self._is_lost = False
+        self._was_ready = False
+        self.pool: WorkerPool
+        self.deployment: Deployment | None = None
+
+    async def start(self) -> None:
+        """Start the pool. Raises OSError. Cancelled: nothing is left behind."""
+        launching = asyncio.get_running_loop().run_in_executor(None, self._launch)
+        try:
+            server = await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            with suppress(OSError):
+                await asyncio.to_thread((await launching).close)
+            raise
+        self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._told)
+        await self.pool.start()
+
+    async def until_ready(self) -> None:
+        """Wait until the pool is ready. Raises SetUpFailed as soon as that is impossible."""
+        ready = asyncio.create_task(self.pool.wait_ready(), name="worker pool of a new release")
+        try:
+            while not ready.done():
+                await asyncio.wait([ready], timeout=LOOK_S)
+                if self._problems:
+                    service, problem = next(iter(self._problems.items()))
+                    raise SetUpFailed(problem, service=service if service in self.pool.descriptions else "")
+                if self.pool.problem:
+                    raise SetUpFailed(self.pool.problem)
+                if self._is_lost or self.pool.failed_starts:
+                    raise SetUpFailed(
+                        "its process ended while it was imported or set up: its last lines are in the log"
+                    )
+            ready.result()
+        except ServiceBroken as error:
+            raise SetUpFailed(error.message) from error
+        finally:
+            ready.cancel()
+            with suppress(asyncio.CancelledError, ServiceBroken):
+                await ready
+        self._was_ready = True
+
+    def _told(self, problems: dict[str, str]) -> None:
+        self._problems.update(problems)
+        if self.deployment is not None:
+            self._report(self.deployment, problems)
+
+    def _launch(self) -> ForkServer:
+        return ForkServer.launch(
+            [self._file],
+            python=self._python,
+            sets_up_all=self._sets_up_all,
+            max_frame_bytes=self._limits.max_frame_bytes,
+        )
+
+    def _relaunch(self) -> ForkServer:
+        """Fail the trial: the pool lost its fork server."""
+        if not self._was_ready:
+            self._is_lost = True
+            raise OSError("its process ended before it was ready")
+        return self._launch()

@@ -1,0 +1,1 @@
+"""Loading of handlers from services folders: listing, import and settings."""

@@ -1,0 +1,1 @@
+"""Metrics, stages of a request, and the watchdog of the event loop."""

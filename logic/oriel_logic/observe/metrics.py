@@ -1,0 +1,159 @@
+"""The numbers of a logic server, in a registry of its own.
+
+What a request adds is kept in plain numbers, one object per service and tier, so that observing costs no lock and no
+look-up of labels; `collect` writes them down when somebody asks. Labels are bounded: services are those that were
+loaded, tiers and stages, whose names come from outside or from handlers, become "other" past a number.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client import Histogram as LibraryHistogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from oriel_logic.errors import Outcome
+from oriel_logic.observe.stages import Stage
+from oriel_wire.telemetry import Histogram
+
+LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+MAX_STAGES = 64  # of one service and tier
+MAX_TIERS = 16
+OTHER = "other"
+
+
+class Series:
+    """What is known of one service and tier."""
+
+    __slots__ = ("outcomes", "request", "stages")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, int] = {}
+        self.request = Histogram()
+        self.stages: dict[str, Histogram] = {}
+
+    def stage(self, name: str) -> Histogram:
+        """Of a stage that was not seen before."""
+        if len(self.stages) >= MAX_STAGES:
+            name = OTHER
+        return self.stages.setdefault(name, Histogram())
+
+
+class Metrics:
+    """Single writer: the loop."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._series: dict[tuple[str, str], Series] = {}
+        self._tiers: set[str] = {""}
+        self._updates: Counter[str] = Counter()
+        self.registry.register(self)
+        self.watch_total(
+            "oriel_logic_updates", "Changes of handlers on the disk, by result", "result", lambda: self._updates
+        )
+        self._blocks: Counter[str] = Counter()
+        self.watch_total(
+            "oriel_logic_loop_blocked",
+            "Times the event loop was held for more than 50 ms, by the service that did",
+            "service",
+            lambda: self._blocks,
+        )
+        self.loop_lag = LibraryHistogram(
+            "oriel_logic_loop_lag_seconds",
+            "How long the event loop took to answer the watchdog",
+            buckets=LAG_BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def observe(self, service: str, tier: str, outcome: Outcome, seconds: float, stages: Iterable[Stage]) -> None:
+        """One finished request; `service` must be one that was loaded, or ""."""
+        series = self._series.get((service, tier))
+        if series is None:
+            series = self._series_of(service, tier)
+        value = outcome._value_  # `value` is a descriptor of the enum, ten times slower
+        series.outcomes[value] = series.outcomes.get(value, 0) + 1
+        series.request.observe(seconds)
+        known = series.stages
+        for stage in stages:
+            durations = known.get(stage.name)
+            if durations is None:
+                durations = series.stage(stage.name)
+            spent_s = stage.end_s - stage.start_s
+            durations.observe(spent_s if spent_s > 0.0 else 0.0)
+
+    def count_block(self, service: str) -> None:
+        """Something held the event loop; `service`: one that was loaded, or "" for none of them."""
+        self._blocks[service] += 1
+
+    def count_update(self, result: str) -> None:
+        """A change of a handler was dealt with: "published", "failed", "removed" or "superseded"."""
+        self._updates[result] += 1
+
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when it is scraped."""
+        self.registry.register(Read(lambda: GaugeMetricFamily(name, text, value=read())))
+
+    def watch_by(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """The same with a label."""
+        self.registry.register(Read(lambda: labelled(GaugeMetricFamily(name, text, labels=[label]), read())))
+
+    def watch_total(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """A counter that somebody else keeps; label: "" if it has none, then read gives it under ""."""
+        labels = [label] if label else []
+        self.registry.register(Read(lambda: labelled(CounterMetricFamily(name, text, labels=labels), read())))
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        requests = CounterMetricFamily(
+            "oriel_logic_requests", "Requests by service and outcome", labels=["service", "outcome"]
+        )
+        seconds = HistogramMetricFamily(
+            "oriel_logic_request_seconds", "From the head of a request to its answer", labels=["service", "tier"]
+        )
+        stages = HistogramMetricFamily(
+            "oriel_logic_stage_seconds",
+            "Time in a stage, waiting for a worker included",
+            labels=["service", "stage", "tier"],
+        )
+        outcomes: Counter[tuple[str, str]] = Counter()
+        for (service, tier), series in self._series.items():
+            for outcome, count in series.outcomes.items():
+                outcomes[service, outcome] += count
+            seconds.add_metric([service, tier], series.request.buckets(), series.request.total)
+            for stage, durations in series.stages.items():
+                stages.add_metric([service, stage, tier], durations.buckets(), durations.total)
+        for labels, count in outcomes.items():
+            requests.add_metric(list(labels), count)
+        yield from (requests, seconds, stages)
+
+    def describe(self) -> Iterator[Metric]:
+        """For the registry, which would call `collect` instead."""
+        return iter(())
+
+    def _series_of(self, service: str, tier: str) -> Series:
+        if tier not in self._tiers:
+            if len(self._tiers) >= MAX_TIERS:
+                tier = OTHER
+            self._tiers.add(tier)
+        return self._series.setdefault((service, tier), Series())
+
+
+def labelled(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    for label, value in values.items():
+        family.add_metric([label] if label else [], value)
+    return family
+
+
+class Read:
+    """A family that is made when it is scraped."""
+
+    def __init__(self, make: Callable[[], Metric]) -> None:
+        self._make = make
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._make()
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())

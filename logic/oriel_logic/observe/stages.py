@@ -1,0 +1,110 @@
+"""Times the stages of a request, once for `Server-Timing`, spans and histograms."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal
+
+from oriel_wire.trace import Span, TraceContext, child
+
+Kind = Literal["client", "internal"]
+
+
+class Stage:
+    """One stage, timed by `with ledger.stage("pre"):`; open while `end_s` is 0. Times are monotonic seconds.
+
+    Exceptions of its body pass through; `error` is the name of their class.
+    """
+
+    __slots__ = ("_attributes", "_clock", "_context", "_root", "end_s", "error", "kind", "name", "start_s")
+
+    def __init__(self, name: str, kind: Kind, root: TraceContext, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.kind: Kind = kind
+        self.start_s = self.end_s = 0.0
+        self.error = ""
+        self._root = root
+        self._clock = clock
+        self._context: TraceContext | None = None
+        self._attributes: dict[str, str | int | float | bool] | None = None
+
+    @property
+    def context(self) -> TraceContext:
+        """Its place in the trace, made on first use."""
+        if self._context is None:
+            self._context = child(self._root)
+        return self._context
+
+    @property
+    def attributes(self) -> dict[str, str | int | float | bool]:
+        """The attributes of its span."""
+        if self._attributes is None:
+            self._attributes = {}
+        return self._attributes
+
+    def __enter__(self) -> "Stage":
+        self.start_s = self._clock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end_s = self._clock()
+        if kind is not None:
+            self.error = kind.__name__
+
+
+class Ledger:
+    """The stages of one request; they may overlap (fan-out).
+
+    root: the request's own span.
+    upstream: `Server-Timing` entries that inference servers reported.
+    cost_us: the cost of the request so far: processor time of workers plus what inference servers charged.
+    """
+
+    __slots__ = ("_clock", "cost_us", "root", "stages", "upstream")
+
+    def __init__(self, root: TraceContext, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.root = root
+        self.stages: list[Stage] = []
+        self.upstream: list[str] = []
+        self.cost_us = 0
+        self._clock = clock
+
+    def stage(self, name: str, *, kind: Kind = "internal") -> Stage:
+        """Make a stage, which begins when it is entered with `with`."""
+        stage = Stage(name, kind, self.root, self._clock)
+        self.stages.append(stage)
+        return stage
+
+    @property
+    def interrupted(self) -> str:
+        """The stage that a cancellation hit, the latest started first; "handler" if there was none."""
+        return next((each.name for each in reversed(self.stages) if each.error == "CancelledError"), "handler")
+
+    def timings(self) -> list[tuple[str, float]]:
+        """Return (stage, seconds) in order of start; stages of one name are summed. Those that never began are left
+        out.
+        """
+        totals: dict[str, float] = {}
+        for stage in self.stages:
+            if stage.start_s:
+                totals[stage.name] = totals.get(stage.name, 0.0) + max(0.0, stage.end_s - stage.start_s)
+        return list(totals.items())
+
+    def spans(self) -> list[Span]:
+        """Return one `logic.<stage>` span per stage, children of the request's."""
+        return [
+            Span(
+                name=f"logic.{stage.name}",
+                context=stage.context,
+                parent_id=self.root.span_id,
+                start_s=stage.start_s,
+                end_s=stage.end_s,
+                kind=stage.kind,
+                attributes=stage.attributes,
+                error=stage.error,
+            )
+            for stage in self.stages
+            if stage.start_s
+        ]

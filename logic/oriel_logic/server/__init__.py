@@ -1,0 +1,1 @@
+"""The service port of the logic server: connections, requests, answers, releases, and the pipeline between them."""

@@ -1,0 +1,275 @@
+"""The outermost layer of a request: context, admission, error replies, `Server-Timing`, metrics and traces."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from oriel_logic.client.inference import STAGE
+from oriel_logic.errors import CallerLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
+from oriel_logic.observe.metrics import Metrics
+from oriel_logic.observe.stages import Ledger
+from oriel_logic.server.inbound import Inbound
+from oriel_logic.server.releases import Release
+from oriel_logic.server.replies import Reply, error_reply
+from oriel_wire.context import COST_US, REQUEST_ID, CallContext, ContextPlan, read_headers
+from oriel_wire.trace import Span, SpanSink, child, format_traceparent, server_timing
+
+_log = logging.getLogger(__name__)
+Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """One request in progress. `begin` and `outcome` are set on the way; `status` is what was sent.
+
+    started_s: monotonic seconds at which its head was complete.
+    parent_id: the caller's span, 0 if there is none.
+    """
+
+    call: CallContext
+    ledger: Ledger
+    started_s: float
+    parent_id: int = 0
+    service: str = ""
+    release: Release | None = None
+    outcome: Outcome | None = None
+    status: int = 0
+
+    def begin(self, release: Release) -> None:
+        """Record the release that answers the request; it counts as in use until the visit is finished."""
+        self.release = release
+        self.service = release.name
+        release.began()
+
+
+class Envelope:
+    """Answers every request: errors become replies, replies get their headers, results are counted and traced.
+
+    At most `max_in_flight` requests run at a time. At most `stream_idle_s` may pass between the pieces of a streamed
+    answer; the deadline bounds its first piece.
+    """
+
+    def __init__(
+        self,
+        handle: Handler,
+        *,
+        sink: SpanSink,
+        metrics: Metrics,
+        default_timeout_s: float,
+        max_in_flight: int,
+        stream_idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._handle = handle
+        self._sink = sink
+        self._metrics = metrics
+        self._default_timeout_s = default_timeout_s
+        self._max_in_flight = max_in_flight
+        self._stream_idle_s = stream_idle_s
+        self._clock = clock
+        self.in_flight = 0
+
+    def plan(self, headers: Mapping[str, str], *, trusted: bool) -> ContextPlan:
+        """Parse a head's context; the result may be reused for requests with the same head."""
+        return read_headers(headers.get, trusted=trusted, sample=self._sink.enabled)
+
+    def visit(self, plan: ContextPlan, started_s: float) -> Visit:
+        """Make the visit of a request whose head came at `started_s`."""
+        call = plan.at(started_s, self._default_timeout_s)
+        if plan.trace is None:
+            return Visit(call=call, ledger=Ledger(call.trace, clock=self._clock), started_s=started_s)
+        ledger = Ledger(child(call.trace), clock=self._clock)
+        return Visit(call=call, ledger=ledger, started_s=started_s, parent_id=call.trace.span_id)
+
+    async def answer(self, inbound: Inbound, visit: Visit) -> Reply:
+        """Answer one request; it is counted when the answer is complete or its last piece was taken.
+
+        Raises CallerLeft if nobody waits for the answer, and CancelledError: in both cases it has been counted.
+        """
+        self.in_flight += 1
+        streams = False
+        try:
+            reply = await self._reply(inbound, visit)
+            visit.status = reply.status
+            if reply.pieces is not None:
+                streams = True
+                pieces = Watched(reply.pieces, visit, self._stream_idle_s, self._streamed(visit))
+                reply = replace(reply, pieces=pieces)
+            stamp = self._stamp(visit, self._clock() - visit.started_s, streams=streams)
+            return Reply(
+                status=reply.status,
+                body=reply.body,
+                content_type=reply.content_type,
+                headers=(*reply.headers, *stamp),
+                pieces=reply.pieces,
+            )
+        except (CallerLeft, asyncio.CancelledError):
+            visit.outcome = Outcome.CALLER_LEFT
+            raise
+        finally:
+            if not streams:
+                self._account(visit)
+
+    def refuse(self, visit: Visit, error: LogicError, status: int) -> Reply:
+        """Answer a request that was refused before it was dispatched; it is counted."""
+        self.in_flight += 1
+        visit.outcome, visit.status = error.outcome, status
+        reply = error_reply(error, visit.call.request_id)
+        self._account(visit)
+        stamp = self._stamp(visit, self._clock() - visit.started_s)
+        return replace(reply, status=status, headers=(*reply.headers, *stamp))
+
+    async def _reply(self, inbound: Inbound, visit: Visit) -> Reply:
+        try:
+            if self.in_flight > self._max_in_flight:
+                raise Saturated("this server has too many requests under way: try again later", retry_after_s=1.0)
+            reply = await self._handle(inbound, visit)
+            if reply.pieces is not None:
+                reply = replace(reply, pieces=await self._begun(reply.pieces, visit))
+            elif visit.outcome is None:
+                visit.outcome = Outcome.OK
+            return reply
+        except CallerLeft:
+            raise
+        except LogicError as error:
+            visit.outcome = error.outcome
+            if isinstance(error, HandlerFailed) and error.__cause__ is not None:
+                _log.error("request %s: service '%s' failed", visit.call.request_id, visit.service, exc_info=error)
+            return error_reply(error, visit.call.request_id)
+
+    async def _begun(self, pieces: AsyncIterator[bytes], visit: Visit) -> AsyncIterator[bytes]:
+        """Wait for the first piece, and yield all pieces: an error before the first can still have a status."""
+        try:
+            async with asyncio.timeout(visit.call.remaining_s(self._clock())):
+                first = await anext(pieces, None)
+        except TimeoutError as error:
+            await end(pieces)
+            raise DeadlineExceeded(visit.ledger.interrupted) from error
+        except BaseException:
+            await end(pieces)
+            raise
+        return chained(first, pieces)
+
+    def _streamed(self, visit: Visit) -> Callable[[Outcome], None]:
+        def ended(outcome: Outcome) -> None:
+            visit.outcome = outcome
+            self._account(visit)
+
+        return ended
+
+    def _stamp(self, visit: Visit, seconds: float, *, streams: bool = False) -> list[tuple[str, str]]:
+        ledger = visit.ledger
+        stages = ledger.timings()
+        timing = server_timing([("logic", seconds), *[(f"logic-{name}", duration) for name, duration in stages]])
+        if ledger.upstream:
+            timing = ", ".join([timing, *ledger.upstream])
+        stamp = [
+            (REQUEST_ID, visit.call.request_id),
+            ("traceresponse", format_traceparent(ledger.root)),
+            ("server-timing", timing),
+        ]
+        if visit.release is not None:
+            stamp.append(visit.release.stamp)
+        if ledger.cost_us and not streams:  # a stream's cost is not known yet: the gateway charges it by its time
+            stamp.append((COST_US, str(ledger.cost_us)))
+        if visit.status == 503 and any(name == STAGE for name, _ in stages):
+            stamp.append(("x-oriel-retry", "spent"))  # the reason may mean "not executed", but a model was called
+        return stamp
+
+    def _account(self, visit: Visit) -> None:
+        self.in_flight -= 1
+        if visit.release is not None:
+            visit.release.ended()
+        ended = self._clock()
+        outcome = visit.outcome or Outcome.HANDLER_FAILED
+        self._metrics.observe(visit.service, visit.call.tier, outcome, ended - visit.started_s, visit.ledger.stages)
+        if not (visit.call.trace.sampled and self._sink.enabled):
+            return
+        attributes: dict[str, Any] = {
+            "oriel.request_id": visit.call.request_id,
+            "oriel.service": visit.service,
+            "oriel.tier": visit.call.tier,
+            "http.response.status_code": visit.status,
+        }
+        root = Span(
+            name="logic.request",
+            context=visit.ledger.root,
+            parent_id=visit.parent_id,
+            start_s=visit.started_s,
+            end_s=ended,
+            kind="server",
+            attributes=attributes,
+            error="" if outcome is Outcome.OK else outcome.value,
+        )
+        self._sink.record(root)
+        for span in visit.ledger.spans():
+            self._sink.record(span)
+
+
+class Watched:
+    """The pieces of an answer that is being sent. `ended` is called exactly once: after the last piece, or by
+    `aclose`.
+    """
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], visit: Visit, idle_s: float, ended: Callable[[Outcome], None]
+    ) -> None:
+        self._pieces = pieces
+        self._visit = visit
+        self._idle_s = idle_s
+        self._ended: Callable[[Outcome], None] | None = ended
+
+    def __aiter__(self) -> "Watched":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._idle_s):
+                return await anext(self._pieces)
+        except StopAsyncIteration:
+            self._end(self._visit.outcome or Outcome.OK)  # a stream that ended with an error piece has recorded it
+            raise
+        except TimeoutError:
+            _log.warning("%s: no piece of its answer came for %g s", self._whose(), self._idle_s)
+            self._end(Outcome.DEADLINE_EXCEEDED)
+            raise
+        except Exception as error:
+            _log.error("%s failed while it streamed", self._whose(), exc_info=error)
+            self._end(error.outcome if isinstance(error, LogicError) else Outcome.HANDLER_FAILED)
+            raise
+
+    async def aclose(self) -> None:
+        """Stop sending: the caller has left."""
+        self._end(Outcome.CALLER_LEFT)
+        await end(self._pieces)
+
+    def _end(self, outcome: Outcome) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(outcome)
+
+    def _whose(self) -> str:
+        return f"request {self._visit.call.request_id}: service '{self._visit.service}'"
+
+
+async def chained(first: bytes | None, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield `first` (None: there are no pieces) and then the rest; closing it closes the rest too."""
+    try:
+        if first is not None:
+            yield first
+            async for piece in rest:
+                yield piece
+    finally:
+        await end(rest)
+
+
+async def end(pieces: AsyncIterator[bytes]) -> None:
+    """Close a generator that may be suspended."""
+    closing = getattr(pieces, "aclose", None)
+    if closing is not None:
+        await closing()

@@ -1,0 +1,144 @@
+"""Routes requests: services at `/v1/services/<name>`, and other handlers at exact paths."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import unquote
+
+from oriel_logic.bodies.messages import Request
+from oriel_logic.errors import DeadlineExceeded, MediaUnsupported, Outcome
+from oriel_logic.server.envelope import Visit
+from oriel_logic.server.inbound import Inbound
+from oriel_logic.server.registry import Registry
+from oriel_logic.server.releases import Release
+from oriel_logic.server.replies import Reply, body_of, error_body, reply_of
+from oriel_logic.server.streaming import Streamed, ended_well
+from oriel_wire.context import SERVICES
+
+Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
+PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
+MAX_NAMED = 1024
+MAX_NAMED_PATH = 256
+MAX_SEEN = 256
+SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
+
+
+class Dispatch:
+    """Finds and calls the handler of a request. `routes`: (method, path) -> handler; a path that ends in "/" is a
+    prefix.
+    """
+
+    def __init__(self, registry: Registry, *, max_body_bytes: int) -> None:
+        self._registry = registry
+        self._max_body_bytes = max_body_bytes
+        self._named: dict[str, tuple[str, str]] = {}  # path -> (service, version), parsed once
+        self._seen: dict[int, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # by identity, for the latest heads
+        self.routes: dict[tuple[str, str], Handler] = {("GET", "/v1/services"): self._list}
+
+    async def __call__(self, inbound: Inbound, visit: Visit) -> Reply:
+        """Answer a request. Raises LogicError."""
+        method, path = inbound.method, inbound.path
+        found = self.routes.get((method, path))
+        if found is not None:
+            return await found(inbound, visit)
+        named = self._named.get(path)
+        if named is None:
+            match = SERVICE.match(path)
+            if match is None:
+                fitting = {known: each for (known, at), each in self.routes.items() if is_at(at, path)}
+                if method in fitting:
+                    return await fitting[method](inbound, visit)
+                return wrong_method(visit, *sorted(fitting)) if fitting else nothing_here(visit)
+            named = unquote(match[1]), unquote(match[2] or "")
+            if len(path) <= MAX_NAMED_PATH:
+                if len(self._named) >= MAX_NAMED:
+                    self._named.clear()
+                self._named[path] = named
+        name, version = named
+        if method == "POST":
+            release = self._registry.find(name, version, visit.call.request_id, inbound.headers.get(SERVICES))
+            visit.begin(release)
+            return await self.serve(release, inbound, visit)
+        if method == "GET":
+            return reply_of(self._registry.describe_one(name))
+        return wrong_method(visit, "GET", "POST")
+
+    async def serve(self, release: Release, inbound: Inbound, visit: Visit) -> Reply:
+        """Answer a request with this release. Raises LogicError."""
+        definition = release.definition
+        headers = inbound.headers
+        encoding = headers.get("content-encoding")
+        if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+            raise MediaUnsupported("send the body without a content encoding, as it is")
+        limit_bytes = definition.options.max_body_bytes or self._max_body_bytes
+        body = b"" if definition.reads_stream else inbound.body.whole
+        if body is None or len(body) > limit_bytes:
+            body = await read_body(inbound, visit, limit_bytes)
+        request = Request(
+            body=body,
+            content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
+            query=inbound.query,
+            headers=self._public(headers),
+        )
+        pieces = inbound.pieces() if definition.reads_stream else None
+        answer = await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
+        return streamed_reply(answer, visit) if isinstance(answer, Streamed) else answer
+
+    def _public(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the headers that a handler sees. Repeated heads share one mapping, so the result is kept per
+        mapping.
+        """
+        known = self._seen.get(id(headers))
+        if known is not None and known[0] is headers:
+            return known[1]
+        public = {
+            name: value for name, value in headers.items() if name not in PRIVATE and not name.startswith("x-oriel-")
+        }
+        if len(self._seen) >= MAX_SEEN:
+            self._seen.clear()
+        self._seen[id(headers)] = (headers, public)
+        return public
+
+    async def _list(self, inbound: Inbound, visit: Visit) -> Reply:
+        return reply_of({"services": self._registry.describe()})
+
+
+def streamed_reply(answer: Streamed, visit: Visit) -> Reply:
+    def note(outcome: Outcome) -> None:
+        visit.outcome = outcome
+
+    request_id = visit.call.request_id
+    pieces = ended_well(answer, lambda error: body_of(error, request_id), note, request_id)
+    return Reply(status=200, content_type=answer.content_type, pieces=pieces)
+
+
+def is_at(known: str, path: str) -> bool:
+    return path.startswith(known) if known.endswith("/") else path == known
+
+
+async def read_body(inbound: Inbound, visit: Visit, limit_bytes: int) -> bytes:
+    """Read the whole body under the request's deadline, as its stage "body"; one that came with its head needs no
+    stage.
+
+    Raises InputTooLarge, DeadlineExceeded.
+    """
+    with visit.ledger.stage("body"):
+        if inbound.body.complete:
+            return await inbound.read(limit_bytes)
+        try:
+            async with asyncio.timeout(visit.call.remaining_s(time.monotonic())):
+                return await inbound.read(limit_bytes)
+        except TimeoutError as error:
+            raise DeadlineExceeded("body") from error
+
+
+def nothing_here(visit: Visit) -> Reply:
+    message = "there is nothing at this path: services are at /v1/services/<name>"
+    return Reply(status=404, body=error_body(message, "not_found", visit.call.request_id))
+
+
+def wrong_method(visit: Visit, *allowed: str) -> Reply:
+    message = "this path does not take this method: call a service with POST"
+    body = error_body(message, "method_not_allowed", visit.call.request_id)
+    return Reply(status=405, body=body, headers=(("allow", ", ".join(allowed)),))

@@ -1,0 +1,101 @@
+"""Releases and deployments: services that were set up, their processes, and the requests that use them.
+
+A `Deployment` is what was set up together: one handler file, or all plain files at start. It owns a worker pool and the
+instances on the loop. Each of its services is a `Release`. A release that another one replaces takes no new requests;
+after its last request it is drained, and once all releases of a deployment are, its pool is closed.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from oriel_logic.loading.sources import HandlerFile
+from oriel_logic.server.pipeline import Pipeline
+from oriel_logic.services.definition import Definition
+from oriel_logic.workers.tally import Tally
+
+VERSION_HEADER = "x-oriel-service-version"
+
+
+class Pool(Protocol):
+    """The part of `workers.pool.WorkerPool` that is needed here."""
+
+    @property
+    def tally(self) -> Tally: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def busy(self) -> int: ...
+    @property
+    def pids(self) -> list[int]: ...
+    async def close(self) -> None: ...
+
+
+class Release:
+    """One service in one version, set up. Single writer: the loop.
+
+    number: counts the releases of this service and version on this server, from 1.
+    stamp: the header that names the version that answered. `began` and `ended` enclose every request, also one whose
+        answer is streamed.
+    """
+
+    __slots__ = ("_drained", "_leaving", "definition", "deployment", "file", "in_flight", "number", "pipeline", "stamp")
+
+    def __init__(self, definition: Definition, file: HandlerFile, deployment: "Deployment", *, number: int = 1) -> None:
+        self.definition = definition
+        self.file = file
+        self.deployment = deployment
+        self.pipeline = deployment.pipeline
+        self.number = number
+        self.stamp = (VERSION_HEADER, file.version)
+        self.in_flight = 0
+        self._leaving = False
+        self._drained = asyncio.Event()
+        deployment.releases.append(self)
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def version(self) -> str:
+        return self.file.version
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving
+
+    def began(self) -> None:
+        self.in_flight += 1
+
+    def ended(self) -> None:
+        self.in_flight -= 1
+        if self._leaving and not self.in_flight:
+            self._drained.set()
+
+    def leave(self) -> None:
+        """Retire the release: it takes no new requests."""
+        self._leaving = True
+        if not self.in_flight:
+            self._drained.set()
+
+    async def drained(self) -> None:
+        """Wait until it is retired and its last request is done."""
+        await self._drained.wait()
+
+
+class Deployment:
+    """Services that were set up together, and their processes. files: the handler files."""
+
+    __slots__ = ("files", "pipeline", "pool", "releases")
+
+    def __init__(self, files: Sequence[HandlerFile], pool: Pool, pipeline: Pipeline) -> None:
+        self.files = tuple(files)
+        self.pool = pool
+        self.pipeline = pipeline
+        self.releases: list[Release] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all of its services are retired and drained."""
+        return all(each.is_leaving and not each.in_flight for each in self.releases)

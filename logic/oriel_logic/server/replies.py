@@ -1,0 +1,83 @@
+"""Converts values and errors to HTTP answers. No other module of this unit knows status codes."""
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from oriel_logic.bodies.messages import Answer
+from oriel_logic.errors import DeadlineExceeded, LogicError, ModelBusy, Outcome, Refused
+
+JSON = "application/json"
+STATUS = {
+    Outcome.CALLER_LEFT: 499,
+    Outcome.INVALID_REQUEST: 400,
+    Outcome.INPUT_REFUSED: 422,
+    Outcome.MEDIA_UNSUPPORTED: 415,
+    Outcome.NOT_ACCEPTABLE: 406,
+    Outcome.TOO_LARGE: 413,
+    Outcome.PARAMETER_WRONG: 400,
+    Outcome.UNKNOWN_MODEL: 404,
+    Outcome.SERVICE_UNKNOWN: 404,
+    Outcome.SERVICE_BROKEN: 503,
+    Outcome.DEADLINE_EXCEEDED: 504,
+    Outcome.QUEUE_FULL: 503,
+    Outcome.HANDLER_FAILED: 500,
+    Outcome.WORKER_DIED: 500,
+    Outcome.HANDLER_TIMED_OUT: 504,
+    Outcome.MEMORY_EXCEEDED: 500,
+    Outcome.MODEL_INPUT_WRONG: 500,
+    Outcome.MODEL_UNAVAILABLE: 503,
+    Outcome.MODEL_BUSY: 503,
+    Outcome.MODEL_FAILED: 502,
+    Outcome.MODEL_UNREACHABLE: 502,
+}
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to send; `headers` without content-type and content-length.
+
+    pieces: a streamed answer, instead of `body`; it is closed early if the client leaves.
+    """
+
+    status: int
+    body: bytes = b""
+    content_type: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
+    pieces: AsyncIterator[bytes] | None = None
+
+
+def reply_of(value: Any) -> Reply:
+    """Make the reply of a service's answer, or of a plain value as JSON."""
+    if isinstance(value, Answer):
+        return Reply(status=200, body=value.body, content_type=value.content_type, headers=value.pairs)
+    return Reply(status=200, body=msgspec.json.encode(value))
+
+
+def error_reply(error: LogicError, request_id: str) -> Reply:
+    """Make the reply of an error: status, `Retry-After`, and a body with the error, its reason and the request id."""
+    return Reply(status=status_of(error), body=body_of(error, request_id), headers=retry_after(error))
+
+
+def body_of(error: LogicError, request_id: str) -> bytes:
+    """Write an error body, with the stage that ran out of time or the path of the field at fault."""
+    facts: dict[str, str] = {}
+    if isinstance(error, DeadlineExceeded):
+        facts["stage"] = error.stage
+    elif isinstance(error, Refused) and error.field:
+        facts["field"] = error.field
+    return error_body(error.message, error.outcome.value, request_id, **facts)
+
+
+def status_of(error: LogicError) -> int:
+    return 429 if isinstance(error, ModelBusy) and error.too_many else STATUS[error.outcome]
+
+
+def retry_after(error: LogicError) -> tuple[tuple[str, str], ...]:
+    return (("retry-after", str(math.ceil(error.retry_after_s))),) if error.retry_after_s is not None else ()
+
+
+def error_body(message: str, reason: str, request_id: str, **facts: str) -> bytes:
+    message = message.encode(errors="backslashreplace").decode()  # it may quote text that is not valid UTF-8
+    return msgspec.json.encode({"error": {"message": message, "reason": reason, "request_id": request_id, **facts}})

@@ -1,0 +1,69 @@
+"""Makes the model calls of jobs in workers, under the deadline and in the trace of the job's request."""
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from oriel_logic.errors import HandlerFailed, LogicError, Saturated
+from oriel_logic.workers.channel import Channel
+from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
+from oriel_logic.workers.outcomes import facts_of
+from oriel_logic.workers.segments import unpack
+
+_log = logging.getLogger(__name__)
+METHODS = ("infer", "metadata", "ready")
+MAX_AT_ONCE = 64
+MAX_FACTS = 64 << 10
+
+
+class ModelCalls(Protocol):
+    """The part of `Models` that is needed here."""
+
+    async def infer(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+
+class CallServer:
+    """Answers the model calls of one job. `cancel` it when the job has ended."""
+
+    def __init__(self, models: ModelCalls | None, channel: Channel, *, limit_bytes: int) -> None:
+        self._models = models
+        self._channel = channel
+        self._limit_bytes = limit_bytes
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def answer(self, frame: Frame) -> None:
+        """Begin the call of a CALL frame; its result is sent back when it is there."""
+        task = asyncio.create_task(self._answer(frame), name="model call of a worker")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def _answer(self, frame: Frame) -> None:
+        number = -1
+        try:
+            number, method, arguments, keywords = unpack(frame)
+            if len(self._tasks) > MAX_AT_ONCE:
+                raise Saturated(f"a job may have {MAX_AT_ONCE} calls of models under way")
+            target = getattr(self._models, method, None) if method in METHODS else None
+            if target is None:
+                raise HandlerFailed(f"models.{method} cannot be called here")
+            packed = pack((number, await target(*arguments, **keywords), None), limit_bytes=self._limit_bytes)
+        except LogicError as error:
+            packed = pack((number, None, facts_of(error)), limit_bytes=MAX_FACTS)
+        except FrameTooLarge as error:
+            packed = self._sorry(number, f"the model's outputs: {error}")
+        except Exception as error:  # wrong arguments, or a bug of ours: the job gets an error and goes on
+            _log.error("a worker's call of a model failed", exc_info=error)
+            packed = self._sorry(number, f"{type(error).__name__}: {error}")
+        try:
+            self._channel.send(Kind.CALLED, packed)
+        except OSError as error:
+            _log.error("a model's outputs cannot be handed to a worker: %s", error)
+            self._channel.lose()
+
+    @staticmethod
+    def _sorry(number: int, why: str) -> Packed:
+        return pack((number, None, facts_of(HandlerFailed(why))), limit_bytes=MAX_FACTS)

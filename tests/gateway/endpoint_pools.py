@@ -1,0 +1,53 @@
+"""Pools of several scripted endpoints and what the gateway says of them."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
+from oriel_policies.documents import Pool, compile_documents
+
+from .stack import documents
+
+PROBED = 'probe = "/v2/health/ready"\nprobe_interval_ms = 50'
+
+
+def pool(count: int, **more: int) -> Pool:
+    return compile_documents(documents(list(range(1, count + 1)), **more)).pools["p"]
+
+
+def endpoints(count: int, *, max_parked: int = 10) -> EndpointSet[HttpEndpoint]:
+    made = pool(count)
+    return EndpointSet(
+        lambda a: HttpEndpoint(a, made), made.endpoints, max_parked=max_parked, random=random.Random(5).random
+    )
+
+
+def with_probe(ports: list[int]) -> dict[str, bytes]:
+    """One pool over HTTP alone whose endpoints are probed."""
+    text = documents(ports, pool=PROBED)["all.toml"]
+    return {"all.toml": b"\n".join(line for line in text.split(b"\n") if not line.startswith(b"grpc_endpoints"))}
+
+
+@asynccontextmanager
+async def served(handler: Any, port: int = 0) -> AsyncIterator[int]:
+    """A server for raw connections; its port."""
+    server = await asyncio.start_server(handler, "127.0.0.1", port)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+IDEMPOTENT = '[[routes]]\nmodel = "*"\npool = "p"\nidempotent = true\n'
+
+
+def first_route(files: dict[str, bytes], lines: str) -> dict[str, bytes]:
+    return {"all.toml": files["all.toml"].replace(b'[[routes]]\nmodel = "*"\npool = "p"\n', lines.encode(), 1)}
+
+
+FULL = b'{"error":"the queue is full","reason":"queue_full"}'
+
+HEDGED = '[[routes]]\nmodel = "*"\npool = "p"\nidempotent = true\nhedge_ms = 30\n'

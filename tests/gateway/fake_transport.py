@@ -1,0 +1,70 @@
+"""Connections of the gateway without sockets."""
+
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.ingress.http import ClientConnection
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_policies.documents import compile_documents
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.upstream import UpstreamConnection
+from oriel_wire.trace import ListSink
+
+from .stack import GOLD, documents
+
+HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+
+
+def core_connections(core: object) -> list:  # type: ignore[type-arg]
+    return [o for o in gc.get_objects() if isinstance(o, ClientConnection) and o.gateway is core and o.state != 4]
+
+
+class FakeTransport:
+    """Remembers what a transport was asked to do; `full` makes each write cross the high-water mark."""
+
+    def __init__(self) -> None:
+        self.protocol: Any = None
+        self.full = False
+        self.unsent = 0
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **more: self.calls.append(name)
+
+    def write(self, data: bytes) -> None:
+        self.calls.append("write")
+        if self.full:
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1)
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@asynccontextmanager
+async def wired() -> AsyncIterator[tuple[ClientConnection, FakeTransport, UpstreamConnection, FakeTransport]]:
+    """One client connection and one upstream connection, between fake transports."""
+    core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
+    endpoint = core.pools["p"].endpoints[0]
+    client, upstream = ClientConnection(HttpServer(HttpLimits()), core), UpstreamConnection(endpoint)
+    towards_client, towards_upstream = FakeTransport(), FakeTransport()
+    for connection, transport in ((client, towards_client), (upstream, towards_upstream)):
+        transport.protocol = connection
+        connection.connection_made(transport)  # type: ignore[arg-type]
+    upstream.idle_since = monotonic()
+    endpoint.idle.append(upstream)
+    yield client, towards_client, upstream, towards_upstream
+    await core.close()
+
+
+ASKED = HEAD % GOLD.encode() + b"content-length: 1\r\n\r\nx"

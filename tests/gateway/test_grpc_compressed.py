@@ -1,0 +1,165 @@
+"""Compressed gRPC messages: unmodified clients send them, and nobody else pays for what they decompress to."""
+
+import gzip
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc import aio
+from tritonclient.grpc import InferInput, service_pb2
+from tritonclient.grpc import aio as triton
+from tritonclient.utils import InferenceServerException
+
+from oriel_gateway.ingress.grpc_compressed import PIECE_BYTES, is_compressed
+from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
+
+from .grpc_stack import Backend, headers, idle, stack
+from .stack import BRONZE, GOLD, documents
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+MIB = 1 << 20
+
+
+def exact(port: int, *, max_body_bytes: int = 4 * MIB, max_queue_bytes: int = 64 * MIB) -> dict[str, bytes]:
+    """A route for `digits` and one for its version 3 of `mlp`, beside the one for everything."""
+    text = documents([port], pool=f'probe = ""\nmax_queue_bytes = {max_queue_bytes}')["all.toml"]
+    routes = b'[[routes]]\nmodel = "digits"\npool = "p"\n[[routes]]\nmodel = "mlp"\nversion = "3"\npool = "p"\n'
+    text = text.replace(b"max_body_bytes = 1000000", b"max_body_bytes = %d" % max_body_bytes)
+    return {"all.toml": text.replace(b"[[routes]]", routes + b"[[routes]]", 1)}
+
+
+async def infer(address: str, model: str, key: str, how: str, version: str = "") -> Any:
+    tensor = InferInput("x", [1000], "FP32")  # small messages are sent as they are
+    tensor.set_data_from_numpy(np.zeros(1000, np.float32))
+    async with triton.InferenceServerClient(address) as client:
+        return await client.infer(
+            model, [tensor], model_version=version, headers=headers(key), compression_algorithm=how
+        )
+
+
+def message(model: str = "digits", version: str = "", tensor: bytes = b"") -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model, model_version=version, raw_input_contents=[tensor])
+    return bytes(request.SerializeToString())
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate"])
+async def test_a_compressed_message_reaches_the_model_that_a_route_names(how: str) -> None:
+    backend = Backend()
+    async with stack(backend, files=exact) as (address, core):
+        result = await infer(address, "digits", BRONZE, how)
+        assert result.get_response().model_name == "digits"
+        assert backend.seen[0][1].raw_input_contents == [bytes(4000)]
+        assert idle(core) and not core.pools["p"].held_bytes
+
+
+async def test_where_a_pattern_decides_it_is_refused_with_the_reason() -> None:
+    backend = Backend()
+    async with stack(backend, files=exact) as (address, core):
+        for model, key, code, reason in (
+            ("mlp", GOLD, "UNIMPLEMENTED", "encoding_unsupported"),
+            ("mlp", BRONZE, "NOT_FOUND", "not_found"),  # another's model looks absent, however it is sent
+        ):
+            with pytest.raises(InferenceServerException) as caught:
+                await infer(address, model, key, "gzip")
+            assert caught.value.status() == f"StatusCode.{code}"
+            cause = caught.value.__context__
+            assert isinstance(cause, aio.AioRpcError)
+            assert ("x-oriel-reason", reason) in list(cause.trailing_metadata() or ())
+        await infer(address, "mlp", GOLD, "gzip", version="3")
+        assert len(backend.seen) == 1 and idle(core)
+
+
+async def refused(address: str, sent: bytes, method: str = INFER) -> tuple[grpc.StatusCode, str]:
+    """Sent as it is: the bytes are compressed, and gRPC does not know."""
+    async with aio.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary(method)(sent, metadata=(("x-api-key", BRONZE),))
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call
+        return caught.value.code(), dict(caught.value.trailing_metadata())["x-oriel-reason"]
+
+
+def _then(tail: bytes) -> Callable[[bytes], bytes]:
+    return lambda plain: gzip.compress(plain + tail)
+
+
+def _nothings(plain: bytes) -> bytes:
+    """Megabytes of empty blocks, then an end that never comes."""
+    deflate = zlib.compressobj(wbits=31)
+    return deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH) + b"\x00\x00\x00\xff\xff" * (3 * MIB // 5)
+
+
+SECOND_NAME = b"\x0a\x03mlp"
+
+
+@pytest.mark.parametrize(
+    ("fold", "reason"),
+    [
+        (lambda plain: gzip.compress(plain)[:-9], "bad_request"),
+        (lambda plain: gzip.compress(plain) + b"x", "bad_request"),
+        (lambda plain: gzip.compress(plain) + gzip.compress(SECOND_NAME), "bad_request"),
+        (lambda plain: gzip.compress(gzip.compress(plain)), "bad_request"),
+        (lambda plain: b"\x1f\x8b" + bytes(100), "bad_request"),
+        (lambda plain: b"\x78\x9c" + bytes(100), "bad_request"),
+        (_nothings, "bad_request"),
+        (_then(b"\x0a\x7f"), "bad_request"),  # ends inside a field
+        (
+            lambda plain: gzip.compress(b"\x3a" + b"\xe8\x07" + bytes(1000) + plain[8:]),
+            "bad_request",
+        ),  # no name
+        (
+            lambda plain: gzip.compress(b"\x3a\xc0\x84\x3d" + bytes(1_000_000) + plain),
+            "bad_request",
+        ),  # too late
+        (lambda plain: gzip.compress(plain + b"\x3a\x80\x80\x80\x08" + bytes(16 * MIB)), "too_large"),
+    ],
+)
+async def test_what_does_not_decompress_into_one_bounded_message_is_refused(
+    fold: Callable[[bytes], bytes], reason: str
+) -> None:
+    backend = Backend()
+    async with stack(backend, files=exact) as (address, core):
+        sent = fold(message())
+        assert is_compressed(sent)
+        assert (await refused(address, sent))[1] == reason
+        assert not backend.seen and idle(core) and not core.pools["p"].held_bytes
+
+
+async def test_a_second_name_inside_does_not_run() -> None:
+    backend = Backend()
+    async with stack(backend, files=exact) as (address, _), aio.insecure_channel(address) as channel:
+        await channel.unary_unary(INFER)(gzip.compress(message() + SECOND_NAME), metadata=(("x-api-key", BRONZE),))
+        assert [request.model_name for _, request, _, _ in backend.seen] == ["digits"]
+
+
+async def test_what_is_decompressed_is_on_the_byte_budget_of_its_pool() -> None:
+    backend = Backend()
+    async with stack(backend, files=lambda port: exact(port, max_queue_bytes=2 * MIB)) as (address, core):
+        sent = gzip.compress(message(tensor=bytes(3 * MIB)))
+        assert await refused(address, sent) == (grpc.StatusCode.UNAVAILABLE, "queue_full")
+        assert not core.pools["p"].held_bytes
+
+
+async def test_each_message_of_a_stream_is_judged_so() -> None:
+    backend = Backend()
+    async with stack(backend, files=exact) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(STREAM)
+        compressed, other = gzip.compress(message()), gzip.compress(message("mlp"))
+        answers = call(iter((compressed, message(), compressed)), metadata=(("x-api-key", BRONZE),))
+        assert len([answer async for answer in answers]) == 3
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in call(iter((compressed, other)), metadata=(("x-api-key", BRONZE),)):
+                pass
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND and idle(core)
+        assert {request.model_name for _, request, _, _ in backend.seen} == {"digits"}
+
+
+def test_the_beginning_of_a_message_is_read_as_far_as_it_goes() -> None:
+    whole = message("digits", "3", bytes(2 * MAX_PEEK))
+    assert peek_beginning(whole[:MAX_PEEK]) == ("digits", "3")
+    assert peek_beginning(whole[:5]) == ("", "")
+    assert peek_beginning(whole[:9]) == ("digits", "")
+    assert PIECE_BYTES >= MAX_PEEK

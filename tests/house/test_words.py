@@ -1,0 +1,64 @@
+"""Words that this project coined, in code, documentation, metrics help and error texts: the field has better ones."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# what is found -> what to write instead. Names count as well: `_` separates words.
+COINED = {
+    r"folded|unfold(?:s|ed|ing)?": "compressed, decompress",
+    r"lookers?|(?:an?|one|two|each|every|last|next|first|those|these) looks?(?![-_]| (?:at|for|up|like|into)\b)": (
+        "poll, probe"
+    ),
+    r"couriers?": "ledger client",
+    r"loans?|lends?_|permits? owed": "permit lending: suspended, resumed",
+    r"trails?": "request record",
+    r"survey(?:s|ed|ing)?": "repository scan",
+    r"outlooks?": "wait estimate",
+    r"stillborn": "failed start",
+    r"mend(?:s|ed|ing)?": "fix",
+    r"greeted with|TLS greetings?": "TLS handshake",
+    r"(?:told|said): (?!str\b|[\w.]+\[)": "a sentence: reported, denied",
+}
+# In documentation only.
+PUBLIC = {r"rooms": "stages, folders"}
+# Words that are plain English elsewhere, and no names for a file.
+FILES = ("asked", "experience", "look", "looks", "places", "said", "told", "words")
+# What they may mean in plain English, or in somebody else's protocol.
+ALLOWED = re.compile(
+    r"recommend|amend|commend|case-?fold\w*|trail(?:ing|er)\w*|nothing is owed"
+    r"|folded (?:heads?|header|lines?)|line that is folded|HTTP/2's own greeting| folded\\r|!= said:",
+    re.IGNORECASE,
+)
+# Folders whose words are still to be replaced. The list only ever gets shorter.
+NOT_YET: tuple[str, ...] = ()
+SUFFIXES = (".py", ".md", ".tf", ".toml", ".yaml", ".yml")
+SKIPPED = ("benchmarks/results/", "docs/decisions/", "CHANGELOG.md", "tests/house/test_words.py", "LICENSE")
+
+
+def files() -> Iterator[tuple[str, Path]]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        if name.endswith(SUFFIXES) and not name.startswith((*SKIPPED, *NOT_YET)) and (ROOT / name).is_file():
+            yield name, ROOT / name
+
+
+def hits(name: str, text: str) -> Iterator[str]:
+    """`line: word -> replacement` of each coined word of a text."""
+    coined = COINED | PUBLIC if name.endswith(".md") else COINED
+    for number, line in enumerate(text.splitlines(), start=1):
+        plain = ALLOWED.sub("", line)
+        for word, instead in coined.items():
+            for found in re.finditer(rf"(?<![A-Za-z])(?:{word})(?![a-z])", plain, re.IGNORECASE):
+                yield f"{number}: {found[0]!r}, write {instead}"
+
+
+def test_no_coined_word_is_left() -> None:
+    found = [f"{name}:{hit}" for name, path in files() for hit in hits(name, path.read_text())]
+    assert found == []
+
+
+def test_no_file_is_named_by_a_coined_word() -> None:
+    assert [name for name, path in files() if path.stem in FILES] == []

@@ -1,0 +1,1 @@
+"""Models that answer when the test lets them."""

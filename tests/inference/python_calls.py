@@ -1,0 +1,41 @@
+"""Python models whose behaviour a request chooses."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from . import models
+
+HERE = Path(__file__).parent
+
+SOURCES = HERE / "python_models"
+
+BEHAVE = """
+backend: "python" max_batch_size: 4
+input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "said" data_type: TYPE_STRING dims: [ 1 ] } ]
+parameters { key: "oriel.kill_after_s" value: { string_value: "0.3" } }
+"""
+
+
+def put(root: Path, name: str, source: str, config: str | None, version: int = 1) -> Path:
+    """A Python model of tests/inference/python_models in a repository."""
+    folder = models.put(root, name, None, config, version)
+    shutil.copy(SOURCES / f"{source}.py", folder / str(version) / "model.py")
+    return folder
+
+
+def body(text: str, **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}], **more}
+
+
+async def ask(http: httpx.AsyncClient, text: str, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+    return await http.post("/models/behave/infer", json=body(text, **more), headers=headers)
+
+
+async def say(http: httpx.AsyncClient, text: str, **more: Any) -> str:
+    answer = await ask(http, text, **more)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["outputs"][0]["data"][0])

@@ -1,0 +1,62 @@
+"""Instances of Python models opened in this process."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oriel_inference.backends import Request
+from oriel_inference.backends.python.backend import PythonBackend
+from oriel_inference.backends.python.launch import PythonLimits
+from oriel_inference.backends.python.session import PythonSession
+from oriel_inference.errors import InferenceError
+from oriel_inference.model import EngineOptions
+from oriel_wire.v2.metadata import parse_config_text
+
+from .python_calls import BEHAVE, put
+
+
+class ModelCall:
+    """An execution of one request."""
+
+    def __init__(self, text: str) -> None:
+        array = np.array([[text.encode()]], dtype=object)
+        now = time.monotonic()
+        self.requests = (Request(inputs={"text": array}, outputs=["said"], deadline=now + 60, ends=now + 60),)
+        self.result: Any = None
+        self.back = asyncio.Event()
+
+    def computing(self, began_s: float, ended_s: float) -> None:
+        pass
+
+    def answer(self, index: int, result: Any) -> None:
+        self.result = result
+
+    def respond(self, index: int, outputs: Any, consumed: Any) -> None:
+        raise AssertionError
+
+    def returned(self) -> None:
+        self.back.set()
+
+    async def said(self) -> Any:
+        async with asyncio.timeout(60):
+            await self.back.wait()
+        if isinstance(self.result, InferenceError):
+            return self.result
+        return self.result[0][0, 0].decode()
+
+
+async def opened(tmp_path: Path, config: str = BEHAVE, **limits: Any) -> PythonSession:
+    path = put(tmp_path, "behave", "behave", config) / "1/model.py"
+    backend = PythonBackend(lambda *asked: None, PythonLimits(**limits), environment=("SEEN",))
+    parsed = parse_config_text('name: "behave" ' + config)
+    options = EngineOptions()
+    return await asyncio.to_thread(backend.open_first, path, parsed, options, 1, lambda config: None)
+
+
+async def execute(session: PythonSession, text: str) -> Any:
+    asked = ModelCall(text)
+    session.execute(asked)
+    return await asked.said()

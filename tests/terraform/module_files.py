@@ -1,0 +1,40 @@
+"""The files of the Terraform modules, parsed."""
+
+from typing import Any
+
+import hcl2
+
+VERSIONS = {
+    "aws": ("hashicorp/aws", ">= 6.9, < 7"),
+    "google": ("hashicorp/google", ">= 6.50, < 7"),
+    "azurerm": ("hashicorp/azurerm", ">= 4.55, < 5"),
+    "kubernetes": ("hashicorp/kubernetes", ">= 2.38, < 3"),
+    "helm": ("hashicorp/helm", "~> 3.1"),
+}
+
+
+class Module:
+    """The blocks of a folder's files; names and strings without the quotes that the parser keeps."""
+
+    def __init__(self, folder):
+        self.files = {file.name: _plain(hcl2.loads(file.read_text())) for file in sorted(folder.glob("*.tf"))}
+
+    def blocks(self, kind: str) -> dict[str, Any]:
+        """Of variable, output, module: name -> body. Of resource, data: "type.name" -> body."""
+        found: dict[str, Any] = {}
+        for document in self.files.values():
+            for block in document.get(kind, []):
+                for name, body in block.items():
+                    if kind in ("resource", "data"):
+                        found |= {f"{name}.{inner}": each for inner, each in body.items()}
+                    else:
+                        found[name] = body
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items() if not str(key).startswith("__")}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value[1:-1] if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"' else value

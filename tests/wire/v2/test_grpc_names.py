@@ -1,0 +1,230 @@
+"""The model-name rule under attack: whatever bytes a client sends, the model that runs is the one authorised.
+
+The judge is a foreign protobuf parser with Triton's own descriptors (tritonclient's).
+"""
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.grpc_names import (
+    MAX_FIELDS,
+    MAX_PEEK,
+    append_model,
+    append_schedule,
+    peek_answer,
+    peek_model,
+)
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def varint(value: int, pad: int = 0) -> bytes:
+    out = bytearray()
+    while True:
+        byte = value & 127
+        value >>= 7
+        if value or pad:
+            out.append(byte | 128)
+            if not value:
+                out += b"\x80" * (pad - 1) + b"\x00"
+                return bytes(out)
+        else:
+            out.append(byte)
+            return bytes(out)
+
+
+def runs(message: bytes) -> tuple[str, str] | None:
+    """What an upstream would run; None when it cannot parse the message."""
+    request = service_pb2.ModelInferRequest()
+    try:
+        request.ParseFromString(message)
+    except DecodeError:
+        return None
+    return request.model_name, request.model_version
+
+
+def judge(message: bytes) -> None:
+    """Either we refuse, or what would run is exactly what we read (or nothing runs)."""
+    try:
+        name, version = peek_model(message)
+    except BadMessage:
+        return
+    assert runs(append_model(message, name, version)) in (None, (name, version))
+
+
+PIECES = st.lists(
+    st.one_of(
+        st.tuples(st.integers(1, 8), st.binary(max_size=12)).map(lambda p: field(*p)),
+        st.sampled_from(
+            [
+                field(1, b"allowed"),
+                field(1, b"secret"),
+                field(2, b"1"),
+                field(2, b"2"),
+                varint(1 << 3 | 2, pad=2) + varint(6) + b"secret",  # an overlong tag for field 1
+                varint(1 << 3 | 2) + varint(6, pad=3) + b"secret",  # an overlong length
+                varint((1 << 3 | 2) + (1 << 32)) + varint(6) + b"secret",  # a tag that is field 1 modulo 2^32
+                varint(1 << 3 | 0) + varint(5),  # field 1 with another wire type
+                varint(9 << 3 | 3),  # a group that is never closed
+                varint(9 << 3 | 3) + varint(9 << 3 | 4),
+                varint(9 << 3 | 1) + b"12345678",
+                varint(9 << 3 | 5) + b"1234",
+                varint(7 << 3 | 2) + varint(40),  # raw contents that claim more bytes than there are
+                varint(7 << 3 | 2) + varint((1 << 64) + 3),  # a length that wraps
+            ]
+        ),
+        st.binary(max_size=6),
+    ),
+    max_size=6,
+).map(b"".join)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(PIECES)
+@example(field(1, b"allowed") + field(1, b"secret") + varint(7 << 3 | 2) + varint(20))
+@example(field(1, b"allowed") + field(1, b"secret") + varint(9 << 3 | 3))
+def test_no_message_runs_another_model_than_the_one_read(message: bytes) -> None:
+    judge(message)
+
+
+def test_the_first_name_is_read_and_put_in_force() -> None:
+    message = field(1, b"allowed") + field(2, b"1") + field(1, b"secret") + field(2, b"2")
+    assert runs(message) == ("secret", "2")  # what an upstream would run without the rule
+    assert peek_model(message) == ("allowed", "1")
+    assert runs(append_model(message, "allowed", "1")) == ("allowed", "1")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        varint(7 << 3 | 2) + varint(20),  # the appended name would become the end of a tensor
+        varint(9 << 3 | 3),  # ... or the inside of an unknown group
+        varint(5 << 3 | 1) + b"123",
+        b"\xff",
+    ],
+)
+def test_a_message_that_would_swallow_what_is_appended_is_refused(tail: bytes) -> None:
+    with pytest.raises(BadMessage):
+        peek_model(field(1, b"allowed") + field(1, b"secret") + tail)
+
+
+def test_a_name_that_comes_late_or_among_too_many_fields_is_refused() -> None:
+    with pytest.raises(BadMessage, match="within the first"):
+        peek_model(field(7, b"x" * (MAX_PEEK + 1)) + field(1, b"a"))
+    with pytest.raises(BadMessage, match="more than"):
+        peek_model(field(1, b"a") + field(7, b"") * MAX_FIELDS)
+
+
+def test_an_ordinary_request_keeps_everything_else() -> None:
+    request = service_pb2.ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"abc"])
+    parsed = service_pb2.ModelInferRequest.FromString(append_model(request.SerializeToString(), "m", ""))
+    assert parsed == request
+
+
+def parameter(name: bytes, value: bytes) -> bytes:
+    """One entry of `parameters`, field 4."""
+    return field(4, field(1, name) + field(2, value))
+
+
+HOSTILE_PARAMETERS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                parameter(b"priority", varint(2 << 3) + varint(9)),  # int64_param
+                parameter(b"priority", varint(5 << 3) + varint(9)),  # uint64_param
+                parameter(b"priority", field(3, b"9")),
+                parameter(b"priority", b""),
+                parameter(b"timeout", varint(2 << 3) + varint(10**12)),
+                field(4, field(2, varint(5 << 3) + varint(9)) + field(1, b"priority")),  # value before key
+                field(4, field(1, b"x") + field(1, b"priority") + field(2, varint(5 << 3) + varint(9))),  # two keys
+                field(4, field(2, varint(5 << 3) + varint(9))),  # no key
+                parameter(b"other", varint(5 << 3) + varint(3)),
+                varint(4 << 3 | 0) + varint(1),  # parameters with another wire type
+            ]
+        ),
+        st.tuples(st.integers(1, 8), st.binary(max_size=12)).map(lambda p: field(*p)),
+        st.binary(max_size=4),
+    ),
+    max_size=6,
+).map(b"".join)
+
+
+@settings(max_examples=800, deadline=None)
+@given(HOSTILE_PARAMETERS, st.integers(1, 2**31 - 1), st.one_of(st.none(), st.floats(-1.0, 86400.0)))
+def test_no_message_has_another_priority_than_its_tier(message: bytes, priority: int, left_s: float | None) -> None:
+    """The last entry of a map wins, so a sender's own priority and timeout count for nothing."""
+    try:
+        name, version = peek_model(message)
+    except BadMessage:
+        return
+    request = service_pb2.ModelInferRequest()
+    try:
+        request.ParseFromString(append_schedule(append_model(message, name, version), priority, left_s))
+    except DecodeError:
+        return
+    assert (request.model_name, request.model_version) == (name, version)
+    assert request.parameters["priority"].WhichOneof("parameter_choice") == "uint64_param"
+    assert request.parameters["priority"].uint64_param == priority
+    if left_s is not None:
+        assert request.parameters["timeout"].int64_param == max(1, int(left_s * 1e6))
+
+
+@settings(max_examples=400, deadline=None)
+@given(PIECES)
+def test_every_kind_of_request_that_names_a_model_is_held_to_it(message: bytes) -> None:
+    """The rule stands on `model_name` and version being fields 1 and 2 of all of them."""
+    try:
+        name, version = peek_model(message)
+    except BadMessage:
+        return
+    whole = append_model(message, name, version)
+    for kind in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
+        request = getattr(service_pb2, f"{kind}Request")()
+        try:
+            request.ParseFromString(whole)
+        except DecodeError:
+            continue
+        assert (request.name, request.version) == (name, version)
+
+
+def answer(error: str = "", final: bool | None = None, **fields: Any) -> bytes:
+    response = service_pb2.ModelInferResponse(**fields)
+    if final is not None:
+        response.parameters["triton_final_response"].bool_param = final
+    return service_pb2.ModelStreamInferResponse(error_message=error, infer_response=response).SerializeToString()
+
+
+@pytest.mark.parametrize("final", [None, True, False])
+@pytest.mark.parametrize("size", [0, 1, 100, 100_000])
+def test_an_answer_says_its_model_and_whether_it_is_the_last(final: bool | None, size: int) -> None:
+    fields: dict[str, Any] = {"model_version": "1", "id": "x" * min(size, 200), "raw_output_contents": [bytes(size)]}
+    assert peek_answer(answer(final=final, model_name="digits", **fields)) == ("digits", final)
+    assert peek_answer(answer(final=final, **fields)) == ("", final)
+    assert peek_answer(answer("broken", final=final, id="7")) == ("", True)
+    assert peek_answer(answer("broken", model_name="digits")) == ("digits", True)
+
+
+def test_other_parameters_of_an_answer_say_nothing() -> None:
+    response = service_pb2.ModelInferResponse(model_name="digits")
+    response.parameters["sequence_id"].int64_param = 7
+    response.parameters["triton_final_responses"].bool_param = True
+    response.parameters["a"].string_param = "triton_final_response"
+    message = service_pb2.ModelStreamInferResponse(infer_response=response)
+    assert peek_answer(message.SerializeToString()) == ("digits", None)
+    message.infer_response.parameters["triton_final_response"].bool_param = False
+    assert peek_answer(message.SerializeToString()) == ("digits", False)
+
+
+@given(st.binary(max_size=60))
+def test_no_answer_breaks_the_stream(data: bytes) -> None:
+    for beginning in (b"", b"\x0a", b"\x12\x20", b"\x12\x7f\x22\x19", answer(model_name="digits", final=True)[:-9]):
+        model, final = peek_answer(beginning + data)
+        assert isinstance(model, str) and final in (None, True, False)

@@ -1,0 +1,144 @@
+"""Child processes that run one of our modules: started without a shell, spoken to over pipes, bounded, and ended.
+
+Work that may crash, hang or need much memory is done in such a process, which can be killed without harm to the server.
+The parent bounds the time of each write and read; the child bounds its own address space and files (`restrict_self`).
+"""
+
+import os
+import resource
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import IO
+
+__all__ = ["PIECE_BYTES", "Child", "restrict_self", "spawn"]
+
+PIECE_BYTES = 1 << 20  # of one write or read
+EXIT_S = 0.2  # between the end of a process's output and its exit
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES")
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def spawn(
+    module: str,
+    *arguments: str,
+    stdin: int | IO[bytes] = subprocess.PIPE,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int = subprocess.DEVNULL,
+    environment: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Run `python -m module arguments` with this interpreter and its import path; pipes are unbuffered.
+
+    environment: None for the few variables that numeric libraries need, with one thread each. Raises OSError.
+    """
+    if environment is None:
+        environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        environment |= dict.fromkeys(_ONE_THREAD, "1")
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        bufsize=0,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env={**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def restrict_self(memory_bytes: int | None = None) -> None:
+    """Called by a child: forbid core dumps and writing files. memory_bytes: of address space, None for no limit."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+
+class Child:
+    """A running child that reads requests from its input and writes answers to its output; its errors are dropped.
+
+    One thread at a time may use it, but any thread may call `kill`. Deadlines are monotonic seconds. `write`, `read`
+    and `read_line` raise TimeoutError at the deadline and BrokenPipeError if the child has ended; call `end` then.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._process = process = spawn(module, *arguments)
+        assert process.stdin is not None and process.stdout is not None
+        self._input, self._output = process.stdin, process.stdout
+        for pipe in (self._input, self._output):
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def write(self, data: bytes | memoryview, deadline: float) -> None:
+        """Write all of `data` to the child's input."""
+        view = memoryview(data)
+        while view:
+            _wait(self._input.fileno(), select.POLLOUT, deadline)
+            view = view[os.write(self._input.fileno(), view[:PIECE_BYTES]) :]
+
+    def read(self, size: int, deadline: float) -> list[bytes]:
+        """Read `size` bytes of the child's output, in pieces of at most PIECE_BYTES."""
+        pieces: list[bytes] = []
+        while size:
+            pieces.append(self._read(size, deadline))
+            size -= len(pieces[-1])
+        return pieces
+
+    def read_line(self, limit: int, deadline: float) -> bytes:
+        """Read one line, which must be all there is to read. BrokenPipeError also if it exceeds `limit` bytes."""
+        line = b""
+        while not line.endswith(b"\n"):
+            line += self._read(limit, deadline)
+            if len(line) > limit:
+                raise BrokenPipeError
+        return line
+
+    def kill(self) -> None:
+        """Kill the process; a write or read under way in another thread fails. Nothing happens if it has ended."""
+        self._process.kill()
+
+    def end(self) -> int | None:
+        """Kill the process, wait for it and close the pipes. Returns its exit code if it had ended by itself.
+
+        May be called twice; returns None then.
+        """
+        if self._output.closed:
+            return None
+        try:
+            # A process that has closed its output is about to exit.
+            code = self._process.wait(EXIT_S) if self._output_ended() else self._process.poll()
+        except subprocess.TimeoutExpired:
+            code = None
+        self._process.kill()
+        self._process.wait()
+        self._input.close()
+        self._output.close()
+        return code
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        _wait(self._output.fileno(), select.POLLIN, deadline)
+        piece = os.read(self._output.fileno(), min(size, PIECE_BYTES))
+        if not piece:
+            raise BrokenPipeError
+        return piece
+
+    def _output_ended(self) -> bool:
+        try:
+            return not os.read(self._output.fileno(), 1)
+        except BlockingIOError:
+            return False
+
+
+def _wait(descriptor: int, event: int, deadline: float) -> None:
+    """Wait until the pipe can be used or is broken. Raises TimeoutError."""
+    poll = select.poll()  # `select.select` fails for descriptors above 1023
+    poll.register(descriptor, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+        raise TimeoutError

@@ -1,0 +1,85 @@
+"""Command-line flags from the metadata of a settings class: one definition of each flag, its default and its help.
+
+A field of a `Settings` dataclass lists its flags in its metadata:
+
+    http_port: int = field(default=8080, metadata=flag("--http-port", type=int, help="public HTTP"))
+
+`add_flags` gives them to a parser in the order of the fields, and `values` reads the fields back from what was parsed.
+A flag belongs to the field it is listed at. It sets that field, unless it names a `dest` of its own: then the unit's
+command combines it with others.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+__all__ = ["Flag", "add_flags", "flag", "flags", "number", "switch", "values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. names: as typed, the main one first. group: its heading in `--help`; options: of `add_argument`."""
+
+    names: tuple[str, ...]
+    group: str
+    options: Mapping[str, Any]
+
+
+def flag(*names: str, group: str = "", **options: Any) -> dict[str, tuple[Flag, ...]]:
+    """The metadata of a field with one flag. The flag's default is the field's unless the options name one."""
+    return {"flags": (Flag(names, group, options),)}
+
+
+def flags(*several: Mapping[str, tuple[Flag, ...]]) -> dict[str, tuple[Flag, ...]]:
+    """The metadata of a field with several flags, from that of each."""
+    return {"flags": tuple(each for metadata in several for each in metadata["flags"])}
+
+
+def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
+    """Add the flags of a settings class, in the order of its fields."""
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for field in fields(settings):
+        for each in field.metadata.get("flags", ()):
+            if each.group not in groups:
+                groups[each.group] = parser.add_argument_group(each.group)
+            options = {"dest": field.name, **each.options}
+            if options["dest"] == field.name and options.get("action") != "append" and field.default is not MISSING:
+                options.setdefault("default", field.default)
+            groups[each.group].add_argument(*each.names, **options)
+
+
+def values(settings: type, args: argparse.Namespace) -> dict[str, Any]:
+    """The fields that flags set by themselves, as keyword arguments; a list that was not given is left out."""
+    found = {}
+    for field in fields(settings):
+        if any(each.options.get("dest", field.name) == field.name for each in field.metadata.get("flags", ())):
+            value = getattr(args, field.name)
+            if isinstance(value, list):
+                value = tuple(value)
+            if value is not None or field.default is None:
+                found[field.name] = value
+    return found
+
+
+def number(kind: Callable[[str], float], low: float, high: float) -> Callable[[str], Any]:
+    """A converter for `type=`: a number of that kind from `low` to `high`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number") from error
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must lie between {low} and {high}")
+        return value
+
+    return convert
+
+
+def switch(text: str) -> bool:
+    """A converter for `type=`: the spellings of true and false that tritonserver takes."""
+    known = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither true nor false")
+    return known[text.lower()]

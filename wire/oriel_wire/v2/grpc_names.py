@@ -1,0 +1,180 @@
+"""Read the model that a v2 gRPC message names, and make the message name exactly that one. Pure.
+
+In protobuf the last occurrence of a scalar field wins, so a message may show one `model_name` (field 1) and mean
+another. Every v2 request that names a model has the name in field 1 and the version in field 2. The rule: read the
+first of each, authorise them, and append them again; then they are also the last.
+
+Appending is safe only if the message is well-formed at its top level: a final field that claims more bytes than there
+are, or an open group, would swallow what is appended and leave the sender's own last `model_name` in force. Hence the
+whole top level is parsed (not its fields), at most `MAX_FIELDS` of them, and groups are refused. The first `model_name`
+has to begin within `MAX_PEEK` bytes.
+"""
+
+from contextlib import suppress
+
+from oriel_wire.errors import BadMessage
+
+__all__ = ["append_model", "append_schedule", "peek_answer", "peek_beginning", "peek_model"]
+
+MAX_FIELDS = 4096
+MAX_PEEK = 64 * 1024
+_NAME_TAG, _VERSION_TAG, _PARAMETERS_TAG = 0x0A, 0x12, 0x22
+_KEY_TAG, _VALUE_TAG = 0x0A, 0x12
+_INT64_TAG, _UINT64_TAG = 0x10, 0x28  # of `InferParameter`; tritonclient uses one of them
+_FINAL = b"\x0a\x15triton_final_response\x12\x02\x08"  # an entry of `parameters` up to its boolean value
+_MAX_ANSWER_FIELDS = 64
+
+
+def peek_model(message: bytes) -> tuple[str, str]:
+    """Return the first model name and version, "" where absent. Raises BadMessage."""
+    name: bytes | None = None
+    version: bytes | None = None
+    position, end = 0, len(message)
+    for _ in range(MAX_FIELDS):
+        if position == end:
+            break
+        start = position
+        tag, position = _varint(message, position)
+        kind, number = tag & 7, tag >> 3
+        if not 0 < number < 1 << 29:
+            raise BadMessage("the message has an invalid field number")
+        if kind == 2:
+            size, position = _varint(message, position)
+            if size > end - position:
+                raise BadMessage("the message ends inside a field")
+            if number == 1 and name is None:
+                if start > MAX_PEEK:
+                    raise BadMessage(f"model_name has to be within the first {MAX_PEEK} bytes")
+                name = message[position : position + size]
+            elif number == 2 and version is None:
+                version = message[position : position + size]
+            position += size
+        elif kind == 0:
+            _, position = _varint(message, position)
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+            if position > end:
+                raise BadMessage("the message ends inside a field")
+        else:
+            raise BadMessage("the message holds a group, which the v2 protocol does not have")
+    else:
+        if position != end:
+            raise BadMessage(f"the message has more than {MAX_FIELDS} fields")
+    try:
+        return (name or b"").decode("ascii"), (version or b"").decode("ascii")
+    except UnicodeDecodeError:
+        raise BadMessage("model_name and model_version are ASCII") from None
+
+
+def peek_beginning(beginning: bytes) -> tuple[str, str]:
+    """Return the first model name and version in the beginning of a message; "" for what it does not contain.
+
+    This only guesses what `peek_model` will return for the whole message. Raises BadMessage.
+    """
+    found: dict[int, bytes] = {}
+    position, end = 0, len(beginning)
+    with suppress(BadMessage):  # it ends inside a number
+        while position < end and len(found) < 2:
+            tag, position = _varint(beginning, position)
+            kind, number = tag & 7, tag >> 3
+            if kind == 2:
+                size, position = _varint(beginning, position)
+                if size > end - position:
+                    break
+                if number in (1, 2):
+                    found.setdefault(number, beginning[position : position + size])
+                position += size
+            elif kind == 0:
+                _, position = _varint(beginning, position)
+            else:
+                position += {1: 8, 5: 4}.get(kind, end)
+    try:
+        return found.get(1, b"").decode("ascii"), found.get(2, b"").decode("ascii")
+    except UnicodeDecodeError:
+        raise BadMessage("model_name and model_version are ASCII") from None
+
+
+def peek_answer(answer: bytes) -> tuple[str, bool | None]:
+    """Return the model that a `ModelStreamInferResponse` is of, and whether it is the last answer to its message.
+
+    The model is "" if it is not named or cannot be read; the second is None if the response does not say it. Nothing
+    behind the beginning of the tensors is read.
+    """
+    model, final = "", None
+    with suppress(BadMessage, UnicodeDecodeError):
+        position, end = 0, len(answer)
+        if answer[:1] == b"\x0a":  # an error is the last answer to its message
+            size, position = _varint(answer, 1)
+            position += size
+            final = True if size else None
+        if answer[position : position + 1] != b"\x12":
+            return model, final
+        size, position = _varint(answer, position + 1)
+        end = min(end, position + size)
+        for _ in range(_MAX_ANSWER_FIELDS):
+            if position >= end:
+                break
+            tag, position = _varint(answer, position)
+            if tag & 7 != 2 or tag > _PARAMETERS_TAG:
+                break
+            size, position = _varint(answer, position)
+            if tag == _NAME_TAG:
+                model = answer[position : position + size].decode("ascii")
+            elif tag == _PARAMETERS_TAG and final is None and answer.startswith(_FINAL, position):
+                final = answer[position + len(_FINAL) : position + size] == b"\x01"
+            position += size
+    return model, final
+
+
+def append_model(message: bytes, name: str, version: str) -> bytes:
+    """Return `message` with this name and version in force; `peek_model` has read both from the same message."""
+    return b"".join((message, _field(_NAME_TAG, name), _field(_VERSION_TAG, version)))
+
+
+def append_schedule(message: bytes, priority: int, left_s: float | None) -> bytes:
+    """Return a `ModelInferRequest` with Triton's `priority` and `timeout` parameters in force; `peek_model` has read
+    it.
+
+    priority: 1 is the most urgent.
+    left_s: seconds until the deadline; None for no timeout.
+    The last entry of a map wins, so these replace the sender's own.
+    """
+    added = _parameter("priority", _UINT64_TAG, priority)
+    if left_s is not None:
+        added += _parameter("timeout", _INT64_TAG, max(1, int(left_s * 1e6)))
+    return message + added
+
+
+def _parameter(name: str, tag: int, value: int) -> bytes:
+    entry = _field(_KEY_TAG, name) + _sized(_VALUE_TAG, bytes((tag,)) + _number(value))
+    return _sized(_PARAMETERS_TAG, entry)
+
+
+def _field(tag: int, text: str) -> bytes:
+    return _sized(tag, text.encode("ascii"))
+
+
+def _sized(tag: int, data: bytes) -> bytes:
+    return bytes((tag,)) + _number(len(data)) + data
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise BadMessage("the message is not valid protobuf")
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
