@@ -1,4 +1,4 @@
-"""A decoupled model with a coroutine: request n answers after request n - 1 has answered, whatever the order of arrival."""
+"""A decoupled model with a coroutine: request n answers after request n - 1, whatever the order of arrival."""
 
 import asyncio
 
