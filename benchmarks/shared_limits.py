@@ -7,8 +7,8 @@ refusal tells, against the wait until a call is admitted.
 
     .venv/bin/python benchmarks/shared_limits.py [--rate 100 --rate 1000] [--tried 1000] [--seconds 5] [--case well]
 
-A limit of 100 per second is below what is leased: every call asks. One of 1000 per second is leased. Exit code 1 if a
-promise was not kept.
+A limit of 100 per second is below what is leased: every call asks. One of 1000 per second is leased. Exit status 1 if a
+promise was not kept. A run that is too short for a bound, or tries too few calls, says so and does not judge it.
 """
 
 import argparse
@@ -31,6 +31,9 @@ from oriel_gateway.limits.redis_ledger import RedisLedger  # noqa: E402
 
 EXACT_S = 10.0  # R14's window
 CUT_OFF_S = 12.0
+# In a shorter window one pause of the machine is more than what a limit may be missed by.
+LEAST_S = 5.0
+LEAST_WAITS = 1000  # that a p99 is judged by
 
 
 @dataclass(frozen=True)
@@ -161,20 +164,33 @@ async def run(case: Case, rate: int, tried: int, seconds: float) -> bool:
     times = admitted / (rate * (end - start))
     spare = burst / (rate * (end - start))
     early, later = p(tally.early, 0.99), p(tally.later, 0.99)
+    full = not case.at_least or (end - start >= LEAST_S and tried * case.gateways >= 1.5 * rate)
+    judged = {
+        f"at least {case.at_least:.2f} x limit": (full, times >= case.at_least - spare),
+        "p99 of the first second": (len(tally.early) >= LEAST_WAITS, early <= case.early_ms),
+        "p99 after it": (len(tally.later) >= LEAST_WAITS, later <= case.later_ms),
+    }
     kept = (
-        case.at_least - spare <= times <= case.at_most + spare
+        times <= case.at_most + spare
         and not tally.errors
-        and early <= case.early_ms
-        and later <= case.later_ms
+        and all(met for is_judged, met in judged.values() if is_judged)
     )
+    open_bounds = [bound for bound, (is_judged, _) in judged.items() if not is_judged]
     bound = f"{case.at_least:.2f}..{case.at_most:.2f}" if case.at_least else f"{case.at_most:.2f}"
     print(
         f"| {case.rule} | {case.name} | {rate} | {times:.2f} (<= {bound} + {spare:.2f}) | {tally.errors} | "
         f"{p(tally.early, 0.5):.2f} | {early:.2f} (<= {case.early_ms:g}) | {p(tally.later, 0.5):.2f} | "
-        f"{later:.2f} (<= {case.later_ms:g}) | {cpu_us:.0f} | {'yes' if kept else '**no**'} |",
+        f"{later:.2f} (<= {case.later_ms:g}) | {cpu_us:.0f} | {verdict(kept, open_bounds)} |",
         flush=True,
     )
     return kept
+
+
+def verdict(kept: bool, open_bounds: list[str]) -> str:
+    """The cell of the last column."""
+    if not kept:
+        return "**no**"
+    return f"not judged: {', '.join(open_bounds)}" if open_bounds else "yes"
 
 
 async def told(limits: str, name: str) -> bool:
@@ -233,6 +249,10 @@ def main() -> int:
             ("limit = { requests_per_s = 3, burst = 1 }", "3 requests/s"),
         ):
             kept.append(uvloop.run(told(limits, name)))
+    print(
+        f"\nNot judged are p99s of fewer than {LEAST_WAITS} calls, and what is admitted at least in less than "
+        f"{LEAST_S:g} s or when fewer calls are tried than one and a half times the limit."
+    )
     return 0 if all(kept) else 1
 
 

@@ -11,6 +11,8 @@ second one server gets SIGKILL; it is started again at its port at half-time. Af
     lost             gold that was neither answered 200 nor refused with 429, 503 or 504
     recovery         s from the end of the chaos until 99 % of gold and bronze are in target for good (promised: 5)
     twice            calls, of either tier and in the whole round, that were executed more than once (promised: 0)
+
+With a `--chaos` of less than 8 s the kill and the new start are most of it: then the share in target is not judged.
 """
 
 import argparse
@@ -36,6 +38,7 @@ WORK_MS, SLOTS = 20, 4
 CAPACITY = 2 * SLOTS * 1000 / WORK_MS
 TARGET_S = {GOLD: 0.5, BRONZE: 2.0}
 CALM_S, AFTER_S, WINDOW_S, FLAP_S, RELOAD_S = 3.0, 8.0, 0.5, 0.3, 0.5
+JUDGED_S = 8.0  # of chaos, from which the share in target is judged
 LIMITS = 'limits = [{ model = "digits", requests_per_s = 100000, burst = 100000 }]\n'
 
 
@@ -65,9 +68,9 @@ class Round:
     reloads: int
     statuses: dict[str, int]
 
-    @property
-    def kept(self) -> bool:
-        return self.gold_in_target >= 0.95 and self.recovery_s <= 5.0 and not self.twice
+    def kept(self, chaos_s: float) -> bool:
+        in_target = chaos_s < JUDGED_S or self.gold_in_target >= 0.95
+        return in_target and self.recovery_s <= 5.0 and not self.twice
 
 
 class Offer:
@@ -241,7 +244,9 @@ def main() -> int:
         cells: tuple[object, ...] = (each.gold_offered, f"{each.bronze_per_s:.0f}", in_target, each.gold_lost)
         cells = (*cells, f"{each.recovery_s:.1f}", each.twice, each.executed, each.reloads)
         row = "  ".join(f"{cell:>{len(head)}}" for head, cell in zip(heads, cells, strict=True))
-        print(f"{row}  {each.statuses}{'' if each.kept else '  MISSED'}", flush=True)
+        print(f"{row}  {each.statuses}{'' if each.kept(args.chaos) else '  MISSED'}", flush=True)
+    if args.chaos < JUDGED_S:
+        print(f"not judged: gold in target, because {args.chaos:g} s of chaos are too few; it takes {JUDGED_S:g} s")
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
-    return 0 if all(each.kept for each in found) else 1
+    return 0 if all(each.kept(args.chaos) for each in found) else 1

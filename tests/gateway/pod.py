@@ -1,7 +1,8 @@
 """A model server of twenty lines as a process of its own: killed, stopped and resumed by tests.
 
-python pod.py PORT WORK_MS [SLOTS]: answers POST after WORK_MS with its pid, SLOTS at a time; every execution is one
-line on stdout. A body of "size N" is answered with N bytes.
+python pod.py PORT WORK_MS [SLOTS]: answers an inference after WORK_MS with its pid, SLOTS at a time; every execution is
+one line on stdout. A body of "size N" is answered with N bytes. Whatever else is asked, as probes and the repository
+index are, is answered at once and is no execution.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ async def serve(port: int, work_s: float, slots: int) -> None:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
                 length = next((int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:")), 0)
                 body = await reader.readexactly(length)
-                if head.startswith("post"):
+                if head.partition(" http/")[0].endswith("/infer"):
                     # A caller that left is not worked for, as in any server that looks.
                     left = asyncio.ensure_future(reader.read(1))
                     due = time.monotonic() + timeout_ms(head) / 1000.0

@@ -48,6 +48,15 @@ async def test_a_killed_pod_loses_at_most_what_it_had_in_flight(idempotent: bool
         await until(lambda: idle(core))
 
 
+async def test_what_a_gateway_asks_of_its_own_is_no_execution() -> None:
+    """The index of the repository is asked by POST, always with the same body: it was counted as executed twice."""
+    async with pod() as one, Client(one.port) as client:
+        for path, body in (("/v2/repository/index", b'{"ready":true}'), (INFER, b"call")):
+            assert (await client.ask(path, body)).status == 200
+        await until(lambda: one.ran.total() > 0)
+        assert one.ran == {b"ran call": 1}
+
+
 @pytest.mark.parametrize("probe", [PROBED, 'probe = ""'], ids=["probed", "by history"])
 async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe: str) -> None:
     """R11b: SIGSTOP; only what was in flight there is lost, and nothing that had expired is executed after SIGCONT."""

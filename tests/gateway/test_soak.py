@@ -20,6 +20,13 @@ def test_figures_of_a_made_up_run() -> None:
     assert len(soak.missed({**found, "not_200": 1, "fds_last": 13})) == 4
 
 
+def test_a_run_that_is_too_short_for_a_bound_says_so_and_does_not_judge_it() -> None:
+    worse = {"not_200": 0, "rss_slope_mib_per_min": 9.0, "fds_first": 1, "fds_last": 2, "p99_ratio": 2.0}
+    found = [(len(soak.missed(worse, seconds)), len(soak.not_judged(seconds))) for seconds in (1.0, 60.0, 600.0)]
+    assert found == [(0, 3), (2, 1), (3, 0)]
+    assert len(soak.missed({**worse, "not_200": 1}, 1.0)) == 1, "answers are judged by every run"
+
+
 @pytest.mark.parametrize("collector", ["none", "blackhole"])
 async def test_a_short_soak_answers_everything(collector: str, tmp_path: Path) -> None:
     flags = ("--access-log", str(tmp_path / "log"))
