@@ -32,6 +32,7 @@ class LocalStore:
 
     max_version_bytes: limit of the files of one version together.
     max_copy_bytes: limit of the files of a version that `copy` copies.
+    max_entries: limit of the entries of a folder, and of all entries below a version.
     runs_code: whether the operator put the files there.
     """
 
@@ -44,12 +45,14 @@ class LocalStore:
         *,
         max_version_bytes: int = MAX_VERSION_BYTES,
         max_copy_bytes: int = MAX_COPY_BYTES,
+        max_entries: int = MAX_ENTRIES,
         runs_code: bool = True,
     ) -> None:
         self._root = root.resolve()
         self.shown = self._root.name
         self._max_version_bytes = max_version_bytes
         self._max_copy_bytes = max_copy_bytes
+        self._max_entries = max_entries
         self.runs_code = runs_code
         if not self._root.is_dir():
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
@@ -94,7 +97,7 @@ class LocalStore:
         try:
             folder = self._inside(model)
             with os.scandir(folder) as entries:
-                for entry in sorted(islice(entries, MAX_ENTRIES + 1), key=lambda each: each.name):
+                for entry in sorted(islice(entries, self._max_entries + 1), key=lambda each: each.name):
                     path = Path(entry.path)
                     if is_version(entry.name) and path.is_dir():
                         version = blake2b(digest_size=16)
@@ -219,7 +222,7 @@ class LocalStore:
     def _look(self, path: Path, say: Callable[[bytes], None], depth: int, seen: list[int]) -> None:
         """Pass the state of `path` and all below it to `say`. seen: a counter that bounds the walk of a huge folder."""
         seen[0] += 1
-        if seen[0] > MAX_ENTRIES or depth > MAX_FOLDERS_DEEP:
+        if seen[0] > self._max_entries or depth > MAX_FOLDERS_DEEP:
             return
         try:
             status = path.lstat()
@@ -235,7 +238,7 @@ class LocalStore:
         if stat.S_ISDIR(status.st_mode):
             try:
                 with os.scandir(path) as entries:
-                    below = sorted(each.name for each in islice(entries, MAX_ENTRIES + 1))
+                    below = sorted(each.name for each in islice(entries, self._max_entries + 1))
             except OSError:
                 below = []
             say(f"{len(below)} in {status.st_ino}".encode())
@@ -248,11 +251,11 @@ class LocalStore:
     def _entries(self, folder: Path, what: str) -> list[str]:
         try:
             with os.scandir(folder) as entries:
-                names = sorted(each.name for each in islice(entries, MAX_ENTRIES + 1))
+                names = sorted(each.name for each in islice(entries, self._max_entries + 1))
         except OSError as error:
             raise LoadFailed(f"{what} cannot be listed: {error.strerror}") from error
-        if len(names) > MAX_ENTRIES:
-            raise LoadFailed(f"{what} has more than {MAX_ENTRIES} entries")
+        if len(names) > self._max_entries:
+            raise LoadFailed(f"{what} has more than {self._max_entries} entries")
         return names
 
     def _below(self, folder: Path, what: str) -> Iterator[Path]:
@@ -260,6 +263,6 @@ class LocalStore:
         for parent, folders, files in os.walk(folder):
             for name in (*folders, *files):
                 count += 1
-                if count > MAX_ENTRIES:
-                    raise LoadFailed(f"{what} has more than {MAX_ENTRIES} entries")
+                if count > self._max_entries:
+                    raise LoadFailed(f"{what} has more than {self._max_entries} entries")
                 yield Path(parent, name)
