@@ -6,7 +6,6 @@ clock - is imported as the class it is: a compiled call reads an attribute of a 
 `call: Any` stands for a `call.http.Call`, which is built on these Protocols itself.
 """
 
-import asyncio
 from typing import Any, Protocol
 
 from oriel_gateway.clock import DeadlineClock
@@ -18,7 +17,6 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.large_messages import LargeMessages
-from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Client", "Host", "Receiver", "RouteHooks"]
@@ -46,16 +44,12 @@ class Host(Protocol):
 
 
 class Client(Protocol):
-    """The connection of the client that waits for a call's answer.
+    """The client that waits for a call's answer: a connection of HTTP/1.1, or a stream of HTTP/2.
 
-    call: the one under way, None between two. cors, forwarded: header lines of the request under way, for its answer
-    and for the next hop.
+    call: the one under way, None between two. forwarded: header lines of the request under way, for the next hop.
     """
 
-    transport: asyncio.Transport
-    server: HttpServer
     call: Any
-    cors: bytes
     forwarded: str
 
     @property
@@ -68,16 +62,40 @@ class Client(Protocol):
 
     @property
     def must_close(self) -> bool:
-        """Whether the answer being written has to contain `Connection: close`."""
+        """Whether the answer being written ends the connection."""
+
+    def write_answer(self, call: Any, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
+        """Write the head of an upstream's answer and the beginning of its body, or all of it (`complete`).
+
+        Sets `call.stream` if the answer goes on and is more than its bytes. Returns what `answered` is to be told.
+        """
+
+    def write_more(self, call: Any, data: bytes, complete: bool) -> None:
+        """Write more of an answer whose head is written; `data` may be empty at its end."""
+
+    def write_kept(self, lines: list[bytes], body: bytes) -> bool:
+        """Write a whole answer that no upstream gave to this call.
+
+        lines: status line and fields, without a length. Returns what `answered` is to be told.
+        """
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
+        """Write a whole error answer."""
+
+    def cut_answer(self, call: Any, refused: Refused, *, v2: bool) -> None:
+        """End an answer that has begun, so that nobody can take it for a whole one. v2: see `answers.refusal_body`.
+
+        An answer of events reports the error as one more event if it is between two.
+        """
 
     def answered(self, *, close: bool, now: float = 0.0) -> None:
         """The answer is written; close: it ends the connection."""
 
-    def on_writable(self, writable: bool) -> None:
-        """The transport's buffer is full, or has room again."""
+    def abort(self) -> None:
+        """Drop the client: nobody is there any more."""
 
-    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
-        """Write a whole error answer."""
+    def on_writable(self, writable: bool) -> None:
+        """The client stopped or resumed taking bytes."""
 
 
 class Receiver(Protocol):

@@ -71,7 +71,7 @@ def empty_budget(gate: PoolGate) -> None:
 async def test_after_a_failure(error: UpstreamError, given: dict[str, bool], expected: object) -> None:
     gate = gate_of(2)
     full_budget(gate)
-    attempts = Attempts(gate, MODEL)
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL)
     first, second = gate.endpoints
     note_failure(gate.endpoints, first, error, NOW)
     decision = failed(attempts, first, error, **given)
@@ -84,7 +84,11 @@ async def test_after_a_failure(error: UpstreamError, given: dict[str, bool], exp
 
 async def test_a_request_that_was_not_read_is_sent_once_more_only() -> None:
     gate = gate_of(2)
-    attempts, endpoint, unread = Attempts(gate, MODEL), gate_of(1).endpoints[0], UpstreamUnread("closed")
+    attempts, endpoint, unread = (
+        Attempts(gate.endpoints, gate.retries, MODEL),
+        gate_of(1).endpoints[0],
+        UpstreamUnread("closed"),
+    )
     assert reason(failed(attempts, endpoint, unread)) == (Send, Because.UNREAD)
     assert reason(failed(attempts, endpoint, unread)) == (GiveUp, Because.UNREAD)
 
@@ -93,9 +97,9 @@ async def test_a_broken_request_is_repeated_within_the_budget_and_the_attempts()
     gate = gate_of(2)
     endpoint, broken = gate.endpoints[0], UpstreamBroken("cut")
     empty_budget(gate)
-    assert reason(failed(Attempts(gate, MODEL), endpoint, broken)) == (GiveUp, Because.BUDGET)
+    assert reason(failed(Attempts(gate.endpoints, gate.retries, MODEL), endpoint, broken)) == (GiveUp, Because.BUDGET)
     full_budget(gate)
-    attempts = Attempts(gate, MODEL)
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL)
     attempts.count = MAX_ATTEMPTS
     assert reason(failed(attempts, endpoint, broken)) == (GiveUp, Because.ATTEMPTS)
 
@@ -103,13 +107,16 @@ async def test_a_broken_request_is_repeated_within_the_budget_and_the_attempts()
 async def test_without_an_endpoint_a_call_waits_asks_for_the_model_or_gives_up() -> None:
     gate = gate_of(1)
     only = gate.endpoints[0]
-    attempts = Attempts(gate, MODEL)
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL)
     attempts.tried = (only,)
     assert reason(attempts.another(NOW, Because.FOUND)) == (GiveUp, Because.NOBODY_ELSE)
     gate.endpoints.note_reach(only, Reach.UNREACHABLE)
     assert reason(attempts.nobody(NOW)) == (Wait, Because.NOBODY_USABLE)
     probed = gate_of(2, probe="/v2/health/ready")
-    assert reason(Attempts(probed, MODEL).another(NOW, Because.FOUND)) == (Wait, Because.MODEL)
+    assert reason(Attempts(probed.endpoints, probed.retries, MODEL).another(NOW, Because.FOUND)) == (
+        Wait,
+        Because.MODEL,
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,7 +187,7 @@ async def test_after_an_answer_that_was_not_executed(
     gate = gate_of(2)
     full_budget(gate)
     first, second = gate.endpoints
-    attempts = Attempts(gate, MODEL, stick)
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL, stick)
     before(gate, attempts)
     if said is ABSENT:
         gate.endpoints.model_locations.note_denied(first, MODEL, NOW)
@@ -195,8 +202,10 @@ async def test_the_model_is_searched_for_first_also_for_the_sake_of_the_next_cal
     gate = gate_of(2)
     first = gate.endpoints[0]
     gate.endpoints.model_locations.note_denied(first, MODEL, NOW)
-    assert Attempts(gate, MODEL).answered(first, head_of(404), said, NOW, kept=True) == Wait(Because.MODEL)
-    gone = Attempts(gate, MODEL).answered(first, head_of(404), said, NOW, kept=False)
+    assert Attempts(gate.endpoints, gate.retries, MODEL).answered(first, head_of(404), said, NOW, kept=True) == Wait(
+        Because.MODEL
+    )
+    gone = Attempts(gate.endpoints, gate.retries, MODEL).answered(first, head_of(404), said, NOW, kept=False)
     assert gone == GiveUp(Because.ATTEMPTS, search=True)
 
 
@@ -205,7 +214,7 @@ async def test_a_decision_starts_nothing() -> None:
     full_budget(gate)
     before = asyncio.all_tasks()
     first = gate.endpoints[0]
-    attempts = Attempts(gate, MODEL)
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL)
     attempts.another(NOW, Because.FOUND)
     failed(attempts, first, UpstreamBroken("cut"))
     attempts.answered(first, head_of(503), REFUSED, NOW, kept=True)

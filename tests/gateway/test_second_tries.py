@@ -189,7 +189,7 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(ups: list[Upstre
 async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once() -> None:
     """It compared each with each: 1.8 s of the gateway's time for one call."""
     gate = PoolGate(pool(1000))
-    attempts, down = Attempts(gate, "digits"), UpstreamUnreachable("down")
+    attempts, down = Attempts(gate.endpoints, gate.retries, "digits"), UpstreamUnreachable("down")
     asked = []
     decision = attempts.another(1.0, Because.UNREACHABLE)
     while isinstance(decision, Send):

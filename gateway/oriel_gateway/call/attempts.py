@@ -29,9 +29,8 @@ from enum import Enum
 from typing import TypeVar
 
 from oriel_gateway.pools.endpoints import EndpointSet, EndpointState, HttpEndpoint, Reach
-from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
-from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS
+from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS, RetryBudget
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
 
@@ -144,13 +143,13 @@ def and_this(tried: tuple[E, ...], endpoint: E) -> tuple[E, ...]:
 
 
 def sticky_endpoint(
-    gate: PoolGate, key: str, model: str, now: float, tried: tuple[HttpEndpoint, ...] = ()
+    endpoints: EndpointSet[HttpEndpoint], key: str, model: str, now: float, tried: tuple[HttpEndpoint, ...] = ()
 ) -> HttpEndpoint | None:
     """Return the endpoint that a call's key chooses among those that can be asked and were not tried."""
-    locations = gate.endpoints.model_locations
+    locations = endpoints.model_locations
     if locations.unknown(model, now):
         return None
-    endpoint = gate.sticky.pick(gate.endpoints.usable, key, (*tried, *locations.lacking(model, now)))
+    endpoint = endpoints.sticky.pick(endpoints.usable, key, (*tried, *locations.lacking(model, now)))
     if endpoint is not None and not endpoint.outstanding:
         endpoint.record.heard_s = now
     return endpoint
@@ -173,10 +172,11 @@ class Attempts:
     stick: the key that chooses the endpoint, "" if any will do.
     """
 
-    __slots__ = ("_gate", "_model", "_stick", "count", "fresh", "tried")
+    __slots__ = ("_endpoints", "_model", "_retries", "_stick", "count", "fresh", "tried")
 
-    def __init__(self, gate: PoolGate, model: str, stick: str = "") -> None:
-        self._gate = gate
+    def __init__(self, endpoints: EndpointSet[HttpEndpoint], retries: RetryBudget, model: str, stick: str = "") -> None:
+        self._endpoints = endpoints
+        self._retries = retries
         self._model = model
         self._stick = stick
         self.tried: tuple[HttpEndpoint, ...] = ()
@@ -190,7 +190,7 @@ class Attempts:
 
     def nobody(self, now: float) -> Decision:
         """Decide what to do when there was no endpoint to pick."""
-        endpoints = self._gate.endpoints
+        endpoints = self._endpoints
         if not endpoints.usable:
             return Wait(Because.NOBODY_USABLE)
         return (
@@ -218,7 +218,7 @@ class Attempts:
             return GiveUp(Because.PERHAPS_EXECUTED)
         if self.count >= MAX_ATTEMPTS:
             return GiveUp(Because.ATTEMPTS)
-        if not self._gate.retries.spend(now):
+        if not self._retries.spend(now):
             return GiveUp(Because.BUDGET)
         self.count += 1
         self.fresh = True
@@ -239,7 +239,7 @@ class Attempts:
 
         searched: all endpoints were asked for the model, or cannot be asked now: do not wait for that.
         """
-        locations, model = self._gate.endpoints.model_locations, self._model
+        locations, model = self._endpoints.model_locations, self._model
         if not kept:
             self.count = MAX_ATTEMPTS
         if not searched and said in (AnswerKind.ABSENT, AnswerKind.PERHAPS_ABSENT) and locations.may_probe(model, now):
@@ -266,7 +266,7 @@ class Attempts:
         if other is None:
             return GiveUp(Because.NOBODY_ELSE)
         absent = said is AnswerKind.ABSENT
-        if not self._gate.retries.spend(now, share=ABSENT_SHARE if absent else 1.0):
+        if not self._retries.spend(now, share=ABSENT_SHARE if absent else 1.0):
             return GiveUp(Because.BUDGET)
         self.count += 1
         self.tried = tried
@@ -274,5 +274,5 @@ class Attempts:
 
     def _pick(self, now: float, tried: tuple[HttpEndpoint, ...]) -> HttpEndpoint | None:
         if self._stick:
-            return sticky_endpoint(self._gate, self._stick, self._model, now, tried)
-        return self._gate.endpoints.pick(now, tried, self._model)
+            return sticky_endpoint(self._endpoints, self._stick, self._model, now, tried)
+        return self._endpoints.pick(now, tried, self._model)

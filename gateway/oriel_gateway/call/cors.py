@@ -8,7 +8,7 @@ those of the upstream are dropped.
 from oriel_policies.documents import Snapshot
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["answer_lines", "dressed", "is_preflight", "preflight_lines"]
+__all__ = ["cors_lines", "dressed", "is_preflight", "preflight_lines"]
 
 MAX_AGE_S = 600
 _METHODS = "GET, HEAD, POST"
@@ -33,7 +33,7 @@ def is_preflight(head: RequestHead) -> bool:
     )
 
 
-def answer_lines(head: RequestHead, origins: tuple[str, ...]) -> bytes:
+def cors_lines(head: RequestHead, origins: tuple[str, ...]) -> bytes:
     """Return the header lines for every answer to this head, joined by CRLF."""
     if origins == ("*",):
         return b"access-control-allow-origin: *\r\naccess-control-expose-headers: " + _EXPOSED.encode()

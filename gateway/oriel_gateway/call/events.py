@@ -6,13 +6,9 @@ answer is cut, which a client cannot take for a whole one. Line ends are those o
 CRLF.
 """
 
-from oriel_gateway.call.answers import refusal_body
-from oriel_gateway.contracts import Client
-from oriel_gateway.errors import Refused
-from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["Events", "cut", "events_of"]
+__all__ = ["Events", "events_of"]
 
 _ENDS = 4  # bytes: two line ends
 
@@ -45,13 +41,3 @@ def events_of(head: ResponseHead, data: bytes) -> Events | None:
     events = Events()
     events.sent(data)
     return events
-
-
-def cut(client: Client, events: Events | None, refused: Refused, request_id: str, *, v2: bool) -> None:
-    """End an answer that has begun, and its connection. v2: see `refusal_body`."""
-    if events is None or not events.between:
-        client.transport.abort()
-        return
-    event = b"data: " + refusal_body(refused, request_id, v2=v2) + b"\n\n"
-    client.transport.write(chunk(event) + LAST_CHUNK)
-    client.answered(close=True)

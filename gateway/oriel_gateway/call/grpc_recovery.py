@@ -240,7 +240,7 @@ class GrpcRecovery:
         these, now = self._gate.grpc, monotonic()
         if self.stick:
             lacking = these.model_locations.lacking(self.target.sought, now)
-            endpoint = self._gate.grpc_sticky.pick(these.usable, self.stick, (*tried, *lacking))
+            endpoint = these.sticky.pick(these.usable, self.stick, (*tried, *lacking))
             if endpoint is not None and not endpoint.outstanding:
                 endpoint.record.heard_s = now
         else:

@@ -12,9 +12,8 @@ from time import monotonic
 from typing import Protocol
 
 from oriel_gateway.call.attempts import note_answer, note_failure
-from oriel_gateway.pools.endpoints import HttpEndpoint
-from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
+from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
+from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError
@@ -28,7 +27,7 @@ HEDGED_BYTES = 64 * 1024  # of a message over gRPC; over HTTP a second copy need
 class Hedged(Protocol):
     """The call, as far as its second copy is concerned."""
 
-    gate: PoolGate
+    endpoints: EndpointSet[HttpEndpoint]
     target: Target
 
     @property
@@ -40,6 +39,9 @@ class Hedged(Protocol):
 
     def put(self, connection: UpstreamConnection, now: float) -> None:
         """Write the whole request to a connection."""
+
+    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+        """Return what an error answer means."""
 
     def take_copy(self, hedge: "Hedge", head: ResponseHead, data: bytes, complete: bool) -> None:
         """The second copy was answered first."""
@@ -93,13 +95,10 @@ class Hedge:
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         call, endpoint = self._call, self.endpoint
         assert endpoint is not None
-        said_no = head.status >= 500 or (
-            head.status >= 400
-            and classify_answer(head, data, model=call.target.kind == "model") is not AnswerKind.ANSWER
-        )
+        said_no = head.status >= 500 or (head.status >= 400 and call.classify(head, data) is not AnswerKind.ANSWER)
         if said_no and call.first_flying:
             now = monotonic()
-            note_answer(call.gate.endpoints, endpoint, head, now, now - self.sent_s)
+            note_answer(call.endpoints, endpoint, head, now, now - self.sent_s)
             if complete:
                 self.connection = None
                 self.endpoint = None
@@ -116,7 +115,7 @@ class Hedge:
         self.connection = None
         self.endpoint = None
         if endpoint is not None:
-            note_failure(call.gate.endpoints, endpoint, error, monotonic())
+            note_failure(call.endpoints, endpoint, error, monotonic())
         if not call.first_flying:
             call.failed(error)
 

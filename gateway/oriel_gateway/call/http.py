@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.attempts import decided_by_itself, note_answer, sticky_endpoint
-from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
+from oriel_gateway.call.heads import head_lines
 from oriel_gateway.call.lifecycle import (
     ANSWERING,
     COLLECT,
@@ -21,13 +21,12 @@ from oriel_gateway.call.lifecycle import (
     SENDING,
     Lifecycle,
 )
-from oriel_gateway.call.stream import AnswerStream, begin_stream
+from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.limits import Grant
 from oriel_gateway.pools.endpoints import HttpEndpoint
 from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
-from oriel_wire.chunked import chunk
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
 from oriel_wire.h1_response import ResponseHead
@@ -91,13 +90,13 @@ class Call(Lifecycle):
         connection = self.connection
         if connection is not None:
             if writable:
-                connection.transport.resume_reading()
+                connection.resume()
             else:
-                connection.transport.pause_reading()
+                connection.pause()
             if self.state == ANSWERING:
-                stream = self._stream
+                stream = self.stream
                 if stream is None:
-                    stream = self._stream = AnswerStream()
+                    stream = self.stream = AnswerStream()
                 stream.client_reads(writable, self.gate, self.tenant)
 
     # Admission -------------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class Call(Lifecycle):
         if now >= self.deadline:
             self.expired()
             return
-        if not gate.endpoints.usable:
+        if not self.endpoints.usable:
             self.park()
             return
         if gate.admission.enter():
@@ -200,7 +199,7 @@ class Call(Lifecycle):
         client = self.client
         assert client is not None
         self.finish(_LEFT)
-        client.transport.abort()
+        client.abort()
 
     def park(self) -> None:
         """Nobody can be asked: wait without a permit until somebody can, or until the deadline."""
@@ -228,9 +227,9 @@ class Call(Lifecycle):
                 trouble.counted = True
                 gate.retries.requested(now)
             if self.stick:
-                endpoint = sticky_endpoint(gate, self.stick, target.sought, now)
+                endpoint = sticky_endpoint(self.endpoints, self.stick, target.sought, now)
             else:
-                endpoint = gate.endpoints.pick(now, (), target.sought)
+                endpoint = self.endpoints.pick(now, (), target.sought)
             if endpoint is None:
                 self.in_trouble().nobody(now)
                 return
@@ -269,7 +268,7 @@ class Call(Lifecycle):
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
         if self.gate.wants_load_report:
-            self.gate.wants_load_report, self._asked = False, True
+            self.gate.wants_load_report, self.asks_report = False, True
             tail += ASK_REPORT
         head = self.head
         if head.content_length is not None or head.chunked:  # it is complete now: its length is known
@@ -313,19 +312,23 @@ class Call(Lifecycle):
                 if self.in_trouble().after_failure(endpoint, error, now):
                     return
             else:
-                self.gate.endpoints.note_broken(endpoint, now)
+                self.endpoints.note_broken(endpoint, now)
         broken = not isinstance(error, UpstreamUnreachable)
         outcome = Outcome.UPSTREAM_BROKEN if broken else Outcome.UPSTREAM_UNREACHABLE
         self.refuse(Refused(outcome, str(error), retry_after_s=1))
+
+    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+        """Return what a whole error answer means for the call."""
+        return classify_answer(head, data, model=bool(self.target.sought))
 
     def elsewhere(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, now: float) -> bool:
         """Whether a whole error answer is not the call's: it is sent again, or waits for its copy or for a search."""
         trouble, model = self._trouble, self.target.sought
         if trouble is not None and trouble.settled:
             return False
-        said = classify_answer(head, data, model=bool(model))
+        said = self.classify(head, data)
         if said is AnswerKind.ABSENT:
-            self.gate.endpoints.model_locations.note_denied(endpoint, model, now)
+            self.endpoints.model_locations.note_denied(endpoint, model, now)
         if trouble is None and decided_by_itself(said, head.status, copy=False) is not None:
             return False
         return self.in_trouble().after_answer(endpoint, head, data, said, now)
@@ -380,7 +383,7 @@ class Call(Lifecycle):
             endpoint.note_answer(now, now - self.sent_s)
         else:
             if self._trouble is None or not self._trouble.settled:
-                note_answer(self.gate.endpoints, endpoint, head, now, now - self.sent_s)
+                note_answer(self.endpoints, endpoint, head, now, now - self.sent_s)
             if complete and self.elsewhere(endpoint, head, data, now):
                 return
         if self._trouble is not None:
@@ -392,51 +395,13 @@ class Call(Lifecycle):
         self.bytes_out = len(data)
         client = self.client
         assert client is not None
-        start: bytes | None = None
-        close = False
         if complete:
             self.connection = None  # it is the pool's again: what this client does not read must not pause it
-            # As `must_close` would say: the request is here as a whole.
-            close = self.head.close or client.server.draining
-            if self.extras is None and not (close or self._asked or client.cors):
-                start = head.start or answer_start(head)
-        if start is None:
-            if self.extras is not None:
-                head = head.copy()
-                self.extras.response(self, head, data)
-            close = client.must_close
-            if self._asked:
-                self.gate.note_load_report(head.get(LOAD_METRICS))
-            if complete:
-                length = head.content_length
-                if length is None and status != 304 and not self.target.head_only:
-                    length = len(data)
-                start = answer_lines(head, client.cors, None if status == 204 else length, close=close)
-            else:
-                stream, start = begin_stream(head, data, client.cors, self.head.line.minor, now, close=close)
-                self._stream = stream
-                if stream is not None and stream.unbounded:
-                    self.watch_until(stream.ends_s(self.tenant.tier, now))
-                    if stream.rechunk and data:
-                        data = chunk(data)
-        if not head.dated:
-            start += client.server.date_line
-        limits = ""
-        if (grant := self.grant) is not None:
-            grant.move(self.bytes_out, now)
-            limits = grant.lines(now)
-        mark = self.mark
-        queued = f"{(self.permit_s - self.queued_s) * 1e3:.3f}" if self.permit_s != self.queued_s else "0.000"
-        timing = f", {head.server_timing}" if head.server_timing else ""
-        tail = (
-            f"{limits}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
-            f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
-            f"gateway-upstream;dur={(now - self.sent_s) * 1e3:.3f}{timing}\r\n\r\n"
-        ).encode("latin-1")
-        if len(data) <= _SMALL:
-            client.transport.write(b"".join((start, tail, data)))
-        else:
-            client.transport.writelines((start + tail, data))
+        if self.asks_report:
+            self.gate.note_load_report(head.get(LOAD_METRICS))
+        if self.grant is not None:
+            self.grant.move(self.bytes_out, now)
+        close = client.write_answer(self, head, data, complete, now)
         if complete:
             self.finish(_ANSWERED, "", now)
             client.answered(close=close, now=now)
@@ -451,15 +416,12 @@ class Call(Lifecycle):
             return
         if self.extras is not None:
             self.extras.data(data)
-        client, stream = self.client, self._stream
+        client, stream = self.client, self.stream
         assert client is not None
         self.bytes_out += len(data)
         if self.grant is not None:
             self.grant.move(len(data), monotonic())
-        if stream is not None and stream.unbounded:
-            stream.write(client.transport, data, complete)
-        elif data:
-            client.transport.write(data)
+        client.write_more(self, data, complete)
         if complete:
             self.finish(_ANSWERED)
             client.answered(close=stream is not None and stream.close)

@@ -30,7 +30,6 @@ pauses the upstream before that.
 from time import monotonic
 from typing import Final, cast
 
-from oriel_gateway.call.events import cut
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
@@ -97,19 +96,19 @@ class Lifecycle:
     client: None for a call that is made for others, which has a receiver. ahead: calls before it when it came to the
     queue, -1 if it did not queue. endpoint: asked last. stick: the key that chooses the endpoint, "" = the least busy.
     slot: among the deadlines. lines: the part of its head that is the same whenever it is sent, None until it is.
-    extras: of a special route. body_bytes: so much of the body is here, or was when it was sent.
+    extras: of a special route. body_bytes: so much of the body is here, or was when it was sent. stream: of an answer
+    that comes in parts and is more than its bytes. asks_report: the upstream was asked for a load report.
     """
 
     protocol = "http"
     # Slots and not defaults of the class: what a call reads and never set would cost more than to set it.
     __slots__ = (
-        "_asked",
         "_body",
         "_held_bytes",
-        "_stream",
         "_ticket",
         "_trouble",
         "ahead",
+        "asks_report",
         "body_bytes",
         "bytes_out",
         "client",
@@ -117,6 +116,7 @@ class Lifecycle:
         "cost_us",
         "deadline",
         "endpoint",
+        "endpoints",
         "extras",
         "gate",
         "gateway",
@@ -136,6 +136,7 @@ class Lifecycle:
         "state",
         "status",
         "stick",
+        "stream",
         "target",
         "tenant",
     )
@@ -157,6 +158,7 @@ class Lifecycle:
         self.gateway = gateway
         self.gate = gate
         gate.calls += 1
+        self.endpoints = gate.endpoints
         self.client = client
         self.head = head
         self.method: str = head.line.method
@@ -182,8 +184,8 @@ class Lifecycle:
         self.body_bytes = self._held_bytes = 0  # of the body, and of them on the pool's byte budget
         self._ticket: Ticket | None = None
         self._trouble: Trouble | None = None
-        self._stream: AnswerStream | None = None
-        self._asked = False  # for a load report
+        self.stream: AnswerStream | None = None
+        self.asks_report = False
         self.slot = YOUNG
         clock = gateway.clock
         if not clock.young:
@@ -281,14 +283,14 @@ class Lifecycle:
 
     def expired(self) -> None:
         """The deadline passed; for a stream, it was silent or went on for too long."""
-        stream = self._stream
+        stream = self.stream
         if stream is not None and stream.unbounded:
             ends_s = stream.ends_s(self.tenant.tier, self.response_s)
             if monotonic() < ends_s:
                 self.watch_until(ends_s)
                 return
         parked = self._trouble is not None and self._trouble.parked
-        unreachable = parked or (self.state == QUEUED and not self.gate.endpoints.usable)
+        unreachable = parked or (self.state == QUEUED and not self.endpoints.usable)
         self.refuse(deadline_passed(self.state, unreachable=unreachable))
 
     def refuse(self, refused: Refused) -> None:
@@ -296,7 +298,7 @@ class Lifecycle:
         if self.state == DONE or (self.receiver is not None and self.receiver.refused(self, refused)):
             return
         begun = self.state == ANSWERING
-        client, stream = self.client, self._stream
+        client = self.client
         assert client is not None
         queued_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
         if not begun:
@@ -304,7 +306,7 @@ class Lifecycle:
         self.finish(refused.outcome, str(refused))
         v2 = self.target.kind != "service"
         if begun:
-            cut(client, None if stream is None else stream.events, refused, self.mark.request_id, v2=v2)
+            client.cut_answer(self, refused, v2=v2)
         else:
             client.write_refusal(refused, self.mark, v2=v2, queued_s=queued_s)
             client.answered(close=client.must_close)
@@ -321,7 +323,7 @@ class Lifecycle:
             return
         self.state = DONE
         self.outcome = outcome
-        gateway, gate, tenant, stream, trouble = self.gateway, self.gate, self.tenant, self._stream, self._trouble
+        gateway, gate, tenant, stream, trouble = self.gateway, self.gate, self.tenant, self.stream, self._trouble
         if self.slot == YOUNG:
             del gateway.clock.young[self]
             self.slot = 0

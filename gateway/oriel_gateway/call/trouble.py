@@ -21,7 +21,7 @@ from oriel_gateway.call.attempts import (
 from oriel_gateway.call.hedge import Hedge
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.decisions import MAX_TRIED
-from oriel_gateway.pools.endpoints import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
@@ -38,6 +38,7 @@ class Troubled(Protocol):
     """The call, as far as its trouble is concerned. Times are monotonic seconds."""
 
     gate: PoolGate
+    endpoints: EndpointSet[HttpEndpoint]
     tenant: Tenant
     target: Target
     deadline: float
@@ -79,6 +80,9 @@ class Troubled(Protocol):
     def send(self, now: float, endpoint: HttpEndpoint, fresh: bool) -> None:
         """Send the request to an endpoint; fresh: on a new connection."""
 
+    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+        """Return what a whole error answer means for the call."""
+
     def put(self, connection: UpstreamConnection, now: float) -> None:
         """Write the whole request to a connection."""
 
@@ -119,6 +123,7 @@ class Trouble:
         "_withheld",
         "counted",
         "deadline",
+        "endpoints",
         "gate",
         "parked",
         "target",
@@ -129,6 +134,7 @@ class Trouble:
     def __init__(self, call: Troubled, *, counted: bool) -> None:
         self._call = call
         self.gate = call.gate
+        self.endpoints = call.endpoints
         self.target = call.target
         self.tenant = call.tenant
         self.counted = counted
@@ -155,7 +161,9 @@ class Trouble:
         """What the call has tried."""
         attempts = self._attempts
         if attempts is None:
-            attempts = self._attempts = Attempts(self.gate, self.target.sought, self._call.stick)
+            attempts = self._attempts = Attempts(
+                self.endpoints, self.gate.retries, self.target.sought, self._call.stick
+            )
         return attempts
 
     @property
@@ -178,11 +186,11 @@ class Trouble:
         """Wait until somebody can be asked. Raises Refused QUEUE_FULL."""
         self.parked = True
         self.deadline = self._call.deadline
-        self.gate.endpoints.park(self)
+        self.endpoints.park(self)
 
     def unpark(self) -> None:
         """The call leaves by itself."""
-        self.gate.endpoints.unpark(self)
+        self.endpoints.unpark(self)
 
     def unparked(self) -> None:
         """Somebody can be asked: to the queue, with the time waited so far."""
@@ -217,7 +225,7 @@ class Trouble:
 
     def stop_waiting(self) -> None:
         """The call does not wait for the search any more."""
-        self.gate.endpoints.model_locations.stop_waiting(self.target.sought, self)
+        self.endpoints.model_locations.stop_waiting(self.target.sought, self)
 
     def _act(self, decision: Decision, now: float) -> None:
         """Carry out what was decided while no endpoint is the call's."""
@@ -228,7 +236,7 @@ class Trouble:
             message = "no server of this pool can be reached"
             call.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
         elif decision.because is Because.MODEL:
-            if not self.gate.endpoints.model_locations.probe(self.target.sought, self, now):
+            if not self.endpoints.model_locations.probe(self.target.sought, self, now):
                 self.probe_finished()
         else:
             self._attempts = None
@@ -240,7 +248,7 @@ class Trouble:
     def after_failure(self, endpoint: HttpEndpoint, error: UpstreamError, now: float) -> bool:
         """Go on after no answer came from `endpoint`; False: the failure is the call's."""
         call = self._call
-        note_failure(self.gate.endpoints, endpoint, error, now)
+        note_failure(self.endpoints, endpoint, error, now)
         if self._copy_flying:
             self.in_vain(endpoint)
             return True
@@ -258,7 +266,7 @@ class Trouble:
         self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: AnswerKind, now: float
     ) -> bool:
         """Go on after a whole error answer, or wait for the copy or a search; False: the answer is the call's."""
-        call, locations, model = self._call, self.gate.endpoints.model_locations, self.target.sought
+        call, locations, model = self._call, self.endpoints.model_locations, self.target.sought
         decision = decided_by_itself(said, head.status, copy=self._copy_flying)
         if decision is None:
             decision = self.attempts.answered(endpoint, head, said, now, kept=call.kept)
@@ -307,12 +315,16 @@ class Trouble:
         call, first = self._call, self._call.endpoint
         if not call.sending or first is None or self._attempts is not None or not call.kept or call.stick:
             return None
-        second = self.gate.endpoints.pick(now, (first,), self.target.sought)
+        second = self.endpoints.pick(now, (first,), self.target.sought)
         return second if second is not None and self.gate.retries.spend(now) else None
 
     def put(self, connection: UpstreamConnection, now: float) -> None:
         """Write the second copy."""
         self._call.put(connection, now)
+
+    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+        """Return what the second copy's error answer means."""
+        return self._call.classify(head, data)
 
     def take_copy(self, hedge: Hedge, head: ResponseHead, data: bytes, complete: bool) -> None:
         """The second copy was answered first: it is the call's from here on."""

@@ -3,12 +3,13 @@
 import asyncio
 from dataclasses import dataclass
 from time import monotonic
-from typing import cast
+from typing import Final, cast
 
-from oriel_gateway.call.answers import refusal_bytes
-from oriel_gateway.call.cors import answer_lines, is_preflight
-from oriel_gateway.call.heads import head_lines
+from oriel_gateway.call.answers import refusal_body, refusal_bytes
+from oriel_gateway.call.cors import cors_lines, dressed, is_preflight
+from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
 from oriel_gateway.call.http import Call
+from oriel_gateway.call.stream import begin_stream
 from oriel_gateway.call.unread import NOTED_BYTES
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
@@ -24,12 +25,15 @@ from oriel_gateway.routing.targets import Target, chosen
 from oriel_gateway.shared.model_list import ASKED, ModelList
 from oriel_gateway.shared.special import attach
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["ClientConnection"]
 
+_SMALL: Final = 64 * 1024
 _MAX_STRIKES = 8  # refused credentials in a row on one connection, which is then closed
 _FRAMING = {400: Outcome.INVALID_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
@@ -245,7 +249,7 @@ class ClientConnection(ServerConnection):
             self.address, self.forwarded = forwarded_for(
                 head, self.peer, secure=self.server.secure, networks=http.trusted_proxies
             )
-        self.cors = answer_lines(head, http.cors_origins) if http.cors_origins else b""
+        self.cors = cors_lines(head, http.cors_origins) if http.cors_origins else b""
         if not http.cors_origins or not is_preflight(head):
             return False
         self.unwanted(head)
@@ -253,6 +257,88 @@ class ClientConnection(ServerConnection):
         self._write(preflight_answer(self.cors, snapshot, mark, self.server.date_line, close=self.must_close))
         self.answered(close=False)
         return True
+
+    def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
+        """Write the head of an upstream's answer, and the bytes of its body that are here. See `contracts.Client`."""
+        start: bytes | None = None
+        close = False
+        if complete:
+            # As `must_close` would say: the request is here as a whole.
+            close = call.head.close or self.server.draining
+            if call.extras is None and not (close or call.asks_report or self.cors):
+                start = head.start or answer_start(head)
+        if start is None:
+            if call.extras is not None:
+                head = head.copy()
+                call.extras.response(call, head, data)
+            close = self.must_close
+            if complete:
+                length = head.content_length
+                if length is None and head.status != 304 and not call.target.head_only:
+                    length = len(data)
+                start = answer_lines(head, self.cors, None if head.status == 204 else length, close=close)
+            else:
+                stream, start = begin_stream(head, data, self.cors, call.head.line.minor, now, close=close)
+                call.stream = stream
+                if stream is not None and stream.unbounded:
+                    call.watch_until(stream.ends_s(call.tenant.tier, now))
+                    if stream.rechunk and data:
+                        data = chunk(data)
+        if not head.dated:
+            start += self.server.date_line
+        limits = "" if call.grant is None else call.grant.lines(now)
+        mark = call.mark
+        queued = f"{(call.permit_s - call.queued_s) * 1e3:.3f}" if call.permit_s != call.queued_s else "0.000"
+        timing = f", {head.server_timing}" if head.server_timing else ""
+        tail = (
+            f"{limits}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
+            f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
+            f"gateway-upstream;dur={(now - call.sent_s) * 1e3:.3f}{timing}\r\n\r\n"
+        ).encode("latin-1")
+        if len(data) <= _SMALL:
+            self.transport.write(b"".join((start, tail, data)))
+        else:
+            self.transport.writelines((start + tail, data))
+        return close
+
+    def write_more(self, call: Call, data: bytes, complete: bool) -> None:
+        """Write more of an answer whose head is written. See `contracts.Client`."""
+        stream = call.stream
+        if stream is not None and stream.unbounded:
+            stream.write(self.transport, data, complete)
+        elif data:
+            self.transport.write(data)
+
+    def write_kept(self, lines: list[bytes], body: bytes) -> bool:
+        """Write a whole answer that no upstream gave to this call. See `contracts.Client`."""
+        close = self.must_close
+        lines.append(b"content-length: %d" % len(body))
+        if self.cors:
+            lines = dressed(lines, self.cors)
+        if close:
+            lines.append(b"connection: close")
+        if not any(line[:5].lower() == b"date:" for line in lines):
+            lines.append(self.server.date)
+        head = b"\r\n".join((*lines, b"\r\n"))
+        if len(body) <= _SMALL:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))  # uncopied: it may be for many
+        return close
+
+    def cut_answer(self, call: Call, refused: Refused, *, v2: bool) -> None:
+        """End an answer that has begun, and the connection. See `contracts.Client`."""
+        events = None if call.stream is None else call.stream.events
+        if events is None or not events.between:
+            self.transport.abort()
+            return
+        event = b"data: " + refusal_body(refused, call.mark.request_id, v2=v2) + b"\n\n"
+        self.transport.write(chunk(event) + LAST_CHUNK)
+        self.answered(close=True)
+
+    def abort(self) -> None:
+        """Drop the connection: nobody reads it any more."""
+        self.transport.abort()
 
     def _write(self, answer: bytes) -> None:
         """Write an answer of our own, with the lines for browsers."""
@@ -303,7 +389,7 @@ class ClientConnection(ServerConnection):
         else:
             self.gateway.records.turned_away(refused, mark, None, method, monotonic(), status=status)
         http = self.gateway.snapshot.http
-        self.cors = answer_lines(head, http.cors_origins) if head is not None and http.cors_origins else b""
+        self.cors = cors_lines(head, http.cors_origins) if head is not None and http.cors_origins else b""
         self._write(
             refusal_bytes(
                 refused,

@@ -20,6 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.http_probe import HttpProbe
 from oriel_gateway.pools.model_locations import ModelLocations
+from oriel_gateway.routing.sticky import StickyChoice
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.ejection import SUSPECT_S, Cause, Ejection, Record, most_ejected
 from oriel_policies.picking import PeakEwma, two_of
@@ -183,6 +184,7 @@ class EndpointSet(Generic[E]):
         self._everywhere = self.model_locations.everywhere
         self.members: list[E] = []
         self.usable: list[E] = []
+        self.sticky = StickyChoice[E](_name)
         self.leaving: list[E] = []
         self.ejections: dict[Cause, int] = {}
         self.named: Address | None = None  # the name that `health` looked up last
@@ -383,3 +385,9 @@ class EndpointSet(Generic[E]):
         """Close the members and those that leave."""
         for member in (*self.members, *self.leaving):
             await member.close()
+
+
+def _name(endpoint: EndpointState) -> str:
+    """Return a name of the endpoint that is the same in every process and after every start."""
+    host, port = endpoint.address
+    return f"{host}:{port}"

@@ -5,9 +5,8 @@ from time import monotonic
 from typing import Final, Protocol
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools.endpoints import EndpointSet, EndpointState, HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.routing.sticky import StickyChoice
 from oriel_gateway.routing.targets import Target
 from oriel_policies.admission import Admission, Charges
 from oriel_policies.budget import RetryBudget
@@ -107,8 +106,6 @@ class PoolGate:
         self.charges = Charges()
         self.habits = Habits()
         self.held_bytes = 0
-        self.sticky = StickyChoice[HttpEndpoint](_name)
-        self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
         self.shadows = 0  # shadow copies that hold a permit or wait for one
         self.calls = 0  # calls that have not finished, in whatever state
         # permits that may be suspended, of clients that do not read or of silent streams; the longest first
@@ -430,9 +427,3 @@ def _others(lending: Lendable, whole: bool, mute: frozenset[str] | None) -> _Oth
     if not between_answers and mute is not None:
         return tier.band, mute
     return tier.band - 1, frozenset()
-
-
-def _name(endpoint: EndpointState) -> str:
-    """Return a name of the endpoint that is the same in every process and after every start."""
-    host, port = endpoint.address
-    return f"{host}:{port}"

@@ -143,7 +143,7 @@ class _ShadowCopy:
         call.state = ANSWERING
         call.response_s = now = monotonic()
         if call.endpoint is not None:
-            note_answer(call.gate.endpoints, call.endpoint, head, now, now - call.sent_s)
+            note_answer(call.endpoints, call.endpoint, head, now, now - call.sent_s)
         call.status = self._own.status = head.status
         call.cost_us = head.cost_us
         return self.response_data(call, data, complete)

@@ -24,7 +24,6 @@ from hashlib import blake2b
 from time import monotonic
 
 from oriel_gateway.call.attempts import note_answer
-from oriel_gateway.call.cors import dressed
 from oriel_gateway.call.heads import head_lines
 from oriel_gateway.call.http import Call
 from oriel_gateway.call.lifecycle import ANSWERING, COLLECT, DONE, JOINED
@@ -42,7 +41,6 @@ VARYING = frozenset(  # what a shared answer may vary by: fields that reach the 
 )
 _NOT_IN_KEY = frozenset({"content-length", *NOT_ASKED_FOR})
 _NOT_SENT = tuple(f"{name}:".encode() for name in ("content-length", *NOT_ASKED_FOR))
-_SMALL = 64 * 1024
 _TURN = 64  # members that are told in one turn of the loop, with answers of as many bytes at most:
 _TURN_BYTES = 1024 * 1024
 _OURS = (b"age:", b"x-oriel-cache:", b"x-oriel-route:")
@@ -80,30 +78,21 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
     now = monotonic()
     client, mark = call.client, call.mark
     assert client is not None
-    close = client.must_close
-    lines = [*answer.lines, b"content-length: %d" % len(answer.body)]
-    if client.cors:
-        lines = dressed(lines, client.cors)
+    lines = [*answer.lines]
     if (grant := call.grant) is not None:
         grant.move(len(answer.body), now)
-        lines.append(grant.lines(now).encode("ascii")[:-2])
-    if close:
-        lines.append(b"connection: close")
-    if not any(line[:5].lower() == b"date:" for line in lines):
-        lines.append(client.server.date)
+        lines += grant.lines(now).encode("ascii").split(b"\r\n")[:-1]
     if how == "hit":
         lines.append(b"age: %d" % age_s)
     lines += operator_lines(call)
     waited_s = now - call.queued_s if call.queued_s else 0.0
-    lines.append(
-        f"x-oriel-cache: {how}\r\nx-request-id: {mark.request_id}\r\ntraceresponse: {mark.traceresponse()}\r\n"
-        f"server-timing: gateway-queue;dur=0.000, gateway-cache;dur={waited_s * 1e3:.3f}\r\n\r\n".encode("latin-1")
+    lines += (
+        f"x-oriel-cache: {how}".encode(),
+        f"x-request-id: {mark.request_id}".encode("latin-1"),
+        f"traceresponse: {mark.traceresponse()}".encode(),
+        f"server-timing: gateway-queue;dur=0.000, gateway-cache;dur={waited_s * 1e3:.3f}".encode(),
     )
-    head = b"\r\n".join(lines)
-    if len(answer.body) <= _SMALL:
-        client.transport.write(head + answer.body)
-    else:
-        client.transport.writelines((head, answer.body))  # uncopied: it may be for many
+    close = client.write_kept(lines, answer.body)
     call.bytes_out = len(answer.body)
     call.end_unsent(200)
     client.answered(close=close)
@@ -202,7 +191,7 @@ class _Work:
         call.response_s = now = monotonic()
         endpoint, took_s = call.endpoint, now - call.sent_s
         if head.status >= 400 and complete and endpoint is not None and call.elsewhere(endpoint, head, data, now):
-            note_answer(call.gate.endpoints, endpoint, head, now, took_s)
+            note_answer(call.endpoints, endpoint, head, now, took_s)
             return True
         call.no_copy()
         if not _shareable(head):
@@ -270,7 +259,7 @@ class _Work:
             del members[0]
         else:
             if call.endpoint is not None:
-                note_answer(call.gate.endpoints, call.endpoint, head, call.response_s, call.response_s - call.sent_s)
+                note_answer(call.endpoints, call.endpoint, head, call.response_s, call.response_s - call.sent_s)
             call.finish(Outcome.CALLER_LEFT)
         if good:
             _in_turns(members, _alone)

@@ -104,6 +104,14 @@ class UpstreamConnection(asyncio.Protocol):
             self.endpoint.outstanding -= 1
             self.transport.abort()
 
+    def pause(self) -> None:
+        """Stop reading: nobody takes the answer now."""
+        self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        self.transport.resume_reading()
+
     def pause_writing(self) -> None:
         if self.sink is not None:
             self.sink.upstream_writable(False)
