@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "conformance"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from object_stores import Moto, client_of
+from object_stores import BUCKET, Moto, client_of
 
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.remote import RemoteStore
@@ -41,10 +41,10 @@ JUDGED_MB, JUDGED_ROUNDS = 500, 3
 
 
 async def upload(size: int) -> None:
-    client, _ = client_of(f"{Moto.url}/repo")
+    client, _ = client_of(f"s3://{BUCKET}/repo")
     assert isinstance(client, S3Client)
     raw = await client._open()
-    where = {"Bucket": "repository", "Key": KEY}
+    where = {"Bucket": BUCKET, "Key": KEY}
     upload_id = (await raw.create_multipart_upload(**where))["UploadId"]
     parts, block = [], os.urandom(1 << 20)
     for number, start in enumerate(range(0, size, PART), start=1):
@@ -72,8 +72,8 @@ def curl(url: str, folder: Path, size: int, ranges: int = 1) -> float:
 
 def oriel(folder: Path, size: int) -> tuple[float, int]:
     """Seconds of the fetch, and the most resident memory during it."""
-    client, prefix = client_of(f"{Moto.url}/repo")
-    store = RemoteStore(client, prefix, Cache(folder, max_bytes=2 * size), shown=Moto.url)
+    client, prefix = client_of(f"s3://{BUCKET}/repo")
+    store = RemoteStore(client, prefix, Cache(folder, max_bytes=2 * size), shown=f"s3://{BUCKET}")
     try:
         store.models()
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
@@ -102,7 +102,9 @@ def main() -> int:
     args = parser.parse_args()
     size = args.size_mb * 10**6
     server = Moto()
-    server.start()
+    with tempfile.NamedTemporaryFile() as log:
+        server.start(Path(log.name), os.getpid())
+    server.make_bucket()
     os.environ.update(server.environment(server.port), NO_PROXY="127.0.0.1")
     curls: list[float] = []
     ranges: list[float] = []
@@ -127,7 +129,6 @@ def main() -> int:
                 peaks.append(peak)
             ranges += [curl(server.address(KEY), fresh(), size, ranges=8) for _ in range(3)]
     finally:
-        server.kill()
         server.close()
     share = statistics.median(curls) / statistics.median(ours)
     growth = (max(peaks) - before) / (1 << 20)

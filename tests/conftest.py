@@ -1,7 +1,9 @@
 """What all tests run on: uvloop, as the units do, and as many processes as `make test` says."""
 
 import ast
+import fcntl
 import gc
+import json
 import os
 import tomllib
 import warnings
@@ -89,6 +91,39 @@ def servers_in_process_end_soon() -> Iterator[None]:
         patch.setattr(grpc_drain, "QUIET_S", 0.01)
         patch.setattr(grpc_drain, "SELDOM_S", 0.01)
         yield
+
+
+class Run:
+    """What the processes of one test run share.
+
+    folder: of this run only, the same in each process. pid: of the process that ends last, which started the others.
+    """
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self.folder = folder
+        self.pid = pid
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned in the first process that asked for `name`, which has to be JSON.
+
+        The others wait for it meanwhile. Where it raises, the next that asks makes it.
+        """
+        made = self.folder / f"{name}.json"
+        with (self.folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                made.write_text(json.dumps(make()))
+        return json.loads(made.read_text())
+
+
+@pytest.fixture(scope="session")
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The test run that this process is a part of."""
+    own = tmp_path_factory.getbasetemp()
+    one_of_several = hasattr(request.config, "workerinput")
+    folder = (own.parent if one_of_several else own) / "run"
+    folder.mkdir(exist_ok=True)
+    return Run(folder, os.getppid() if one_of_several else os.getpid())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,8 +18,18 @@ from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
-PAGE = 1000
+PAGE = 50  # as object_stores.PAGE
 ONE_AT_A_TIME = Lock()  # the emulator's storage is made for one thread
+
+
+class Memory(Storage):
+    def _write_config_to_file(self) -> None:
+        """Write nothing: the list of all objects would be written with each of them, and nobody reads it."""
+
+
+def bucket_and_key(path: str) -> tuple[str, str]:
+    bucket, _, key = path.lstrip("/").partition("/")
+    return unquote(bucket), unquote(key)
 
 
 class Handler(RequestHandler):
@@ -33,34 +43,33 @@ class Handler(RequestHandler):
 
     def do_PUT(self) -> None:
         parts = urlsplit(self.path)
-        bucket, _, key = parts.path.lstrip("/").partition("/")
+        bucket, key = bucket_and_key(parts.path)
         data = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         etag = hashlib.md5(data).hexdigest()
-        about = {"name": unquote(key), "bucket": bucket, "size": str(len(data)), "etag": etag, "contentType": None}
+        about = {"name": key, "bucket": bucket, "size": str(len(data)), "etag": etag, "contentType": None}
         with ONE_AT_A_TIME:
             if not key:
                 self.storage.create_bucket(bucket, {"name": bucket})
             else:
-                self.storage.create_file(bucket, unquote(key), data, about)
+                self.storage.create_file(bucket, key, data, about)
         self._answer(200, b"", {"ETag": f'"{etag}"'})
 
     def do_DELETE(self) -> None:
-        bucket, _, key = self.path.lstrip("/").partition("/")
         with ONE_AT_A_TIME:
-            self.storage.delete_file(bucket, unquote(key))
+            self.storage.delete_file(*bucket_and_key(self.path))
         self._answer(204, b"", {})
 
     def _xml(self, *, body: bool) -> None:
         parts = urlsplit(self.path)
-        bucket, _, key = parts.path.lstrip("/").partition("/")
+        bucket, key = bucket_and_key(parts.path)
         if bucket == "forbidden":
             return self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {}, body=body)
         try:
             with ONE_AT_A_TIME:
                 if not key:
                     return self._answer(200, self._listing(bucket, parse_qs(parts.query)), {})
-                about = self.storage.get_file_obj(bucket, unquote(key))
-                data = self.storage.get_file(bucket, unquote(key))
+                about = self.storage.get_file_obj(bucket, key)
+                data = self.storage.get_file(bucket, key)
         except NotFound:
             return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>", {}, body=body)
         etag = f'"{about["etag"]}"'
@@ -101,7 +110,7 @@ class Handler(RequestHandler):
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, Storage(use_memory_fs=True)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, Memory(use_memory_fs=True)))
     sys.stdout.write(f"listening on {server.server_address[1]}\n")
     sys.stdout.flush()
     server.serve_forever()

@@ -9,13 +9,17 @@ import fcntl
 import hashlib
 import hmac
 import re
+import secrets
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import httpx
@@ -27,8 +31,12 @@ from oriel_gateway.documents.stored import LIMITS, StoredDocuments
 from oriel_wire.objects.client import ClientLimits, ObjectClient, location_of
 from oriel_wire.objects.opening import open_client
 
+if TYPE_CHECKING:
+    from ..conftest import Run
+
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "repository"
+PAGE = 50  # objects in one page of a listing; few, so that a test sees several
 # Azurite's one account and its published key.
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -37,17 +45,33 @@ VARIABLES = (
     *("STORAGE_EMULATOR_HOST", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_KEY"),
 )
 
+# Runs a server in the background for as long as another process lives, however that one ends.
+GUARD = """
+import os, select, subprocess, sys
+if os.fork():
+    os._exit(0)
+wanted = os.pidfd_open(int(sys.argv[1]))
+server = subprocess.Popen(sys.argv[2:])
+select.select([wanted, os.pidfd_open(server.pid)], [], [])
+server.kill()
+print("ended:", server.wait(), flush=True)
+"""
+
 
 class ObjectServer:
-    """One server. url: of everything in `BUCKET`. environment: what a client needs to find it, at `port` of a proxy."""
+    """One server, and one bucket of it. environment: what a client needs to find it, at `port` of a proxy."""
 
     kind = ""
-    url = ""
 
-    def __init__(self) -> None:
-        self.port = 0
-        self._process: subprocess.Popen[str] | None = None
-        self._http = httpx.Client(trust_env=False, timeout=30.0)
+    def __init__(self, bucket: str = BUCKET, port: int = 0) -> None:
+        self.bucket = bucket
+        self.port = port
+        self._http = httpx.Client(trust_env=False, timeout=60.0)
+
+    @property
+    def url(self) -> str:
+        """Of everything in `bucket`."""
+        return f"{self.kind}://{self.bucket}"
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -62,34 +86,26 @@ class ObjectServer:
         """Query and headers that a request with the right to write carries."""
         return {}, {}
 
-    def start(self) -> None:
-        """Raises the test's skip where the server is not installed. Again after `kill`: with nothing in it."""
+    def start(self, log: Path, pid: int) -> None:
+        """Start the server, which lives as long as the process `pid`. log: what it prints.
+
+        Raises the test's skip where the server is not installed.
+        """
         command = self.command()
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert self._process.stdout is not None
-        said = ""
-        for line in self._process.stdout:
-            said += line
-            if found := re.search(r"(?:listening on |http://127\.0\.0\.1:)([0-9]+)", line):
-                self.port = int(found[1])
-                break
-        else:
-            raise RuntimeError(f"{command[0]} did not start: {said[-500:]}")
-        self._said = ThreadPoolExecutor(1)
-        self._said.submit(self._process.stdout.read)  # or it stops when the pipe is full
+        with log.open("wb") as output:
+            guard = [sys.executable, "-S", "-c", GUARD, str(pid), *command]
+            subprocess.run(guard, stdout=output, stderr=output, start_new_session=True, check=True)
+        while not (found := re.search(r"(?:listening on |http://127\.0\.0\.1:)([0-9]+)\D", log.read_text())):
+            if "ended: " in log.read_text():
+                raise RuntimeError(f"{command[0]} did not start: {log.read_text()[-500:]}")
+            time.sleep(0.01)
+        self.port = int(found[1])
+
+    def make_bucket(self) -> None:
         self._request("PUT", self.address(""), params=self.bucket_query())
 
     def bucket_query(self) -> dict[str, str]:
         return {}
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._said.shutdown()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
 
     def close(self) -> None:
         self._http.close()
@@ -112,10 +128,11 @@ class ObjectServer:
 
 class Moto(ObjectServer):
     kind = "s3"
-    url = f"s3://{BUCKET}"
 
     def command(self) -> list[str]:
-        return [tool("python"), "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        # AWS's managed policies are left out by default.
+        variables = ["env", "MOTO_IAM_LOAD_MANAGED_POLICIES=true"]
+        return [*variables, tool("python"), "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
 
     def environment(self, port: int) -> dict[str, str]:
         return {
@@ -126,7 +143,7 @@ class Moto(ObjectServer):
         }
 
     def address(self, key: str) -> str:
-        return f"http://127.0.0.1:{self.port}/{BUCKET}" + (f"/{quote(key, safe='/')}" if key else "")
+        return f"http://127.0.0.1:{self.port}/{self.bucket}" + (f"/{quote(key, safe='/')}" if key else "")
 
     def sign(self) -> tuple[dict[str, str], dict[str, str]]:
         """moto looks whether there is a signature, not at it."""
@@ -136,7 +153,6 @@ class Moto(ObjectServer):
 
 class Google(ObjectServer):
     kind = "gs"
-    url = f"gs://{BUCKET}"
 
     def command(self) -> list[str]:
         return [tool("python"), str(ROOT / "tests/conformance/gcs_server.py")]
@@ -145,23 +161,30 @@ class Google(ObjectServer):
         return {"STORAGE_EMULATOR_HOST": f"127.0.0.1:{port}"}
 
     def address(self, key: str) -> str:
-        return f"http://127.0.0.1:{self.port}/{BUCKET}" + (f"/{quote(key, safe='')}" if key else "")
+        return f"http://127.0.0.1:{self.port}/{self.bucket}" + (f"/{quote(key, safe='')}" if key else "")
 
 
 class Azurite(ObjectServer):
     kind = "az"
-    url = f"az://{ACCOUNT}/{BUCKET}"
+
+    @property
+    def url(self) -> str:
+        return f"az://{ACCOUNT}/{self.bucket}"
 
     def command(self) -> list[str]:
+        node, program = azurite()
+        # No flag sets how many objects a page of a listing has.
+        code = f"require('{program}/utils/constants').DEFAULT_LIST_BLOBS_MAX_RESULTS = {PAGE};"
+        code += f"require('{program}/main')"
         flags = ["--blobPort", "0", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
-        return [*azurite(), *flags]
+        return [node, "-e", code, "--", "azurite", *flags]
 
     def environment(self, port: int) -> dict[str, str]:
         endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
         return {"AZURE_STORAGE_ENDPOINT": endpoint, "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY}
 
     def address(self, key: str) -> str:
-        return f"http://127.0.0.1:{self.port}/{ACCOUNT}/{BUCKET}" + (f"/{quote(key, safe='')}" if key else "")
+        return f"http://127.0.0.1:{self.port}/{ACCOUNT}/{self.bucket}" + (f"/{quote(key, safe='')}" if key else "")
 
     def bucket_query(self) -> dict[str, str]:
         return {"restype": "container"}
@@ -177,17 +200,20 @@ class Azurite(ObjectServer):
 SERVERS = {"s3": Moto, "gs": Google, "az": Azurite}
 
 
-def azurite() -> list[str]:
-    """The command of Azurite, installed from the lock beside this file if it is not there. Skips where it cannot be."""
+def azurite() -> tuple[str, Path]:
+    """Node and the folder of Azurite's blob service, installed from the lock beside this file if it is not there.
+
+    Skips where it cannot be.
+    """
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("no node or npm on PATH: Azurite cannot run")
     lock = ROOT / "tests/conformance/azurite/package-lock.json"
     folder = ROOT / "build" / f"azurite-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
-    program = folder / "node_modules/azurite/dist/src/blob/main.js"
+    program = folder / "node_modules/azurite/dist/src/blob"
     if not program.exists() and (said := _install_azurite(npm, folder)):
         pytest.skip(f"Azurite cannot be installed from the npm registry: {said}")
-    return [node, str(program)]
+    return node, program
 
 
 @cache
@@ -215,13 +241,20 @@ def _install_azurite(npm: str, folder: Path) -> str:
 
 
 @contextmanager
-def object_server(kind: str) -> Iterator[ObjectServer]:
-    server: ObjectServer = SERVERS[kind]()
-    server.start()
+def object_server(kind: str, run: "Run") -> Iterator[ObjectServer]:
+    """The test run's one server of a kind, with a bucket of the caller's own."""
+
+    def start() -> int:
+        server: ObjectServer = SERVERS[kind]()
+        server.start(run.folder / f"{kind}.log", run.pid)
+        server.close()
+        return server.port
+
+    server: ObjectServer = SERVERS[kind](f"{BUCKET}-{secrets.token_hex(4)}", run.once(f"store-{kind}", start))
     try:
+        server.make_bucket()
         yield server
     finally:
-        server.kill()
         server.close()
 
 

@@ -9,9 +9,11 @@ import re
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -163,3 +165,24 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()
+
+
+@contextmanager
+def proxy_in_a_thread(target_port: int) -> Iterator[tuple[int, Callable[[str], None]]]:
+    """A `Proxy` for a test without an event loop: its port, and what sets its mode."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    proxy = Proxy(target_port)
+    try:
+        run(proxy.open())
+        yield proxy.port, lambda mode: run(proxy.set(mode))
+    finally:
+        run(proxy.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

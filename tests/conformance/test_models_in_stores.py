@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,16 +17,22 @@ import pytest
 
 from oriel_cli.units import free_ports
 
+from ..conftest import Run
 from ..waiting import wait_until
 from . import onnx_files
 from .object_stores import ObjectServer, object_server
+from .redis_server import proxy_in_a_thread
+
+# Two starts of an inference server for each store. Their clients are tested in test_object_clients.py; a server in
+# process, with the client of S3, in tests/inference/test_remote_repository.py.
+pytestmark = pytest.mark.long
 
 ASKED = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 
 
-@pytest.fixture(scope="module", params=["gs", "az"])
-def store(request: pytest.FixtureRequest) -> Iterator[ObjectServer]:
-    with object_server(request.param) as running:
+@pytest.fixture(params=["gs", "az"])
+def store(request: pytest.FixtureRequest, run: Run) -> Iterator[ObjectServer]:
+    with object_server(request.param, run) as running:
         yield running
 
 
@@ -93,7 +99,14 @@ def sums(data: bytes) -> bytes:
 def test_models_of_a_store_serve_through_a_bad_upload_an_outage_and_a_restart(
     store: ObjectServer, tmp_path: Path
 ) -> None:
-    url, environment, cache = f"{store.url}/models", store.environment(store.port), tmp_path / "cache"
+    with proxy_in_a_thread(store.port) as (port, set_mode):
+        serve_through(store, store.environment(port), set_mode, tmp_path / "cache")
+
+
+def serve_through(
+    store: ObjectServer, environment: Mapping[str, str], set_mode: Callable[[str], None], cache: Path
+) -> None:
+    url = f"{store.url}/models"
     store.put("models/double/config.pbtxt", b"max_batch_size: 4\nversion_policy { all {} }")
     store.put("models/double/1/model.onnx", onnx_files.DOUBLE)
     store.put("models/double/1/SHA256SUMS", sums(onnx_files.DOUBLE))
@@ -113,7 +126,7 @@ def test_models_of_a_store_serve_through_a_bad_upload_an_outage_and_a_restart(
             assert running.answer("1") == doubled
             time.sleep(0.05)
         # The store dies: what is loaded serves, the server stays ready.
-        store.kill()
+        set_mode("refuse")
         wait_until(lambda: "StoreUnavailable" in running.metrics() or "cannot be listed" in running.log.read_text())
         assert running.ready() and running.answer("1") == running.answer("2") == doubled
         told = running.log.read_text() + running.metrics() + running.reason("3")
@@ -122,4 +135,3 @@ def test_models_of_a_store_serve_through_a_bad_upload_an_outage_and_a_restart(
         told += again.log.read_text()
     secrets = [value for name, value in environment.items() if "KEY" in name]
     assert not any(secret in told for secret in secrets)
-    store.start()

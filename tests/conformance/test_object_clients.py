@@ -9,24 +9,25 @@ import pytest
 from oriel_wire.objects.client import ClientLimits, ObjectClient, Stored
 from oriel_wire.objects.errors import ObjectChanged, ObjectStoreError, StoreUnavailable, TooManyObjects
 
-from .object_stores import BUCKET, SERVERS, ObjectServer, Stub, client_of, object_server, point_to
+from ..conftest import Run
+from .object_stores import PAGE, SERVERS, ObjectServer, Stub, client_of, object_server, point_to
 
-MANY = 1003  # one more page than one
+MANY = 2 * PAGE + 3  # on three pages
 # Names a bucket may hold and a file system, a URL or XML may trip over.
 ODD = ["é ü", "100%", "%2F", "a+b", "?q=1", "#h", "back\\slash", "&lt;x>", "snow☃", "..x", "~t", " lead", "x" * 200]
 SECRET = "sig=S3CRET-OF-THE-STORE"
 
 
-@pytest.fixture(scope="module", params=sorted(SERVERS))
-def server(request: pytest.FixtureRequest) -> Iterator[ObjectServer]:
-    with object_server(request.param) as running:
+@pytest.fixture(params=sorted(SERVERS))
+def server(request: pytest.FixtureRequest, run: Run) -> Iterator[ObjectServer]:
+    with object_server(request.param, run) as running:
         yield running
 
 
 @pytest.fixture
 async def client(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectClient]:
     point_to(monkeypatch, server)
-    client, prefix = client_of(server.url)
+    client, prefix = client_of(server.url, ClientLimits(page_objects=PAGE))
     assert prefix == ""
     yield client
     await client.close()
@@ -117,7 +118,7 @@ async def test_a_missing_object_is_said_to_be_gone(server: ObjectServer, client:
 
 
 async def test_a_missing_bucket_is_named(server: ObjectServer, client: ObjectClient) -> None:
-    other, _ = client_of(server.url.replace(BUCKET, "no-such-bucket"))
+    other, _ = client_of(server.url.replace(server.bucket, "no-such-bucket"))
     with pytest.raises(StoreUnavailable, match="no-such-bucket.* there is no such"):
         await other.list("", limit=10)
     await other.close()
@@ -261,8 +262,8 @@ def test_without_the_package_the_extra_is_named(url: str, monkeypatch: pytest.Mo
         client_of(url)
 
 
-async def test_an_object_no_file_can_be_named_after_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with object_server("gs") as server:
+async def test_an_object_no_file_can_be_named_after_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with object_server("gs", run) as server:
         point_to(monkeypatch, server)
         client, _ = client_of(server.url)
         server.put_many({"m/1/model.onnx": b"x", "m//x": b"x"})

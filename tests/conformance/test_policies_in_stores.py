@@ -17,8 +17,10 @@ import pytest
 from oriel_cli.main import main
 from oriel_cli.units import free_ports
 
+from ..conftest import Run
 from ..waiting import wait_until
-from .object_stores import ACCOUNT_KEY, BUCKET, SERVERS, ObjectServer, object_server, point_to
+from .object_stores import ACCOUNT_KEY, SERVERS, ObjectServer, object_server, point_to
+from .redis_server import proxy_in_a_thread
 
 POLICIES = """
 [tiers.gold]
@@ -38,9 +40,9 @@ def tenant(*keys: str) -> bytes:
     return f'[tenants.acme]\ntier = "gold"\nmodels = ["*"]\nkeys = [{listed}]\n'.encode()
 
 
-@pytest.fixture(scope="module", params=sorted(SERVERS))
-def server(request: pytest.FixtureRequest) -> Iterator[ObjectServer]:
-    with object_server(request.param) as running:
+@pytest.fixture(params=sorted(SERVERS))
+def server(request: pytest.FixtureRequest, run: Run) -> Iterator[ObjectServer]:
+    with object_server(request.param, run) as running:
         yield running
 
 
@@ -100,12 +102,23 @@ def gateway(url: str, state: Path, environment: Mapping[str, str]) -> Iterator[R
         running.close()
 
 
+# Three starts of a gateway each. The clients of gs and az are those of the tests below and of test_object_clients.py.
+@pytest.mark.parametrize(
+    "server", ["s3", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("gs", "az"))], indirect=True
+)
 def test_a_gateway_lives_on_policies_in_a_store(server: ObjectServer, tmp_path: Path) -> None:
-    url, environment = f"{server.url}/live", server.environment(server.port)
+    with proxy_in_a_thread(server.port) as (port, set_mode):
+        live_on_policies(server, server.environment(port), set_mode, tmp_path)
+
+
+def live_on_policies(
+    server: ObjectServer, environment: Mapping[str, str], set_mode: Callable[[str], None], folder: Path
+) -> None:
+    url = f"{server.url}/live"
     server.put("live/routes.toml", POLICIES.encode())
     server.put("live/tenants.toml", tenant("one"))
     server.put("live/notes/README.md", b"not a document")
-    with gateway(url, tmp_path / "state", environment) as running:
+    with gateway(url, folder / "state", environment) as running:
         assert running.takes("one") and not running.takes("two")
         assert running.policies()["store"]["url"] == url
         server.put("live/tenants.toml", tenant("two"))
@@ -120,16 +133,16 @@ def test_a_gateway_lives_on_policies_in_a_store(server: ObjectServer, tmp_path: 
         running.look(lambda: running.policies()["mistakes"] == [])
         assert "oriel_gateway_policy_store_up 1.0" in running.metrics()
         # The store dies. Nothing changes but what is said of it.
-        server.kill()
+        set_mode("refuse")
         running.look(lambda: running.policies()["store"]["reason"] != "")
         assert running.takes("two") and "oriel_gateway_policy_store_up 0.0" in running.metrics()
         arguments = Path(f"/proc/{running.process.pid}/cmdline")
         told = [running.log.read_text(), running.metrics(), str(running.policies()), arguments.read_text()]
     # One that starts now begins with what the last one had; one that never saw the store says why it cannot.
-    with gateway(url, tmp_path / "state", environment) as again:
+    with gateway(url, folder / "state", environment) as again:
         assert again.takes("two") and not again.takes("one")
         told.append(again.log.read_text())
-    other = Running(url, tmp_path / "other", environment)
+    other = Running(url, folder / "other", environment)
     assert other.process.wait(timeout=60) == 2
     other.close()
     said = other.log.read_text()
@@ -137,7 +150,6 @@ def test_a_gateway_lives_on_policies_in_a_store(server: ObjectServer, tmp_path: 
     assert "Traceback" not in said
     secrets = [value for name, value in environment.items() if "KEY" in name and value != "of-a-test"]
     assert not any(secret in text for secret in secrets for text in [*told, said])
-    server.start()
 
 
 def test_check_takes_a_url(
@@ -152,7 +164,7 @@ def test_check_takes_a_url(
     assert "more.toml: tiers.silver.band" in capsys.readouterr().err
     assert main(["policies", "check", f"{server.url}/nothing-there"]) == 1
     assert "holds no .toml document" in capsys.readouterr().err
-    missing = f"{server.url.replace(BUCKET, 'no-such-bucket')}/x"
+    missing = f"{server.url.replace(server.bucket, 'no-such-bucket')}/x"
     assert main(["policies", "check", missing]) == 1
     assert "there is no such bucket or container (404)" in capsys.readouterr().err
 

@@ -28,6 +28,7 @@ from oriel_wire.objects.memory import MemoryObjects
 from oriel_wire.objects.opening import open_client
 from oriel_wire.trace import ListSink
 
+from ..conftest import Run
 from . import models
 from .bad_network import BadNetwork
 from .control_server import times
@@ -38,9 +39,9 @@ ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1,
 OUTAGE_S = 0.2
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with object_server("s3") as running:
+@pytest.fixture
+def server(run: Run) -> Iterator[ObjectServer]:
+    with object_server("s3", run) as running:
         yield running
 
 

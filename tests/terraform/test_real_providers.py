@@ -15,10 +15,11 @@ from typing import Any
 
 import botocore.session
 import pytest
-from object_stores import Moto
+from object_stores import ObjectServer, object_server
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..conftest import Run
 from .harness import TerraformFailed, Workspace, without_version_six
 from .module_files import VERSIONS, Module
 
@@ -49,18 +50,12 @@ def mirror() -> Path:
 
 
 @pytest.fixture
-def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
-    """moto's server with AWS's managed policies, which it leaves out by default, and the environment of its clients."""
-    monkeypatch.setenv("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")
-    server = Moto()
-    server.start()
-    try:
+def moto(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """The run's moto, which has AWS's managed policies, and the environment of its clients."""
+    with object_server("s3", run) as server:
         for name, value in server.environment(server.port).items():
             monkeypatch.setenv(name, value)  # with AWS_ENDPOINT_URL, which the provider takes for all services
         yield server
-    finally:
-        server.kill()
-        server.close()
 
 
 def held(mirror: Path, name: str) -> list[Version]:
@@ -96,7 +91,7 @@ def test_the_real_providers_take_it(mirror: Path, tree: Path, workspace: Any, ro
 
 
 def test_network_bucket_registry_and_identities_are_made_at_moto(
-    mirror: Path, tree: Path, workspace: Any, moto: Moto
+    mirror: Path, tree: Path, workspace: Any, moto: ObjectServer
 ) -> None:
     versions = held(mirror, "aws")
     if not versions:
@@ -147,7 +142,7 @@ def test_a_provider_that_the_roots_do_not_take_is_none(tree: Path, tmp_path: Pat
     assert held(tmp_path, "aws") == [Version("5.100.0")] and taken(tmp_path, "aws", tree) == set()
 
 
-def test_moto_knows_what_the_parts_ask_it_for(moto: Moto, workspace: Any) -> None:
+def test_moto_knows_what_the_parts_ask_it_for(moto: ObjectServer, workspace: Any) -> None:
     """Zones by the root's own filter, the managed policies that roles are given, and the services with endpoints."""
     session = botocore.session.get_session()
     ec2 = session.create_client("ec2", region_name="us-east-1")

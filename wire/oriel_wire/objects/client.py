@@ -85,12 +85,14 @@ class ClientLimits:
     connect_s: to open a connection. read_s: without a byte.
     request_s: from connecting to the last byte of an answer (gs and az only).
     connections: at the same time (s3 only).
+    page_objects: in one page of a listing (s3 only); 1000 is the protocol's own bound.
     """
 
     connect_s: float = 5.0
     read_s: float = 20.0
     request_s: float = 600.0
     connections: int = 32
+    page_objects: int = 1000
 
 
 class ObjectClient(Protocol):

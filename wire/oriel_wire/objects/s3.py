@@ -40,7 +40,6 @@ from oriel_wire.objects.s3_http import BadAnswer, s3_client, wrong_region
 
 __all__ = ["S3Client"]
 
-PAGE_OBJECTS = 1000  # the protocol's own bound
 CLOSE_S = 5.0
 # Shorter than any store's idle timeout: a connection that the store has just closed would look like an outage.
 KEEPALIVE_S = 4.0
@@ -66,7 +65,7 @@ class S3Client:
         found: list[Stored] = []
         more: dict[str, str] = {}
         while True:
-            size = min(PAGE_OBJECTS, limit + 1)
+            size = min(self._limits.page_objects, limit + 1)
             page = await self._send("be listed", "list_objects_v2", Prefix=prefix, MaxKeys=size, **more)
             if "IsTruncated" not in page:  # an empty 200, say of a proxy, must not look like an empty bucket
                 raise self._unavailable("be listed", BAD_ANSWER)
