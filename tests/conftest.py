@@ -5,6 +5,7 @@ import fcntl
 import gc
 import json
 import os
+import ssl
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,27 @@ def servers_in_process_end_soon() -> Iterator[None]:
         patch.setattr(listener, "LINGER_S", 0.01)
         patch.setattr(grpc_drain, "QUIET_S", 0.01)
         patch.setattr(grpc_drain, "SELDOM_S", 0.01)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clients_share_the_certificates() -> Iterator[None]:
+    """A client of httpx reads the authorities' certificates: 20 ms of CPU, and hundreds of tests make a client."""
+    from httpx._transports import default
+
+    new = default.create_ssl_context
+    context: ssl.SSLContext | None = None
+
+    def create(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        nonlocal context
+        if verify is not True or cert is not None or trust_env:
+            return new(verify=verify, cert=cert, trust_env=trust_env)
+        if context is None:
+            context = new(trust_env=False)
+        return context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", create)
         yield
 
 
