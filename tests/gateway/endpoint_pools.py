@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,10 +32,9 @@ def with_probe(ports: list[int]) -> dict[str, bytes]:
 
 
 @asynccontextmanager
-async def served(handler: Any, sock: socket.socket | None = None) -> AsyncIterator[int]:
-    """The port of a server for raw connections, which listens at `sock` if that is given."""
-    where = {"host": "127.0.0.1", "port": 0} if sock is None else {"sock": sock}
-    server = await asyncio.start_server(handler, **where)
+async def served(handler: Any, port: int = 0) -> AsyncIterator[int]:
+    """A server for raw connections; its port."""
+    server = await asyncio.start_server(handler, "127.0.0.1", port)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

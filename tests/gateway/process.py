@@ -11,7 +11,6 @@ from pathlib import Path
 
 from oriel_cli.units import free_ports
 
-from ..waiting import until
 from .stack import Client
 
 
@@ -70,17 +69,16 @@ async def gateway_process(
         preexec_fn=None if max_files is None else limited,
     )
     try:
-
-        async def ready() -> bool:
-            assert process.returncode is None, "the gateway ended"
-            return await _ready(int(http_port), plain)
-
-        await until(ready)
+        async with asyncio.timeout(60):
+            while not await _ready(int(http_port), plain):
+                assert process.returncode is None, "the gateway ended"
+                await asyncio.sleep(0.02)
         yield Process(port=int(http_port), grpc_port=int(others[0]), admin_port=int(others[1]), pid=process.pid)
     finally:
         if process.returncode is None:
             process.terminate()
-            await process.wait()
+            async with asyncio.timeout(40):
+                await process.wait()
 
 
 async def _ready(port: int, plain: bool) -> bool:

@@ -25,7 +25,7 @@ async def test_a_killed_pod_loses_at_most_what_it_had_in_flight(idempotent: bool
     async with pod() as one, pod() as other, gateway(files([one, other], idempotent=idempotent)) as (port, core):
         these = core.pools["p"].endpoints
         await until(lambda: [e.reach for e in these] == [Reach.READY] * 2)
-        load = Load(port, 8, timeout_ms=60_000)
+        load = Load(port, 8)
         await until(lambda: len(load.answers) > 300)
         victim = next(e for e in these if e.port == one.port)
         in_flight = victim.outstanding
@@ -37,7 +37,7 @@ async def test_a_killed_pod_loses_at_most_what_it_had_in_flight(idempotent: bool
         assert lost <= (0 if idempotent else max(in_flight, 8)), statuses
         assert set(statuses) <= {200, 502}
         after = [at for at, status, _, _ in load.answers if at > killed and status == 200]
-        assert after[0] - killed < 30.0
+        assert after[0] - killed < 1.0
         await until(lambda: victim.reach is Reach.UNREACHABLE)
         assert these.usable == [e for e in these if e is not victim]
         twice = [body for body, times in (one.ran + other.ran).items() if times > 1]
@@ -67,7 +67,7 @@ async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe:
     ):
         these = core.pools["p"].endpoints
         victim = next(e for e in these if e.port == one.port)
-        load = Load(port, 8, timeout_ms=5000)
+        load = Load(port, 8, timeout_ms=1500)
         await until(lambda: len(load.answers) > 400)
         one.signal(signal.SIGSTOP)
         # 0.75 to 0.95 s by its timers. On a busy machine the other one may have been ejected as slow just before, and
@@ -76,14 +76,10 @@ async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe:
         stuck = victim.outstanding
         asked = len(load.answers)
         await until(lambda: len(load.answers) > asked + 100)
-        load.goes_on.clear()
         await until(lambda: victim.outstanding == 0)  # they expire, and the pod sees them leave
         before, resumed = one.ran.total(), monotonic()
         one.signal(signal.SIGCONT)
         await until(lambda: victim in these.usable)
-        load.goes_on.set()
-        asked = len(load.answers)
-        await until(lambda: len(load.answers) > asked + 100)
         statuses = await load.stop()
         assert statuses[504] <= max(stuck, 1) <= 8 and set(statuses) <= {200, 504}, statuses
         expired = {b"ran " + body for _, status, body, _ in load.answers if status == 504}

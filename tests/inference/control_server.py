@@ -1,6 +1,5 @@
 """The control port of an inference server on a free port."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
+from ..waiting import until
 from . import models
 
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -42,16 +42,31 @@ class Served:
 
     async def until(self, predicate: Any) -> dict[tuple[str, str], tuple[str, str]]:
         """Wait for the index; what serves must answer all the while."""
-        async with asyncio.timeout(60):
-            while not predicate(lines := await self.lines()):
-                await self.answer()
-                await asyncio.sleep(0.02)
+        lines: dict[tuple[str, str], tuple[str, str]] = {}
+
+        async def holds() -> bool:
+            nonlocal lines
+            lines = await self.lines()
+            if predicate(lines):
+                return True
+            await self.answer()
+            return False
+
+        await until(holds)
         return lines
+
+    async def until_answer(self, value: float) -> None:
+        """Wait for the version that answers with that value."""
+
+        async def answered() -> bool:
+            return await self.answer() == value
+
+        await until(answered)
 
 
 @contextlib.asynccontextmanager
 async def serving(root: Path, mode: str, **more: Any) -> AsyncIterator[Served]:
-    more = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "poll_s": 0.1, **more}
+    more = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "poll_s": 0.05, **more}
     settings = Settings(repositories=(root,), cores=2, drain_s=5.0, control_mode=mode, **more)
     async with open_unit(settings, sink=ListSink()) as unit:
         address = f"http://127.0.0.1:{unit.http_port}"

@@ -1,9 +1,8 @@
 """A unit whose only model waits at the fake's gate: long batches that end when the test says so."""
 
-import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,3 @@ async def admitted(client: httpx.AsyncClient) -> httpx.Response:
     while (answer := await client.post(INFER, json=ROW)).status_code == 503:
         pass
     return answer
-
-
-async def until(predicate: Callable[[], bool]) -> None:
-    """Let the loop turn until something holds."""
-    async with asyncio.timeout(60):
-        while not predicate():
-            await asyncio.sleep(0.001)

@@ -1,6 +1,7 @@
 """Small ONNX models and repositories for tests."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save_model
@@ -80,13 +81,28 @@ def endless():  # type: ignore[no-untyped-def]
 
 
 def put(root: Path, name: str, model=None, config: str | None = None, version: int = 1) -> Path:  # type: ignore[no-untyped-def]
-    """Write a model into a repository; config None: the file is left out."""
+    """Write a model into a repository, by renaming what is complete: a server may be polling it.
+
+    config: None leaves the file out, or as it is.
+    """
     folder = root / name
-    (folder / str(version)).mkdir(parents=True, exist_ok=True)
-    if model is not None:
-        save_model(model, str(folder / str(version) / "model.onnx"))
-    if config is not None:
-        (folder / "config.pbtxt").write_text(config)
+    root.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=root.parent) as beside:
+        new = Path(beside) / name
+        (new / str(version)).mkdir(parents=True)
+        if model is not None:
+            save_model(model, str(new / str(version) / "model.onnx"))
+        if config is not None:
+            (new / "config.pbtxt").write_text(config)
+        if not folder.exists():
+            new.rename(folder)
+            return folder
+        if not (folder / str(version)).exists():
+            (new / str(version)).rename(folder / str(version))
+        elif model is not None:
+            (new / str(version) / "model.onnx").replace(folder / str(version) / "model.onnx")
+        if config is not None:
+            (new / "config.pbtxt").replace(folder / "config.pbtxt")
     return folder
 
 

@@ -33,8 +33,9 @@ from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 
+from ..waiting import until
 from .exposed import read
-from .gated import gated, until
+from .gated import gated
 from .grpc_calls import infer, ones
 from .streams import said, stream
 

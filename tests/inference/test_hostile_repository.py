@@ -24,7 +24,7 @@ from oriel_inference.backends import Session, find_backend
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
-from oriel_inference.stores.local import LocalStore
+from oriel_inference.stores.local import MAX_ENTRIES, LocalStore
 
 from ..waiting import wait_until
 from . import models
@@ -171,7 +171,8 @@ def test_small_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_far_more_files_than_a_version_may_have_cost_a_bounded_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real bound is tried with an upload to a running server: test_control.py."""
+    """The real bound is tried with an upload to a running server, in `make test-long`: test_control.py."""
+    assert MAX_ENTRIES == 10_000
     folder = models.put(tmp_path, "double", models.double(), models.DOUBLE) / "1"
     for number in range(2000):
         (folder / f"f{number}").touch()

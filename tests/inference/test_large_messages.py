@@ -9,7 +9,7 @@ import pytest
 from oriel_wire.engine import large_messages
 from oriel_wire.engine.large_messages import GIVE_BACK_BYTES, LARGE_BYTES, LargeMessages
 
-from .gated import until
+from ..waiting import until
 
 
 class Counted:

@@ -12,7 +12,8 @@ from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS, parse_report
 
-from .gated import gated, until
+from ..waiting import until
+from .gated import gated
 from .grpc_calls import infer, ones
 
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}

@@ -19,9 +19,10 @@ from oriel_inference.batching.statistics import MAX_TIERS, OTHER_TIERS
 from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
-from oriel_inference.model import ModelState, TensorInfo
+from oriel_inference.model import ModelState
 from oriel_inference.servers import meter
 
+from ..waiting import until
 from . import models
 from .clients import client_of
 from .control_server import put, serving
@@ -29,20 +30,13 @@ from .ensembles import CHAIN, config, part
 from .ensembles import infer as infer_ensemble
 from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
-from .gated import gated, until
+from .gated import gated
 from .streams import WORDS, Fakes, streaming
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
 DOUBLE = {"model": "double", "version": "1"}
-
-
-@pytest.fixture
-def fake() -> FakeBackend:
-    return FakeBackend(
-        (TensorInfo(name="x", datatype="FP32", shape=(-1, 4)),), (TensorInfo(name="y", datatype="FP32", shape=(-1, 4)),)
-    )
 
 
 # --- names and formats --------------------------------------------------------------------------------------------
@@ -347,9 +341,11 @@ async def test_repository_that_cannot_be_read_is_seen_in_the_metrics(tmp_path: P
     async with serving(root, "poll") as served:
         assert (await read(served.unit)).value("oriel_model_repository_up") == 1
         shutil.move(root, tmp_path / "elsewhere")
-        async with asyncio.timeout(60):
-            while (await read(served.unit)).value("oriel_model_repository_up"):
-                await asyncio.sleep(0.02)
+
+        async def down() -> bool:
+            return not (await read(served.unit)).value("oriel_model_repository_up")
+
+        await until(down)
         assert await served.answer() == 2
 
 

@@ -84,9 +84,19 @@ class Served:
         return (await self.client.get(path)).status_code == 200
 
     async def until_ready(self, *names: str) -> None:
-        async with asyncio.timeout(60):
-            while not all([await self.ready(name) for name in names]):
-                await asyncio.sleep(0.01)
+        async def ready() -> bool:
+            return all([await self.ready(name) for name in names])
+
+        await until(ready)
+
+    async def until_up(self, **up: float) -> None:
+        """Wait until the metrics say so of every repository; `first` is the bucket."""
+        wanted = {{"first": FIRST}.get(name, name): value for name, value in up.items()}
+
+        async def said() -> bool:
+            return await self.up() == wanted
+
+        await until(said)
 
     async def load(self, name: str) -> httpx.Response:
         return await self.client.post(f"/v2/repository/models/{name}/load", json={})
@@ -111,10 +121,12 @@ async def test_models_whose_objects_are_refused_cost_no_other_and_come_when_they
     async with serving((FIRST,), tmp_path, mode) as served:
         assert [name for name in names if not await served.ready(name)] == ["m0", "m3"]
         assert await served.up() == {FIRST: 1} and not await served.ready()
+
         # Between two tries; while it is tried again it is LOADING, without a reason.
-        async with asyncio.timeout(60):
-            while "does not give this process 'r/m0/1/model.onnx'" not in (await served.reasons())["m0"]:
-                await asyncio.sleep(0.01)
+        async def refused() -> bool:
+            return "does not give this process 'r/m0/1/model.onnx'" in (await served.reasons())["m0"]
+
+        await until(refused)
         objects.forbids.clear()
         await served.until_ready("m0", "m3", "")
 
@@ -149,9 +161,7 @@ async def test_a_dead_repository_does_not_hide_changes_of_another(
         objects.down = True
         local(folder, "new")
         await served.until_ready("new", "far", "")
-        async with asyncio.timeout(60):
-            while await served.up() != {"models": 1, FIRST: 0}:
-                await asyncio.sleep(0.01)
+        await served.until_up(models=1, first=0)
         objects.put("r/back/1/model.onnx", model(2))
         objects.put("r/back/config.pbtxt", config("back"))
         objects.down = False
@@ -170,9 +180,11 @@ async def test_a_dead_repository_does_not_refuse_loads_from_another(
         refused = await served.load("far")
         assert refused.status_code == 400 and "the store is down" in refused.text
         first.down = False
-        async with asyncio.timeout(60):
-            while (await served.load("far")).status_code != 200:
-                await asyncio.sleep(0.01)
+
+        async def loaded() -> bool:
+            return (await served.load("far")).status_code == 200
+
+        await until(loaded)
 
 
 async def test_a_repository_that_hangs_keeps_no_load_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,14 +246,10 @@ async def test_a_surprise_in_one_repository_does_not_end_the_looking(
         await served.until_ready("near", "far")
         with monkeypatch.context() as patch:
             patch.setattr(first, "list", lambda prefix, *, limit: {}[prefix])
-            async with asyncio.timeout(60):
-                while await served.up() != {"models": 1, FIRST: 0}:
-                    await asyncio.sleep(0.01)
+            await served.until_up(models=1, first=0)
         local(folder, "new")
         await served.until_ready("new", "far")
-        async with asyncio.timeout(60):
-            while await served.up() != {"models": 1, FIRST: 1}:
-                await asyncio.sleep(0.01)
+        await served.until_up(models=1, first=1)
 
 
 class Slow(MemoryObjects):
@@ -274,8 +282,7 @@ async def test_slow_fetches_keep_no_other_model_from_being_loaded(
             objects.slow.add(f"r/{name}/1/model.onnx")
             objects.put(f"r/{name}/1/model.onnx", model(2))
             objects.put(f"r/{name}/config.pbtxt", config(name))
-        async with asyncio.timeout(60):
-            await until(lambda: len(objects.waiting) >= len(slow))
+        await until(lambda: len(objects.waiting) >= len(slow))
         objects.put("r/good/1/model.onnx", model(2))
         objects.put("r/good/config.pbtxt", config("good"))
         local(folder, "new")
@@ -311,8 +318,7 @@ async def test_a_stop_ends_loads_that_wait_for_their_turn() -> None:
     loop = asyncio.get_running_loop()
     tasks = [asyncio.create_task(load(number)) for number in range(3)]
     await inside.wait()
-    while len(slots._waiting) != 2:
-        await asyncio.sleep(0)
+    await until(lambda: len(slots._waiting) == 2)
     slots.close()
     leave.set()
     await asyncio.gather(*tasks)

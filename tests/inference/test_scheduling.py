@@ -18,8 +18,9 @@ from oriel_inference.batching.call import Call
 from oriel_inference.errors import Outcome
 from oriel_wire.engine.buffered import Exchange
 
+from ..waiting import until
 from . import models
-from .gated import INFER, ROW, admitted, gated, until
+from .gated import INFER, ROW, admitted, gated
 from .grpc_calls import infer, ones
 from .streams import Fakes, streaming
 

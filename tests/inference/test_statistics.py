@@ -16,8 +16,8 @@ from oriel_inference.batching.call import BatchTimes
 from oriel_inference.batching.statistics import MAX_BATCH_SIZES, MAX_RESPONSES, Ledger, Statistics
 from oriel_wire.v2.proto import v2_pb2
 
+from ..waiting import until
 from .bench import Bench, spec
-from .gated import until
 from .streams import Fakes, streaming
 
 

@@ -27,9 +27,10 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.proto import v2_pb2
 
+from ..waiting import until
 from . import models
 from .clients import client_of
-from .gated import INFER, ROW, gated, until
+from .gated import INFER, ROW, gated
 
 OWN = (("grpc.use_local_subchannel_pool", 1),)
 

@@ -9,8 +9,9 @@ import pytest
 
 from oriel_inference.backends.fake import FakeBackend
 
+from ..waiting import until
 from . import models
-from .gated import INFER, ROW, admitted, gated, until
+from .gated import INFER, ROW, admitted, gated
 
 YEAR_S = 365 * 86_400.0
 QUEUE_TIMEOUT = "default_queue_policy { default_timeout_microseconds: 500000 timeout_action: REJECT }"
