@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import textwrap
@@ -19,13 +20,15 @@ from oriel_logic.app import Unit
 from oriel_logic.loading.listing import read_listing, together
 from oriel_logic.loading.sources import handler_files
 from oriel_logic.settings import Settings
-from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.launch import ForkServer, start_process
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.trace import ListSink, new_trace
 from oriel_wire.v2.http import decode_request, encode_response
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
+
+from .warm import WarmProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS: dict[str, dict[str, Any]] = {
@@ -143,6 +146,26 @@ def no_spare_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oriel_logic.workers.keeper.SPARE_FROM_S", float("inf"))
 
 
+@pytest.fixture(scope="session")
+def warm_process() -> Iterator[WarmProcess]:
+    process = WarmProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def warm_fork_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork servers of this test start without the imports of a new interpreter."""
+    if hasattr(os, "pidfd_open"):
+        process: WarmProcess = request.getfixturevalue("warm_process")
+
+        def start(python: str, settings: Any, environment: Any) -> Any:
+            chosen = process.start if python == sys.executable else start_process
+            return chosen(python, settings, environment)
+
+        monkeypatch.setattr("oriel_logic.workers.launch.start_process", start)
+
+
 @pytest.fixture
 def services(tmp_path: Path) -> Callable[..., Path]:
     """services(name="source", ...) writes handler files and gives their folder."""
@@ -175,7 +198,7 @@ StackMaker = Callable[..., Awaitable[Stack]]
 
 
 @pytest.fixture
-async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
+async def stack(inference: FakeInference, warm_fork_servers: None) -> AsyncIterator[StackMaker]:
     """await stack(folder, **settings): a running unit before `inference`, closed afterwards."""
     async with contextlib.AsyncExitStack() as opened:
 
@@ -273,7 +296,9 @@ JOBS = """
 
 
 @pytest.fixture
-async def pool(services: Callable[..., Path]) -> AsyncIterator[Callable[..., Awaitable[WorkerPool]]]:
+async def pool(
+    services: Callable[..., Path], warm_fork_servers: None
+) -> AsyncIterator[Callable[..., Awaitable[WorkerPool]]]:
     """await pool(**limits): a ready pool whose workers know the functions of JOBS."""
     folder = services(jobs=JOBS)
     async with contextlib.AsyncExitStack() as opened:

@@ -1,40 +1,84 @@
-"""A logic server in a process of its own."""
+"""Commands of the logic server in processes of their own, and a shell in which the commands of the pages run."""
 
 import contextlib
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ..waiting import wait_until
+
 RUN = "import argparse, sys; from oriel_logic import command as c; p = argparse.ArgumentParser(); c.add_arguments(p)"
+STOP_S = 120.0
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="reads /proc; only there a stuck worker ends with its parent"
+)
+
+
+def importing() -> dict[str, str]:
+    """An environment in which a Python finds what this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
+def shell(folder: Path) -> dict[str, str]:
+    """The environment of a shell in which `oriel` and `python` are this environment's; their scripts go to `folder`."""
+    for name, words in {"python": "", "oriel": " -m oriel_cli.main"}.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{words} "$@"\n')
+        (folder / name).chmod(0o755)
+    kept = {name: value for name, value in importing().items() if not name.startswith(("PYTEST", "COV", "ORIEL"))}
+    return kept | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
 
 
 class Process:
-    """A logic server as a subprocess on free ports."""
+    """A running command. log: what it prints to stdout and stderr; stdout: to another file where one is given."""
 
-    def __init__(self, folder: Path, log: Path, *more: str) -> None:
-        flags = ["--services", str(folder), "--http-port", "0", "--admin-port", "0", "--workers", "2", *more]
-        code = f"{RUN}; sys.exit(c.run(p.parse_args(sys.argv[1:])))"
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        folder: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        stdout: Path | None = None,
+    ) -> None:
         self.log = log
-        path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        with log.open("w") as output:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", code, *flags], stdout=output, stderr=output, env=os.environ | path
-            )
-        found = until(
-            lambda: re.search(r"services on (http://\S+) \(health and metrics on (http://[^)]+)", log.read_text())
-        )
-        self.url = found.group(1)
-        self.admin = found.group(2)
+        with log.open("w") as errors, (stdout or log).open("a") as output:
+            self.popen = subprocess.Popen(command, cwd=folder, stdout=output, stderr=errors, env=environ or importing())
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+
+    def printed(self, pattern: str) -> "re.Match[str]":
+        """Wait until the log has `pattern`."""
+
+        def found() -> "re.Match[str] | None":
+            ended = self.popen.poll() is not None  # asked first: a process that has ended prints no more
+            match = re.search(pattern, self.log.read_text())
+            assert match or not ended, self.log.read_text()
+            return match
+
+        match: re.Match[str] = wait_until(found)
+        return match
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal; the exit code."""
+        self.popen.send_signal(number)
+        return self.popen.wait(STOP_S)
 
     def descendants(self) -> list[int]:
-        """Pids of the fork server and its workers, with the fork server first."""
+        """Process ids of its children and theirs: of a logic server, the fork server comes first, then its workers."""
         parents = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -45,14 +89,24 @@ class Process:
         return found[1:]
 
 
-def until(check: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60
-    while not (found := check()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-    return found
+class LogicServer(Process):
+    """`oriel logic` on free ports. url: where its services are; admin: where health and metrics are."""
+
+    def __init__(self, folder: Path, log: Path, *more: str) -> None:
+        flags = ["--services", str(folder), "--http-port", "0", "--admin-port", "0", "--workers", "2", *more]
+        code = f"{RUN}; sys.exit(c.run(p.parse_args(sys.argv[1:])))"
+        super().__init__([sys.executable, "-c", code, *flags], log)
+        found = self.printed(r"services on (http://\S+) \(health and metrics on (http://[^)]+)")
+        self.url, self.admin = found.groups()
 
 
-linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="reads /proc; only there a stuck worker ends with its parent"
-)
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody has collected its exit status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def until_gone(pids: Sequence[int]) -> None:
+    wait_until(lambda: all(map(is_gone, pids)))

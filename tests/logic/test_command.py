@@ -15,7 +15,8 @@ import pytest
 from oriel_logic import command
 from oriel_wire.errors import StartFailed
 
-from .processes import RUN, Process, linux, until
+from ..waiting import wait_until
+from .processes import RUN, LogicServer, importing, linux, until_gone
 
 PLAIN = """
     from oriel_logic import service
@@ -34,31 +35,19 @@ def arguments(*flags: str) -> argparse.Namespace:
     return parser.parse_args(flags)
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 @pytest.fixture
-def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[Process]:
-    started = Process(services(plain=PLAIN), tmp_path / "log")
-    yield started
-    if started.popen.poll() is None:
-        started.popen.kill()
-    started.popen.wait()
+def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[LogicServer]:
+    with LogicServer(services(plain=PLAIN), tmp_path / "log") as started:
+        yield started
 
 
 @linux
-def test_it_serves_and_stops_when_asked(process: Process) -> None:
-    assert httpx.post(f"{process.url}/plain", content=b"abc").content == b"cba"
+def test_it_serves_and_stops_when_asked(process: LogicServer) -> None:
+    assert httpx.post(f"{process.url}/plain", content=b"abc", timeout=60).content == b"cba"
     children = process.descendants()
     assert len(children) == 3
-    process.popen.send_signal(signal.SIGTERM)
-    assert process.popen.wait(20) == 0
-    assert until(lambda: all(map(is_gone, children)))
+    assert process.stop() == 0
+    until_gone(children)
     assert "Traceback" not in process.log.read_text()
 
 
@@ -70,27 +59,24 @@ def test_installed_services_and_what_is_saved_later_are_served(
     )
     monkeypatch.syspath_prepend(tmp_path)
     folder = services(plain=PLAIN)
-    process = Process(folder, tmp_path / "log", "--service", "shipped:ours")
-    try:
-        assert httpx.post(f"{process.url}/ours").json() == 7
+    with LogicServer(folder, tmp_path / "log", "--service", "shipped:ours") as process:
+        assert httpx.post(f"{process.url}/ours", timeout=60).json() == 7
         (folder / "later.py").write_text("from oriel_logic import service\n@service\ndef f(request): return 8\n")
-        until(lambda: httpx.post(f"{process.url}/later").status_code == 200)
-    finally:
-        process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(20) == 0
+        wait_until(lambda: httpx.post(f"{process.url}/later", timeout=60).status_code == 200)
+        assert process.stop() == 0
 
 
 @linux
 @pytest.mark.parametrize("victim", ["logic", "fork server"])
-def test_nobody_is_left_behind_by_a_kill(process: Process, victim: str) -> None:
+def test_nobody_is_left_behind_by_a_kill(process: LogicServer, victim: str) -> None:
     url = httpx.URL(process.url)
     with socket.create_connection((url.host, url.port)) as caller:
         caller.sendall(f"POST {url.path}/endless HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
         # A caller that left earlier would take a call along that has not begun.
-        until(lambda: "endless" in process.log.read_text())
+        process.printed("endless")
     children = process.descendants()
     os.kill(process.popen.pid if victim == "logic" else children[0], signal.SIGKILL)
-    assert until(lambda: all(map(is_gone, children)))
+    until_gone(children)
     if victim == "fork server":
         assert httpx.post(f"{process.url}/plain", content=b"abc", timeout=60).content == b"cba"
 
@@ -100,10 +86,7 @@ def test_a_taken_port_is_one_line_with_the_remedy(services: Callable[..., Path])
         port = str(taken.getsockname()[1])
         flags = ["--services", str(services()), "--http-port", port, "--admin-port", "0"]
         code = f"{RUN}; sys.exit(c.run(p.parse_args(sys.argv[1:])))"
-        path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        done = subprocess.run(
-            [sys.executable, "-c", code, *flags], capture_output=True, text=True, env=os.environ | path
-        )
+        done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, env=importing())
     assert done.returncode == 2
     assert done.stderr.startswith("oriel logic: ") and done.stderr.count("\n") == 1
     assert port in done.stderr and "--http-port" in done.stderr

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ..waiting import until
-from .processes import Process, linux
+from .processes import STOP_S, LogicServer, linux
 
 SOURCE = """
     from oriel_logic import service
@@ -23,20 +23,18 @@ SOURCE = """
 
     @service(name="slow")
     def slow(request):
-        import time
+        import os, time
         print("begun", flush=True)
-        time.sleep(1.5)
+        while not os.path.exists(request.text()):
+            time.sleep(0.01)
         return "done"
 """
 
 
 @pytest.fixture
-def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[Process]:
-    started = Process(services(two=SOURCE), tmp_path / "log")
-    yield started
-    if started.popen.poll() is None:
-        started.popen.kill()
-    started.popen.wait()
+def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[LogicServer]:
+    with LogicServer(services(two=SOURCE), tmp_path / "log") as started:
+        yield started
 
 
 class Caller:
@@ -65,37 +63,50 @@ class Caller:
 
 
 @linux
-async def test_a_stop_under_load_fails_no_request(process: Process) -> None:
+async def test_a_stop_under_load_fails_no_request(process: LogicServer, tmp_path: Path) -> None:
     url = httpx.URL(process.url)
     admin = process.admin
+    go = tmp_path / "go"
     seen: list[tuple[int, bool]] = []
+
+    async def ready(client: httpx.AsyncClient) -> int:
+        # On a connection of its own, as a prober does.
+        return (await client.get(f"{admin}/health/ready", headers={"connection": "close"})).status_code
+
+    async def is_open() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(url.host, url.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def admin_is_gone(client: httpx.AsyncClient) -> bool:
+        try:
+            seen.append((await ready(client), await is_open()))
+        except httpx.TransportError:
+            return True
+        if (503, True) in seen:
+            go.touch()
+        return False
+
     async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as group:
-        while (await client.get(f"{admin}/health/ready")).status_code != 200:
-            await asyncio.sleep(0.02)
+
+        async def is_ready() -> bool:
+            return await ready(client) == 200
+
+        await until(is_ready)
         callers = [Caller(url) for _ in range(8)]
         for caller in callers:
             group.create_task(caller.run())
-        slow = group.create_task(client.post(f"{url}/slow"))
-        await until(lambda: not ("begun" not in process.log.read_text() or min(each.answered for each in callers) < 5))
+        slow = group.create_task(client.post(f"{url}/slow", content=str(go).encode()))
+        await until(lambda: "begun" in process.log.read_text() and min(each.answered for each in callers) >= 5)
         process.popen.send_signal(signal.SIGTERM)
-        while True:
-            # CallServer on a connection of its own, as a prober does.
-            try:
-                ready = (await client.get(f"{admin}/health/ready", headers={"connection": "close"})).status_code
-            except httpx.TransportError:
-                break
-            open_now = True
-            try:
-                _, writer = await asyncio.open_connection(url.host, url.port)
-                writer.close()
-            except OSError:
-                open_now = False
-            seen.append((ready, open_now))
-            await asyncio.sleep(0.02)
+        await until(lambda: admin_is_gone(client))
         answer = await slow
     assert answer.json() == "done" and answer.headers["connection"] == "close"
     assert all(each.was_told.is_set() for each in callers)
     assert (503, True) in seen, "it says that it is not ready while it still takes connections"
-    assert all(is_open for ready, is_open in seen if ready == 200)
-    assert await asyncio.to_thread(process.popen.wait, 20) == 0
+    assert all(was_open for status, was_open in seen if status == 200)
+    assert await asyncio.to_thread(process.popen.wait, STOP_S) == 0
     assert "Traceback" not in process.log.read_text() and "ERROR" not in process.log.read_text()

@@ -151,7 +151,7 @@ async def test_one_who_leaves_early_is_noticed(connect: Connect, fake: FakeStrea
         async for outputs in answers:
             assert outputs["y"].tolist() == [[3, 4]]
             break
-    await asyncio.wait_for(fake.left.wait(), 30)
+    await asyncio.wait_for(fake.left.wait(), 120)
 
 
 @pytest.mark.parametrize(("hold_at", "left_s", "idle_s"), [(0, 0.2, 30.0), (1, 30.0, 0.1)])
@@ -165,7 +165,7 @@ async def test_the_first_answer_is_bounded_by_the_deadline_and_the_next_by_silen
         async for _ in models.stream("double", {"x": ROW}):
             got += 1
     assert got == hold_at and late.value.stage == "stream"
-    await asyncio.wait_for(fake.left.wait(), 30)
+    await asyncio.wait_for(fake.left.wait(), 120)
 
 
 async def test_a_stream_ends_at_last(connect: Connect, fake: FakeStreams) -> None:

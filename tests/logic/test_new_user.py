@@ -1,19 +1,18 @@
 """The commands of docs/logic.md, run as a reader runs them, print what the page says."""
 
 import contextlib
-import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from ..waiting import wait_until
+from .processes import Process, shell
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "logic.md").read_text()
@@ -45,38 +44,24 @@ def steady(text: str) -> str:
     return re.sub(r'"request_id":"[^"]*"', '"request_id":"..."', text).strip()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A shell in which `oriel` and `python` are this environment's."""
-    tools = tmp_path_factory.mktemp("bin")
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    for name, words in {"python": "", "oriel": " -m oriel_cli.main"}.items():
-        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{words} "$@"\n')
-        (tools / name).chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV", "ORIEL"))}
-    return kept | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "COLUMNS": "80"}
+    return shell(tmp_path_factory.mktemp("bin"))
 
 
 @contextlib.contextmanager
 def lasting(command: str, said: str, folder: Path, environ: dict[str, str]) -> Iterator[tuple[str, Path]]:
     """Start a command that goes on until Ctrl-C; what it has printed once that are as many lines as the page shows."""
     out, err = folder.parent / "out", folder.parent / "err"
-    with out.open("w") as output, err.open("w") as errors:
-        process = subprocess.Popen(
-            ["sh", "-c", f"exec {command}"], cwd=folder, env=environ, stdout=output, stderr=errors
-        )
-    try:
-        end = time.monotonic() + 60
-        while out.read_text().count("\n") < said.count("\n"):
-            assert process.poll() is None and time.monotonic() < end, out.read_text() + err.read_text()
-            time.sleep(0.02)
+    with Process(["sh", "-c", f"exec {command}"], err, folder=folder, environ=environ, stdout=out) as process:
+
+        def is_printed() -> bool:
+            assert process.popen.poll() is None, out.read_text() + err.read_text()
+            return out.read_text().count("\n") >= said.count("\n")
+
+        wait_until(is_printed)
         yield out.read_text(), err
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        assert process.stop(signal.SIGINT) == 0
 
 
 def test_the_page_is_short_enough() -> None:

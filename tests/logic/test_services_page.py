@@ -1,13 +1,9 @@
 """docs/logic-services.md, followed as a reader does: files are saved, commands run, and print what the page says."""
 
-import os
+import contextlib
 import re
-import shlex
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,46 +11,22 @@ import pytest
 
 from oriel_logic.loading.folder_config import FolderConfig
 
+from ..waiting import wait_until
+from .processes import Process, shell
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "logic-services.md").read_text()
 FENCE = re.compile(r"^```(python|toml|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVER = "oriel logic --services"
+MOST_S = 60.0
 
 
-@pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    """A shell in which `oriel` and `python` are this environment's."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, words in {"python": "", "oriel": " -m oriel_cli.main"}.items():
-        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{words} "$@"\n')
-        (tools / name).chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV", "ORIEL"))}
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return kept | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
-
-
-class Server:
+class Server(Process):
     """The page's server, on a port that is free."""
 
     def __init__(self, command: str, folder: Path, environ: dict[str, str]) -> None:
-        self.log = folder.parent / "log"
-        with self.log.open("w") as output:
-            words = f"exec {command} --http-port 0 --admin-port 0 --workers 1"
-            self.process = subprocess.Popen(["sh", "-c", words], cwd=folder, env=environ, stderr=output)
-        end = time.monotonic() + 60
-        while (found := re.search(r"services on http://127.0.0.1:(\d+)/", self.log.read_text())) is None:
-            assert time.monotonic() < end and self.process.poll() is None, self.log.read_text()
-            time.sleep(0.02)
-        self.port = found.group(1)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            assert self.process.wait(30) == 0, self.log.read_text()
-        finally:
-            if self.process.poll() is None:
-                self.process.kill()
-                self.process.wait()
+        words = f"exec {command} --http-port 0 --admin-port 0 --workers 1"
+        super().__init__(["sh", "-c", words], folder.parent / "log", folder=folder, environ=environ)
+        self.port = self.printed(r"services on http://127.0.0.1:(\d+)/")[1]
 
 
 def commands(block: str) -> Iterator[tuple[str, str]]:
@@ -64,11 +36,13 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_page_as_a_reader_follows_it(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_the_page_as_a_reader_follows_it(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    environ = shell(tmp_path / "bin")
     folder = tmp_path / "here"
     folder.mkdir()
-    server: Server | None = None
-    try:
+    port = ""
+    with contextlib.ExitStack() as running:
         for kind, block in FENCE.findall(PAGE):
             if kind != "console":
                 name, _, text = block.removeprefix("# ").partition("\n")
@@ -77,17 +51,22 @@ def test_the_page_as_a_reader_follows_it(tmp_path: Path, environ: dict[str, str]
                 continue
             for command, said in commands(block):
                 if command.startswith(SERVER):
-                    server = Server(command, folder, environ)
+                    server = running.enter_context(Server(command, folder, environ))
+                    port = server.port
                     continue
-                port = server.port if server is not None else ""
                 runs = command.replace("127.0.0.1:8090", f"127.0.0.1:{port}").replace("curl ", "curl -s ", 1)
-                end = time.monotonic() + 10
-                while (printed := ran(runs, folder, environ)) != said:  # what was saved is taken over in a moment
-                    assert time.monotonic() < end, f"$ {command}\n{printed}\nis not\n{said}"
-                    time.sleep(0.1)
-    finally:
-        if server is not None:
-            server.stop()
+                printed = ""
+
+                def is_said(runs: str = runs, said: str = said) -> bool:
+                    nonlocal printed
+                    printed = ran(runs, folder, environ)
+                    return printed == said
+
+                try:
+                    wait_until(is_said, MOST_S)  # what was saved is taken over in a moment
+                except TimeoutError:
+                    pytest.fail(f"$ {command}\n{printed}\nis not\n{said}")
+        assert server.stop() == 0, server.log.read_text()
 
 
 def ran(command: str, folder: Path, environ: dict[str, str]) -> str:

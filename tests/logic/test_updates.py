@@ -95,8 +95,11 @@ async def test_what_is_under_way_ends_on_the_release_it_began_on(stack: Any, ser
     write(folder / "helper.py", "WHO = 'a'")
     for _ in range(2):
         await logic.unit.updates.poll()
-    while (await row(logic, "echo"))["release"] != 2:
-        await asyncio.sleep(0.02)
+
+    async def is_replaced() -> bool:
+        return bool((await row(logic, "echo"))["release"] == 2)
+
+    await until(is_replaced)
     assert (await logic.post("echo", b"x")).json()[0] == 2
     assert not slow.done() and len(logic.unit.updates.deployments) == 2
     Path(f"{gate}.go").touch()
@@ -164,8 +167,8 @@ async def test_what_takes_too_long_to_set_up_fails(stack: Any, services: Any) ->
     folder = services()
     source = "import time\nfrom oriel_logic import service\ntime.sleep({0})\n@service\ndef f(request): return 1\n"
     write(folder / "slow/handler.py", source.format(0))
-    write(folder / "slow/pyproject.toml", "[tool.oriel]\nsetup_timeout_s = 0.5\n")
     logic = await stack(folder)
+    write(folder / "slow/pyproject.toml", "[tool.oriel]\nsetup_timeout_s = 0.5\n")
     write(folder / "slow/handler.py", source.format(60))
     await turns(logic)
     found = await row(logic, "slow")

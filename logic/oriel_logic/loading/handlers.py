@@ -23,7 +23,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -175,7 +174,7 @@ class DeclaredLoader(HandlerLoader):
         module.__dict__["handler"] = handler_of(Path(self.path), module, f"{module.__name__}.{BESIDE}")
 
 
-class NeighbourFinder(MetaPathFinder):
+class NeighbourFinder:
     """Finds files beside a handler as parts of it: `oriel_services.digits.beside.prep`."""
 
     def find_spec(

@@ -20,10 +20,12 @@ from oriel_logic.workers.work import JobRunner
 class Report(TypedDict):
     """The first message of a worker.
 
+    pid: this process, once it is a worker.
     problems: {service: why it cannot run here}.
     descriptions: see `Definition.describe`.
     """
 
+    pid: int
     problems: dict[str, str]
     descriptions: dict[str, dict[str, Any]]
 
@@ -40,6 +42,7 @@ def run(
     code = 1
     try:
         link = Link(sock, limit_bytes=limit_bytes)
+        report["pid"] = os.getpid()
         report["problems"] |= set_up(services, definitions)
         link.send(Kind.READY, report)
         runner = JobRunner(link, services, MemoryBound())

@@ -68,7 +68,7 @@ def main(settings: dict[str, Any]) -> None:
 def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Report]:
     """Import `files`; return their definitions and the report of every worker."""
     definitions: list[Definition] = []
-    report: child.Report = {"problems": {}, "descriptions": {}}
+    report: child.Report = {"pid": 0, "problems": {}, "descriptions": {}}
     for loaded in load(files, log=False):
         if loaded.definition is not None:
             definitions.append(loaded.definition)

@@ -5,9 +5,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -60,6 +61,18 @@ class Broken:
     problem: str
 
 
+def start_process(
+    python: str, settings: Mapping[str, Any], environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """Start a fork server's process, which inherits the two descriptors that the settings name. Raises OSError."""
+    return subprocess.Popen(
+        [python, str(BOOTSTRAP), json.dumps(settings)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(settings["control_fd"], settings["lifeline_fd"]),
+        env=environment,
+    )
+
+
 class ForkServer:
     """A running fork server for `files`. `spawn` asks for a worker without waiting; `events` reports the results."""
 
@@ -94,7 +107,7 @@ class ForkServer:
         control, theirs = socket.socketpair()
         lifeline, watched = socket.socketpair()
         with theirs, watched:
-            settings = {
+            settings: dict[str, Any] = {
                 "control_fd": theirs.fileno(),
                 "lifeline_fd": watched.fileno(),
                 "files": [file.to_record() for file in files],
@@ -111,12 +124,7 @@ class ForkServer:
                 environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
             for name, value in (*((name, "1") for name in SINGLE_THREADED), *ALLOCATOR.items()):
                 environment.setdefault(name, value)
-            process = subprocess.Popen(
-                [python, str(BOOTSTRAP), json.dumps(settings)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), watched.fileno()),
-                env=environment,
-            )
+            process = start_process(python, settings, environment)
         control.setblocking(False)
         return cls(process, control, lifeline, files)
 

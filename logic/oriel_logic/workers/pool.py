@@ -42,6 +42,7 @@ class PoolLimits:
 
     max_frame_bytes: largest argument list, result or piece.
     overrun_s: the longest time that an abandoned job may keep its worker, see `worker`.
+    grace_min_s: the time that every abandoned job may keep it.
     stream_idle_s: longest time between two pieces of a stream, whether worker or reader is slow.
     """
 
@@ -50,6 +51,7 @@ class PoolLimits:
     max_waiting_bytes: int = 256 << 20
     max_frame_bytes: int = 64 << 20
     overrun_s: float = 10.0
+    grace_min_s: float = 1.0
     stream_idle_s: float = 60.0
 
 
@@ -284,6 +286,7 @@ class WorkerPool:
 
     def ready(self, worker: Worker, frame: Frame) -> None:
         report = unpack(frame)
+        worker.pid = report["pid"]  # the fork server's record of it may come later
         self._keeper.ready(worker)
         self.descriptions = report["descriptions"]
         if report["problems"]:
@@ -427,6 +430,7 @@ class WorkerPool:
             sock,
             limit_bytes=self._limits.max_frame_bytes,
             overrun_s=self._limits.overrun_s,
+            grace_min_s=self._limits.grace_min_s,
             stream_idle_s=self._limits.stream_idle_s,
             clock=self._clock,
         )

@@ -4,7 +4,7 @@ A job runs at most its own `run_s`, then the process is killed; a service sets t
 waits for a job any more (the caller left, or the deadline passed), the worker is notified, which ends generators,
 coroutines and model calls; a plain function cannot be interrupted. Killing it costs a new process and its `setup`,
 letting it run costs the unknown rest of the job: so it gets as long as its replacement would take, at least
-`GRACE_MIN_S` and at most `overrun_s`, and is killed then. This is the rent-or-buy rule: it costs never more than
+`grace_min_s` and at most `overrun_s`, and is killed then. This is the rent-or-buy rule: it costs never more than
 twice what it would with knowledge of the job's length.
 """
 
@@ -22,7 +22,6 @@ from oriel_logic.workers.job import Job
 from oriel_logic.workers.model_calls import CallServer
 from oriel_logic.workers.segments import drop
 
-GRACE_MIN_S = 1.0
 ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.EXHAUSTED)
 NOTHING = pack(None, limit_bytes=100)
 
@@ -53,6 +52,7 @@ class Worker:
         *,
         limit_bytes: int,
         overrun_s: float,
+        grace_min_s: float,
         stream_idle_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -65,6 +65,7 @@ class Worker:
         self.killed_for = ""
         self._owner = owner
         self._overrun_s = overrun_s
+        self._grace_min_s = grace_min_s
         self._stream_idle_s = stream_idle_s
         self._limit_bytes = limit_bytes
         self._clock = clock
@@ -95,7 +96,7 @@ class Worker:
             self._channel.send(Kind.CANCEL, NOTHING)
             if self._calls is not None:
                 self._calls.cancel()
-            self._arm_sooner(max(GRACE_MIN_S, min(self.setup_s, self._overrun_s)), "abandoned")
+            self._arm_sooner(max(self._grace_min_s, min(self.setup_s, self._overrun_s)), "abandoned")
 
     def more(self, job: Job) -> None:
         """Allow another piece of the stream `job`, because one has been read."""

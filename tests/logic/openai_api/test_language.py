@@ -251,7 +251,7 @@ async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(
     async def lines() -> list[str]:
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 60, "stream": True, "temperature": 0}
         body["logit_bias"] = {"0": -100, "2": -100}
-        headers = {"x-request-timeout-ms": "2000"}
+        headers = {"x-request-timeout-ms": "4000"}
         async with stack.client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
             assert answer.status_code == 200 and answer.headers["content-type"] == "text/event-stream"
             found = []
