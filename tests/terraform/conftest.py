@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ..conftest import Run
 from .harness import Workspace, default_tree
 
 
@@ -40,20 +41,32 @@ def workspace(terraform: str, tree: Path, tmp_path: Path) -> Iterator[Callable[.
         one.close()
 
 
-@pytest.fixture(scope="session")
-def shared(
-    terraform: str, tree: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str | Path], Workspace]]:
-    """shared("aws"): one per root and edit for all tests of the process. For plans only: nothing may be applied."""
-    opened: dict[str, Workspace] = {}
+class Shared:
+    """shared("aws"): one per root and edit for all tests of the process. For plans only: nothing may be applied.
 
-    def open_one(root: str | Path, edit: Callable[[Path], None] | None = None) -> Workspace:
+    once: keeps what was planned for all processes of the run.
+    """
+
+    def __init__(self, tree: Path, tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
+        self._tree = tree
+        self._folders = tmp_path_factory
+        self._opened: dict[str, Workspace] = {}
+        self.once = run.once
+
+    def __call__(self, root: str | Path, edit: Callable[[Path], None] | None = None) -> Workspace:
         name = f"{root} {edit}"
-        if name not in opened:
-            opened[name] = Workspace(root, tmp_path_factory.mktemp("shared"), tree=tree, edit=edit)
-            opened[name].init()
-        return opened[name]
+        if name not in self._opened:
+            one = self._opened[name] = Workspace(root, self._folders.mktemp("shared"), tree=self._tree, edit=edit)
+            one.init()
+        return self._opened[name]
 
-    yield open_one
-    for one in opened.values():
-        one.close()
+    def close(self) -> None:
+        for one in self._opened.values():
+            one.close()
+
+
+@pytest.fixture(scope="session")
+def shared(terraform: str, tree: Path, tmp_path_factory: pytest.TempPathFactory, run: Run) -> Iterator[Shared]:
+    one = Shared(tree, tmp_path_factory, run)
+    yield one
+    one.close()

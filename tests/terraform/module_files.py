@@ -16,8 +16,8 @@ VERSIONS = {
 class Module:
     """The blocks of a folder's files; names and strings without the quotes that the parser keeps."""
 
-    def __init__(self, folder):
-        self.files = {file.name: _plain(hcl2.loads(file.read_text())) for file in sorted(folder.glob("*.tf"))}
+    def __init__(self, folder, files="*.tf"):
+        self.files = {file.name: _plain(hcl2.loads(file.read_text())) for file in sorted(folder.glob(files))}
 
     def blocks(self, kind: str) -> dict[str, Any]:
         """Of variable, output, module: name -> body. Of resource, data: "type.name" -> body."""

@@ -1,11 +1,13 @@
-"""The platform's objects, as they are in a plan: planned once per set of variables and test process."""
+"""The platform's objects, as they are in a plan: planned once per set of variables and test run."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
 from itertools import product
 from typing import Any
 
-from .harness import Workspace, with_keda
+from .conftest import Shared
+from .harness import with_keda
 
 Object = dict[str, Any]
 Releases = dict[str, list[Object]]
@@ -31,30 +33,25 @@ WATCHED = {"service_monitors": True, "otlp": {"endpoint": "https://otlp.example"
 # gpu_enabled, scale_to_zero, keda.enabled
 MATRIX = tuple(product((True, False), repeat=3))
 
-_planned: dict[str, Releases] = {}
 
-
-def releases(
-    shared: Callable[..., Workspace], *, infrastructure: Mapping[str, Any] | None = None, **variables: Any
-) -> Releases:
+def releases(shared: Shared, *, infrastructure: Mapping[str, Any] | None = None, **variables: Any) -> Releases:
     """Address of each carrier release -> its objects."""
     given = {
         "infrastructure": INFRASTRUCTURE | dict(infrastructure or {}),
         "images": {"registry": "registry.example/oriel", "tag": "0.1.0"},
         **variables,
     }
-    key = json.dumps(given, sort_keys=True)
-    if key not in _planned:
-        _planned[key] = shared("modules/platform", with_keda).plan(**given).releases()
-    return _planned[key]
+    name = f"plan-{sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:32]}"
+    planned: Releases = shared.once(name, lambda: shared("modules/platform", with_keda).plan(**given).releases())
+    return planned
 
 
-def objects(shared: Callable[..., Workspace], **variables: Any) -> list[Object]:
+def objects(shared: Shared, **variables: Any) -> list[Object]:
     """All of them. infrastructure: what differs from INFRASTRUCTURE; the rest: variables of the module."""
     return [each for found in releases(shared, **variables).values() for each in found]
 
 
-def at(shared: Callable[..., Workspace], gpu: bool, zero: bool, keda: bool, **variables: Any) -> list[Object]:
+def at(shared: Shared, gpu: bool, zero: bool, keda: bool, **variables: Any) -> list[Object]:
     """The objects at one point of the matrix, with everything that can be switched on switched on."""
     variables.setdefault("observability", WATCHED)
     return objects(shared, gpu_enabled=gpu, scale_to_zero=zero, keda={"enabled": keda}, **variables)

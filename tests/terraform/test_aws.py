@@ -71,6 +71,7 @@ ZONE_AWAY = {
 }
 
 
+@pytest.mark.long
 def test_a_zone_that_is_briefly_away_moves_nothing(applied):
     with applied.workspace.reading(ZONE_AWAY):
         assert applied.workspace.plan(**GIVEN).actions() == {}
@@ -78,6 +79,7 @@ def test_a_zone_that_is_briefly_away_moves_nothing(applied):
         assert applied.workspace.plan(**GIVEN).actions() == {}
 
 
+@pytest.mark.long
 def test_what_cannot_change_in_place_is_refused_while_protected(applied):
     with pytest.raises(TerraformFailed) as refused:
         applied.workspace.plan(**GIVEN | {"name": "other", "network_cidr": "10.50.0.0/16", "region": "eu-west-1"})
@@ -337,6 +339,7 @@ def test_disks_of_gpu_nodes_write_images_four_times_as_fast(applied):
     assert 4 * 125 <= throughput <= 3000 * 0.25
 
 
+@pytest.mark.long
 def test_gpu_nodes_and_endpoints_are_where_they_are_offered(terraform, tree, tmp_path):
     offered = {
         "data.aws_ec2_instance_type_offerings": {"set": {"locations": ["eu-central-1b", "eu-central-1x"]}},
@@ -485,6 +488,7 @@ def test_each_thing_is_made_after_what_it_needs(applied):
     assert set(after) - {"terraform_data.deletion_protection"} <= after["terraform_data.deletion_protection"]
 
 
+@pytest.mark.long
 def test_another_floor_is_another_pool_and_touches_nothing_else(applied):
     actions = applied.workspace.plan(**GIVEN, scale_to_zero=False).actions()
     infrastructure = {each for each in actions if not each.startswith("module.platform[0].")}
@@ -495,6 +499,7 @@ def test_another_floor_is_another_pool_and_touches_nothing_else(applied):
     assert {actions[each] for each in infrastructure} == {"replace"}
 
 
+@pytest.mark.long
 def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
     plan = applied.workspace.plan(
         **GIVEN,
@@ -529,12 +534,14 @@ def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
     assert trusted == {"serving", "kube-system"}
 
 
+@pytest.mark.long
 def test_protected_from_destroy_until_it_is_said_otherwise(applied):
     with pytest.raises(TerraformFailed, match="deletion_protection"):
         applied.workspace.destroy(**GIVEN)
     assert [call for call in applied.workspace.calls if call.action == "delete"] == []
 
 
+@pytest.mark.long
 def test_destroyed_in_an_order_that_leaves_nothing_behind(applied, gone):
     assert gone.left.resources() == {}
     assert {call.id for call in gone.calls if call.action == "delete"} == {
@@ -559,6 +566,7 @@ def test_destroyed_in_an_order_that_leaves_nothing_behind(applied, gone):
         assert position(gone.calls, "delete", first) < position(gone.calls, "delete", then), (first, then)
 
 
+@pytest.mark.long
 def test_longest_names_fit_what_aws_takes(gone):
     for type_name, argument, most in (
         ("aws_iam_role", "name", 64),
@@ -572,6 +580,7 @@ def test_longest_names_fit_what_aws_takes(gone):
         assert all(len(each[argument]) <= most for each in found.values()), type_name
 
 
+@pytest.mark.long
 def test_its_own_terraform_tests_pass(applied):
     runs = applied.workspace.test()
     assert len(runs) >= 11

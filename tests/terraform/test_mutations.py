@@ -20,7 +20,7 @@ def test_is_caught(mutation, tree, terraform, tmp_path, record_property):
     mutation.apply(copy)
     done = subprocess.run(
         [
-            sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=line", "--no-header",
+            sys.executable, "-m", "pytest", "-m", "", "-x", "-q", "-rfE", "--tb=line", "--no-header",
             "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'inner'}",
             str(HERE / mutation.caught_by),
         ],

@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -26,7 +25,8 @@ from oriel_policies.routing import RouteTable
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.peers import TrustedPeers
 
-from .harness import TerraformFailed, Workspace
+from .conftest import Shared
+from .harness import TerraformFailed
 from .objects import INFRASTRUCTURE, WATCHED, Object, matches, objects, of, pods
 from .scheduling import quantity
 
@@ -64,7 +64,7 @@ OTHER: dict[str, Any] = {
 
 
 @pytest.fixture(params=[ONE, OTHER, {"gpu_enabled": False}], ids=["bundled", "managed", "no-gpu"])
-def found(request: pytest.FixtureRequest, shared: Callable[[str], Workspace]) -> list[Object]:
+def found(request: pytest.FixtureRequest, shared: Shared) -> list[Object]:
     return objects(shared, **request.param)
 
 
@@ -107,7 +107,7 @@ def test_the_units_take_their_arguments(found: list[Object]) -> None:
             assert 1 <= arguments.cores <= float(container["resources"]["requests"]["cpu"])
 
 
-def test_a_group_is_an_image_a_repository_and_a_deployment(shared: Callable[[str], Workspace]) -> None:
+def test_a_group_is_an_image_a_repository_and_a_deployment(shared: Shared) -> None:
     told = units(objects(shared, **ONE))
     for group, accelerator, repository in (
         ("cpu", "cpu", "s3://models.example/models/cpu"),
@@ -142,7 +142,7 @@ def leads_to_pods(found: list[Object], service: Object, port: int) -> None:
 
 
 def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
-    shared: Callable[[str], Workspace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared: Shared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = objects(shared, **ONE)
     data = of(found, "ConfigMap")["policies"]["data"]
@@ -168,7 +168,7 @@ def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
     assert snapshot.pools["inference"].probe and snapshot.pools["inference"].discover == ("inference", 8000)
 
 
-def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Callable[[str], Workspace]) -> None:
+def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Shared) -> None:
     """docs/limits.md: per pool bytes that wait for permits, and again for a server; what is bounded for the process."""
     for memory in (1, 3):
         found = objects(shared, gateway={"memory": memory})
@@ -181,9 +181,7 @@ def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Callable[[str], Work
         assert all(pool.max_body_bytes <= 0.75 * pool.max_queue_bytes for pool in pools)
 
 
-def test_documents_of_ones_own_replace_those_of_the_same_name(
-    shared: Callable[[str], Workspace], tmp_path: Path
-) -> None:
+def test_documents_of_ones_own_replace_those_of_the_same_name(shared: Shared, tmp_path: Path) -> None:
     own = {"tiers.toml": "[tiers.only]\nband = 0\ntarget_ms = 100\n", "more.toml": "[tenants.x]\ntier = 'only'\n"}
     data = of(objects(shared, policies={"documents": own}), "ConfigMap")["policies"]["data"]
     assert data["tiers.toml"] == own["tiers.toml"] and data["more.toml"] == own["more.toml"]
@@ -191,7 +189,7 @@ def test_documents_of_ones_own_replace_those_of_the_same_name(
     assert set(snapshot.tiers) == {"only"} and set(snapshot.tenants) == {"x"}
 
 
-def test_redis_forgets_no_counter_for_want_of_memory(shared: Callable[[str], Workspace]) -> None:
+def test_redis_forgets_no_counter_for_want_of_memory(shared: Shared) -> None:
     """It refuses to count instead, which the gateways see (docs/policies.md); and no password is in its arguments."""
     args = pods(objects(shared, **ONE))["redis"]["spec"]["containers"][0]["args"]
     told = dict(zip(args[::2], args[1::2], strict=True))
@@ -201,7 +199,7 @@ def test_redis_forgets_no_counter_for_want_of_memory(shared: Callable[[str], Wor
     }  # fmt: skip
 
 
-def test_what_the_documents_may_take_is_what_helm_can_keep(shared: Callable[[str], Workspace]) -> None:
+def test_what_the_documents_may_take_is_what_helm_can_keep(shared: Shared) -> None:
     """A Secret takes 1 MiB: of the release as JSON, gzip, base64, values and manifest each with all objects."""
     noise = base64.b64encode(Random(8).randbytes(345_000)).decode()  # compresses to what it was
     found = objects(shared, **{**ONE, "observability": WATCHED, "logic": {"services": {"echo.py": noise[:440_000]}}})
@@ -215,7 +213,7 @@ def test_what_the_documents_may_take_is_what_helm_can_keep(shared: Callable[[str
     assert "at most 900 kB" in str(refused.value)
 
 
-def test_tiers_of_ones_own_are_known_when_planning(shared: Callable[[str], Workspace]) -> None:
+def test_tiers_of_ones_own_are_known_when_planning(shared: Shared) -> None:
     tenants = {"acme": {"tier": "own-tier", "keys_sha256": [KEY]}, "birch": {"tier": "gold", "keys_sha256": []}}
     more = {"more.toml": "[tiers.own-tier]\nband = 0\ntarget_ms = 100\n"}
     assert objects(shared, policies={"tenants": tenants, "documents": more})
@@ -223,7 +221,7 @@ def test_tiers_of_ones_own_are_known_when_planning(shared: Callable[[str], Works
         objects(shared, policies={"tenants": tenants, "documents": {"tiers.toml": more["more.toml"]}})
 
 
-def test_a_change_of_policies_or_services_starts_no_pod_anew(shared: Callable[[str], Workspace]) -> None:
+def test_a_change_of_policies_or_services_starts_no_pod_anew(shared: Shared) -> None:
     before, after = (objects(shared, **given) for given in (ONE, {**ONE, "policies": {}, "logic": {}}))
     assert of(before, "ConfigMap")["policies"] != of(after, "ConfigMap")["policies"]
     assert of(before, "ConfigMap")["services"] != of(after, "ConfigMap")["services"]
@@ -236,7 +234,7 @@ def test_a_change_of_policies_or_services_starts_no_pod_anew(shared: Callable[[s
         assert "subPath" not in mount
 
 
-def test_secrets_are_named_and_never_told(shared: Callable[[str], Workspace]) -> None:
+def test_secrets_are_named_and_never_told(shared: Shared) -> None:
     found = objects(shared, **OTHER)
     assert not of(found, "Secret")
     gateway = pods(found)["gateway"]["spec"]
@@ -273,6 +271,7 @@ def test_only_the_gateway_has_a_balancer(found: list[Object]) -> None:
     assert not any("appProtocol" in each for each in ports)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -290,9 +289,7 @@ def test_only_the_gateway_has_a_balancer(found: list[Object]) -> None:
         ({"namespace": "default"}, "taken over"),
     ],
 )
-def test_what_could_not_run_is_refused_when_planning(
-    shared: Callable[[str], Workspace], given: dict[str, Any], said: str
-) -> None:
+def test_what_could_not_run_is_refused_when_planning(shared: Shared, given: dict[str, Any], said: str) -> None:
     with pytest.raises(Exception, match=said):
         objects(shared, **given)
 
@@ -315,7 +312,7 @@ WRONG: dict[str, Any] = {
 
 
 def test_what_only_pods_that_never_start_would_tell_is_refused_when_planning(
-    shared: Callable[[str], Workspace],
+    shared: Shared,
 ) -> None:
     """Helm would wait an hour for them. Two plans for all: Terraform names every mistake."""
     with pytest.raises(TerraformFailed) as refused:
@@ -337,7 +334,7 @@ def test_what_only_pods_that_never_start_would_tell_is_refused_when_planning(
     ]  # fmt: skip
 
 
-def test_a_platform_that_no_caller_could_use_is_a_warning_of_the_plan(shared: Callable[..., Workspace]) -> None:
+def test_a_platform_that_no_caller_could_use_is_a_warning_of_the_plan(shared: Shared) -> None:
     """No tenant; a key's hash that is an example's, or that of a word: in the short way or in a document."""
 
     def warned(**policies: Any) -> list[str]:

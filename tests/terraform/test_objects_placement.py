@@ -1,12 +1,11 @@
 """Where pods go: CPU pods beside GPU pods, never instead of them and never on a GPU node of their own."""
 
-from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
 import pytest
 
-from .harness import Workspace
+from .conftest import Shared
 from .objects import Object, objects, of, pods
 from .scheduling import Node, Pod, imagined, place, quantity, score, victims, why_not
 
@@ -65,7 +64,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(shared: Callable[[str], Workspace]) -> Cluster:
+def cluster(shared: Shared) -> Cluster:
     return Cluster(objects(shared, infrastructure=BUNDLED))
 
 
@@ -175,9 +174,7 @@ def test_a_gpu_pod_fits_gpu_nodes_only(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("variables", [{"placement": {"share_gpu_nodes": False}}, {"gpu_enabled": False}])
-def test_without_sharing_cpu_pods_keep_to_cpu_nodes(
-    shared: Callable[[str], Workspace], variables: dict[str, Any]
-) -> None:
+def test_without_sharing_cpu_pods_keep_to_cpu_nodes(shared: Shared, variables: dict[str, Any]) -> None:
     cluster = Cluster(objects(shared, **variables))
     assert not cluster.has("anchor")
     # They stay: pods of before still name them while the change is on its way, or rolled back.
@@ -199,7 +196,7 @@ def test_without_sharing_cpu_pods_keep_to_cpu_nodes(
     assert cluster.has("inference-gpu") == ("gpu_enabled" not in variables)
 
 
-def test_a_cluster_of_ones_own_may_select_its_gpu_nodes_by_several_labels(shared: Callable[[str], Workspace]) -> None:
+def test_a_cluster_of_ones_own_may_select_its_gpu_nodes_by_several_labels(shared: Shared) -> None:
     selector = {"example.com/gpu": "l4", "example.com/team": "serving"}
     taint = {"key": "dedicated", "value": "gpu", "effect": "NoExecute"}
     given = {"gpu_node_selector": selector, "gpu_taint": taint}

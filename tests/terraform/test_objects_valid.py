@@ -19,6 +19,15 @@ VERSIONS = ("1.34", "1.36")
 CRDS = Path(__file__).parent / "crds"
 
 
+# It reads all of Kubernetes' schemas for each object that it judges.
+read_schema = cache(kubernetes_validate.utils.schema_contents)
+
+
+@pytest.fixture(autouse=True)
+def schemas_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", read_schema)
+
+
 @cache
 def crd(kind: str) -> jsonschema.Draft7Validator:
     schema = json.loads((CRDS / f"{kind}.json").read_text())

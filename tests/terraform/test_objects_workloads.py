@@ -1,6 +1,5 @@
 """How pods live: probes, security, disks, stopping, identity, disruption."""
 
-from collections.abc import Callable
 from math import ceil
 from typing import Any
 
@@ -12,7 +11,7 @@ from oriel_logic.settings import Settings as LogicSettings
 from oriel_wire.engine.discovery import DNS_EVERY_S
 from oriel_wire.engine.process import GRACE_S, HARD_EXIT_S
 
-from .harness import Workspace
+from .conftest import Shared
 from .objects import Object, matches, objects, of, pods
 from .scheduling import quantity
 
@@ -29,7 +28,7 @@ DNS_TTL_S = 5
 
 
 @pytest.fixture
-def found(shared: Callable[[str], Workspace]) -> list[Object]:
+def found(shared: Shared) -> list[Object]:
     return objects(shared, **EVERYTHING)
 
 
@@ -77,7 +76,7 @@ def test_what_can_be_written_is_bounded_and_what_is_mounted_is_there(found: list
             assert {"/tmp", "/var/lib/oriel"} <= writable, name
 
 
-def test_the_model_cache_is_a_share_of_the_nodes_disk_or_a_disk_of_its_own(shared: Callable[[str], Workspace]) -> None:
+def test_the_model_cache_is_a_share_of_the_nodes_disk_or_a_disk_of_its_own(shared: Shared) -> None:
     groups = {
         "small": {"accelerator": "cpu", "cache": {"gb": 7}},
         "large": {"accelerator": "cpu", "cache": {"gb": 500, "claim": True}},
@@ -93,7 +92,7 @@ def test_the_model_cache_is_a_share_of_the_nodes_disk_or_a_disk_of_its_own(share
     assert "ephemeral-storage" not in large["containers"][0]["resources"]["requests"]
 
 
-def test_probes_ask_what_the_units_answer_and_leave_models_time_to_load(shared: Callable[[str], Workspace]) -> None:
+def test_probes_ask_what_the_units_answer_and_leave_models_time_to_load(shared: Shared) -> None:
     groups = {"slow": {"accelerator": "gpu", "load_grace_s": 3600}}
     found = pods(objects(shared, model_groups=groups))
     paths = {
@@ -129,7 +128,7 @@ def test_a_pod_that_stops_is_out_of_names_and_balancers_first_and_has_the_time_i
     assert container(pods(found)["gateway"])["lifecycle"]["preStop"]["sleep"]["seconds"] >= 20  # cloud load balancers
 
 
-def test_every_unit_acts_as_itself_and_none_has_a_key_to_kubernetes(shared: Callable[[str], Workspace]) -> None:
+def test_every_unit_acts_as_itself_and_none_has_a_key_to_kubernetes(shared: Shared) -> None:
     identity = {
         "service_account_annotations": {
             name: {"azure.workload.identity/client-id": f"{name}-id"} for name in ("gateway", "inference")
@@ -195,9 +194,7 @@ def test_pods_spread_over_zones_and_nodes_and_gateways_never_share_one_by_chance
 
 
 @pytest.mark.parametrize("given", [{"gpu_enabled": False}, {"placement": {"share_gpu_nodes": False}}])
-def test_gateways_make_their_room_also_where_no_gpu_node_is_shared(
-    shared: Callable[[str], Workspace], given: dict[str, Any]
-) -> None:
+def test_gateways_make_their_room_also_where_no_gpu_node_is_shared(shared: Shared, given: dict[str, Any]) -> None:
     """Two nodes, one full of others: the second gateway takes its place there instead of the first one's node."""
     spec = pods(objects(shared, **given))["gateway"]["spec"]
     assert spec["priorityClassName"] == "oriel-gateway"

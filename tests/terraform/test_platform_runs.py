@@ -23,7 +23,7 @@ from redis_server import binary
 
 from oriel_cli.units import free_ports
 
-from .harness import Workspace
+from .conftest import Shared
 from .objects import Object, objects, of, pods
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -40,7 +40,7 @@ def digest(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
-def planned(shared: Callable[[str], Workspace], *keys: str, services: dict[str, str]) -> list[Object]:
+def planned(shared: Shared, *keys: str, services: dict[str, str]) -> list[Object]:
     return objects(
         shared,
         infrastructure={"redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None},
@@ -198,9 +198,8 @@ async def until(
             await asyncio.sleep(0.05)
 
 
-async def test_the_planned_objects_run_and_answer_and_take_changes(
-    shared: Callable[[str], Workspace], tmp_path: Path
-) -> None:
+@pytest.mark.long
+async def test_the_planned_objects_run_and_answer_and_take_changes(shared: Shared, tmp_path: Path) -> None:
     services = {"digits.py": (EXAMPLES / "services" / "digits.py").read_text()}
     machine = Machine(tmp_path)
     picture = (EXAMPLES / "digits" / "7.png").read_bytes()

@@ -74,7 +74,7 @@ def taken(mirror: Path, root: str, tree: Path) -> set[str]:
     """The providers of a root of which the mirror holds a version that the root asks for."""
     asked = {
         name: required["version"]
-        for document in Module(tree / root).files.values()
+        for document in Module(tree / root, "versions.tf").files.values()
         for block in document.get("terraform", [])
         for name, required in block["required_providers"][0].items()
     }
@@ -142,6 +142,7 @@ def test_a_provider_that_the_roots_do_not_take_is_none(tree: Path, tmp_path: Pat
     assert held(tmp_path, "aws") == [Version("5.100.0")] and taken(tmp_path, "aws", tree) == set()
 
 
+@pytest.mark.long
 def test_moto_knows_what_the_parts_ask_it_for(moto: ObjectServer, workspace: Any) -> None:
     """Zones by the root's own filter, the managed policies that roles are given, and the services with endpoints."""
     session = botocore.session.get_session()

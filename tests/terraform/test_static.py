@@ -19,9 +19,8 @@ def modules(tree):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_file_parses_and_the_usual_ones_are_there(name, tree):
-    folder = tree / name
-    assert {"main.tf", "variables.tf", "outputs.tf", "versions.tf"} <= set(Module(folder).files)
+def test_every_file_parses_and_the_usual_ones_are_there(name, modules):
+    assert {"main.tf", "variables.tf", "outputs.tf", "versions.tf"} <= set(modules[name].files)
 
 
 @pytest.mark.parametrize("name", MODULES)
