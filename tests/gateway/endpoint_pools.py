@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -32,9 +33,10 @@ def with_probe(ports: list[int]) -> dict[str, bytes]:
 
 
 @asynccontextmanager
-async def served(handler: Any, port: int = 0) -> AsyncIterator[int]:
-    """A server for raw connections; its port."""
-    server = await asyncio.start_server(handler, "127.0.0.1", port)
+async def served(handler: Any, sock: socket.socket | None = None) -> AsyncIterator[int]:
+    """The port of a server for raw connections, which listens at `sock` if that is given."""
+    where = {"host": "127.0.0.1", "port": 0} if sock is None else {"sock": sock}
+    server = await asyncio.start_server(handler, **where)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -42,11 +42,19 @@ class Fails:
 
 ABSENT = Fails(CODE.NOT_FOUND, "Request for unknown model")
 
+# What a server does with a call: it answers at once, after so many seconds, when what is called has returned, or fails.
+Step = Fails | float | Callable[[], Awaitable[Any]] | None
+
+
+async def never() -> None:
+    """A step without an end."""
+    await asyncio.Event().wait()
+
 
 class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
     """One of several servers that take turns: each request gets the next step, then an answer. asked: who was."""
 
-    def __init__(self, asked: list["Script"], steps: list[Fails | float | None]) -> None:
+    def __init__(self, asked: list["Script"], steps: list["Step"]) -> None:
         self.asked, self.steps = asked, steps
         self.left = 0
         self.has = True  # the model
@@ -77,7 +85,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
         if isinstance(step, Fails):
             await context.abort(step.code, step.words, step.metadata)
         try:
-            await asyncio.sleep(step or 0.0)
+            await (step() if callable(step) else asyncio.sleep(step or 0.0))
         except asyncio.CancelledError:
             self.left += 1
             raise
@@ -95,7 +103,7 @@ class House:
     core: Gateway
     ingress: GrpcIngress
     asked: list[Script]
-    steps: list[Fails | float | None]
+    steps: list[Step]
     servers: list[Script] = field(default_factory=list)
 
     @property
@@ -120,7 +128,7 @@ class House:
 async def house(route: str = "", *, servers: int = 2, calls: int = 0, probed: bool = False) -> AsyncIterator[House]:
     """One pool of so many servers. calls: that the retry budget has seen."""
     asked: list[Script] = []
-    steps: list[Fails | float | None] = []
+    steps: list[Step] = []
     scripts = [Script(asked, steps) for _ in range(servers)]
     ports = []
     async with AsyncExitStack() as exits:

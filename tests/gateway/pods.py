@@ -63,19 +63,23 @@ def files(pods: list[Pod], *, idempotent: bool, probe: str = PROBED) -> dict[str
 
 
 class Load:
-    """Closed-loop callers; every answer with when it came and the pod that gave it."""
+    """Closed-loop callers; every answer with when it came and the pod that gave it. They rest while `goes_on` is
+    cleared."""
 
-    def __init__(self, port: int, callers: int, *, timeout_ms: int = 2000) -> None:
+    def __init__(self, port: int, callers: int, *, timeout_ms: int) -> None:
         self._port = port
         self._headers = f"x-request-timeout-ms: {timeout_ms}\r\n"
         self.answers: list[tuple[float, int, bytes, bytes]] = []
         self.going = True
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
         self._tasks = [asyncio.create_task(self._call(n)) for n in range(callers)]
 
     async def _call(self, caller: int) -> None:
         async with Client(self._port) as client:
             number = 0
             while self.going:
+                await self.goes_on.wait()
                 number += 1
                 body = b"%d-%d" % (caller, number)
                 reply = await client.ask(INFER, body, headers=self._headers)

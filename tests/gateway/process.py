@@ -11,6 +11,7 @@ from pathlib import Path
 
 from oriel_cli.units import free_ports
 
+from ..waiting import until
 from .stack import Client
 
 
@@ -69,16 +70,17 @@ async def gateway_process(
         preexec_fn=None if max_files is None else limited,
     )
     try:
-        async with asyncio.timeout(60):
-            while not await _ready(int(http_port), plain):
-                assert process.returncode is None, "the gateway ended"
-                await asyncio.sleep(0.02)
+
+        async def ready() -> bool:
+            assert process.returncode is None, "the gateway ended"
+            return await _ready(int(http_port), plain)
+
+        await until(ready)
         yield Process(port=int(http_port), grpc_port=int(others[0]), admin_port=int(others[1]), pid=process.pid)
     finally:
         if process.returncode is None:
             process.terminate()
-            async with asyncio.timeout(40):
-                await process.wait()
+            await process.wait()
 
 
 async def _ready(port: int, plain: bool) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from oriel_gateway.api_docs import document, pages, published, reading
 from oriel_gateway.api_docs.document import common_document
 from oriel_gateway.core import Gateway
 
+from ..waiting import until
 from .process import gateway_process
 from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, documents, gateway, nobody, upstream
 
@@ -86,9 +88,15 @@ async def get(client: Client, path: str, key: str | None = None, **more: Any) ->
 async def paths(client: Client, key: str | None) -> dict[str, Any]:
     reply = await get(client, "/openapi.json", key)
     assert reply.status == 200
-    made = json.loads(reply.body)
+    return dict(valid(reply.body)["paths"])
+
+
+@cache
+def valid(document: bytes) -> dict[str, Any]:
+    """The document, which is one of OpenAPI."""
+    made: dict[str, Any] = json.loads(document)
     OpenAPIV31SpecValidator(made).validate()
-    return dict(made["paths"])
+    return made
 
 
 async def test_a_caller_without_a_key_sees_what_is_the_same_at_every_gateway(up: Upstream) -> None:
@@ -98,8 +106,7 @@ async def test_a_caller_without_a_key_sees_what_is_the_same_at_every_gateway(up:
         after = await get(client, "/openapi.json")
         assert before.body == after.body == common_document()
         assert b"digits" not in after.body and b"secret" not in after.body and b"mlp" not in after.body
-        common = json.loads(after.body)
-        OpenAPIV31SpecValidator(common).validate()
+        common = valid(after.body)
         assert {"/v1/services/{service}", "/v2/models/{model}/infer", "/v1/services"} <= common["paths"].keys()
         reply = await get(client, "/v1/services")
         assert reply.status == 401 and reply.headers["www-authenticate"] == 'Bearer realm="oriel"'
@@ -206,8 +213,7 @@ async def test_a_page_between_two_calls_leaves_them_as_they_are(up: Upstream) ->
 async def test_whoever_does_not_read_pages_gets_no_more_of_them(up: Upstream) -> None:
     async with gateway(documents([up.port])) as (port, gate), Client(port) as client:
         client.writer.write(b"GET /docs HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
-        while not gate.unread.bytes:  # the kernel's buffers are full
-            await asyncio.sleep(0)
+        await until(lambda: gate.unread.bytes)  # the kernel's buffers are full
         (front,) = gate.fronts
         (connection,) = front.connections
         assert connection.transport.get_write_buffer_size() < 128 * 1024
@@ -244,8 +250,11 @@ async def test_a_gateway_names_its_page_at_start_and_asks_its_pools_by_itself(
     up: Upstream, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with gateway_process(tmp_path, documents([up.port])) as process, Client(process.port) as client:
-        while b"secret" not in (await get(client, "/v1/services", GOLD)).body:
-            pass
+
+        async def described_by_its_pools() -> bool:
+            return b"secret" in (await get(client, "/v1/services", GOLD)).body
+
+        await until(described_by_its_pools)
         assert "/v2/models/mlp/infer" in await paths(client, GOLD)
     assert f"to read and to try: http://127.0.0.1:{process.port}/docs" in capfd.readouterr().err
 

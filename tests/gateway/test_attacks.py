@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from time import monotonic
 
@@ -48,8 +49,7 @@ async def test_the_byte_budget_of_incoming_bodies_keeps_a_quarter_for_the_most_u
             assert refused.status == 503 and json.loads(refused.body)["reason"] == "queue_full"
             assert 1 <= int(refused.headers["retry-after"]) <= 60
             gold.writer.write(HEAD % GOLD.encode() + b"content-length: 90000\r\n\r\n")
-            await gold.writer.drain()
-            await asyncio.sleep(0.01)  # the head alone, so that the body is collected
+            await until(lambda: core.pools["p"].calls == 2)  # the head alone, so that the body is collected
             gold.writer.write(b"x" * 90_000)
             assert (await gold.reply()).status == 200
         await until(lambda: idle(core) and core.pools["p"].held_bytes == 0)
@@ -58,10 +58,19 @@ async def test_the_byte_budget_of_incoming_bodies_keeps_a_quarter_for_the_most_u
 async def test_a_client_that_does_not_read_its_answers_gets_no_further_request_read(up: Upstream) -> None:
     """Pipelined refusals used to pile up in memory without bound."""
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        await until(lambda: len(core_connections(core)) == 1)
+        (connection,) = core_connections(core)
+        for transport, option in (
+            (client.writer.transport, socket.SO_RCVBUF),
+            (connection.transport, socket.SO_SNDBUF),
+        ):
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 4096)
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.writer.write(b"GET /nothing-here HTTP/1.1\r\nhost: x\r\nx-api-key: key-gold\r\n\r\n" * 60_000)
-        await asyncio.sleep(1.0)
-        (connection,) = core_connections(core)
+        # They are all sent, or, as should be, no more of them are read.
+        await until(
+            lambda: not client.writer.transport.get_write_buffer_size() or not connection.transport.is_reading()
+        )
         assert connection.transport.get_write_buffer_size() < 1_000_000
         client.writer.transport.abort()
         await until(lambda: not core_connections(core))
@@ -209,9 +218,9 @@ async def test_the_time_in_the_queue_is_told_in_a_refusal(up: Upstream) -> None:
 
 
 async def test_a_new_connection_takes_the_place_of_an_idle_one(up: Upstream) -> None:
-    async with gateway(documents([up.port]), limits=HttpLimits(max_connections=4)) as (port, _):
+    async with gateway(documents([up.port]), limits=HttpLimits(max_connections=4)) as (port, core):
         strangers = [await Client(port).__aenter__() for _ in range(4)]
-        await asyncio.sleep(0.05)
+        await until(lambda: core.fronts and len(core_connections(core)) == 4)
         async with Client(port) as client:
             assert (await client.ask(INFER)).status == 200
         for stranger in strangers:

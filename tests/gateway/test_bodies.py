@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oriel_gateway.core import Gateway
 from oriel_wire.engine import listener
 from oriel_wire.engine.large_messages import GIVE_BACK_BYTES, LargeMessages
 from oriel_wire.engine.limits import HttpLimits
@@ -225,7 +226,7 @@ async def test_a_stranger_is_read_no_more_than_a_mebibyte() -> None:
             assert read <= 1 << 20, data[:60]
 
 
-async def _read_of(port: int, core: object, data: bytes) -> int:
+async def _read_of(port: int, core: Gateway, data: bytes) -> int:
     """How many bytes of `data` the gateway reads before it is cut."""
     from oriel_gateway.ingress.http import ClientConnection
 
@@ -249,7 +250,7 @@ async def _read_of(port: int, core: object, data: bytes) -> int:
         except ConnectionError:
             pass
         writer.transport.abort()
-        await asyncio.sleep(0.01)
+        await until(lambda: not core.fronts or not core_connections(core))
     finally:
         ClientConnection.data_received = receive  # type: ignore[method-assign]
     return read

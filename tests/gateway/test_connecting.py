@@ -1,6 +1,5 @@
 """An address that swallows what is sent to it: no refusal, no answer, as a machine that is gone."""
 
-import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -44,7 +43,7 @@ class Sink:
         self.error = error
 
 
-@pytest.mark.parametrize("timeout_ms", [1000, 100], ids=["time enough", "too short to tell"])
+@pytest.mark.parametrize("timeout_ms", [60_000, 100], ids=["time enough", "too short to tell"])
 async def test_calls_go_to_the_other_server(hole: int, timeout_ms: int) -> None:
     """The deadline cut the attempt, which taught nothing: every call of a single caller was lost, for ever."""
     async with upstream() as up, gateway(documents([hole, up.port])) as (port, core), Client(port) as client:
@@ -52,15 +51,15 @@ async def test_calls_go_to_the_other_server(hole: int, timeout_ms: int) -> None:
         these[1].note_answer(monotonic(), 5.0)  # so that the first call goes to the other one
         headers = f"x-request-timeout-ms: {timeout_ms}\r\n"
         first = (await client.ask("/v1/services/echo", b"x", headers=headers)).status
-        assert first == (200 if timeout_ms == 1000 else 504)
+        assert first == (200 if timeout_ms == 60_000 else 504)
         await until(lambda: these[0].reach is Reach.UNREACHABLE)
         for _ in range(10):
-            assert (await client.ask("/v1/services/echo", b"x", headers=headers)).status == 200
+            assert (await client.ask("/v1/services/echo", b"x")).status == 200
         assert idle(core) and not these[0].outstanding
 
 
 async def test_the_last_server_has_its_whole_time(hole: int) -> None:
-    files = documents([hole], pool='probe = ""\nconnect_timeout_ms = 600')
+    files = documents([hole], pool='probe = ""\nconnect_timeout_ms = 60000')
     async with gateway(files) as (port, core), Client(port) as client:
         reply = await client.ask("/v1/services/echo", b"x", headers="x-request-timeout-ms: 400\r\n")
         assert reply.status == 504 and core.pools["p"].endpoints[0].reach is Reach.UNKNOWN
@@ -98,9 +97,7 @@ async def test_an_attempt_outlives_who_asked_for_it_once() -> None:
         endpoint.forget(one)  # type: ignore[arg-type]
         endpoint.forget(other)  # type: ignore[arg-type]
         assert endpoint.outstanding == 0
-        async with asyncio.timeout(60):
-            while not endpoint.idle:
-                await asyncio.sleep(0)
+        await until(lambda: endpoint.idle)
         assert len(endpoint.idle) == 1 and endpoint.connecting_for_s(9.0) == 0.0 and endpoint.connect_s > 0.0
         kept = endpoint.begin(one, endpoint.idle[0].idle_since)  # type: ignore[arg-type]
         assert kept is not None

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from time import monotonic
 
 import pytest
 
-from oriel_cli.units import free_ports
+from oriel_gateway.call import trouble
+from oriel_gateway.call.hedge import Hedge, Hedged
 from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoints import Reach
 from oriel_gateway.pools.health import Watch
@@ -172,7 +174,7 @@ async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_aga
     two: tuple[Upstream, Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "TICK_S", 0.01)
-    monkeypatch.setattr(ejection, "BASE_S", 0.05)
+    monkeypatch.setattr(ejection, "BASE_S", 3600.0)
     async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
         for _ in range(30):
@@ -180,6 +182,7 @@ async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_aga
             these[1].note_answer(monotonic(), 0.01)
         await until(lambda: these.ejections == {Cause.ERRORS: 1})
         assert (await client.ask(INFER)).status == 200
+        these[0].ejection.until_s = monotonic()  # its time is over
         await until(lambda: these[0].ejection.cause is None and these[0].trial > 0)
         assert len(these.usable) == 2 and not two[0].seen  # no path to probe: it was only connected to
 
@@ -336,10 +339,23 @@ async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins(two: tup
         assert idle(core)
 
 
-async def test_a_call_that_is_answered_in_time_has_no_second_copy(two: tuple[Upstream, Upstream]) -> None:
-    async with gateway(first_route(documents([up.port for up in two]), HEDGED)) as (port, core), Client(port) as client:
+async def test_a_call_that_is_answered_in_time_has_no_second_copy(
+    two: tuple[Upstream, Upstream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[asyncio.TimerHandle] = []
+
+    class Timed(Hedge):
+        __slots__ = ()
+
+        def __init__(self, call: Hedged, after_s: float) -> None:
+            super().__init__(call, after_s)
+            timers.append(self._timer)
+
+    monkeypatch.setattr(trouble, "Hedge", Timed)
+    files = first_route(documents([up.port for up in two]), HEDGED.replace("30", "60000"))
+    async with gateway(files) as (port, core), Client(port) as client:
         assert set(await ask_both(client, two)) == {200}
-        await asyncio.sleep(0.05)
+        assert len(timers) == 20 and all(timer.cancelled() for timer in timers)
         assert len(two[0].seen) + len(two[1].seen) == 20 and core.pools["p"].retries.spent == 0 and idle(core)
 
 
@@ -350,9 +366,9 @@ async def test_a_second_copy_saves_a_call_whose_first_one_breaks(two: tuple[Upst
         nonlocal asked
         asked += 1
         if asked == 1:
-            await asyncio.sleep(0.06)
+            await until(lambda: asked == 2)
             return b""
-        await asyncio.sleep(0.08)
+        await until(lambda: sum(endpoint.outstanding for endpoint in core.pools["p"].endpoints) == 1)
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
     two[0].answer = two[1].answer = answer
@@ -395,8 +411,9 @@ async def test_a_post_meets_a_kept_connection_that_is_being_closed(two: tuple[Up
 
 
 async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two: tuple[Upstream, Upstream]) -> None:
-    late = Upstream()
-    (port_to_be,) = free_ports("127.0.0.1", 1)
+    late, held = Upstream(), socket.socket()
+    held.bind(("127.0.0.1", 0))  # refuses connections until it listens
+    port_to_be = held.getsockname()[1]
     async with gateway(documents([port_to_be], max_inflight=1, max_queue=4)) as (port, core), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(port)) for _ in range(6)]
         these = core.pools["p"].endpoints
@@ -410,7 +427,7 @@ async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two:
         clients[5].send(INFER, key=GOLD)
         lost = await clients[3].reply()  # the newest of the lowest tier makes room
         assert lost.status == 503 and json.loads(lost.body)["reason"] == "displaced"
-        await stack.enter_async_context(served(late.serve, port_to_be))
+        await stack.enter_async_context(served(late.serve, sock=held))
         statuses = [(await client.reply()).status for client in (*clients[:3], clients[5])]
         assert statuses == [200] * 4 and len(late.seen) == 4
         assert late.seen[0].get("x-oriel-tier") == "gold"

@@ -3,17 +3,20 @@
 import asyncio
 import socket
 from time import monotonic
+from typing import Any
 
 import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.pools import health, model_locations
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoints import EndpointSet, Reach
+from oriel_gateway.pools.pool import PoolGate
 from oriel_wire.engine import listener
+from oriel_wire.engine.discovery import Address
 
 from ..waiting import until
-from .grpc_endpoints import ABSENT, ANSWER, CODE, MESSAGE, Fails, house
+from .grpc_endpoints import ABSENT, ANSWER, CODE, MESSAGE, Fails, house, never
 from .grpc_stack import idle
 from .grpc_streams import INFER, STREAM
 from .stack import GOLD
@@ -119,7 +122,7 @@ async def test_errors_are_noted_as_over_http() -> None:
 async def test_a_connection_that_is_lost_names_no_address() -> None:
     """`ipv4:10.0.0.7:8001: Connection refused` went to the client."""
     async with house(servers=1) as it:
-        it.steps[:] = [30.0]
+        it.steps[:] = [never]
         asking = asyncio.ensure_future(it.infer())
         await until(lambda: len(it.asked) == 1)
         server = it.servers[0].server
@@ -143,7 +146,7 @@ async def test_a_connection_that_is_lost_names_no_address() -> None:
 
 async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins() -> None:
     async with house("idempotent = true\nhedge_ms = 30") as it:
-        it.steps[:] = [30.0]
+        it.steps[:] = [never]
         assert await it.infer(x_request_id="r") == "OK"
         first, second = it.asked
         assert first is not second and it.core.pools["p"].retries.spent == 1
@@ -155,24 +158,29 @@ async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins() -> Non
 
 
 @pytest.mark.parametrize(
-    ("steps", "codes"),
+    ("second", "code"),
     [
-        ([0.1, FULL], ["OK"]),  # the second copy is refused: the first one's answer counts
-        ([0.06, ABSENT], ["OK"]),
-        ([0.1, Fails(CODE.INVALID_ARGUMENT)], ["INVALID_ARGUMENT"]),  # what any server would say ends it
-        ([0.5, STOPS, 0.0], ["OK"]),
+        (FULL, "OK"),  # the second copy is refused: the first one's answer counts
+        (ABSENT, "OK"),
+        (STOPS, "OK"),
+        (Fails(CODE.INVALID_ARGUMENT), "INVALID_ARGUMENT"),  # what any server would say ends it
     ],
 )
-async def test_two_copies_are_two_requests_in_all(steps: list[Fails | float | None], codes: list[str]) -> None:
+async def test_two_copies_are_two_requests_in_all(second: Fails, code: str) -> None:
     async with house("idempotent = true\nhedge_ms = 20", servers=3, calls=50) as it:
-        it.steps[:] = steps
-        assert [await it.infer() for _ in codes] == codes and len(it.asked) == 2
+
+        async def late() -> None:
+            """The first copy is answered when the second one has been."""
+            await until(lambda: len(it.asked) == 2 and sum(e.outstanding for e in it.these) == 1)
+
+        it.steps[:] = [late if code == "OK" else never, second]
+        assert await it.infer() == code and len(it.asked) == 2
         await until(lambda: idle(it.core) and not any(e.outstanding for e in it.these))
 
 
 async def test_a_caller_that_leaves_takes_both_copies_along() -> None:
     async with house("idempotent = true\nhedge_ms = 20") as it:
-        it.steps[:] = [30.0, 30.0]
+        it.steps[:] = [never, never]
         asking = asyncio.ensure_future(it.infer())
         await until(lambda: len(it.asked) == 2)
         asking.cancel()
@@ -192,12 +200,25 @@ async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypat
                 one.note_answer(monotonic(), 0.001)
             one.record.heard_s = monotonic() - 60.0
         other = it.these[1 - it.servers.index(stuck)]
-        it.steps[:] = [0.15]
-        asking = asyncio.ensure_future(it.infer(x_session="one"))
-        while not asking.done():
-            other.record.heard_s = monotonic()  # the other one answers all the time
-            await asyncio.sleep(0.005)
-        assert await asking == "OK" and it.asked == [stuck, stuck] and not it.these.ejections
+        ticks = 0
+
+        async def looked_at() -> None:
+            """Answers after some looks at it, in which the other one has always just answered."""
+            began, busy = ticks, it.these[it.servers.index(stuck)]
+            await until(lambda: ticks > began + 3 and busy.outstanding == 1)
+
+        look_after = health.Watch._look_after
+
+        def ticking(watch: health.Watch, gate: PoolGate, these: EndpointSet[Any], name: Address | None) -> None:
+            nonlocal ticks
+            if these is it.these:
+                ticks += 1
+                other.record.heard_s = monotonic()
+            look_after(watch, gate, these, name)
+
+        monkeypatch.setattr(health.Watch, "_look_after", ticking)
+        it.steps[:] = [looked_at]
+        assert await it.infer(x_session="one") == "OK" and it.asked == [stuck, stuck] and not it.these.ejections
         it.steps[:] = [FULL]
         assert await it.infer(x_session="one") == "UNAVAILABLE" and it.asked[2] is stuck
 
@@ -220,10 +241,10 @@ async def test_callers_are_let_in_for_a_while_after_the_end_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It refused connections at once, with calls that had just looked it up, and cancelled those that were arriving."""
-    monkeypatch.setattr(listener, "LAME_DUCK_S", 0.3)
+    monkeypatch.setattr(listener, "LAME_DUCK_S", 3600.0)
     async with house() as it:
         it.core.draining = True
-        draining = asyncio.ensure_future(it.ingress.drain(5.0))
+        draining = asyncio.ensure_future(it.ingress.drain(7200.0))
         await asyncio.sleep(0)
         for _ in range(3):
             options = (("grpc.use_local_subchannel_pool", 1),)
@@ -231,8 +252,32 @@ async def test_callers_are_let_in_for_a_while_after_the_end_began(
                 ready = await channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"")
                 assert not service_pb2.ServerReadyResponse.FromString(ready).ready
                 assert await channel.unary_unary(INFER)(MESSAGE, metadata=(("x-api-key", GOLD),)) == ANSWER
-        it.steps[:] = [0.5]
-        assert await it.infer() == "OK"  # under way when the time was over
+        assert not draining.done() and idle(it.core)
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+
+
+async def test_a_call_that_is_under_way_when_nobody_is_let_in_any_more_is_answered() -> None:
+    go = asyncio.Event()
+    async with house() as it:
+        it.steps[:] = [go.wait]
+        asking = asyncio.ensure_future(it.infer())
+        await until(lambda: len(it.asked) == 1)
+        it.core.draining = True
+        draining = asyncio.ensure_future(it.ingress.drain(3600.0))
+
+        def let_in() -> bool:
+            try:
+                socket.create_connection(("127.0.0.1", it.ingress.port)).close()
+            except ConnectionError:  # reset, if it was in the queue
+                return False
+            return True
+
+        await until(lambda: not let_in())
+        assert not asking.done() and not draining.done()
+        go.set()
+        assert await asking == "OK"
         await draining
         assert await it.infer() == "UNAVAILABLE" and idle(it.core)
 

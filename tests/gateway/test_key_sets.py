@@ -56,11 +56,10 @@ async def fetching(provider: Provider, issuer: Issuer) -> AsyncIterator[tuple[Ke
     running = asyncio.ensure_future(sets.run(client))
 
     async def turn() -> None:
-        """Let what is due happen: the fake clock wakes nobody by itself."""
+        """Wait until what is due has happened and it waits again: the fake clock wakes nobody by itself."""
         sets._wake.set()
         fetched = [known for known in sets._known.values() if not known.issuer.key_set]
-        await until(lambda: all(known.next_s > provider.now for known in fetched))
-        await asyncio.sleep(0.005)  # and what should not happen would
+        await until(lambda: not sets._wake.is_set() and all(known.next_s > provider.now for known in fetched))
 
     try:
         await turn()
@@ -165,9 +164,7 @@ async def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "FETCH_TIMEOUT_S", 0.05)
     provider, issuer = Provider(), the_issuer()
     provider.answer = lambda: httpx.Response(200, stream=Endless())
-    async with fetching(provider, issuer) as (sets, turn):
-        await asyncio.sleep(0.1)
-        await turn()
+    async with fetching(provider, issuer) as (sets, _):
         assert sets.keys(issuer) is None and sets.report()[0]["error"] == "it takes too long"
 
 
@@ -241,10 +238,8 @@ async def test_a_proxy_that_cannot_be_used_ends_nothing_and_is_not_quoted(
     sets.adopt([the_issuer()])
     running = asyncio.ensure_future(sets.run())
     try:
-        async with asyncio.timeout(60):
-            while not sets.report()[0]["error"]:
-                assert not running.done(), running.exception()
-                await asyncio.sleep(0.01)
+        await until(lambda: running.done() or sets.report()[0]["error"])
+        assert not running.done(), running.exception()
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

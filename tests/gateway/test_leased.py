@@ -92,7 +92,7 @@ FEW_SLOTS = Bound(name="concurrency", counts=Counts.REQUESTS, limit=6, slots=Tru
 MANY_SLOTS = Bound(name="concurrency", counts=Counts.REQUESTS, limit=1000, slots=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from([FEW_SLOTS, MANY_SLOTS]))
 def test_slots_are_never_lost_and_never_more_than_promised(plan: list[tuple[str, int, float]], bound: Bound) -> None:
     world = World(bound)
@@ -138,7 +138,7 @@ RATE = Bound(name="requests", counts=Counts.REQUESTS, limit=20, rate=RateLimit(r
 FAST = Bound(name="requests", counts=Counts.REQUESTS, limit=20, rate=RateLimit(requests_per_s=2000.0, burst=20))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from([RATE, FAST]))
 def test_a_shared_rate_keeps_its_mean(plan: list[tuple[str, int, float]], bound: Bound) -> None:
     world = World(bound)
@@ -164,7 +164,7 @@ def test_a_shared_rate_keeps_its_mean(plan: list[tuple[str, int, float]], bound:
         assert admitted <= 1.5 * rate * (world.now - began) + burst * (1 + flushes) + 2 * bound.rate.burst + alone
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["ask", "ask", "judge", "leave", "tick"]), st.integers(0, 9)), max_size=80))
 def test_asks_that_overtake_one_another_take_no_more_slots_than_there_are(plan: list[tuple[str, int]]) -> None:
     """Batches travel on several connections: one that was late set the ledger's count back, and eight ran of four."""
@@ -205,7 +205,7 @@ def test_asks_that_overtake_one_another_take_no_more_slots_than_there_are(plan: 
 QUOTA = Bound(name="requests-day", counts=Counts.REQUESTS, limit=60, period=Period.DAY)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps)
 def test_a_shared_quota_is_exact_while_the_ledger_answers_and_bounded_otherwise(
     plan: list[tuple[str, int, float]],

@@ -22,7 +22,7 @@ from oriel_gateway.settings import Settings
 from oriel_policies.documents import compile_documents
 from oriel_policies.ledger import Answer
 
-from ..waiting import until
+from ..waiting import TIMEOUT_S, until
 from .limit_desk import INFER, Desk, on, tenant_t
 from .stack import LIMITED, Client, Seen, Upstream, documents, gateway, upstream
 
@@ -329,9 +329,11 @@ async def test_a_slot_is_held_to_the_last_byte_and_by_nobody_who_left(up: Upstre
         assert b"concurrency_limited" in reply.body and reply.headers["retry-after"] == "1"
         one.writer.close()
         gate.set()
-        async with asyncio.timeout(60):
-            while (await two.ask(INFER, b"x", key="key-t")).status != 200:
-                await asyncio.sleep(0.001)
+
+        async def let_through() -> bool:
+            return (await two.ask(INFER, b"x", key="key-t")).status == 200
+
+        await until(let_through)
 
 
 async def test_bytes_both_ways_are_counted(up: Upstream) -> None:
@@ -532,9 +534,12 @@ async def test_who_leaves_or_expires_while_the_limiter_thinks_holds_nothing(up: 
             reply = await late.reply()
             assert reply.status == 504, reply.body
         ledger.go.set()
-        async with Client(port) as client, asyncio.timeout(60):
-            while (await client.ask(INFER, b"x", key="key-t")).status != 200:
-                await asyncio.sleep(0.005)
+        async with Client(port) as client:
+
+            async def let_through() -> bool:
+                return (await client.ask(INFER, b"x", key="key-t")).status == 200
+
+            await until(let_through)
         assert len(up.seen) == 1 and core.pools["p"].admission.inflight == 0
 
 
@@ -565,13 +570,13 @@ async def test_a_quota_file_is_not_closed_under_a_write(tmp_path: Path) -> None:
         def _write(self, rows: list[tuple[str, str, str, int, int]]) -> None:
             writing.append(writing[-1] + 1 if writing else 1)
             entered.set()
-            go.wait(10)
+            go.wait(TIMEOUT_S)
             super()._write(rows)
             writing.append(writing[-1] - 1)
 
     desk = Desk("limit = { requests_per_day = 9 }", file=Held(tmp_path / "quotas.db", save_s=0.0), wall=lambda: NOON)
     desk.take()
-    await asyncio.to_thread(entered.wait, 10)
+    await asyncio.to_thread(entered.wait, TIMEOUT_S)
     desk.take()  # while the first is being written
     closing = asyncio.ensure_future(desk.limiter.close())
     await asyncio.sleep(0)

@@ -16,6 +16,8 @@ from oriel_policies.errors import BadDocument
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
 
+from ..waiting import TIMEOUT_S
+
 URL = store_location("s3://bucket/policies")
 MakeMirror = Callable[..., Mirror]
 
@@ -320,18 +322,18 @@ async def test_a_look_that_is_cancelled_while_it_swaps_leaves_a_whole_set(
 
     def slow(listed: dict[str, Listed], into: Path) -> None:
         swapping.set()
-        go_on.wait(10)
+        go_on.wait(TIMEOUT_S)
         swap(listed, into)
         swapped.set()
 
     swapped = threading.Event()
     monkeypatch.setattr(mirror, "_swap", slow)
     looking = asyncio.ensure_future(mirror.poll())
-    await asyncio.to_thread(swapping.wait, 10)
+    await asyncio.to_thread(swapping.wait, TIMEOUT_S)
     looking.cancel()
     await asyncio.wait([looking])
     go_on.set()
-    await asyncio.to_thread(swapped.wait, 10)
+    await asyncio.to_thread(swapped.wait, TIMEOUT_S)
     assert held(mirror) == {"a.toml": "a2"}
 
 

@@ -16,6 +16,7 @@ from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import Tenant
 from oriel_wire.engine import listener, server
 
+from ..waiting import until
 from .limit_desk import INFER, on, tenant_t
 from .stack import Client, Seen, Upstream, gateway, upstream
 
@@ -122,9 +123,7 @@ async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: 
                 head = HEAD.encode() + b"content-length: %d\r\n\r\n" % size
                 if number % 2 and number < 40:  # a refused request whose body is not here ends its connection
                     client.writer.write(head)
-                    async with asyncio.timeout(5):
-                        while core.pools["p"].calls < (size > 0):
-                            await asyncio.sleep(0)
+                    await until(lambda size=size: core.pools["p"].calls >= (size > 0))  # type: ignore[misc]
                     head = b""
                 client.writer.write(head + b"b" * size)
                 statuses.append((await client.reply()).status)

@@ -26,7 +26,7 @@ from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.packed import decoded
 from oriel_policies.errors import BadDocument
 
-from ..waiting import until
+from ..waiting import TIMEOUT_S, until
 from .documents import changed
 from .gate import INFER, idle
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
@@ -449,13 +449,13 @@ async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monk
 
     def start(*args: Any) -> "subprocess.Popen[bytes]":
         entered.set()
-        go.wait(10)
+        go.wait(TIMEOUT_S)
         started.append(real(*args))
         return started[0]
 
     monkeypatch.setattr(compiler, "_start", start)
     running = asyncio.ensure_future(compile_folder(tmp_path))
-    await asyncio.to_thread(entered.wait, 10)
+    await asyncio.to_thread(entered.wait, TIMEOUT_S)
     running.cancel()
     go.set()
     with pytest.raises(asyncio.CancelledError):

@@ -1,6 +1,7 @@
 """Pools, endpoints and names that leave the documents or the discovery while calls are on their way."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -8,7 +9,6 @@ from time import monotonic
 
 import pytest
 
-from oriel_cli.units import free_ports
 from oriel_gateway.core import Gateway
 from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoints import Reach
@@ -74,14 +74,14 @@ async def test_equal_calls_whose_pool_leaves_while_their_bodies_come_in_are_made
 
 async def test_a_call_that_waits_for_a_server_of_a_removed_pool_is_sent_when_it_comes() -> None:
     """Nobody looked after removed pools: it waited until its deadline."""
-    late = Upstream()
-    (gone,) = free_ports("127.0.0.1", 1)
-    async with gateway(documents([gone])) as (port, core), Client(port) as client:
+    late, gone = Upstream(), socket.socket()
+    gone.bind(("127.0.0.1", 0))  # held, and refuses connections until it listens
+    async with gateway(documents([gone.getsockname()[1]])) as (port, core), Client(port) as client:
         client.send(INFER, b"x")
         old = core.pools["p"]
         await until(lambda: old.endpoints.parked == 1)
         without(core, "p")
-        async with served(late.serve, gone):
+        async with served(late.serve, sock=gone):
             assert (await client.reply()).status == 200
             await core.close_left_pools()
             assert core.left_pools == []

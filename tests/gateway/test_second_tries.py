@@ -19,13 +19,23 @@ from oriel_policies.ejection import Cause
 from oriel_wire.errors import UpstreamUnreachable
 from oriel_wire.h1 import Field, LineMemo
 
-from ..waiting import until
+from ..waiting import TIMEOUT_S, until
 from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, with_probe
 from .gate import INFER, idle
 from .special_routes import CACHED, SHADOWED, copies, house, ok
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
 
 Answer = Callable[[Seen], Awaitable[bytes]]
+
+
+class Late:
+    """An answer that is given when the test says so."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.go = asyncio.Event()
+
+
 REFUSED = ok(FULL, status="503 No")
 ABSENT = ok(b'{"error":"Request for unknown model"}', status="404 Not Found")
 HANG = b"hang"
@@ -37,7 +47,7 @@ async def ups() -> AsyncIterator[list[Upstream]]:
         yield [await stack.enter_async_context(upstream()) for _ in range(3)]
 
 
-def in_turn(ups: list[Upstream], *answers: bytes) -> list[Upstream]:
+def in_turn(ups: list[Upstream], *answers: bytes | Late) -> list[Upstream]:
     """Whichever is asked gives the next of these answers, then 200; who was asked, in order."""
     asked: list[Upstream] = []
     without: set[Upstream] = set()
@@ -52,9 +62,10 @@ def in_turn(ups: list[Upstream], *answers: bytes) -> list[Upstream]:
                 without.add(up)
             if found is HANG:
                 await asyncio.Event().wait()
-            if found.startswith(b"late "):
-                await asyncio.sleep(0.5)
-            return found.removeprefix(b"late ")
+            if isinstance(found, Late):
+                await found.go.wait()
+                return found.data
+            return found
 
         return answer
 
@@ -65,6 +76,11 @@ def in_turn(ups: list[Upstream], *answers: bytes) -> list[Upstream]:
 
 def ports(ups: list[Upstream]) -> list[int]:
     return [up.port for up in ups]
+
+
+def outstanding(core: Gateway) -> int:
+    """Requests that servers have and did not answer."""
+    return sum(endpoint.outstanding for endpoint in core.pools["p"].endpoints)
 
 
 async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
@@ -101,24 +117,38 @@ async def test_a_hedged_route_goes_elsewhere_at_once_when_it_is_refused(ups: lis
 @pytest.mark.parametrize("refusal", [ABSENT, REFUSED], ids=["absent", "full"])
 async def test_a_second_copy_that_is_refused_is_not_sent_a_third_time(ups: list[Upstream], refusal: bytes) -> None:
     """It took the call over and was tried again: three requests for one call."""
-    asked = in_turn(ups, b"late " + ok(b"first"), refusal)
+    first = Late(ok(b"first"))
+    asked = in_turn(ups, first, refusal)
     async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
         for _ in range(20):
             core.pools["p"].retries.requested(monotonic())
-        assert (await client.ask(INFER, b"x")).body == b"first" and len(asked) == 2 and idle(core)
+        client.send(INFER, b"x")
+        await until(lambda: len(asked) == 2 and outstanding(core) == 1)
+        first.go.set()
+        assert (await client.reply()).body == b"first" and len(asked) == 2 and idle(core)
 
 
 async def test_a_first_copy_that_is_refused_late_leaves_the_call_to_the_second(ups: list[Upstream]) -> None:
     """Its 503 was passed on, and the copy that was under way was dropped."""
-    asked = in_turn(ups, b"late " + REFUSED, b"late " + ok(b"second"))
+    first, second = Late(REFUSED), Late(ok(b"second"))
+    asked = in_turn(ups, first, second)
     async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
-        assert (await client.ask(INFER, b"x")).body == b"second" and len(asked) == 2 and idle(core)
+        client.send(INFER, b"x")
+        await until(lambda: len(asked) == 2)
+        first.go.set()
+        await until(lambda: outstanding(core) == 1)
+        second.go.set()
+        assert (await client.reply()).body == b"second" and len(asked) == 2 and idle(core)
 
 
 async def test_copies_that_break_count_against_their_servers(ups: list[Upstream]) -> None:
-    asked = in_turn(ups, b"late ", b"")
+    first = Late(b"")
+    asked = in_turn(ups, first, b"")
     async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
-        assert (await client.ask(INFER, b"x")).status == 502 and len(asked) == 2 and idle(core)
+        client.send(INFER, b"x")
+        await until(lambda: len(asked) == 2)
+        first.go.set()
+        assert (await client.reply()).status == 502 and len(asked) == 2 and idle(core)
         broken = {e.port: e.record.broken for e in core.pools["p"].endpoints}
         assert [broken[up.port] for up in asked] == [1, 1]
 
@@ -147,8 +177,13 @@ async def test_a_session_stays_with_its_server_also_when_that_is_full(ups: list[
         assert [await say(), await say()] == [503, 200] and asked[0] is asked[1] and len(asked) == 2
         assert await say() == 200 and asked[2] is asked[0] is not asked[3]
         assert await say() == 200 and asked[4] is asked[3] and len(asked) == 5  # and that is remembered
-        in_turn(ups, b"late " + ok())
-        assert await say() == 200 and core.pools["p"].retries.spent == 1  # no second copy elsewhere
+        late = Late(ok())
+        asked = in_turn(ups, late)
+        saying = asyncio.ensure_future(say())
+        await until(lambda: len(asked) == 1)
+        await asyncio.sleep(0.02)  # twenty times what a second copy would wait
+        late.go.set()
+        assert await saying == 200 and core.pools["p"].retries.spent == 1  # no second copy elsewhere
 
 
 async def test_a_service_that_is_full_after_its_model_ran_is_not_asked_again(ups: list[Upstream]) -> None:
@@ -216,7 +251,7 @@ async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:
             client.send(INFER)
             await client.reader.readuntil(b"ok\r\n")
             came_s = monotonic() - began
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.1)
         await until(lambda: idle(core))
         assert 0.0 < core.pools["p"].endpoints[0].cost.cost_s <= came_s
 
@@ -225,10 +260,14 @@ async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> Non
     """It was hedged and repeated as its original would be; and its server could fail for ever unseen."""
     async with house(SHADOWED + "idempotent = true\nhedge_ms = 5\n", per_pool=2) as it:
         shadows = it.ups[2:]
-        asked = in_turn(shadows, b"late " + ok(b"no", status="500 No"), b"")
+        late = Late(ok(b"no", status="500 No"))
+        asked = in_turn(shadows, late, b"")
         async with Client(it.port) as client:
             for number in (1, 2):
                 assert (await client.ask(INFER, b"x")).status == 200
+                await until(lambda number=number: len(asked) == number)  # type: ignore[misc]
+                await asyncio.sleep(0.02)  # four times what a second copy would wait
+                late.go.set()
                 await until(lambda number=number: sum(copies(it.core).values()) == number)  # type: ignore[misc]
         assert copies(it.core) == {"status_differs": 1.0, "failed": 1.0} and len(asked) == 2
         records = [endpoint.record for endpoint in it.core.pools["p1"].endpoints]
@@ -239,12 +278,12 @@ async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> Non
 async def test_a_large_post_is_not_sent_on_a_connection_that_is_being_closed() -> None:
     """Its body is not kept, so what a small one survives was a 502: R11 for images."""
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(5)
+    listener.settimeout(TIMEOUT_S)
     body = b"x" * 100_000
 
     def serve_one() -> socket.socket:
         connection, _ = listener.accept()
-        connection.settimeout(5)
+        connection.settimeout(TIMEOUT_S)
         got = b""
         while not got.endswith(body):
             got += connection.recv(1 << 20)
@@ -351,7 +390,7 @@ async def test_a_connection_that_was_answered_before_it_took_the_request_is_not_
     """The next call waited behind a body that nobody reads."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    listener.settimeout(5)
+    listener.settimeout(TIMEOUT_S)
 
     def refuse() -> socket.socket:
         connection, _ = listener.accept()

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_cli.units import free_ports
 
+from ..waiting import until
 from .gate import INFER
 from .grpc_stack import infer
 from .stack import Client, Upstream, digest, documents, upstream
@@ -138,9 +140,11 @@ async def busy(it: Running, good: str, bad: str) -> list[bytes]:
     """Calls of every kind, served and refused; what they were answered."""
     answers: list[bytes] = []
     async with Client(it.http) as client:
-        async with asyncio.timeout(60):  # until the issuer's keys are here
-            while (await client.ask(INFER, key=good)).status == 503:
-                await asyncio.sleep(0.01)
+
+        async def keys_are_here() -> bool:
+            return (await client.ask(INFER, key=good)).status != 503
+
+        await until(keys_are_here)
         for key in (GOLD, REVOKED, good, GOLD, GOLD, GOLD):
             reply = await client.ask(f"{INFER}?api_key={QUERY}", key=key, headers=f"proxy-authorization: {PROXY}\r\n")
             assert reply.status == 200, reply.body
@@ -172,10 +176,12 @@ async def revoke(it: Running, folder: Path, text: bytes) -> None:
         for _ in range(3):
             assert (await goes.ask(INFER, key=REVOKED)).status == 200
         written(folder, {"all.toml": text.replace(digest(REVOKED).encode(), digest("its successor").encode())})
-        async with asyncio.timeout(60):
-            while (await goes.ask(INFER, key=REVOKED)).status == 200:
-                assert (await stays.ask(INFER, key=GOLD)).status == 200
-                await asyncio.sleep(0.01)
+
+        async def revoked() -> bool:
+            assert (await stays.ask(INFER, key=GOLD)).status == 200
+            return (await goes.ask(INFER, key=REVOKED)).status != 200
+
+        await until(revoked)
         assert (await goes.ask(INFER, key="its successor")).status == 200
 
 
@@ -192,9 +198,12 @@ async def bad_documents(it: Running, folder: Path, text: bytes) -> list[bytes]:
         for number, document in enumerate(wrong, 1):
             written(folder, {"wrong.toml": document.encode()})
             it.process.send_signal(signal.SIGHUP)
-            async with asyncio.timeout(60):
-                while (report := (await admin.get("/policies")).json())["refused"] < number:
-                    await asyncio.sleep(0.01)
+
+            async def refused(number: int = number) -> Any:
+                found = (await admin.get("/policies")).json()
+                return found if found["refused"] >= number else None
+
+            report = await until(refused)
             assert report["mistakes"] and report["mistakes"][0]["file"] == "wrong.toml"
             answers.append(json.dumps(report).encode())
         async with Client(it.http) as client:

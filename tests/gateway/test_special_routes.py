@@ -349,7 +349,8 @@ async def test_who_leaves_an_equal_call_pays_for_what_was_sent() -> None:
             two.send(INFER, b"x", key="key-q")
             await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 1)
             assert used() == (2, 20_000), "10 ms are reserved for each"
-            await asyncio.sleep(0.1)
+            sent = monotonic()
+            await until(lambda: monotonic() - sent >= 0.1)
         await until(lambda: it.idle())
         requests, compute_us = used()
         took_us = (monotonic() - began) * 1e6

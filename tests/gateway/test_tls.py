@@ -230,12 +230,13 @@ async def test_the_command_serves_tls_and_looks_at_its_files(
             for _ in range(2):
                 assert (await client.ask(INFER, body)).status == 200 and up.seen[-1].body == body
             put(pairs["second"], files)
-            name = ""
-            while name != "second":  # within a second; the test's own timeout bounds it
-                await asyncio.sleep(0.05)
+
+            async def renewed() -> bool:
                 async with TlsClient(process.port, context) as late:
-                    name = common_name(late.writer)
                     assert (await late.ask(INFER)).status == 200
+                    return common_name(late.writer) == "second"
+
+            await until(renewed)
             assert (await client.ask(INFER)).status == 200
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_cli.units import free_ports
 from oriel_gateway.call.unread import READER_BYTES, Unread
 from oriel_gateway.ingress.tls_pieces import PIECE_BYTES, InPieces
 from oriel_wire.engine.limits import HttpLimits
@@ -120,10 +119,12 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
             sock.connect(("127.0.0.1", port))
             sock.sendall(HEAD % GOLD.encode() + b"x-large: 1\r\ncontent-length: 0\r\n\r\n")
             readers.append(sock)
-        async with asyncio.timeout(60):
-            while not core.unread.cut:
-                await asyncio.sleep(0.01)
-                assert core.unread.bytes <= 1 << 20
+
+        def cut() -> int:
+            assert core.unread.bytes <= 1 << 20
+            return core.unread.cut
+
+        await until(cut)
         async with Client(port) as canary:
             assert (await canary.ask(INFER)).status == 200
         assert sum(each.transport.get_write_buffer_size() for each in next(iter(core.fronts)).connections) < 2 << 20
@@ -190,9 +191,10 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
 async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
-    up = Upstream()
-    (later,) = free_ports("127.0.0.1", 1)
-    async with gateway(documents([later])) as (port, core), Client(port) as leaving, Client(port) as stays:
+    up, later = Upstream(), socket.socket()
+    later.bind(("127.0.0.1", 0))  # held, and refuses connections until it listens
+    files = documents([later.getsockname()[1]])
+    async with gateway(files) as (port, core), Client(port) as leaving, Client(port) as stays:
         for client in (leaving, stays):
             client.send(INFER, b"x")
         await until(lambda: core.pools["p"].endpoints.parked == 2)
@@ -200,7 +202,7 @@ async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
         await asyncio.sleep(0.05)
         leaving.writer.transport.abort()
         await asyncio.sleep(0.05)
-        server = await asyncio.start_server(up.serve, "127.0.0.1", later)
+        server = await asyncio.start_server(up.serve, sock=later)
         assert (await stays.reply()).status == 200
         assert len(up.seen) == 1
         await until(lambda: idle(core))

@@ -10,7 +10,7 @@ from oriel_policies.budget import MAX_ATTEMPTS, RetryBudget
 steps = st.lists(st.tuples(st.sampled_from(["request"] * 6 + ["repeat"]), st.floats(0.0, 3.0)), max_size=200)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(steps, st.floats(0.0, 1e6))
 def test_repeats_never_pass_a_tenth_of_the_requests_before_them(steps: list[tuple[str, float]], now: float) -> None:
     budget = RetryBudget()

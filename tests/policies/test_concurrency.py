@@ -29,11 +29,10 @@ def test_throughput_stays_near_the_best_fixed_limit_and_little_waits_in_the_serv
     runs = [run(server, LearnedLimit(CEILING), seconds=60.0, skip_s=20.0, seed=seed) for seed in range(2)]
     assert sum(each.per_s for each in runs) / len(runs) >= 0.95 * best.per_s
     all_in = run(server, CEILING, seconds=8.0)
+    # As many as a fixed limit needs for nearly the same, and a rung of the ladder more; or it is all worth it.
+    fixed = [run(server, limit, seconds=8.0) for limit in limits]
+    enough = min(each.limit for each in fixed if each.per_s >= 0.99 * best.per_s)
     for each in runs:
-        # As many as a fixed limit needs for nearly the same, and a rung of the ladder more; or it is all worth it.
-        enough = min(
-            (r.limit for r in (run(server, n, seconds=8.0) for n in limits) if r.per_s >= 0.99 * best.per_s),
-        )
         assert each.limit <= 2.0 * enough + 2.0
         assert each.waiting <= all_in.waiting
 
@@ -135,7 +134,7 @@ TOLD = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(TOLD, max_size=80), st.integers(1, 100))
 def test_whatever_it_is_told_it_stays_within_its_bounds(told: list[tuple[object, ...]], ceiling: int) -> None:
     limit = LearnedLimit(ceiling)

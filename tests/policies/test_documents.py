@@ -369,7 +369,7 @@ def toml(value: Any) -> str:
     return json.dumps(value).replace("\\ud", "?")
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=5), st.lists(VALUES, max_size=3))
 def test_whatever_a_document_holds_it_compiles_or_its_mistakes_are_named(
     tables: dict[str, Any], lines: list[Any]
@@ -383,7 +383,7 @@ def test_whatever_a_document_holds_it_compiles_or_its_mistakes_are_named(
             assert each.file.startswith(("a.toml", "b.ndjson:")) and 0 < len(each.reason) <= 300
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_good_document_with_one_value_changed_compiles_or_is_named(data: st.DataObject) -> None:
     whole = tomllib.loads(GOOD.decode())

@@ -95,7 +95,7 @@ def test_what_is_remembered_is_bounded() -> None:
 ANSWERS = st.integers(0, 3)  # of one message
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.booleans(),
     st.lists(st.tuples(st.sampled_from(["ask", "answer", "answer"]), st.sampled_from("abc"), ANSWERS), max_size=80),
@@ -124,7 +124,7 @@ def test_what_rests_is_not_at_work(says_last: bool, operations: list[tuple[str, 
             assert set(one.at_work) == set(at_work)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -258,7 +258,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(OPERATIONS, st.sampled_from([0.0, 0.05, 0.3]))
 def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: float) -> None:
     q = queue(max_items=8, max_bytes=120, floor_share=floor)

@@ -51,7 +51,7 @@ SETS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(SETS, st.integers(1, 64))
 def test_what_is_renewed_is_what_is_compiled_anew(
     sets: list[tuple[list[bytes], list[bytes], int, bytes]], chunk: int

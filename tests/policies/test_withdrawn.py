@@ -129,7 +129,7 @@ NAMES = st.dictionaries(
 ).map(lines_of)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(NAMES, st.lists(NAMES, max_size=2), st.integers(0, 9), st.lists(ODD, max_size=2))
 def test_nothing_new_counts_and_only_what_is_named_still_does(
     good: list[bytes], now: list[list[bytes]], cut: int, odd: list[bytes]

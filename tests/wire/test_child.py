@@ -10,6 +10,8 @@ import pytest
 
 from oriel_wire.engine.child import PIECE_BYTES, Child, spawn
 
+from ..waiting import TIMEOUT_S
+
 Start = Callable[[str], Child]
 ECHO = "import sys\nwhile data := sys.stdin.buffer.read1(): sys.stdout.buffer.write(data); sys.stdout.buffer.flush()"
 
@@ -22,7 +24,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def start(text: str) -> Child:
         (tmp_path / f"child_{len(children)}.py").write_text(text)
-        children.append(Child(f"child_{len(children)}"))
+        children.append(Child(f"child_{len(children)}", exit_s=TIMEOUT_S))
         return children[-1]
 
     yield start
@@ -32,7 +34,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def soon() -> float:
-    return time.monotonic() + 30.0
+    return time.monotonic() + TIMEOUT_S
 
 
 def test_more_than_a_pipe_holds_passes_both_ways(start: Start) -> None:
@@ -42,6 +44,8 @@ def test_more_than_a_pipe_holds_passes_both_ways(start: Start) -> None:
     child.write(data, soon())
     pieces = child.read(len(data), soon())
     assert b"".join(pieces) == data[::-1] and max(map(len, pieces)) <= PIECE_BYTES
+    with pytest.raises(BrokenPipeError):  # or it is ended before it has come to its own end
+        child.read(1, soon())
     assert child.end() == 0
 
 
@@ -100,4 +104,4 @@ def test_an_environment_of_its_own_is_passed_on(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "shows.py").write_text("import os\nprint(os.environ['OF_THE_CALLER'])")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with spawn("shows", stdin=subprocess.DEVNULL, environment={"OF_THE_CALLER": "yes"}) as process:
-        assert process.communicate(timeout=30)[0] == b"yes\n"
+        assert process.communicate(timeout=TIMEOUT_S)[0] == b"yes\n"

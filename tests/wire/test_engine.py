@@ -249,6 +249,23 @@ async def test_a_draining_server_still_answers_new_connections_for_a_while(
         await talk(echo[1].port, GET)
 
 
+async def test_after_a_pause_of_the_loop_what_clients_sent_meanwhile_is_read_before_anybody_is_cut() -> None:
+    """A machine that was busy with something else for longer than a head may take cut clients that had sent theirs."""
+    server = await serve(Echo(), bound(), limits=HttpLimits(head_timeout_s=3600.0))
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(GET[:5])
+    await until(lambda: [each for each in server.connections if not each.idle])
+    (connection,) = server.connections
+    for cut in (False, True):
+        connection.due = monotonic() - 1.0
+        server._ticked_s = monotonic() - (0.0 if cut else 10.0)
+        server._tick()
+        assert connection.waits_for_head is not cut
+    assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+    await server.drain(0.0)
+
+
 async def test_client_reuses_its_connection(echo: tuple[Echo, HttpServer]) -> None:
     client = HttpClient(host="127.0.0.1", port=echo[1].port)
     for n in range(3):

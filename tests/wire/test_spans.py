@@ -14,7 +14,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from oriel_wire.engine import spans
 from oriel_wire.engine.spans import ExportingSink, Lane, open_sink
-from oriel_wire.trace import NullSink, Span, TraceContext, child, new_trace, wall_ns
+from oriel_wire.trace import NullSink, Span, SpanSink, TraceContext, child, new_trace, wall_ns
+
+from ..waiting import TIMEOUT_S
 
 
 class Receiver(http.server.ThreadingHTTPServer):
@@ -61,7 +63,13 @@ def receiver() -> Iterator[Receiver]:
 def no_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (spans.BUFFER_VARIABLE, *spans.COLLECTOR_VARIABLES):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(spans, "COLLECTOR_DELAY_S", 0.05)
+    # The exporter's own ten seconds are little for a machine that is busy with something else.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(int(TIMEOUT_S)))
+
+
+def opened(service: str) -> SpanSink:
+    """A sink that posts soon and waits for a slow receiver."""
+    return open_sink(service, collector_delay_s=0.05, post_timeout_s=TIMEOUT_S, close_s=TIMEOUT_S)
 
 
 def span(ctx: TraceContext, **changed: Any) -> Span:
@@ -76,10 +84,10 @@ def test_a_span_arrives_whole(receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     sent = span(
         child(root), parent_id=root.span_id, kind="server", error="boom", attributes={"oriel.request_id": "r1", "n": 3}
     )
-    sink = open_sink("gateway")
+    sink = opened("gateway")
     assert sink.enabled
     sink.record(sent)
-    assert receiver.arrived.acquire(timeout=60), "the span waits for its delay, not for close()"
+    assert receiver.arrived.acquire(timeout=TIMEOUT_S), "the span waits for its delay, not for close()"
     sink.close()
 
     (got,) = receiver.spans()
@@ -95,7 +103,7 @@ def test_a_span_arrives_whole(receiver: Receiver, monkeypatch: pytest.MonkeyPatc
 def test_close_flushes_what_is_queued_to_both_destinations(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(spans.BUFFER_VARIABLE, receiver.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", receiver.url + "/v1/traces")
-    sink = open_sink("logic")
+    sink = opened("logic")
     for _ in range(600):
         sink.record(span(new_trace(True)))
     sink.close()
@@ -117,12 +125,12 @@ def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
 
     def stuck(_: Sequence[object]) -> bool:
         entered.set()
-        return release.wait(20)
+        return release.wait(TIMEOUT_S)
 
     lane = Lane(stuck, max_queued=10, delay_s=0.001)
-    sink = ExportingSink([lane], lambda s: s)  # type: ignore[arg-type,return-value]
+    sink = ExportingSink([lane], lambda s: s, close_s=TIMEOUT_S)  # type: ignore[arg-type,return-value]
     sink.record(span(new_trace(True)))
-    assert entered.wait(20)
+    assert entered.wait(TIMEOUT_S)
     for _ in range(25):
         sink.record(span(new_trace(True)))
     assert sink.dropped == 15
@@ -142,9 +150,10 @@ def test_a_span_that_cannot_be_sent_costs_its_batch_only(receiver: Receiver) -> 
             raise ValueError("cannot encode")
         return True
 
-    sink = ExportingSink([Lane(post, delay_s=0.001)], lambda s: s)  # type: ignore[arg-type,return-value]
+    lane = Lane(post, delay_s=0.001)
+    sink = ExportingSink([lane], lambda s: s, close_s=TIMEOUT_S)  # type: ignore[arg-type,return-value]
     sink.record(span(new_trace(True)))
-    assert done.wait(20)
+    assert done.wait(TIMEOUT_S)
     sink.record(span(new_trace(True)))
     sink.close()
     assert (posted, sink.dropped) == ([1, 1], 1)

@@ -77,7 +77,7 @@ def outcome(read: Any) -> Any:
 
 
 @given(st.lists(wires(), min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_bytes_are_read_as_protobuf_reads_them(found: list[bytes]) -> None:
     messages = InferMessages()
     for wire in found * 2:  # the second time from what was remembered
@@ -86,7 +86,7 @@ def test_bytes_are_read_as_protobuf_reads_them(found: list[bytes]) -> None:
 
 
 @given(tensors())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_answers_are_what_protobuf_writes(outputs: list[Tensor]) -> None:
     plain = [Tensor(each.name, each.datatype, each.shape, each.array) for each in outputs]
     answers = RawAnswers("m", "3", [(each.name, each.datatype) for each in plain])

@@ -87,7 +87,7 @@ PIECES = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(PIECES)
 @example(field(1, b"allowed") + field(1, b"secret") + varint(7 << 3 | 2) + varint(20))
 @example(field(1, b"allowed") + field(1, b"secret") + varint(9 << 3 | 3))
@@ -157,7 +157,7 @@ HOSTILE_PARAMETERS = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(HOSTILE_PARAMETERS, st.integers(1, 2**31 - 1), st.one_of(st.none(), st.floats(-1.0, 86400.0)))
 def test_no_message_has_another_priority_than_its_tier(message: bytes, priority: int, left_s: float | None) -> None:
     """The last entry of a map wins, so a sender's own priority and timeout count for nothing."""
@@ -177,7 +177,7 @@ def test_no_message_has_another_priority_than_its_tier(message: bytes, priority:
         assert request.parameters["timeout"].int64_param == max(1, int(left_s * 1e6))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(PIECES)
 def test_every_kind_of_request_that_names_a_model_is_held_to_it(message: bytes) -> None:
     """The rule stands on `model_name` and version being fields 1 and 2 of all of them."""

@@ -61,7 +61,8 @@ class Child:
     and `read_line` raise TimeoutError at the deadline and BrokenPipeError if the child has ended; call `end` then.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, exit_s: float = EXIT_S) -> None:
+        self._exit_s = exit_s
         self._process = process = spawn(module, *arguments)
         assert process.stdin is not None and process.stdout is not None
         self._input, self._output = process.stdin, process.stdout
@@ -113,7 +114,7 @@ class Child:
             return None
         try:
             # A process that has closed its output is about to exit.
-            code = self._process.wait(EXIT_S) if self._output_ended() else self._process.poll()
+            code = self._process.wait(self._exit_s) if self._output_ended() else self._process.poll()
         except subprocess.TimeoutExpired:
             code = None
         self._process.kill()

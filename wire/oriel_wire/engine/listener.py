@@ -72,6 +72,8 @@ class HttpServer:
         self._socket: socket.socket | None = None
         self._secure: TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ticked_s = monotonic()
+        self._spared = False  # whether the last tick has cut nobody, because the loop had stood still
 
     async def open(
         self,
@@ -220,7 +222,11 @@ class HttpServer:
     def _tick(self) -> None:
         self._timer = self.loop.call_later(_SWEEP_S, self._tick)
         now = monotonic()
+        stood_still, self._ticked_s = now - self._ticked_s > 2.0 * _SWEEP_S, now
         self.date = b"date: " + formatdate(usegmt=True).encode("ascii")
         self.date_line = self.date + b"\r\n"
+        self._spared = stood_still and not self._spared
+        if self._spared:
+            return  # what clients sent meanwhile is not read yet: nobody is cut for it
         for connection in list(self.connections):
             connection.sweep(now)

@@ -38,33 +38,46 @@ _log = logging.getLogger(__name__)
 Post = Callable[[Sequence["ReadableSpan"]], bool]
 
 
-def open_sink(service: str) -> SpanSink:
+def open_sink(
+    service: str,
+    *,
+    collector_delay_s: float = COLLECTOR_DELAY_S,
+    post_timeout_s: float = POST_TIMEOUT_S,
+    close_s: float = CLOSE_S,
+) -> SpanSink:
     """A sink for `service` ("gateway"), fed by the environment.
 
     OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT): a collector, with OpenTelemetry's other OTEL_EXPORTER_*
     settings; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are honoured. ORIEL_TRACE_BUFFER: the supervisor's trace
     buffer. Both may be set. Neither: a NullSink, and OpenTelemetry is not imported.
+
+    collector_delay_s: time for which spans for a collector are gathered into one post.
+    post_timeout_s: of one post to the trace buffer; a collector has its own in OTEL_EXPORTER_OTLP_TIMEOUT.
+    close_s: the longest time that `close` of the sink takes.
     """
     collector = any(os.environ.get(name) for name in COLLECTOR_VARIABLES)
     buffer = os.environ.get(BUFFER_VARIABLE, "")
     lanes: list[Lane] = []
     if buffer:
-        lanes.append(Lane(_buffer_post(buffer), delay_s=BUFFER_DELAY_S))
+        lanes.append(Lane(_buffer_post(buffer, post_timeout_s), delay_s=BUFFER_DELAY_S))
     if collector:
         post, interrupt = _collector_post()
-        lanes.append(Lane(post, interrupt=interrupt, delay_s=COLLECTOR_DELAY_S))
+        lanes.append(Lane(post, interrupt=interrupt, delay_s=collector_delay_s))
     if not lanes:
         return NullSink()
-    return ExportingSink(lanes, _converter(service))
+    return ExportingSink(lanes, _converter(service), close_s=close_s)
 
 
 class ExportingSink:
-    """Gives every recorded span to each lane. `record` is for one thread; `close` blocks at most `CLOSE_S`."""
+    """Gives every recorded span to each lane. `record` is for one thread; `close` blocks at most `close_s`."""
 
     enabled = True
 
-    def __init__(self, lanes: Sequence["Lane"], convert: Callable[[Span], "ReadableSpan"]) -> None:
+    def __init__(
+        self, lanes: Sequence["Lane"], convert: Callable[[Span], "ReadableSpan"], *, close_s: float = CLOSE_S
+    ) -> None:
         self._lanes = tuple(lanes)
+        self._close_s = close_s
         for lane in self._lanes:
             lane.start(convert)
 
@@ -79,11 +92,11 @@ class ExportingSink:
 
     def close(self) -> None:
         """Flush and stop. Call it after the unit has drained; spans recorded later are dropped."""
-        deadline = time.monotonic() + CLOSE_S
+        deadline = time.monotonic() + self._close_s
         for lane in self._lanes:
             lane.stop()
         for lane in self._lanes:
-            lane.join(deadline)
+            lane.join(deadline, abandon_s=deadline - self._close_s / 3)
 
 
 class Lane:
@@ -134,11 +147,11 @@ class Lane:
         self._stopping = True
         self._wake.set()
 
-    def join(self, deadline: float) -> None:
-        """Wait for the thread until `deadline`; past two thirds of it, break off a retry that is being waited for."""
+    def join(self, deadline: float, *, abandon_s: float) -> None:
+        """Wait for the thread until `deadline`; at `abandon_s`, break off a retry that is being waited for."""
         if self._thread is None:
             return
-        self._thread.join(max(0.0, deadline - CLOSE_S / 3 - time.monotonic()))
+        self._thread.join(max(0.0, abandon_s - time.monotonic()))
         if not self._thread.is_alive():
             return
         self._abandoned = True
@@ -222,7 +235,7 @@ def _collector_post() -> tuple[Post, Callable[[], None]]:
     return post, exporter.shutdown
 
 
-def _buffer_post(base: str) -> Post:
+def _buffer_post(base: str, timeout_s: float) -> Post:
     # Not OTLPSpanExporter: a collector's credentials, certificates and proxies in OTEL_* are not for the buffer.
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
@@ -230,7 +243,7 @@ def _buffer_post(base: str) -> Post:
     host, port = address.hostname or "127.0.0.1", address.port or 4318
 
     def post(spans: Sequence["ReadableSpan"]) -> bool:
-        connection = http.client.HTTPConnection(host, port, timeout=POST_TIMEOUT_S)
+        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         try:
             body = encode_spans(spans).SerializeToString()
             connection.request("POST", "/v1/traces", body, {"content-type": "application/x-protobuf"})
