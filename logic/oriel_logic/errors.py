@@ -1,28 +1,28 @@
-"""What can go wrong around a handler. Each error carries an outcome (the metric label and the machine-readable
-reason) and a sentence for people; only `replies` turns them into statuses.
+"""The errors of a service's request. Each carries an outcome (the metric label and the machine-readable reason) and a
+sentence for people; only `replies` turns them into statuses.
 
 LogicError
-├── BadRequest             no request of HTTP as this server reads it
-├── CallerLeft             nobody waits for the answer any more
-├── Refused                the input's fault; handlers raise it with a sentence of their own
-│   ├── MediaUnsupported   a kind of body the service does not read
-│   ├── NotAcceptable      the client takes none of the media types that the service gives
-│   ├── InputTooLarge      a bound of the server or the service was passed
-│   └── ParameterWrong     one named parameter of an OpenAI-compatible request
-├── ModelUnknown           no model is served under this name, or not for this caller
-├── ServiceUnknown         no service of that name
-├── ServiceBroken          it was found, but cannot run here
-├── DeadlineExceeded       the time the caller gave is over; `stage` was waiting or working
-├── Saturated              no room: too many requests, or displaced by a more urgent one
-├── HandlerFailed          the service's own code raised or gave something that cannot be sent
-├── WorkerDied             the process that worked on it ended
-├── HandlerTimedOut        it took longer than the service's own limit
-├── MemoryExceeded         it took more memory in a worker than the service's own limit
-└── ModelError
+├── BadRequest             the request is not valid HTTP
+├── CallerLeft             the client left before it was answered
+├── Refused                the input cannot be served; handlers raise it with their own sentence
+│   ├── MediaUnsupported   the service does not read this media type
+│   ├── NotAcceptable      `Accept` allows none of the media types that the service can send
+│   ├── InputTooLarge      the body exceeds a size limit of the server or the service
+│   └── ParameterWrong     one parameter of an OpenAI-compatible request is wrong
+├── ModelUnknown           no model of this name is served to this caller
+├── ServiceUnknown         there is no service of this name
+├── ServiceBroken          the service was found but cannot run here
+├── DeadlineExceeded       the request's deadline passed; `stage` was waiting or working
+├── Saturated              too many requests, or displaced by a more urgent one
+├── HandlerFailed          the service's code raised an error, or returned a value that cannot be sent
+├── WorkerDied             the worker process that ran the job died
+├── HandlerTimedOut        the job took longer than the service's own limit
+├── MemoryExceeded         the job took more memory in a worker than the service's own limit
+└── ModelError             a call of a model failed
     ├── ModelInputWrong    the service passed tensors that the model does not take
-    ├── ModelUnavailable   unknown to the inference servers, or not ready
-    ├── ModelBusy          the inference server refused for now
-    ├── ModelFailed        the inference server answered with an error, or nonsense
+    ├── ModelUnavailable   the inference servers do not have the model, or it is not ready
+    ├── ModelBusy          the inference server refused the call for now
+    ├── ModelFailed        the inference server answered with an error, or with something unreadable
     └── ModelUnreachable   no inference server could be reached
 """
 
@@ -62,7 +62,7 @@ class Outcome(Enum):
 
 
 class LogicError(Exception):
-    """Root. `message` may be shown to the caller; `retry_after_s` is set where trying again later can help."""
+    """Root of these errors. `message` may be shown to the caller; `retry_after_s` is set if a later try may succeed."""
 
     outcome: ClassVar[Outcome] = Outcome.HANDLER_FAILED
 
@@ -77,7 +77,7 @@ class BadRequest(LogicError):
 
 
 class CallerLeft(LogicError):
-    """Nobody is there to answer."""
+    """The client left before it was answered."""
 
     outcome = Outcome.CALLER_LEFT
 
@@ -88,7 +88,7 @@ class CallerLeft(LogicError):
 class Refused(LogicError):
     """The input cannot be served as it is: `raise Refused("the field 'image' is missing")`.
 
-    field: the path of the field at fault, like "$.items[2].price"; "" if it is none in particular.
+    field: the path of the wrong field, such as "$.items[2].price"; "" if the fault is not in a single field.
     """
 
     outcome = Outcome.INPUT_REFUSED
@@ -99,25 +99,28 @@ class Refused(LogicError):
 
 
 class MediaUnsupported(Refused):
-    """The body is of a kind that the service does not read."""
+    """The service does not read bodies of this media type."""
 
     outcome = Outcome.MEDIA_UNSUPPORTED
 
 
 class NotAcceptable(Refused):
-    """`Accept` names none of the media types that the service gives."""
+    """`Accept` allows none of the media types that the service can send."""
 
     outcome = Outcome.NOT_ACCEPTABLE
 
 
 class InputTooLarge(Refused):
-    """The body passes a size bound."""
+    """The body exceeds a size limit."""
 
     outcome = Outcome.TOO_LARGE
 
 
 class ParameterWrong(Refused):
-    """One parameter of an OpenAI-compatible request. param: its path, None for the body; code: that API's, or None."""
+    """One parameter of an OpenAI-compatible request is wrong.
+
+    param: its path, None for the whole body. code: the error code that the API defines for this case, or None.
+    """
 
     outcome = Outcome.PARAMETER_WRONG
 
@@ -128,7 +131,7 @@ class ParameterWrong(Refused):
 
 
 class ModelUnknown(LogicError):
-    """No model is served under this name, or not for this caller: the same words for both."""
+    """No model of this name is served to this caller. The text does not reveal whether others may use one."""
 
     outcome = Outcome.UNKNOWN_MODEL
 
@@ -172,7 +175,7 @@ class MemoryExceeded(LogicError):
 
 
 class ModelError(LogicError):
-    """What went wrong between the service and its models."""
+    """A service's call of a model failed."""
 
     outcome = Outcome.MODEL_FAILED
 
@@ -186,7 +189,9 @@ class ModelUnavailable(ModelError):
 
 
 class ModelBusy(ModelError):
-    """`too_many`: the server counts this caller's requests (429), rather than being full as a whole (503)."""
+    """The inference server refused the call for now. too_many: because of this caller's rate (429), not because the
+    server is full (503).
+    """
 
     outcome = Outcome.MODEL_BUSY
 

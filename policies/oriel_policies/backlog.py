@@ -1,13 +1,15 @@
 """Decides whether one more call of a waiting flow could still be answered in time, from the times of the flow's turns.
 
-How fast a flow gets turns follows from everything at once: the pool's speed, bands, shares, weights. So the result is
-measured: the mean time between two turns while the flow was waiting.
+A flow holds the waiting calls of one tenant in one band, and has a turn when one of them gets a permit. How often that
+happens depends on everything at once (the pool's speed, bands, shares, weights). So it is measured: as the mean time
+between two turns while the flow was waiting.
 
-A burst may wait until its deadlines. A standing queue may not: where everything admitted waits longer than its target,
+A burst may wait until its deadlines, a standing queue may not: if all admitted calls wait for longer than their target,
 waiting only makes every answer late (the observation behind CoDel: Nichols, Jacobson 2012). So once calls have been
-late for as long as their deadline allows, newcomers are judged by the target, until none of them had to be refused for
-a target's length. Admitted calls are then answered in time, and the others are refused at once. Calls that are late
-already are behind a newcomer: it is never refused while few that are in time wait, or nobody would be answered in time.
+late for as long as their deadline allows, new calls are judged by their target instead of their deadline. This ends
+when no call had to be refused for the length of a target. In this way admitted calls are answered in time and all
+others are refused at once. Waiting calls that are late already are served after a new call. While hardly any others
+wait, a new call is therefore not refused for its deadline: otherwise no call at all would be answered in time.
 """
 
 __all__ = ["Backlog"]
@@ -15,11 +17,11 @@ __all__ = ["Backlog"]
 TURNS = 20
 PROBE = 20
 WEIGHT = 0.05
-FEW = 0.25  # of the target
+FEW = 0.25  # share of the target that a wait behind few calls takes
 
 
 class Backlog:
-    """Measures one flow. turn_s: mean seconds between two turns. Single writer."""
+    """Measures the turns of one flow. turn_s: mean seconds between two turns; turns: how many. Single writer."""
 
     __slots__ = ("_late_from", "_late_s", "_last_s", "_refused", "_strict_s", "turn_s", "turns")
 
@@ -61,8 +63,8 @@ class Backlog:
     ) -> float:
         """Seconds until `waiting` others have had their turns if a new call should be refused for that, else 0.0.
 
-        behind: those of the others that are late already. target_s, left_s: from now to the new call's target and
-        to its deadline. quick_s: the least time it takes once it runs.
+        behind: how many of the others are late already. target_s, left_s: seconds from now to the new call's target and
+        to its deadline. quick_s: the least time that the call takes once it has its turn.
         One in PROBE of the calls that should be refused is admitted as a probe.
         """
         if self.turns < TURNS or not waiting:

@@ -11,11 +11,11 @@ How many rows: calls join in queue order while the batch stays within its bounds
 before the tightest deadline among its members. A member that would be late even alone is ignored here, because
 a smaller batch would not help it. The first call is always taken, whatever its size.
 
-Under overload that alone would collapse: the earliest deadlines are those that just cannot be met any more, and each
-makes the batch small. Two rules against it. A batch takes at most half of the time that callers usually give
-(`rows_within`), so that a call that has just missed one batch still makes the next (Nexus, SOSP 2019). And while others
-of its tier or more urgent ones would fill the batch without it, a call that such a batch endangers makes room for them
-(`Fill.endangers`): it goes behind them, and runs if they thin out in time.
+Under overload these rules alone would collapse: the earliest deadlines are those that can only just not be met, and
+each of them makes the batch small. Two further rules prevent that. A batch takes at most half of the time that callers
+usually give (`rows_within`), so that a call that has just missed one batch still makes the next (Nexus, SOSP 2019). And
+a call that a full batch would make late gives way (`Fill.endangers`) while other calls of its tier, or more urgent
+ones, can fill the batch without it: it goes behind them, and runs if fewer of them come in time.
 
 Times are absolute monotonic seconds, durations seconds.
 """

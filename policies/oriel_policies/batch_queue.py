@@ -1,9 +1,9 @@
-"""The calls that wait for a batch, and when the next batch is due. Pure: the batcher acts and keeps the timer.
+"""Keeps the calls that wait for a batch, and decides when the next batch is due. Pure: the batcher acts on it.
 
 Both batchers use it: the one of a model in the inference server, and the one of a batched function in the logic
-server. The order of the calls is that of `oriel_policies.queue`; when a batch is released, and how many rows it may
-have, is decided by `oriel_policies.batch`. This module holds what lies between: the rows that wait, and the order of
-arrival, because a batch may be delayed only as long as its oldest call allows.
+server. `oriel_policies.queue` orders the calls, and `oriel_policies.batch` decides when a batch is released and how
+many rows it may have. This module connects the two: it counts the rows that wait, and keeps the order of arrival,
+because a batch may be delayed only as long as its oldest call allows.
 
 Ownership: one writer, the loop that owns the batcher.
 """
@@ -35,8 +35,8 @@ M = TypeVar("M", bound=Member)
 class BatchQueue(Generic[M]):
     """What a batcher keeps about its waiting calls. queue: their tickets; bounds, curve: as for `decide`.
 
-    rows: of all calls that wait. The batcher adds them when it has pushed a call and subtracts them when the call has
-    left the queue, for whatever reason; a ticket's own rows may be fewer, when its call is not to press the others.
+    rows: of all calls that wait. The batcher adds them when it has pushed a call, and subtracts them when the call has
+    left the queue for whatever reason. A ticket may state fewer rows than its call has, to count less in `rows_ahead`.
     """
 
     __slots__ = ("_arrivals", "bounds", "curve", "queue", "rows")

@@ -1,7 +1,7 @@
-"""A retry budget in proportion to the traffic, so that retries never become the load.
+"""Bounds repeated requests (retries and hedges) to a share of the traffic, so that they never become the load.
 
-In any 10 s that end with a repeat, repeats are at most one in ten of the requests, rounded up (the "retry budget" of
-Google's SRE book, chapter 21, and of Finagle's `RetryBudget`; here without a floor of so many per second).
+In any 10 s that end with a repeat, repeats are at most one in ten of the requests, rounded up. This is the "retry
+budget" of Google's SRE book, chapter 21, and of Finagle's `RetryBudget`, without their minimum number per second.
 """
 
 from math import ceil
@@ -16,11 +16,10 @@ WINDOW_S: Final = 10
 
 
 class RetryBudget:
-    """Counts requests and repeats of the last seconds. Times are monotonic seconds; an earlier one counts as the
-    latest.
+    """Counts requests and repeats of the last seconds. Times are monotonic seconds and never count as going back.
 
-    Counting is in whole seconds and conservative: of a second that is partly outside the window the requests do not
-    count and the repeats do.
+    It counts by whole seconds, conservatively: of a second that is partly outside of the window, the repeats count and
+    the requests do not.
     """
 
     __slots__ = ("_repeats", "_requests", "_until", "spent")
@@ -38,8 +37,11 @@ class RetryBudget:
         self._requests[0] += 1
 
     def spend(self, now: float, *, share: float = 1.0) -> bool:
-        """Take one repeat; False if the budget is used up. share: the part of the budget that this kind of repeat may
-        use, so that repeats which any client can cause leave some for the others."""
+        """Spend one repeat; False if the budget is used up.
+
+        share: the part of the budget that this kind of repeat may use, so that repeats which any client can cause leave
+        some for the others.
+        """
         if now >= self._until:
             self._turn(int(now))
         if sum(self._repeats) + 1 > ceil(share * RATIO * sum(self._requests)):

@@ -1,27 +1,32 @@
-"""The concurrency limit of a pool, learned from the latency of its calls. Pure.
+"""Learns the concurrency limit of a pool from the latency of its calls. Pure.
 
-Calls beyond what the pool can work on wait inside it, where they cannot be reordered any more. Latency shows it:
+Calls beyond what the servers can work on wait inside of them, where they cannot be reordered any more. So the limit
+should be the lowest one that costs no throughput.
 
-* By Little's law (1961) a full pool of limit L and mean latency W answers L / W calls a second. The gradient of latency
-  over the limit therefore says everything: 0 (W stays while L grows) means free capacity, 1 (W grows as L does) means
-  waiting. TCP Vegas (Brakmo, Peterson 1995) and Netflix's concurrency-limits (Gradient2) read it off one unloaded
-  latency. A server that batches has none: its latency grows with the batch *and* so does what it answers. So two
-  limits are compared directly, one after the other, by L / W.
-* The limits tried are a ladder of steps of about the square root of two. Wanted is the lowest rung that gives KEEP of
-  the best.
+Theory. By Little's law (1961) a full pool with limit L and mean latency W answers L / W calls per second. If W stays
+the same while L grows, there is free capacity; if W grows as L does, the additional calls only wait. TCP Vegas
+(Brakmo, Peterson 1995) and Netflix's concurrency-limits (Gradient2) compare W with one unloaded latency. A server that
+batches has no such latency, because its latency and its throughput both grow with the batch. So limits are tried one
+after the other and compared by L / W. The limits that are tried are the *rungs* of a ladder, about the square root of
+two apart. The lowest rung with at least KEEP of the best rate is adopted as the *base*.
 
-A *window* is so many calls, all of them begun while the limit stood and calls of the limit before had left. It counts
-only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. A window most of
-whose calls passed their deadlines in there halves the limit without a rate: before a server that has become slow, or
-goes on with what was given up, a limit of quicker days would let nobody be answered, and nothing be learned. The search
-halves first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with windows at
-a rung beside it, rarer and rarer while nothing is found. The base window also shows how the pool's speed has changed
-(another mix of calls, a neighbour on the machine) and scales all earlier measurements, so that rungs are compared with
-each other and not with yesterday; its scatter is the margin within which the lower rung is preferred. Higher limits are
-not tried at the cost of the tiers' targets: only where the answers would still come within `most_s` if nothing were
-gained, or where the rung below has shown free capacity. Where a wait in the pool is no longer than HARMLESS_S, as in
-front of very quick servers, the limit rises as far as that allows: the order hardly matters there, and fewer calls have
-to queue. Load reports (ORCA) decide which side is tried first; latencies decide the rest, so a false report does no
+Windows. A limit is measured over a *window* of calls that all began under it, after the calls of the limit before had
+left. A window counts only if the pool was full all the time: a pool with free permits learns nothing and keeps its
+limit. If most calls of a window passed their deadlines in the pool, the limit is halved without comparing rates. A
+server that has become slow, or goes on with calls that were given up, could otherwise answer no call in time, and there
+would be nothing to learn from.
+
+Search. The search halves the limit first and then goes on halving, or doubles, whichever improves the rate. After that,
+windows at the base alternate with windows at a rung beside it, less and less often while no better one is found. The
+base windows also show how the pool's speed changes (another mix of calls, other load on the machine). Earlier rates are
+scaled by that change, so that rungs are compared under equal conditions. The scatter of the base windows is the margin
+within which the lower rung is preferred.
+
+Targets. A higher limit is tried only if answers would still come within `most_s` should the rate not improve, or if the
+rungs below have shown free capacity. While a wait in the pool is no longer than HARMLESS_S, as with very quick servers,
+the limit rises as far as that allows: the order hardly matters there, and fewer calls have to queue.
+
+Load reports (ORCA) only decide which neighbour is tried first. Latencies decide the rest, so a false report does no
 harm.
 """
 
@@ -53,9 +58,9 @@ def ladder(ceiling: int) -> tuple[int, ...]:
 
 
 class LearnedLimit:
-    """A learned limit: `limit` is between 1 and `ceiling`; read it after every call of a method. Single writer.
+    """A learned limit. `limit` is between 1 and `ceiling`; read it after every call of a method. Single writer.
 
-    most_s: the longest answers may take for the sake of learning; a part of the tightest target.
+    most_s: the longest time that answers may take while higher limits are tried; a part of the tightest target.
     """
 
     def __init__(self, ceiling: int, *, start: int = START, most_s: float = inf) -> None:
@@ -92,8 +97,7 @@ class LearnedLimit:
     def calm(self) -> None:
         """Record that the pool had a free permit: the current window is void, and nothing is tried while no call waits.
 
-        In front of a quick server that can happen for ever: then the limit rises by one rung, as long as that is
-        harmless.
+        Before a quick server this can happen all the time. The limit then rises by one rung, if that is harmless.
         """
         if 0.0 < 2.0 * self._held_s <= self._harmless_s and self._base + 1 < len(self._rungs):
             self._move(self._base + 1, self._from)
@@ -110,15 +114,15 @@ class LearnedLimit:
         """Record a call that held its permit for `held_s` until `now`, while others waited. True if `limit` has
         changed.
 
-        good: False if it was refused by the server or given up: it took capacity and counts as no answer. late: its
-        deadline passed in the pool. If most calls of a window end so, the window has no rate: the pool holds too many.
+        good: False if the server refused it or it was given up: it used capacity without being answered.
+        late: its deadline passed in the pool. If most calls of a window are late, the limit is too high.
         """
         self._held_s = held_s
         began = now - held_s
         if began < self._from:
             return False
         if self._settling:
-            # All calls that run now began under this limit, but beside calls that did not: the next ones count.
+            # The calls that run now began under this limit, but beside calls that did not: only the next ones count.
             self._settling = False
             self._from = now
             return False

@@ -1,19 +1,19 @@
-"""Matches the messages of a stream with its answers, and decides whether the server may still be working on it. Pure.
+"""Matches a stream's answers with its messages, to know whether the server may still be working on the stream. Pure.
 
-A message may have one answer, none, or many (a decoupled model). An answer names its model; some servers (Triton, ours)
-also say whether it is the last to its message, others do not. Hence:
+A message may have one answer, none, or many (a decoupled model). An answer names its model. Some servers (Triton, ours)
+also mark the last answer to a message, others do not. Hence:
 
-1. An answer is to a message of the model it names; if the stream has asked none of that name, to one of the model that
-   was asked first of those without an answer.
-2. A message is over with the answer that says so; if answers do not say, with its first.
-3. If answers do not say, and a model has once answered more often than it was asked, its streams have been at work
-   until some time after its latest answer: more may come.
-4. For what is charged, an answer without a name is to a message only if just one model can have been meant: to take it
-   for another's would let that one compute for nothing.
-5. A model answers each message until one of them has none for some time; then it may be one that gathers messages,
-   until all of a stream's have come to their ends.
+1. An answer belongs to a message for the model that it names. If the stream has sent no message to that model, it
+   belongs to the first model, in the order in which the stream used them, that has a message without an answer.
+2. A message is finished by the answer that is marked as its last; if answers are not marked, by its first one.
+3. If answers are not marked and a model has ever sent more answers than it got messages, more may follow at any time:
+   its streams count as busy until some time after their latest answer.
+4. For charging, an answer without a model's name finishes a message only if a single model can have sent it. Otherwise
+   another model's message might be taken as finished, and its computing would not be charged.
+5. A model is assumed to answer each message, until a message has had no answer for some time. From then on it counts as
+   one that gathers several messages for an answer, until all messages of a stream are finished.
 
-What is known of a model is learned per tenant: no tenant can change what another's streams are held to.
+What is learned of a model is kept per tenant: no tenant can change how another tenant's streams are judged.
 """
 
 from math import inf
@@ -22,14 +22,14 @@ __all__ = ["MAX_MODELS", "Exchange", "Habits"]
 
 MAX_KNOWN = 4096
 _PLAIN = (False, False)
-MAX_MODELS = 64  # of one stream that are distinguished at a time
+MAX_MODELS = 64  # models of one stream that are distinguished at a time
 
 
 class Habits:
-    """How models answer streams, by (tenant, model); of more than MAX_KNOWN the oldest are forgotten.
+    """Remembers how models answer streams, by (tenant, model). With more than MAX_KNOWN of them the oldest are dropped.
 
-    more: it has answered more often than it was asked, without saying which answer is the last; never forgotten for
-    something better. gathers: it leaves messages without an answer, or the last one, for long or for good.
+    more: the model has sent more answers than it got messages, without marking the last one; never reset.
+    gathers: it leaves messages without an answer, or without the last one, for a long time or for ever.
     """
 
     __slots__ = ("_known",)
@@ -60,16 +60,16 @@ class Habits:
 
 
 class Exchange:
-    """The messages and answers of one stream. unanswered: messages without any answer, as far as can be known."""
+    """The messages and answers of one stream. unanswered: number of messages known to have no answer yet."""
 
     __slots__ = ("_asked", "_habits", "_open", "_talked_s", "_tenant", "unanswered")
 
     def __init__(self, habits: Habits, tenant: str) -> None:
         self._habits = habits
         self._tenant = tenant
-        # model -> messages without any answer, messages that are not over, messages that are not surely over
+        # model -> number of messages without any answer, of unfinished ones, of those that may be unfinished
         self._asked: dict[str, list[int]] = {}
-        self._open = 0  # messages that are not over
+        self._open = 0  # number of unfinished messages
         self._talked_s = -inf
         self.unanswered = 0
 
@@ -116,13 +116,13 @@ class Exchange:
             self._talked_s = now
 
     def held(self) -> None:
-        """Record that a message has gone without an end for so long that nothing should wait for it."""
+        """Record that messages have been unfinished for so long that nothing should wait for them any more."""
         for model, counts in self._asked.items():
             if counts[1]:
                 self._habits.note(self._tenant, model, gathers=True)
 
     def silent(self) -> None:
-        """Record that the server has been silent for so long that every answer it has begun counts as over."""
+        """Record that the server has been silent for so long that every message it has begun to answer is finished."""
         if self.unanswered:
             self.held()
             return
@@ -138,11 +138,11 @@ class Exchange:
 
     @property
     def ends(self) -> bool:
-        """Whether everything that is being computed will end soon and visibly, as far as is known."""
+        """Whether every unfinished message is expected to end soon, with an answer that shows its end."""
         habits, tenant = self._habits, self._tenant
         return not any(any(habits.of(tenant, model)) for model, counts in self._asked.items() if counts[1])
 
     @property
     def at_work(self) -> list[str]:
-        """The models that may still compute: a message to them may not be over."""
+        """The models that may still be computing, because a message to them may be unfinished."""
         return [model for model, counts in self._asked.items() if counts[2]]

@@ -4,9 +4,9 @@
     leave    a member gives up; if it was the last one, nobody waits for the work and the flight is closed
     land     the work has finished or failed: the flight is closed and its members are returned, oldest first
 
-The work belongs to the flight, not to the call that created it, so that a creator that leaves fails no other call. The
-creator starts the work; the call that hears that no member is left stops it. After `land` or the last `leave` the next
-join creates a new flight.
+The work belongs to the flight, not to the call that created it, so that no other call fails when that one leaves. The
+call that creates the flight starts the work, and the last call to leave stops it. After `land` or the last `leave` the
+next `join` creates a new flight.
 """
 
 from collections.abc import Hashable
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Hashable)
 
 
 class Flight(Generic[M]):
-    """One piece of work and the members that wait for it.."""
+    """One piece of work and the members that wait for it."""
 
     __slots__ = ("key", "members")
 

@@ -1,8 +1,8 @@
-"""The waiting tickets of one tenant, and the ticket that expires next. Parts of `queue`, which has the rules.
+"""Keeps the waiting tickets of each tenant in order, and finds the ticket that expires next. `queue` has the rules.
 
-A flow keeps its tickets by `Ticket.order`. That is the deadline for almost all of them, so the earliest deadline of a
-flow is its head's; only a flow that holds others too has a heap of deadlines. `Expiry` has an entry per flow, not per
-ticket: in a long queue nothing is sorted twice, and a ticket that was popped is in no structure any more.
+A flow keeps its tickets by `Ticket.order`. For almost all tickets that is the deadline, so the head of the flow has its
+earliest deadline; only a flow that holds other tickets too has a heap of deadlines. `Expiry` has an entry per flow, not
+per ticket: in a long queue nothing is sorted twice, and a ticket that was popped is in no structure any more.
 """
 
 from collections import deque
@@ -22,11 +22,15 @@ _BEHIND = 1e9  # seconds: later than any deadline
 class Ticket:
     """One waiting call.
 
-    band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit; weight: the
-    tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it never moves an
-    expiry. rows: counted by `rows_ahead`. admitted: bounds elsewhere admitted it, so it takes no room here.
-    late_s: from then on it cannot be in time and goes behind those of its flow that can. target_s: the longest a call
-    like it may take to be in time. payload: the caller's own object, never read here.
+    band: 0 is the most urgent.
+    deadline: absolute monotonic seconds.
+    cost: estimated charge, in any unit that all tickets share; weight: the tenant's share inside its band.
+    order: rank inside the tenant's flow, the deadline by default; it has no effect on expiry.
+    rows: counted by `rows_ahead`.
+    admitted: it was admitted by other bounds already, so it takes no room here.
+    late_s: from this time on it cannot be answered in time, and goes behind the tickets of its flow that can.
+    target_s: the longest time that such a call may take to be in time.
+    payload: the caller's own object, never read here.
     """
 
     __slots__ = (

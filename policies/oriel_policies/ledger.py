@@ -1,18 +1,19 @@
 """The lease protocol by which gateways share limits, and the arithmetic of the ledger.
 
-A *ledger* keeps one record per bound of a tenant. Gateways acquire units ahead of need, a lease, and grant them to
-calls by themselves. An `Ask` reports, for one record, the use beyond the granted units (`debt`: counted in full;
-`spent`: granted while the ledger could not be reached, which empties a rate but never puts it into debt), and asks for
-a least and a wanted number of units. The asks of one call are judged together: all get what they need, or none gets
-anything. Their reports count in any case. A negative `debt` returns unused units.
+A *ledger* keeps one record per bound of a tenant. A gateway leases units ahead of need and grants them to calls by
+itself. An `Ask` concerns one record. It asks for a least and a wanted number of units, and it reports units that were
+used beyond the granted ones: `debt` is counted in full; `spent` was granted while the ledger could not be reached, and
+may empty a rate but never put it into debt. The asks of one call are judged together: all get what they need, or none
+gets anything. Their reports count in any case. A negative `debt` returns unused units.
 
 Records, times in microseconds of the ledger's own clock (so that the gateways' clocks do not matter):
-    rate     the theoretical arrival time of GCRA, and when it was written: if the ledger's clock was set back since, as
-             after a failover, the debt is what it was
-    slots    what each holder has, each with an expiry: a gateway that died frees its slots; one that has no other ask
-             under way says what it has by its own count, and that count holds: after a flush, an expiry, a lost answer
-    window   which calendar window (UTC), what is used of it, and an identity. Askers show what they saw last: a ledger
-             that was flushed takes the largest of those, so that a quota is not handed out twice
+    rate     the theoretical arrival time of GCRA, and when it was written. If the ledger's clock has been set back
+             since, as by a failover, the debt stays the same
+    slots    the slots of each holder, with an expiry, so that the slots of a gateway that died become free. A gateway
+             without another ask under way reports its own count, which replaces the ledger's: it is right also after a
+             flush, an expiry or a lost answer
+    window   the calendar window (UTC), the units used in it, and an identity. Gateways report what they saw last: a
+             ledger that was flushed takes the largest report, so that a quota is not handed out twice
 
 `judge` is the reference, used by a ledger inside our own process. The Lua script of the Redis ledger implements the
 same, and tests/conformance runs both against one suite.

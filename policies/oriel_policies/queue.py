@@ -10,18 +10,18 @@ Rules, in this order:
    earlier than the band's own virtual time, so idling earns nothing; what it owes it still owes until the band
    runs empty, which ends the busy period and all debts.
 4. Inside a flow the earliest deadline goes first (or the lowest `Ticket.order`, where a caller ranks its own calls);
-   equal ones in order of arrival. What cannot be in time any more (`Ticket.late_s`, judged when its turn comes) goes
-   behind what can, the latest deadline first: under overload the place of an answer that is late anyway is worth one
-   that is not, and of two that are late the one with more time left is likelier to be an answer.
+   equal ones in order of arrival. A ticket that cannot be in time any more (`Ticket.late_s`, judged when its turn
+   comes) goes behind those that can: under overload its turn is better spent on an answer in time. Among late tickets
+   the latest deadline goes first, because the one with more time left is more likely to be answered at all.
 
 Bounds: `max_items` and `max_bytes`. When full, an arriving ticket displaces the *newest* tickets of the *lowest*
 bands, if those bands are lower than its own and doing so makes room; otherwise it is refused and nothing changes.
 A ticket that was `admitted` elsewhere takes no room, is never refused for it and never displaced.
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
-exactly once, by `pop`, `remove`, `expire` or displacement. What `pop` takes is gone from all structures at once; what
-leaves otherwise stays in its flow's line until it surfaces or until such entries are the majority, then the line is
-rebuilt: every operation is O(log n) amortised.
+exactly once, by `pop`, `remove`, `expire` or displacement. `pop` removes a ticket from all structures at once. A ticket
+that leaves otherwise stays in its flow's line until it comes to the head, or until such entries are the majority and
+the line is rebuilt. So every operation is O(log n) amortised.
 """
 
 from bisect import insort
@@ -228,9 +228,7 @@ class SlaQueue:
         return self._take(band, band.next_flow(), now) if band is not None else None
 
     def pop_other(self, band: int, tenants: Collection[str], now: float = 0.0) -> Ticket | None:
-        """`pop` among the tickets that `others_wait` considers. If it is the turn of another ticket, that one keeps
-        it.
-        """
+        """`pop` among the tickets that `others_wait` counts. If it is another ticket's turn, that ticket keeps it."""
         if not self.others_wait(band, tenants):
             return None
         chosen = self._choose()

@@ -1,12 +1,12 @@
 """Predicts how many rows of a batch that was just answered come back at once, in closed loops. Pure.
 
-Theory. Where each caller sends its next request on the answer to the last (a closed loop), an instance that starts
-whatever waits the moment a batch ends splits the callers into two groups that never meet: 57 rows, 7 rows, 57 rows ...,
-and pays the price of two batches for the work of one. If most of those who were answered are known to return within
-a window (a fifth of what the batch took, at least 5 and at most 50 ms), waiting for them is cheaper than running
-twice. How many do, and how long the last of them takes, is learned per model; arrivals that do not depend on answers
-hardly fall into the window, so the share stays small and nobody waits. The waiting ends as soon as those who were
-expected have come, and with the window at the latest.
+Theory. In a closed loop each caller sends its next request when the last one is answered. An instance that then starts
+whatever waits at the moment a batch ends splits the callers into two groups that never meet (57 rows, 7 rows, 57 rows,
+...), and pays for two batches to do the work of one. If most callers are known to return within a window after their
+answers (a fifth of the batch's time, at least 5 and at most 50 ms), waiting for them is cheaper than running twice. How
+many return, and how long the last of them takes, is learned per model. Arrivals that do not depend on answers hardly
+fall into the window, so the learned share stays small and no batch waits. The wait ends as soon as the expected callers
+have come, and with the window at the latest.
 
 Times are absolute monotonic seconds.
 """

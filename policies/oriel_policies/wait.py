@@ -1,10 +1,9 @@
-"""Estimates how long a request that arrives now would wait, from the work ahead of it and its measured speed. Pure.
+"""Estimates how long a request that arrives now would wait, from the work ahead of it and the measured speed. Pure.
 
-The work ahead is counted in rows: those that wait in its own band and in more urgent ones, and the rest of the running
-batches. It is done at the best rate of the service curve, since full batches form by themselves while there is a
-backlog. More urgent arrivals, the guaranteed share of lower bands, expiring deadlines and cores used by other models
-are not
-foreseen: the result is an expectation and not a guarantee.
+The work ahead is counted in rows: those that wait in its own band and in more urgent ones, and what is left of the
+running batches. It is assumed to be done at the best rate of the service curve, because full batches form by themselves
+while there is a backlog. The estimate is no guarantee: it does not foresee more urgent arrivals, the guaranteed share
+of lower bands, expiring deadlines, or other models that use the cores.
 """
 
 from collections.abc import Callable
@@ -15,8 +14,8 @@ __all__ = ["best_rate", "expected_wait_s"]
 def best_rate(predict: Callable[[int], float], max_rows: int, *, smaller: bool = True) -> float:
     """Rows per second of one instance at its best batch size; 0.0 while nothing is known.
 
-    predict: rows of a batch -> seconds, as `ServiceCurve.predict`. Sizes are tried by powers of two up to `max_rows`;
-    only that one without `smaller`.
+    predict: rows of a batch -> seconds, as `ServiceCurve.predict`.
+    smaller: try all powers of two up to `max_rows`; if False, only `max_rows` itself.
     """
     best = 0.0
     rows = 1 if smaller else max_rows

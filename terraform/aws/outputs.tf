@@ -1,7 +1,7 @@
 # The same names and types in aws/, gcp/, azure/ and local/: what modules/platform takes as `infrastructure`.
 
 output "cloud" {
-  description = "aws."
+  description = "Name of the cloud: aws."
   value       = local.infrastructure.cloud
 
   # Any output would do: it stops a plan.
@@ -27,37 +27,37 @@ output "cluster_ca_certificate" {
 }
 
 output "cluster_auth" {
-  description = "Command that prints a token for the Kubernetes API, as kubeconfig's exec wants it."
+  description = "Command that prints a token for the Kubernetes API, as kubeconfig's exec needs it."
   value       = local.infrastructure.cluster_auth
 }
 
 output "registry_url" {
-  description = "Where the images are pushed: REGISTRY_URL/oriel-gateway:TAG, oriel-logic, oriel-inference."
+  description = "Registry that images are pushed to: REGISTRY_URL/oriel-gateway:TAG, oriel-logic, oriel-inference."
   value       = local.infrastructure.registry_url
 }
 
 output "model_repository_url" {
-  description = "Where the models are uploaded, a folder per model group."
+  description = "Object store that models are uploaded to, with a folder per model group."
   value       = local.infrastructure.model_repository_url
 }
 
 output "redis_url" {
-  description = "ElastiCache's address without its password; null: a small Redis runs in the cluster."
+  description = "Address of ElastiCache, without its password; null: a small Redis runs in the cluster."
   value       = local.infrastructure.redis_url
 }
 
 output "redis_tls" {
-  description = "Whether Redis is spoken to over TLS."
+  description = "Whether connections to Redis use TLS."
   value       = local.infrastructure.redis_tls
 }
 
 output "redis_auth_secret_ref" {
-  description = "Kubernetes Secret with Redis's password; null: it has none."
+  description = "Kubernetes Secret with Redis's password; null: Redis needs none."
   value       = local.infrastructure.redis_auth_secret_ref
 }
 
 output "workload_identity" {
-  description = "What pods carry to act in the cloud: nothing on EKS, where pod identity associations name the service accounts."
+  description = "Annotations of service accounts and labels of pods that give pods access to the cloud: none on EKS, where pod identity associations name the service accounts."
   value       = local.infrastructure.workload_identity
 }
 

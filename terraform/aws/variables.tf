@@ -1,7 +1,7 @@
-# The same file in aws/, gcp/ and azure/: a test holds them against one another.
+# The same file in aws/, gcp/ and azure/: a test compares them.
 
 variable "name" {
-  description = "Name of everything this makes: the cluster, and the prefix of the rest."
+  description = "Name of the cluster, and prefix of the names of all other resources."
   type        = string
   default     = "oriel"
   validation {
@@ -11,7 +11,7 @@ variable "name" {
 }
 
 variable "region" {
-  description = "Where it runs, as this cloud spells it: eu-central-1, europe-west4, westeurope."
+  description = "Region of all resources, as this cloud spells it: eu-central-1, europe-west4, westeurope."
   type        = string
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{2,30}$", var.region))
@@ -20,7 +20,7 @@ variable "region" {
 }
 
 variable "network_cidr" {
-  description = "IPv4 addresses of the network; nodes, pods and private endpoints are cut out of them."
+  description = "IPv4 addresses of the network; nodes, pods and private endpoints get parts of this range."
   type        = string
   default     = "10.42.0.0/16"
   validation {
@@ -30,7 +30,7 @@ variable "network_cidr" {
 }
 
 variable "cluster" {
-  description = "Kubernetes version; networks that may reach its API from the internet (none: only from inside the network); whether destroy is refused."
+  description = "The cluster. kubernetes_version: a minor version. api_access_cidrs: networks that may reach the Kubernetes API from the internet; with none it can only be reached from inside the network. deletion_protection: refuse to destroy it."
   type = object({
     kubernetes_version  = optional(string, "1.35")
     api_access_cidrs    = optional(list(string), [])
@@ -55,14 +55,14 @@ variable "gpu_enabled" {
 }
 
 variable "scale_to_zero" {
-  description = "Whether the CPU and GPU pools shrink to no node when nothing needs them. false: each is made with one and keeps it."
+  description = "Whether the CPU and GPU pools shrink to no node when nothing needs them. false: each pool always keeps one node."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "cpu_pool" {
-  description = "Nodes for logic servers and CPU inference. instance_type null: 4 CPUs and 16 GiB (terraform/README.md)."
+  description = "Nodes for logic servers and CPU inference. instance_type: null for a type with 4 CPUs and 16 GiB (terraform/README.md). max_size: the largest number of nodes. disk_gb: of each node."
   type = object({
     instance_type = optional(string)
     max_size      = optional(number, 10)
@@ -76,7 +76,7 @@ variable "cpu_pool" {
 }
 
 variable "gpu_pool" {
-  description = "Nodes with one GPU each. instance_type null: 8 CPUs, 32 GiB, one GPU (terraform/README.md)."
+  description = "Nodes with one GPU each. instance_type: null for a type with 8 CPUs, one GPU and at least 32 GiB (terraform/README.md). max_size: the largest number of nodes. disk_gb: of each node."
   type = object({
     instance_type = optional(string)
     max_size      = optional(number, 4)
@@ -90,7 +90,7 @@ variable "gpu_pool" {
 }
 
 variable "redis" {
-  description = "managed: the cloud's Redis, encrypted and private; otherwise a small one in the cluster. size null: the smallest that has a replica."
+  description = "The Redis through which gateways share limits. managed: use the cloud's Redis, encrypted and private; false for a small one in the cluster. size: of the cloud's Redis; null for the smallest one with a replica."
   type = object({
     managed = optional(bool, true)
     size    = optional(string)
@@ -103,7 +103,7 @@ variable "redis" {
 }
 
 variable "dns" {
-  description = "Public name of the gateway in a zone this cloud already holds, and the Kubernetes Secret with its certificate (tls.crt, tls.key). null: an address without a name, without TLS."
+  description = "Public name of the gateway. zone: a DNS zone that already exists in this cloud. host: the full name in that zone. tls_secret: name of the Kubernetes Secret with the certificate (tls.crt, tls.key). null: the gateway has an address without a name."
   type = object({
     zone       = string
     host       = string
@@ -117,14 +117,14 @@ variable "dns" {
 }
 
 variable "deploy_platform" {
-  description = "false: only the infrastructure, for pushing images to the registry it makes before anything runs."
+  description = "Whether to install Oriel. false: create only the infrastructure, so that images can be pushed to its registry first."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "image_registry" {
-  description = "Where the images are pulled from, such as registry.example.com/oriel. null: the registry this makes."
+  description = "Registry that the images are pulled from, such as registry.example.com/oriel. null: the registry that this root creates."
   type        = string
   default     = null
   validation {
@@ -144,7 +144,7 @@ variable "image_tag" {
 }
 
 variable "platform" {
-  description = "What runs: inputs of modules/platform by their names (namespace, images, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
+  description = "Settings of Oriel itself: inputs of modules/platform by their names (namespace, images, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
   type        = any
   default     = {}
   validation {
@@ -154,7 +154,7 @@ variable "platform" {
 }
 
 variable "tags" {
-  description = "Put on everything that can carry them (labels on Google Cloud: small letters, digits, - and _)."
+  description = "Tags of all resources that can have tags (labels on Google Cloud: lower-case letters, digits, - and _)."
   type        = map(string)
   default     = {}
   validation {

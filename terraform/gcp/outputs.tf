@@ -1,7 +1,7 @@
-# The same outputs in aws/, gcp/, azure/ and local/: what modules/platform takes.
+# The same names and types in aws/, gcp/, azure/ and local/: what modules/platform takes as `infrastructure`.
 
 output "cloud" {
-  description = "Which cloud this is: gcp."
+  description = "Name of the cloud: gcp."
   value       = local.infrastructure.cloud
 
   # Any output would do: it stops a plan.
@@ -17,47 +17,47 @@ output "cluster_name" {
 }
 
 output "cluster_endpoint" {
-  description = "Address of its API: private, unless cluster.api_access_cidrs names a network."
+  description = "URL of the Kubernetes API: private, unless cluster.api_access_cidrs names a network."
   value       = local.infrastructure.cluster_endpoint
 }
 
 output "cluster_ca_certificate" {
-  description = "PEM of the certificate that signs for its API."
+  description = "Certificate authority of the Kubernetes API, PEM."
   value       = local.infrastructure.cluster_ca_certificate
 }
 
 output "cluster_auth" {
-  description = "Command that prints a token for its API, as Kubernetes' exec plugins do: for helm, kubectl and terraform."
+  description = "Command that prints a token for the Kubernetes API, as kubeconfig's exec needs it."
   value       = local.infrastructure.cluster_auth
 }
 
 output "registry_url" {
-  description = "Registry that this makes: images are pushed to registry_url/oriel-gateway:TAG and so on."
+  description = "Registry that images are pushed to: REGISTRY_URL/oriel-gateway:TAG, oriel-logic, oriel-inference."
   value       = local.infrastructure.registry_url
 }
 
 output "model_repository_url" {
-  description = "Where models are uploaded to, one folder each; what the model servers read."
+  description = "Object store that models are uploaded to, with a folder per model group."
   value       = local.infrastructure.model_repository_url
 }
 
 output "redis_url" {
-  description = "Managed Redis without its password; null: the platform runs a small one."
+  description = "Address of the managed Redis, without its password; null: a small Redis runs in the cluster."
   value       = local.infrastructure.redis_url
 }
 
 output "redis_tls" {
-  description = "Whether the managed Redis is reached by TLS."
+  description = "Whether connections to Redis use TLS."
   value       = local.infrastructure.redis_tls
 }
 
 output "redis_auth_secret_ref" {
-  description = "Kubernetes Secret, in the platform's namespace, that holds Redis's password; null: it has none."
+  description = "Kubernetes Secret, in the platform's namespace, with Redis's password; null: Redis needs none."
   value       = local.infrastructure.redis_auth_secret_ref
 }
 
 output "workload_identity" {
-  description = "What the pods of a unit carry to act in this cloud without a key."
+  description = "Annotations of service accounts and labels of pods that give pods access to this cloud without a key."
   value       = local.infrastructure.workload_identity
 }
 
@@ -72,6 +72,6 @@ output "gpu_taint" {
 }
 
 output "storage_class" {
-  description = "Storage class for disks of pods."
+  description = "StorageClass for volumes of pods."
   value       = local.infrastructure.storage_class
 }

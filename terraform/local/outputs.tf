@@ -1,7 +1,7 @@
 # The same names and types in aws/, gcp/, azure/ and local/: what modules/platform takes as `infrastructure`.
 
 output "cloud" {
-  description = "local."
+  description = "Name of the cloud: local."
   value       = local.infrastructure.cloud
 
   # Any output would do: it stops a plan.
@@ -27,17 +27,17 @@ output "cluster_ca_certificate" {
 }
 
 output "cluster_auth" {
-  description = "Command that prints a token for the Kubernetes API, as the kubeconfig file names it; null: it names none."
+  description = "Command of the kubeconfig file that prints a token for the Kubernetes API; null: the file has none."
   value       = local.infrastructure.cluster_auth
 }
 
 output "registry_url" {
-  description = "Where the images are: REGISTRY_URL/oriel-gateway:TAG, oriel-logic, oriel-inference."
+  description = "Registry of the images: REGISTRY_URL/oriel-gateway:TAG, oriel-logic, oriel-inference."
   value       = local.infrastructure.registry_url
 }
 
 output "model_repository_url" {
-  description = "Where the models are uploaded, a folder per model group."
+  description = "Object store that models are uploaded to, with a folder per model group."
   value       = local.infrastructure.model_repository_url
 }
 
@@ -47,17 +47,17 @@ output "redis_url" {
 }
 
 output "redis_tls" {
-  description = "Whether Redis is spoken to over TLS."
+  description = "Whether connections to Redis use TLS."
   value       = local.infrastructure.redis_tls
 }
 
 output "redis_auth_secret_ref" {
-  description = "Kubernetes Secret with Redis's password; null: it has none."
+  description = "Kubernetes Secret with Redis's password; null: Redis needs none."
   value       = local.infrastructure.redis_auth_secret_ref
 }
 
 output "workload_identity" {
-  description = "What pods carry to read the object store."
+  description = "Annotations of service accounts and labels of pods that let pods read the object store."
   value       = local.infrastructure.workload_identity
 }
 

@@ -9,7 +9,7 @@ variable "kubeconfig_path" {
 }
 
 variable "kube_context" {
-  description = "Context in it. null: its current one, whichever that is when this is applied."
+  description = "Context in the kubeconfig file. null: the one that is current when this is applied."
   type        = string
   default     = null
   validation {
@@ -54,24 +54,24 @@ variable "gpu_enabled" {
 }
 
 variable "scale_to_zero" {
-  description = "Whether model groups shrink to no pod when nothing asks for them (needs platform.keda.enabled)."
+  description = "Whether a model group without calls is scaled to no pod (needs platform.keda.enabled)."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "gpu_node_selector" {
-  description = "Labels that GPU nodes have and no others: `kubectl label node NODE oriel.dev/pool=gpu`, or those of NVIDIA's operator."
+  description = "Labels that only GPU nodes have: set by `kubectl label node NODE oriel.dev/pool=gpu`, or by NVIDIA's operator."
   type        = map(string)
   default     = { "oriel.dev/pool" = "gpu" }
   validation {
     condition     = length(var.gpu_node_selector) >= 1
-    error_message = "gpu_node_selector: at least one label: without it no node could be told from a GPU node."
+    error_message = "gpu_node_selector: at least one label: without it GPU nodes could not be distinguished from others."
   }
 }
 
 variable "gpu_taint" {
-  description = "Taint of the GPU nodes, as Kubernetes spells it. Nodes without it may stay so: their GPU pods are not harmed, but others get there."
+  description = "Taint of the GPU nodes, as Kubernetes spells it. GPU pods also run on nodes without it, but other pods may then take their place."
   type        = object({ key = string, value = string, effect = string })
   default     = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
   validation {
@@ -91,7 +91,7 @@ variable "storage_class" {
 }
 
 variable "redis" {
-  description = "A Redis that is there already: redis://HOST:PORT or rediss://HOST:PORT, and the Secret with its password in the platform's namespace. url null: a small one in the cluster."
+  description = "An existing Redis. url: redis://HOST:PORT or rediss://HOST:PORT; null for a small Redis in the cluster. auth_secret_ref: the Secret with its password, in the platform's namespace."
   type = object({
     url             = optional(string)
     auth_secret_ref = optional(object({ name = string, key = string }))
@@ -104,7 +104,7 @@ variable "redis" {
 }
 
 variable "workload_identity" {
-  description = "What lets pods read the object store, where the cluster has such a thing: annotations of the service accounts gateway, logic and inference, and labels of their pods."
+  description = "Access of pods to the object store without a key, if the cluster supports it: annotations of the service accounts gateway, logic and inference, and labels of their pods."
   type = object({
     service_account_annotations = optional(map(map(string)), {})
     pod_labels                  = optional(map(string), {})
@@ -117,7 +117,7 @@ variable "workload_identity" {
 }
 
 variable "platform" {
-  description = "What runs: inputs of modules/platform by their names (namespace, images, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
+  description = "Settings of Oriel itself: inputs of modules/platform by their names (namespace, images, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
   type        = any
   default     = {}
   validation {

@@ -225,7 +225,7 @@ async def test_bad_uploads_are_named_and_whole_ones_taken_up(
         sums = f"{sha256(three).hexdigest()}  model.onnx\n{sha256(b'!').hexdigest()}  notes.txt\n"
         server.put(f"{folder}/2/SHA256SUMS", sums.encode())
         server.put(f"{folder}/2/model.onnx", three[:-20])
-        await caller.until_reason("double/2 is not whole: notes.txt, named in SHA256SUMS, is not there")
+        await caller.until_reason("double/2 is incomplete: notes.txt, named in SHA256SUMS, is missing")
         # Then other bytes than announced.
         server.put(f"{folder}/2/notes.txt", b"!")
         await caller.until_reason("double/2/model.onnx does not agree with its line in SHA256SUMS")
@@ -256,7 +256,7 @@ async def test_a_network_that_spoils_a_download_publishes_nothing(
         await caller.until_value(2)
         network.mode = mode
         server.put(f"{name}/double/2/model.onnx", large.SerializeToString())
-        await caller.until_reason({"spoils": "that the object store says", "cuts": "the connection broke"}[mode])
+        await caller.until_reason({"spoils": "that the object store reports", "cuts": "the connection broke"}[mode])
         assert caller.values == [2]
         network.mode = "good"
         await caller.until_value(3)

@@ -127,7 +127,7 @@ def test_an_object_that_is_written_anew_while_it_is_read_is_refused(objects: Mem
     with remote(objects, tmp_path) as store:
         store.models()
         objects.put(KEY, b"other bytes")
-        with pytest.raises(ObjectChanged, match="m/1/model.onnx was written anew"):
+        with pytest.raises(ObjectChanged, match="m/1/model.onnx was overwritten while"):
             store.artifact("m", 1, "model.onnx")
         objects.put("repo/m/config.pbtxt", b"other")
         with pytest.raises(ObjectChanged):
@@ -138,9 +138,9 @@ def test_an_object_that_is_written_anew_while_it_is_read_is_refused(objects: Mem
 def test_bytes_that_change_on_their_way_are_never_published(objects: MemoryObjects, tmp_path: Path) -> None:
     objects.spoils |= {KEY, "repo/m/config.pbtxt"}
     with remote(objects, tmp_path) as store:
-        with pytest.raises(Corrupt, match="m/1/model.onnx does not have the md5 that the object store says"):
+        with pytest.raises(Corrupt, match="m/1/model.onnx does not match the md5 that the object store reports"):
             fetched(store)
-        with pytest.raises(Corrupt, match="config.pbtxt does not have the md5"):
+        with pytest.raises(Corrupt, match="config.pbtxt does not match the md5"):
             store.text("m", "config.pbtxt")
         assert list((tmp_path / "versions").iterdir()) == [] and store.counts.failures["corrupt"] == 4
         before = store.fingerprint("m")
@@ -155,7 +155,7 @@ def test_without_checksums_of_the_store_the_version_may_bring_its_own(tmp_path: 
     sums = f"{sha256(LARGE).hexdigest()} *model.onnx\n{sha256(b'w').hexdigest()}  ./parts/w.bin\n"
     objects = MemoryObjects({KEY: LARGE, "repo/m/1/SHA256SUMS": sums.encode()}, checksums=False)
     with remote(objects, tmp_path) as store:
-        with pytest.raises(LoadFailed, match="m/1 is not whole: parts/w.bin, named in SHA256SUMS, is not there"):
+        with pytest.raises(LoadFailed, match="m/1 is incomplete: parts/w.bin, named in SHA256SUMS, is missing"):
             fetched(store)
         objects.put("repo/m/1/parts/w.bin", b"other")
         with pytest.raises(Corrupt, match="m/1/parts/w.bin does not agree with its line in SHA256SUMS"):

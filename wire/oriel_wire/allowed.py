@@ -18,9 +18,7 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 def with_values(error: msgspec.ValidationError, wanted: Any) -> str:
-    """The text of `error`, followed by the allowed values of that place in the type `wanted` if these are a fixed
-    set.
-    """
+    """The text of `error`, with the values that the type `wanted` allows at that place if they are a fixed set."""
     text = str(error)
     found = _SENTENCE.match(text)
     if found is None:
@@ -38,7 +36,7 @@ def with_values(error: msgspec.ValidationError, wanted: Any) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """`'a', 'b'`, as many as fit into MAX_LISTED characters, and how many more there are."""
+    """The values as `'a', 'b' and 3 more`, with as many of them as fit into MAX_LISTED characters."""
     shown = [repr(value) for value in values]
     ends = list(accumulate(len(each) + 2 for each in shown))
     count = max(1, bisect_right(ends, MAX_LISTED))

@@ -54,8 +54,8 @@ _MAX_BAND = 255
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The context of one request. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
 
-    trusted: whether the sender's `x-oriel-*` headers are honoured. connection: address and port of the client's
-    connection, "" if it is not needed.
+    trusted: whether the sender's `x-oriel-*` headers are honoured.
+    connection: address and port of the client's connection, "" if nobody needs it.
     """
 
     request_id: str
@@ -127,10 +127,10 @@ class ContextPlan(msgspec.Struct, frozen=True):
 
 
 def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: bool) -> ContextPlan:
-    """Read the context of an incoming hop; `get` takes lower-case names.
+    """Read the context of an incoming request; `get` takes lower-case header names.
 
-    Malformed values count as absent: an internal hop is never refused because of its context. `sample` decides for a
-    trace that starts here; a caller's sampled bit is kept.
+    Malformed values count as absent: a request between units is never refused because of its context. `sample` decides
+    whether a trace that starts here is sampled; a caller's own decision is kept.
     """
     timeout_s: float | None = None
     tier, band, tenant, models = "", 0, "", ()  # type: str, int, str, tuple[str, ...]
@@ -162,7 +162,7 @@ def _name(value: str | None) -> str:
 
 
 class Hop:
-    """The header lines of the hops of one request: like `to_headers`, with the common part made once."""
+    """The header lines for the upstream calls of one request: like `to_headers`, with the common part written once."""
 
     __slots__ = ("_deadline", "_fixed")
 

@@ -2,7 +2,7 @@
 
 `h1_response` reads answers by the same rules.
 
-Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
+Rules (RFC 9112, and stricter where leniency would permit request smuggling):
 
 * A head is its lines joined by CRLF. A bare CR or LF, a NUL, a control character, a folded line, white space before
   the colon, an empty name: `BadMessage`.
@@ -12,14 +12,14 @@ Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
   the host instead of the `Host` field.
 * The reader of the socket checks the bounds (bytes, fields, target) before this module sees a byte.
 
-The memo: real clients send the same header lines again and again. A line of at most 256 bytes is validated once and
-then recognised by its bytes. Lines that differ per request, and credentials, are never kept; and a line is kept
-only when the caller says so (`LineMemo.keep`, after authentication), so unauthenticated clients cannot fill it.
-There are two generations of `LineMemo.SIZE` lines: when the young one is full it becomes the old one, and lines
+The memo is a cache, because real clients send the same header lines again and again. A line of at most 256 bytes is
+validated once and then recognised by its bytes. Lines that differ per request, and credentials, are never kept. A line
+is kept only when the caller asks for it (`LineMemo.keep`, after authentication), so unauthenticated clients cannot fill
+the memo. It has two generations of `LineMemo.SIZE` lines: when the young one is full it becomes the old one, and lines
 that are not used again are dropped.
 
-To edit this module: a field's `kind` decides what a proxy does with it; a name that is missing in `_REQUEST_KINDS` is
-forwarded unchanged.
+When editing this module: a field's `kind` decides what a proxy does with it, and a name that is missing in
+`_REQUEST_KINDS` is forwarded unchanged.
 """
 
 import re
@@ -69,7 +69,7 @@ _REQUEST_KINDS: dict[str, int] = {
     "proxy-authorization": Kind.HOP,
     "content-length": Kind.CONTENT_LENGTH,
     "transfer-encoding": Kind.TRANSFER_ENCODING,
-    # A server that equates underscores with dashes would frame another message.
+    # A server that reads underscores as dashes would find other message boundaries than we do.
     "content_length": Kind.HOP,
     "transfer_encoding": Kind.HOP,
     # Not a credential here, but some servers would read it as one: a key is never forwarded.

@@ -1,4 +1,4 @@
-"""Finds the name that was probably meant by a misspelt one; cheap enough for unauthenticated requests. Pure."""
+"""Finds the known name that a misspelt one probably means. Cheap enough for unauthenticated requests. Pure."""
 
 from collections.abc import Iterable
 
@@ -15,10 +15,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def near_name(name: str, known: Iterable[str]) -> str:
-    """The first of `known` that is `name` but for its case, its separators or one typing error, "" if none is.
+    """The first of `known` that differs from `name` only in case, separators or one typing error; "" if none does.
 
-    One typing error is a character too many, too few or another one, or two neighbours in the wrong order. Compares
-    with at most MAX_KNOWN names of at most MAX_LENGTH characters: a microsecond each.
+    A typing error is one character that was added, left out or replaced, or two neighbours that were swapped. At most
+    MAX_KNOWN names of at most MAX_LENGTH characters are compared, in a microsecond each.
     """
     if not name or len(name) > MAX_LENGTH:
         return ""

@@ -1,10 +1,9 @@
 """One word for each way in which a request can end, shared by all units. Pure.
 
 The members of every unit's `Outcome` are named after the words of this table, so that one event has one name in the
-code of all units. The value of a member is what the unit publishes: `error.reason`, the label of metrics, the field of
-logs. Some units published another word for an event before the words were agreed. Programs and dashboards match on
-those words, so the units go on publishing them; ALIASES says which event each of them means, and docs/errors.md repeats
-it for readers. Code that reads the reasons of more than one unit compares `event_of(reason)`.
+code of all units. The value of a member is what the unit publishes as `error.reason`, metric label and log field. It is
+another word where programs and dashboards already match on that one: ALIASES maps each of those to its event, and
+docs/errors.md lists them. Code that reads the reasons of more than one unit compares `event_of(reason)`.
 """
 
 from collections.abc import Mapping

@@ -83,7 +83,7 @@ def head(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
 
 
 def histogram(name: str, labels: str, found: Histogram) -> Iterator[str]:
-    """The lines of one histogram. With a bound below zero it has no count and sum: OpenMetrics forbids them."""
+    """The lines of one histogram. One with a bound below zero gets no count and sum, which OpenMetrics forbids then."""
     buckets = found.buckets()
     for bound, seen in buckets:
         yield f'{name}_bucket{{{labels},le="{bound}"}} {seen}\n'

@@ -124,7 +124,10 @@ def format_traceparent(ctx: TraceContext) -> str:
 
 
 def wall_ns(monotonic_s: float) -> int:
-    """Epoch nanoseconds of a `time.monotonic()` stamp of this process (fixed offset: a clock jump moves no span)."""
+    """Epoch nanoseconds of a `time.monotonic()` stamp of this process.
+
+    The offset between the clocks is fixed, so a jump of the wall clock moves no span.
+    """
     return int(monotonic_s * 1e9) + _WALL_OFFSET_NS
 
 
@@ -143,8 +146,9 @@ class Span:
 
 
 class SpanSink(Protocol):
-    """The destination of finished spans. `record` never blocks and never raises; skip building spans when not
-    `enabled`.
+    """The destination of finished spans. `record` never blocks and never raises.
+
+    enabled: if False, callers need not build spans at all.
     """
 
     enabled: bool

@@ -1,8 +1,9 @@
 """Opens each model file in a child process before the server opens it.
 
-A hostile or broken file may crash or hang a runtime; then the child dies, within limits of time and memory, and the
-model is refused by name. There are as many children as checks at the same time: each is started when it is needed,
-reused, replaced after a failure or after MAX_CHECKS files, and ended after a while without checks.
+A hostile or broken file may crash a runtime or make it hang. Then only the child dies, within limits of time and
+memory, and the model is refused with an error that names it. Each check that runs at the same time has its own child.
+A child is started when it is needed, reused, replaced after a failure or after MAX_CHECKS files, and ended after a
+while without checks.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The process that opens a model file for the first time: `python -m oriel_inference.repository.check_child`.
+"""The child process that opens model files for `check`: `python -m oriel_inference.repository.check_child`.
 
 Reads one JSON object per line and writes one per line. It holds no secrets and no sockets: the author of a hostile
 model file can at most kill it. It exits at the end of its input.
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _judge(request: dict[str, Any]) -> tuple[str, bool]:
-    """The reason why the file cannot be opened, or ""; True if it runs with zeros, which its author need not allow."""
+    """The reason why the file cannot be opened, or "", and whether the model runs with zeros; a good one need not."""
     from oriel_inference.backends import find_backend
     from oriel_inference.repository.onnx_files import check_model_file
     from oriel_inference.repository.zeros import row_of_zeros

@@ -1,9 +1,9 @@
 """Converts large JSON in a child process, so that it does not hold up the event loop.
 
-msgspec and base64 hold the interpreter's lock, in a thread as well: the 64 MiB that a body may have would stall every
-other request for most of a second. So a long-lived child turns such a request into one with binary tensors, which is
-then handled like all others, and a binary answer into JSON. The child is started when first needed, replaced when it
-dies or takes too long, and ended after a while without work.
+msgspec and base64 hold the interpreter's lock, even in a thread, so a body of 64 MiB, the largest allowed, would stall
+every other request for most of a second. So a long-lived child converts such a request into one with binary tensors,
+which is then handled like all others, and converts its binary answer into JSON. The child is started when first needed,
+replaced when it dies or takes too long, and ended after a while without work.
 
 Ownership: the event loop owns the counts and every `Job`; one thread owns the child. A job is answered exactly once, on
 the loop: by the thread's result or by its deadline, and not at all once its caller has left.
@@ -47,7 +47,7 @@ Then = Callable[[Converted | InferenceError], None]
 
 
 class Job:
-    """One text. `then` is None, and `parts` empty, once the job is answered or its caller has left."""
+    """One conversion. `then` is None, and `parts` empty, once the job is answered or its caller has left."""
 
     __slots__ = ("length", "parts", "size", "task", "then", "timer")
 
@@ -61,7 +61,7 @@ class Job:
 
 
 class LargeJson:
-    """`submit` and the callbacks are for the loop. End with `close`.
+    """Owns the child and the jobs that wait for it. `submit` and its callbacks run on the loop. End with `close`.
 
     limit_bytes: of one request as binary data.
     max_waiting, max_waiting_bytes: jobs that wait or are being converted; a single job may be larger.

@@ -1,8 +1,8 @@
-"""The process that reads and writes large JSON: `python -m ... MEMORY SECONDS LIMIT`.
+"""The child process that converts large JSON for `large_json`: `python -m ... MEMORY SECONDS LIMIT`.
 
-MEMORY, SECONDS: bounds of one text. LIMIT: bytes of a request as binary data. Reads and writes one frame at a time
-(`large_json_frames`). The sender of a hostile text can at most make it run out of memory or time, or kill it. It exits
-at the end of its input.
+MEMORY, SECONDS: limits for one conversion. LIMIT: the largest request in bytes of binary data. It reads and writes one
+frame at a time (`large_json_frames`) and exits at the end of its input. The sender of a hostile text can at most make
+it run out of memory or time, or kill it.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def main() -> None:
     memory_bytes, timeout_s, limit_bytes = [int(word) for word in sys.argv[1:4]]
     gc.disable()  # collecting cycles among millions of lists takes longer than reading them
     restrict_self(memory_bytes)
-    os.nice(5)  # where cores are few, the server's loop goes first
+    os.nice(5)  # with few cores the server's loop has priority
     with contextlib.suppress(OSError):
         # If the machine runs out of memory, the kernel should kill this process and not the server.
         Path("/proc/self/oom_score_adj").write_text("1000")

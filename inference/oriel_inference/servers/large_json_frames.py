@@ -1,8 +1,8 @@
-"""Frames between the server and the process that reads and writes large JSON.
+"""Defines the frames between the server and the child process that converts large JSON.
 
-A frame is a head and `size` bytes. To the process, `code` is a Task and `length` that of the JSON part in front of
-binary tensors, -1 if there are none. From the process, `code` is a Result and `length` the same of its bytes; the bytes
-of a refusal are its error text.
+A frame is a head (code, length, size) and `size` bytes. `length` is that of the JSON part in front of binary tensors,
+-1 if there are none. `code` is a Task in frames to the child, and a Result in frames from it. The bytes of a refusal
+are its error text.
 """
 
 from enum import IntEnum

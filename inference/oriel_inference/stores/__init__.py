@@ -28,9 +28,9 @@ class ModelStore(Protocol):
     """A read-only view of one model repository. Methods block: call them from a thread.
 
     Each raises LoadFailed with a reason that contains no absolute path.
-    shown: the repository's name for people, without an absolute path too.
+    shown: the repository's name in messages; it contains no absolute path either.
     runs_code: whether its Python models may run.
-    fetches: whether `artifact` may take as long as a network does.
+    fetches: whether `artifact` may have to fetch over the network.
     """
 
     @property
@@ -79,11 +79,11 @@ class ModelStore(Protocol):
         ...
 
     def retries(self, model: str) -> bool:
-        """Return whether a file could not be read for a reason that may pass: a later scan shows it as changed."""
+        """Return whether a file could not be read for a temporary reason: a later scan then shows it as changed."""
         ...
 
     def loaded(self, model: str) -> None:
-        """Report that a load of it has ended: of the given paths only those of serving versions are still needed."""
+        """Report that a load has ended: of the paths that were returned, only those of serving versions are needed."""
         ...
 
     def fingerprint(self, model: str) -> Fingerprint:

@@ -1,16 +1,16 @@
-"""The versions of a remote repository that are kept on this machine, bounded by bytes.
+"""Keeps versions of a remote repository on this machine, up to a number of bytes.
 
-    lock                             of the one process that uses this folder
-    versions/<look>/files/...        whole versions, published by one rename
-    versions/<look>/manifest.json    their checksums; verified by every process before it first uses them
-    partial/<look>/...               being fetched; kept to be resumed
-    shared/<look>                    small files beside the versions, each behind its own checksum
-    models/<model>.json              the files of the model when it was last loaded
+    lock                               held by the one process that uses this folder
+    versions/<digest>/files/...        whole versions, each published by one rename
+    versions/<digest>/manifest.json    their checksums; every process verifies them before it first uses the version
+    partial/<digest>/...               versions that are being fetched; kept so that a fetch can be resumed
+    shared/<digest>                    small files beside the versions, each after its own checksum
+    models/<model>.json                the files of the model when it was last loaded
 
-`<look>` is a digest of the listed files, so names from outside become paths only inside `files`. Nobody else writes
-here: a folder that is a link, belongs to another user or is writable for others is refused. A folder that is removed
-while the server runs is created again, empty, with the next fetch. The least recently used versions are evicted, but
-never those that serve or are being loaded.
+`<digest>` is computed from the listed files, so names from outside become paths only inside `files`. Nobody else writes
+here: a folder that is a link, belongs to another user or is writable for others is refused. If the folder is removed
+while the server runs, the next fetch creates it again. The least recently used versions are evicted, but never those
+that serve or are being loaded.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ class Cache:
     """The cache folder of one server. Raises LoadFailed at once if the folder cannot be used. Methods block; any thread
     may call them.
 
-    in_use: returns the identities of what serves; a digest that is part of one is not evicted.
+    in_use: returns the identities of the versions that serve; a digest that is part of one of them is not evicted.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Cache:
         self._verified: set[str] = set()
         self._held: dict[str, float] = {}  # digest -> until when it is not evicted
         self._reserved: dict[str, int] = {}
-        self._left: dict[str, int] = {}  # half fetched, and not being fetched
+        self._left: dict[str, int] = {}  # partly fetched, and not being fetched now
         self._sizes: dict[str, int] = {}
         self._shared_bytes = 0
         try:
@@ -91,7 +91,9 @@ class Cache:
         with self._lock:
             if all((self._folder / name).is_dir() for name in _FOLDERS) and self._is_locked():
                 return
-            _log.warning("model cache: its folder was removed, it is made again: what is needed is fetched anew")
+            _log.warning(
+                "model cache: its folder was removed and is created again; versions are fetched when they are needed"
+            )
             self._make()
             if not self._is_locked():
                 own = self._locked()
@@ -113,8 +115,7 @@ class Cache:
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes of whole versions, of those being fetched at their full size, of half fetched ones, and of
-        shared files.
+        """Return the bytes of all versions and shared files; a version that is being fetched counts with its full size.
 
         Never waits.
         """
@@ -124,11 +125,11 @@ class Cache:
     # Versions ---------------------------------------------------------------------------------------------------
 
     def has(self, look: str) -> bool:
-        """Return whether it seems to be here completely; `version` verifies it."""
+        """Return whether the version seems to be complete here; `version` verifies that."""
         return look in self._sizes
 
     def version(self, look: str) -> Path | None:
-        """Return the folder with its verified files; None if it has to be fetched (again)."""
+        """Return the folder with the version's verified files; None if the version has to be fetched (again)."""
         with self._lock:
             if look not in self._sizes:
                 return None
@@ -149,7 +150,7 @@ class Cache:
         return folder / "files"
 
     def partial(self, look: str, size_bytes: int) -> Path:
-        """Return the folder to fetch it into, with what an earlier try left there, after making room for it.
+        """Return the folder to fetch the version into, with what an earlier try left there, after making room for it.
 
         Raises NotKept if there is no room: what serves is never evicted for it. Raises OSError.
         """
@@ -173,7 +174,7 @@ class Cache:
             self._reserved[look] = size_bytes
         folder = self._folder / "partial" / look
         if not untouched(folder):
-            _log.warning("model cache: what was half fetched is not as it was left, it is fetched again")
+            _log.warning("model cache: a partly fetched version has been changed by others, it is fetched again")
         (folder / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
@@ -193,18 +194,18 @@ class Cache:
         return whole / "files"
 
     def abandon(self, look: str) -> None:
-        """Report that its fetch ended without a version; the fetched part may serve the next try."""
+        """Report that the fetch of a version failed; the next try may use the part that was fetched."""
         with self._lock:
             if size_bytes := self._reserved.pop(look, 0):
                 self._left[look] = size_bytes
 
     def hold(self, look: str) -> None:
-        """Report that it is about to be used, so that it is not evicted before it is known to serve."""
+        """Report that a version is about to be used, so that it is not evicted before it is known to serve."""
         with self._lock:
             self._held[look] = self._now() + HANDED_S
 
     def release(self, look: str) -> None:
-        """Report that it will not be used, unless it serves."""
+        """Report that a version will not be used after all; it may be evicted unless it serves."""
         with self._lock:
             self._held.pop(look, None)
 
@@ -240,7 +241,7 @@ class Cache:
         """Return the difference between the files and the manifest, "" if there is none."""
         try:
             if not untouched(folder):
-                return f"{folder.name} holds what this server did not put there"
+                return f"{folder.name} contains a file that this server did not write"
         except OSError:
             return f"{folder.name} cannot be read"
         manifest = read_document(folder / MANIFEST_FILE, Manifest)
@@ -250,7 +251,7 @@ class Cache:
             path = folder / "files" / file.name
             try:
                 if not agrees(path, file, manifest.block_bytes):
-                    return f"{manifest.shown}/{file.name} is not what was fetched"
+                    return f"{manifest.shown}/{file.name} differs from what was fetched"
             except OSError:
                 return f"{manifest.shown}/{file.name} cannot be read"
         return ""
@@ -286,7 +287,7 @@ class Cache:
         except OSError:
             return None
         if head.decode("ascii", "replace") != _sha256(data):
-            _log.warning("model cache: a small file is not what was fetched, it is fetched again")
+            _log.warning("model cache: a small file differs from what was fetched, it is fetched again")
             return None
         return data
 
@@ -317,7 +318,7 @@ class Cache:
         (self._folder / "models" / f"{model}.json").unlink(missing_ok=True)
 
     def keep_only(self, partial: Collection[str], shared: Collection[str]) -> None:
-        """Delete other half fetched versions and other shared files. Raises OSError."""
+        """Delete all other partly fetched versions and shared files. Raises OSError."""
         with self._lock:
             if not self._folder.exists():
                 return

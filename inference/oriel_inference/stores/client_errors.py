@@ -1,4 +1,4 @@
-"""Translates the errors of the object-store client into the reasons why a model cannot be loaded."""
+"""Translates the errors of the object-store client into load failures."""
 
 from collections.abc import Mapping
 

@@ -54,7 +54,10 @@ def digest_of(algorithm: str) -> Digest | None:
 
 
 class Follower:
-    """Reads what lies before the frontier, in a thread of its own. Writer of the frontier: the loop that fetches."""
+    """Computes checksums of a growing file, in a thread of its own: it reads all bytes before the frontier.
+
+    The loop that fetches the file is the single writer of the frontier.
+    """
 
     def __init__(self, descriptor: int, size: int, digests: list[Digest]) -> None:
         self._descriptor = descriptor

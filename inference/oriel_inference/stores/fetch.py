@@ -76,7 +76,7 @@ class _Version:
             found[SUMS_FILE] = await self._one(SUMS_FILE)
             self._expected = await asyncio.to_thread(self._sums)
             if missing := sorted(set(self._expected) - set(self._files)):
-                raise LoadFailed(f"{self._shown} is not whole: {missing[0][:100]}, named in {SUMS_FILE}, is not there")
+                raise LoadFailed(f"{self._shown} is incomplete: {missing[0][:100]}, named in {SUMS_FILE}, is missing")
         names = [name for name in self._files if name != SUMS_FILE]
         tasks = [asyncio.create_task(self._one(name)) for name in names]
         try:
@@ -114,7 +114,7 @@ class _Version:
                 # Bytes may have changed on their way, so all of them are fetched once more.
                 fetched = await self._fetch(index, file, anew=True)
             if fetched.wrong:
-                raise Corrupt(f"{self._shown}/{name} does not have the {fetched.wrong} that the object store says")
+                raise Corrupt(f"{self._shown}/{name} does not match the {fetched.wrong} that the object store reports")
             if self._disagrees(name, fetched):
                 self._counts.failures["corrupt"] += 1
                 raise Corrupt(f"{self._shown}/{name} does not agree with its line in {SUMS_FILE}")

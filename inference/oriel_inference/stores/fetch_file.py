@@ -1,10 +1,10 @@
-"""One object into one file: in parts, by as many readers as pay, resumed where an earlier try ended.
+"""Fetches one object into one file, with several readers if that is faster, and resumes an earlier try.
 
-A near store fills the line with one connection, a far one needs many: a fetch begins with one and doubles them while
-that makes it faster and what is left would take longer than `split_s`. A range is not free: some stores read the whole
-object for each. Each block that has come is noted in a journal with its CRC; the next process looks again at what is
-noted and fetches the rest. The CRCs are what the cache's manifest holds, too. Checksums of the whole, where there is
-something to compare them with, are computed behind the readers.
+A single connection is enough for a near store, a distant one needs many. So a fetch begins with one reader and doubles
+their number while that makes it faster and the rest would take longer than `split_s`. More would do harm: some stores
+read the whole object for each range. Each block that has arrived is recorded in a journal with its CRC. A later try
+verifies the recorded blocks and fetches only the others. The cache's manifest holds the same CRCs. The checksum of the
+whole object, if there is one to compare with, is computed while the object is fetched.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ FAILURES = ("cache", "changed", "corrupt", "refused", "unavailable")
 class FetchSettings:
     """Limits of a fetch.
 
-    readers: per file.
-    split_s: more readers are started while the rest would take longer.
+    readers: the largest number of readers per file.
+    split_s: more readers are started while the rest of the file would take longer than this.
     """
 
     readers: int = 8
@@ -95,7 +95,7 @@ async def fetch_file(
         except TimeoutError as error:
             raise StoreUnavailable(f"the object store does not answer within {HEAD_S:g} s") from error
     if (stored.etag, stored.size) != (listed.etag, listed.size):
-        raise ObjectChanged(f"{shown} was written anew while it was being fetched")
+        raise ObjectChanged(f"{shown} was overwritten while it was being fetched")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:

@@ -1,9 +1,9 @@
 """Circuit breaker for one object store.
 
-While the store answers, every request passes. After a failure one request at a time probes whether it is back: at once
-when the failed request had brought bytes (a connection that broke), else not before `OUTAGE_S`, doubling up to
-`MAX_OUTAGE_S`. All others fail meanwhile with the same error, without a request. So a store that is down is sent one
-request per `OUTAGE_S` at most, by however many pollers, clients and loads.
+While the store answers, every request passes. After a failure only one request at a time passes, as a probe: at once if
+the failed request had received bytes before its connection broke, otherwise after `OUTAGE_S`, doubling up to
+`MAX_OUTAGE_S`. Meanwhile all other calls fail with the same error and send nothing. So a store that is down gets at
+most one request per `OUTAGE_S`, however many pollers, clients and loads need it.
 
 Every request to a store goes through `Gate.attempt`, which therefore also translates the errors of the client.
 """
@@ -19,12 +19,12 @@ from oriel_wire.objects.errors import ObjectStoreError
 
 OUTAGE_S = 10.0
 MAX_OUTAGE_S = 60.0
-# A connection that broke after fewer bytes was none.
+# A connection that broke after fewer bytes counts as no answer at all.
 BROUGHT_BYTES = 64 << 10
 
 
 class Attempt:
-    """One request under way. The reader of its body reports what arrived, so that others need not wait for its end."""
+    """One request under way. Its reader reports bytes as they arrive, so that others need not wait for its end."""
 
     def __init__(self, opens: Callable[[], None]) -> None:
         self._opens = opens
@@ -53,7 +53,7 @@ class Gate:
 
     @asynccontextmanager
     async def attempt(self) -> AsyncIterator[Attempt]:
-        """Surrounds one request. Raises LoadFailed; StoreUnavailable, with no request sent, while none may be."""
+        """Run one request in this context. Raises LoadFailed; StoreUnavailable at once while none may be sent."""
         probes = await self._admitted()
 
         def opens() -> None:

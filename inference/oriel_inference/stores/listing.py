@@ -35,8 +35,7 @@ class Listing:
         self._found: Mapping[str, ModelFiles] = {}
 
     async def look(self) -> Mapping[str, ModelFiles]:
-        """Return the present content. Callers that wait during a listing share the next one, which begins after they
-        called.
+        """List the store and return its content. Calls during a listing share the next one, which begins after them.
 
         Raises StoreUnavailable, TooManyObjects.
         """
@@ -50,7 +49,7 @@ class Listing:
                     async with asyncio.timeout(LISTING_S):
                         objects = await self._client.list(self._prefix, limit=self._max_objects)
                 except TimeoutError as error:
-                    raise StoreUnavailable(f"the object store takes more than {LISTING_S:g} s to list") from error
+                    raise StoreUnavailable(f"listing the object store takes more than {LISTING_S:g} s") from error
             # In a thread, because a hundred thousand names take a while.
             found = await asyncio.to_thread(snapshot, objects, self._prefix, max_version_bytes=self._max_version_bytes)
             self._began_s, self._found = began_s, found

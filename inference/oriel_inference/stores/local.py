@@ -1,9 +1,9 @@
-"""A model repository in a folder.
+"""Reads a model repository in a local folder.
 
-The folder may be written by others than the operator, so nothing outside it is ever read: names are checked, every path
-is resolved and must lie inside the resolved root, and an opened file is checked once more, because the path may have
-been exchanged meanwhile. Links that stay inside are allowed (mounted ConfigMaps consist of them). Only regular files
-are read: a pipe or a device could block the thread. Nothing is ever written.
+Others than the operator may be able to write into the folder, so nothing outside of it is ever read: names are checked,
+every path is resolved and must lie inside the resolved root, and an opened file is checked once more because its path
+may have been replaced meanwhile. Links that stay inside are allowed (mounted ConfigMaps consist of them). Only regular
+files are read: a pipe or a device could block the thread. Nothing is ever written.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that block."""
+"""Runs an event loop in a thread of its own, for callers that block."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -27,7 +27,7 @@ class LoopThread:
         self._closed = False
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return or raise what `work` does. Blocks; any thread but the loop's own may call it."""
+        """Run `work` on the loop and return its result, or raise its error. Blocks; not for the loop's own thread."""
         with self._lock:
             if self._closed:
                 work.close()

@@ -1,4 +1,4 @@
-"""The documents that the cache keeps about itself: small JSON files, used only if they decode.
+"""Reads and writes the documents that the cache keeps about its content: small JSON files, used only if they decode.
 
 The manifest of a version lists the bytes that belong into its folder. The record of a model lists its files when it was
 last loaded, so that a server can start with it while the store is down.
@@ -86,8 +86,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def after(self, older: "Record", have: Callable[[str], bool]) -> "Record":
-        """Return the record with the older files of those versions whose newer ones are not here. have: returns whether
-        a digest is here.
+        """Return this record, with the files of the `older` one for versions whose newer files are not in the cache.
+
+        have: returns whether the cache holds a digest.
         """
         kept = {
             version: older.versions[version]
@@ -101,8 +102,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return Record(model=self.model, shared=self.shared, versions=kept)
 
     def files(self, have: Callable[[str], bool]) -> ModelFiles:
-        """Return the files as a listing would, for those versions that are here. have: returns whether a digest is
-        here.
+        """Return the files as a listing would, for those versions that are in the cache.
+
+        have: returns whether the cache holds a digest.
         """
         shared = {each.name: _remote(each) for each in self.shared}
         return ModelFiles(

@@ -1,7 +1,7 @@
 """Folders and files that only this server's user may write, so that their content is what the server put there.
 
-A link, a second name of a file, or a folder that others may write was made by somebody else: writing through it would
-change a foreign file, and reading through it would serve unchecked bytes.
+A symbolic link, a hard link, or a folder that others may write was not made by this server: writing through it would
+change another file, and reading through it would serve unchecked bytes.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def own_folder(path: Path) -> str:
-    """Create the folder unless it exists; return why it is not one that only this user may write, "" if it is.
+    """Create the folder unless it exists. Return "" if only this user may write it, otherwise what is wrong with it.
 
     Write permission for a group of this process is removed: volumes are handed to a pod that way (fsGroup), each time.
     Raises OSError if the folder can neither be created nor read.
@@ -37,8 +37,7 @@ def own_folder(path: Path) -> str:
 
 
 def untouched(folder: Path) -> bool:
-    """Return whether everything below is a folder, or a file with one name, of this user. Otherwise all of it is
-    removed.
+    """Return whether all below consists of folders, and files without hard links, of this user; else remove all of it.
 
     Raises OSError.
     """

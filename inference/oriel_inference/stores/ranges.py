@@ -1,8 +1,8 @@
 """Tracks which bytes of one object are missing and which reader fetches them. Pure; single writer: the loop.
 
-An object is cut into blocks of BLOCK_BYTES, in which progress is recorded on disk. A run is a range of missing bytes
-that one request reads from its beginning to its end. Another reader is added by splitting the longest run in the
-middle, at a block: its reader then stops there.
+An object is cut into blocks of BLOCK_BYTES, the unit in which progress is recorded on disk. A run is a range of missing
+bytes that one request reads from its beginning to its end. To add a reader, the longest run is split at the block in
+its middle: its present reader then stops there, and the new one reads the second half.
 """
 
 from collections.abc import Collection
@@ -62,7 +62,9 @@ class Work:
         return self._active[-1]
 
     def more(self) -> Run | None:
-        """Return such a run, or the second half of the longest run that is being read; None if no run can be split."""
+        """Return a run for another reader: one without a reader, or the second half of the longest run that is being
+        read. None if no run can be split.
+        """
         if self._waiting:
             return self.next()
         longest = max(self._active, key=lambda run: run.left, default=None)

@@ -1,16 +1,16 @@
-"""A model repository in an object store, read through a cache on this machine.
+"""Reads a model repository in an object store, through a cache on this machine.
 
-Rules.
+Rules:
 1. Methods block and may be called by any thread; the store's client runs on one loop in a thread of its own.
-2. `models` lists the store. Everything else answers from the last listing, and every byte that is read is bound to the
-   ETag of that listing. So two uploads are never mixed: an object that is overwritten meanwhile refuses the load, and
-   the next listing finds the new one.
-3. A version is fetched whole into the cache and checked before its path is handed out; then it is read from there.
-4. While the store cannot be reached, listings raise, and polling changes nothing. A server that has not reached the
-   store yet starts with what its cache holds of it.
-5. A fetch that failed, also for lack of space or permission on this machine, changes the fingerprint of its version at
-   a later listing, so that it is tried again: after an outage at the first listing that succeeds, otherwise at growing
-   intervals.
+2. `models` lists the store. All other methods answer from the last listing, and only objects with the ETags of that
+   listing are read. So two uploads are never mixed: if an object is overwritten meanwhile, the load is refused, and the
+   next listing finds the new object.
+3. A whole version is fetched into the cache and verified before its path is returned; then it is read from there.
+4. While the store cannot be reached, listings raise an error, and polling changes nothing. A server that starts without
+   the store serves the versions that its cache holds.
+5. A failed fetch, also one that failed for lack of space or permission on this machine, changes the fingerprint of its
+   version at a later listing, so that it is tried again: after an outage at the first listing that succeeds, otherwise
+   at growing intervals.
 """
 
 import logging
@@ -127,7 +127,7 @@ class RemoteStore:
         self._loop.close(self._client.close())
         self._cache.close()
 
-    # The seam -----------------------------------------------------------------------------------------------------
+    # The methods of a ModelStore ----------------------------------------------------------------------------------
 
     def models(self) -> Sequence[str]:
         try:
@@ -204,12 +204,12 @@ class RemoteStore:
         for look in looks:
             self._cache.release(look)
 
-    # Looks --------------------------------------------------------------------------------------------------------
+    # Listings -----------------------------------------------------------------------------------------------------
 
     def _saw(self, found: Mapping[str, ModelFiles]) -> None:
         with self._lock:
             if self._from_cache:
-                _log.info("%s can be reached: what it holds is followed again", self.shown)
+                _log.info("%s can be reached again: its changes are followed", self.shown)
             changed = self._found != found or self._from_cache
             self.up, self._from_cache, self._found = True, False, found
             looks = {look for files in found.values() for look in _looks(files)}
@@ -218,7 +218,9 @@ class RemoteStore:
                 try:
                     self._prune(found, looks)
                 except OSError as error:
-                    _log.warning("model cache: what is gone from the store cannot be removed: %s", error.strerror)
+                    _log.warning(
+                        "model cache: files that are no longer in the store cannot be removed: %s", error.strerror
+                    )
 
     def _missed(self, failure: LoadFailed) -> None:
         with self._lock:
@@ -239,7 +241,7 @@ class RemoteStore:
                 )
 
     def _prune(self, found: Mapping[str, ModelFiles], looks: set[str]) -> None:
-        """Forget what is gone from the store, so that no start uses it, and delete its partial files."""
+        """Forget versions that the store no longer has, so that no start uses them, and delete their partial files."""
         shared = {file.look for files in found.values() for file in files.shared.values()}
         for model, record in self._cache.records().items():
             if model not in found:
@@ -262,10 +264,10 @@ class RemoteStore:
             raise LoadFailed(f"{model}/{version} cannot be listed: there is none")
         return files
 
-    # Bytes --------------------------------------------------------------------------------------------------------
+    # Fetches ------------------------------------------------------------------------------------------------------
 
     def _whole(self, model: str, version: int, files: VersionFiles) -> Path:
-        """Return the folder with all files of a version."""
+        """Return the folder with all files of a version, after fetching them if needed."""
         if files.refused:
             raise LoadFailed(files.refused)
         with self._lock:

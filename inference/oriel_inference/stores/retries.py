@@ -1,4 +1,4 @@
-"""Decides when to try again what could not be read. Pure; its owner admits one thread at a time."""
+"""Decides when files that could not be read are tried again. Pure; its owner admits one thread at a time."""
 
 from collections.abc import Collection
 
@@ -7,7 +7,7 @@ MAX_PAUSE_S = 600.0
 
 
 class Retries:
-    """The failures by digest. A digest that is tried again has another name from then on, see `named`."""
+    """The failures by digest. Each further try gives a digest another name (`named`), so that it appears as changed."""
 
     def __init__(self) -> None:
         self._tries: dict[str, int] = {}
@@ -16,8 +16,8 @@ class Retries:
     def failed(self, look: str, now_s: float, *, outage: bool) -> None:
         """Record a failure.
 
-        outage: it says nothing about the files, so the next listing that succeeds may try again. Otherwise the first
-        listing after it may, then one after 30 s, and so on, doubling to ten minutes.
+        outage: the store failed, not the files, so they are tried again at the next listing that succeeds. Other
+        failures are tried again at the next listing, then after 30 s, and so on, doubling to ten minutes.
         """
         tries = self._tries.get(look, 0)
         pause_s = 0.0 if outage or not tries else min(PAUSE_S * 2 ** min(tries - 1, 10), MAX_PAUSE_S)
@@ -34,10 +34,10 @@ class Retries:
                 del self._due_s[look]
 
     def waits(self, look: str) -> bool:
-        """Return whether it failed and was not tried again since."""
+        """Return whether the digest failed and has not been tried again since."""
         return look in self._due_s
 
     def named(self, look: str) -> str:
-        """Return another name for each further try."""
+        """Return the digest's name, which is another one for each further try."""
         tries = self._tries.get(look, 0)
         return f"{look}.{tries}" if tries else look

@@ -1,4 +1,4 @@
-"""Reads a small object into memory, with the checks of the large ones."""
+"""Reads a small object into memory, with the same checks as for large ones."""
 
 import asyncio
 from contextlib import aclosing
@@ -47,4 +47,4 @@ async def read_small(client: ObjectClient, gate: Gate, listed: Stored, *, shown:
         if digest.hexdigest() == expected:
             return bytes(data)
         counts.failures["corrupt"] += 1
-    raise Corrupt(f"{shown} does not have the {algorithm} that the object store says")
+    raise Corrupt(f"{shown} does not match the {algorithm} that the object store reports")

@@ -1,7 +1,8 @@
 """Reads one listing of a bucket as a model repository. Pure.
 
-The keys were chosen by somebody else. A key that cannot be a file of a model's folder never becomes a path: outside the
-version folders it is left out, inside one it refuses the version by name. A key that ends with "/" is a folder.
+The keys are not trusted. A key that cannot be a file of a model's folder never becomes a path: outside of the version
+folders it is left out, inside of one its version is refused with an error that names the key. A key that ends with "/"
+is a folder.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""`oriel logic build FOLDER`: makes a folder from which a container engine builds an image of one's own services.
+"""`oriel logic build FOLDER`: writes a folder from which a container engine builds an image of the author's services.
 
-build/NAME/Dockerfile        as logic/Dockerfile of Oriel itself: docs/images.md
+build/NAME/Dockerfile        like logic/Dockerfile of Oriel itself: docs/images.md
 build/NAME/requirements.txt  the dependencies in the services' `pyproject.toml`, Oriel included, pinned by hash
 build/NAME/wheels/           Oriel's wheel
 build/NAME/services/         the services: no tests, no fakes, no hidden files, no environment of this machine
@@ -40,7 +40,10 @@ _REFERENCE = re.compile(r"[^a-z0-9.-]+")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path, metavar="FILE_OR_FOLDER", help="a service, or a folder of services")
     parser.add_argument(
-        "--wheel", type=Path, metavar="FILE", help="Oriel's wheel; 'make wheel' in its checkout builds it (dist/*.whl)"
+        "--wheel",
+        type=Path,
+        metavar="FILE",
+        help="Oriel's wheel; 'make wheel' in a checkout of Oriel builds it (dist/*.whl)",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to write (default build/NAME)")
 
@@ -126,7 +129,7 @@ def pyprojects(target: Target) -> Iterator[Path]:
         if config.python:
             raise StartFailed(
                 f"{folder.name}/{PYPROJECT}: python = {config.python!r} is an environment of this machine; an image "
-                "has one for all its services: name what it needs under [project] dependencies, and leave it out"
+                "has one for all its services: list the packages under [project] dependencies and remove `python`"
             )
         if (folder / PYPROJECT).is_file():
             yield folder / PYPROJECT
@@ -162,14 +165,14 @@ def wheel_of(given: Path | None) -> Path:
     if given is not None:
         if not given.is_file() or wheel_version(given) == "":
             raise StartFailed(
-                f"{given} is no wheel of Oriel: 'make wheel' in its checkout builds dist/oriel_serving-*.whl"
+                f"{given} is not a wheel of Oriel: 'make wheel' in a checkout of Oriel builds dist/oriel_serving-*.whl"
             )
         return given
     checkout = Path(__file__).resolve().parents[3]
     found = sorted(path for dist in (Path("dist"), checkout / "dist") for path in dist.glob("oriel_serving-*.whl"))
     if not found:
         raise StartFailed(
-            "there is no wheel of Oriel here: build one with 'make wheel' in its checkout, and pass --wheel"
+            "there is no wheel of Oriel here: build one with 'make wheel' in a checkout of Oriel, and pass --wheel"
         )
     return max(found, key=lambda path: path.stat().st_mtime)
 
@@ -188,7 +191,7 @@ def copy_services(target: Target, out: Path, into: Path) -> None:
         samples = root.glob(f"{target.root.stem}.sample.*")
         sources = [target.root, *neighbours(target.root), *samples]
     if len(sources) >= MAX_FILES:
-        raise StartFailed(f"{root} holds {MAX_FILES} files or more: that is no folder of services")
+        raise StartFailed(f"{root} holds {MAX_FILES} files or more: that is not a folder of services")
     left = MAX_BYTES
     for path in sources:
         part = path.relative_to(root)
@@ -196,12 +199,12 @@ def copy_services(target: Target, out: Path, into: Path) -> None:
             continue
         if not path.resolve().is_relative_to(root.resolve()) or not path.is_file():
             raise StartFailed(
-                f"{part} is no file of the folder, or leads out of it: an image takes only what lies in it"
+                f"{part} is not a regular file, or leads out of the folder: an image takes only files of the folder"
             )
         left -= path.stat().st_size
         if left < 0:
             raise StartFailed(
-                f"{root} holds more than {MAX_BYTES >> 20} MiB: fetch what is large in `setup`, from a store"
+                f"{root} holds more than {MAX_BYTES >> 20} MiB: fetch large files from a store, in `setup`"
             )
         (below / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, below / part)

@@ -20,7 +20,9 @@ RESERVED = frozenset(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="of the service and its folder, which must not exist yet")
+    parser.add_argument(
+        "name", metavar="NAME", help="the name of the service and of its folder, which must not exist yet"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,11 +38,11 @@ def run(args: argparse.Namespace) -> int:
 
 WHAT = {
     "handler.py": "the service",
-    "fakes.py": "stands in for its model",
+    "fakes.py": "a fake of its model",
     "test_FUNCTION.py": "its test, without a server",
-    "sample.json": "an input",
+    "sample.json": "a sample input",
     "pyproject.toml": "its settings",
-    "README.md": "what to do next",
+    "README.md": "the next steps",
 }
 
 

@@ -1,11 +1,11 @@
 """Incremental compilation: a packed snapshot from the previous one when little has changed, so that a revoked key takes
 effect at once even among 100,000 tenants.
 
-A full compilation takes seconds for a large set, most of them for lines that have not changed.
-A line of NDJSON is good by itself, but for the names of tiers and routes that it uses, for the order of the tiers, and
-for its tenant's name and keys, which have to be unique. So while those stay, only added and removed lines have to be
-read: their rows are added to or removed from the previous block, and the rest is copied. Everything but the tenants is
-compiled anew.
+A full compilation takes seconds for a large set, most of them for lines that have not changed. A line of NDJSON can be
+checked alone, except for the names of tiers and routes that it uses, the order of the tiers, and its tenant's name and
+keys, which have to be unique. While tiers and routes stay the same, only added and removed lines have to be read: their
+rows are added to or removed from the previous block, and the rest is copied. Everything but the tenants is compiled
+anew.
 
 `renewed` gives up whenever it cannot be sure, and never reports a mistake: `compile_documents` does.
 """

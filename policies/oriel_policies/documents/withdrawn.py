@@ -1,13 +1,13 @@
 """Withdraws keys, tenants and issuers that the documents on disk no longer name, while those documents have a mistake.
 
-Documents are adopted as a whole or not at all. But a key is removed because the wrong person may have it, and that must
+Documents are adopted as a whole or not at all. But a key may be removed because the wrong person has it, and that must
 not wait until somebody else has fixed another file. So while there is a mistake, the last good documents stay in force
-without those keys, tenants (with all their keys and tokens) and issuers that the files on disk no longer name. A key
-whose end is now earlier ends then; a key that moved to another tenant is not accepted. All else stays, and nothing new
-is adopted.
+without the keys, tenants (with all their keys and tokens) and issuers that the files on disk no longer name. A key
+whose expiry was moved to an earlier time expires then, and a key that moved to another tenant is refused. Everything
+else stays, and nothing new is adopted.
 
-Of a file that cannot be read (not TOML, not JSON, tables of another form; it may be half written) the last good version
-counts, so nothing is withdrawn because of it. A file that is gone names nothing.
+A file that cannot be read (not TOML, not JSON, tables of another form) may be half written. Its last good version
+counts, so nothing is withdrawn because of it. A file that was deleted names nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,8 +28,10 @@ __all__ = ["Withdrawn", "withdrawn"]
 
 
 class Withdrawn(NamedTuple):
-    """parts: The result. parts: a block of the rest. names: for the log. keys: number of withdrawn keys. mark: "" if
-    nothing was withdrawn, else equal for equal results.
+    """The result of a withdrawal.
+
+    parts: the block without what was withdrawn. names: what was withdrawn, for the log. keys: number of withdrawn keys.
+    mark: "" if nothing was withdrawn, else equal for equal results.
     """
 
     parts: Parts

@@ -1,5 +1,5 @@
 variable "infrastructure" {
-  description = "The outputs of terraform/aws, gcp, azure or local, as they are. This is all that is known of the cloud."
+  description = "All outputs of terraform/aws, gcp, azure or local, unchanged. The module knows nothing else about the cloud."
   type = object({
     cloud                  = string
     cluster_name           = string
@@ -14,10 +14,10 @@ variable "infrastructure" {
     })
     registry_url         = string
     model_repository_url = string
-    # redis://HOST:PORT or rediss://HOST:PORT, without a password; null: a small one is run in the cluster.
+    # redis://HOST:PORT or rediss://HOST:PORT, without a password. null: a small Redis runs in the cluster.
     redis_url = optional(string)
     redis_tls = bool
-    # The Kubernetes Secret, in the platform's namespace, that holds Redis's password; null: it has none.
+    # The Kubernetes Secret, in the platform's namespace, that holds Redis's password. null: Redis needs no password.
     redis_auth_secret_ref = optional(object({ name = string, key = string }))
     # What lets the pods of a unit (gateway, logic, inference) act in the cloud without a key.
     workload_identity = object({
@@ -25,7 +25,7 @@ variable "infrastructure" {
       pod_labels                  = optional(map(string), {})
     })
     gpu_node_selector = map(string)
-    # As Kubernetes spells it: NoSchedule, PreferNoSchedule, NoExecute.
+    # The effect as Kubernetes spells it: NoSchedule, PreferNoSchedule, NoExecute.
     gpu_taint     = object({ key = string, value = string, effect = string })
     storage_class = string
   })
@@ -40,12 +40,12 @@ variable "infrastructure" {
   # Redis takes a password from its arguments or from a file in its own format, neither of which a Secret's key is.
   validation {
     condition     = var.infrastructure.redis_url != null || var.infrastructure.redis_auth_secret_ref == null
-    error_message = "infrastructure.redis_auth_secret_ref is of the Redis at redis_url; the one in the cluster has no password: a network policy lets nobody but gateways ask it."
+    error_message = "infrastructure.redis_auth_secret_ref belongs to the Redis at redis_url; the Redis in the cluster has no password: a network policy lets only gateways reach it."
   }
 }
 
 variable "namespace" {
-  description = "Kubernetes namespace of everything but KEDA, device plugin and metrics; it is made, or taken over if it is there, with the pod security level restricted: one of its own."
+  description = "Kubernetes namespace for everything but KEDA, the device plugin and metrics. It is created with the pod security level restricted; an existing one is taken over. Use it for nothing else."
   type        = string
   default     = "oriel"
   nullable    = false
@@ -56,7 +56,7 @@ variable "namespace" {
 }
 
 variable "images" {
-  description = "Registry with oriel-gateway, oriel-logic and oriel-inference; their tag; when nodes pull; the Secret to pull with, if the nodes themselves may not."
+  description = "The images. registry: holds oriel-gateway, oriel-logic and oriel-inference. tag: of all of them. pull_policy: when nodes pull. pull_secret: name of the Secret with the registry's password, if nodes need one."
   type = object({
     registry    = string
     tag         = string
@@ -82,7 +82,7 @@ variable "images" {
 }
 
 variable "gateway" {
-  description = "The public door. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: of its Service, the only public one. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are shown to the pod itself only (kubectl port-forward). credentials: Secret with the environment that opens policies.store, where no workload identity does. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
+  description = "The gateway. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: settings of its Service, the only public one. tls_secret: name of the Secret with tls.crt and tls.key. admin_token_secret_ref: Secret with the token of the admin pages; without it queues, decisions and policies can only be read from the pod itself (kubectl port-forward). credentials: name of the Secret whose environment variables open policies.store, if workload identity does not. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
   type = object({
     replicas               = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
     cpu                    = optional(number, 0.5)
@@ -126,7 +126,7 @@ variable "gateway" {
 }
 
 variable "logic" {
-  description = "Logic servers. image null: oriel-logic of the registry. services: handler files, name.py -> text; with the policies at most 450 kB, compressed. folders: of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
+  description = "The logic servers. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 450 kB compressed. folders: folders of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
   type = object({
     replicas = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
     image    = optional(string)
@@ -158,7 +158,7 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "Model servers by group: one Deployment each. accelerator: cpu, openvino, gpu or tensorrt, which is also the image. repository null: model_repository_url/GROUP. credentials: Secret with the environment that opens it (AWS_ACCESS_KEY_ID and the like), where no workload identity does. models: names and patterns that are asked for here only. cache: local disk for fetched models. load_grace_s: how long the models may take to load at start. null: one group cpu and, with GPUs, one group gpu."
+  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
@@ -207,7 +207,7 @@ variable "model_groups" {
 }
 
 variable "policies" {
-  description = "Who may what. tenants: the short way, keys as SHA-256 (`oriel keys new` prints it). documents: file name -> text, beside tiers.toml, routes.toml and tenants.toml or instead of one of them. store: s3://, gs:// or az:// URL of a folder of documents, read instead of all that."
+  description = "The policies of the gateway. tenants: the short form, with keys as SHA-256 (`oriel keys new` prints it). documents: file name -> text of further documents; one named tiers.toml, routes.toml or tenants.toml replaces that file. store: s3://, gs:// or az:// URL of a folder of documents that is read instead of all these."
   type = object({
     tenants = optional(map(object({
       tier        = string
@@ -261,7 +261,7 @@ variable "policies" {
 }
 
 variable "redis" {
-  description = "The small Redis in the cluster; counts only where infrastructure.redis_url is null. memory in MiB, of records. Its data are counters and leases: it keeps nothing on disk."
+  description = "The small Redis in the cluster, used only if infrastructure.redis_url is null. memory: of its data, in MiB. The data are counters and leases, so nothing is kept on disk."
   type = object({
     image  = optional(string, "docker.io/library/redis:7.4.6-alpine")
     memory = optional(number, 128)
@@ -275,21 +275,21 @@ variable "redis" {
 }
 
 variable "gpu_enabled" {
-  description = "Whether the cluster has GPU nodes, or can get them."
+  description = "Whether the cluster has GPU nodes or can add them."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "scale_to_zero" {
-  description = "Whether model groups shrink to no pod when nothing asks for them (needs keda.enabled), and with them the GPU nodes."
+  description = "Whether a model group without calls is scaled to no pod (needs keda.enabled), so that its GPU nodes can go too."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "placement" {
-  description = "share_gpu_nodes: logic servers and CPU inference use the spare CPUs of GPU nodes that a GPU pod already pays for (placement.tf). pause_image: what marks the other nodes; it does nothing."
+  description = "Where pods run. share_gpu_nodes: logic servers and CPU inference use the spare CPUs of GPU nodes that are needed for a GPU pod anyway (placement.tf). pause_image: image of the pods that mark the other nodes and do nothing."
   type = object({
     share_gpu_nodes = optional(bool, true)
     pause_image     = optional(string, "registry.k8s.io/pause:3.10.1")
@@ -303,7 +303,7 @@ variable "placement" {
 }
 
 variable "keda" {
-  description = "Scaling by the gateway's queue, also to no replica, in place of HorizontalPodAutoscalers. Refused: the gateway's scaler on port 8083 does not exist yet."
+  description = "Scaling by the gateway's queue, also to no replica, instead of HorizontalPodAutoscalers. A plan refuses enabled = true, because the gateway has no scaler on port 8083 yet."
   type = object({
     enabled            = optional(bool, false)
     chart_version      = optional(string, "2.18.1")
@@ -327,7 +327,7 @@ variable "keda" {
 }
 
 variable "charts" {
-  description = "Charts of others, each with an exact version. A cluster that brings one (metrics-server on GKE and AKS, the device plugin on GKE) needs none."
+  description = "Charts of other projects, each with an exact version. Disable those that the cluster already has (metrics-server on GKE and AKS, the device plugin on GKE)."
   type = object({
     nvidia_device_plugin     = optional(object({ enabled = optional(bool, true), version = optional(string, "0.18.2") }), {})
     metrics_server           = optional(object({ enabled = optional(bool, false), version = optional(string, "3.13.0") }), {})
@@ -343,12 +343,12 @@ variable "charts" {
 }
 
 variable "observability" {
-  description = "Where metrics are read from, and where spans go. service_monitors needs the Prometheus operator's custom resources: from a chart (charts), or there already; otlp null: no collector."
+  description = "Metrics, dashboards and traces. service_monitors: create ServiceMonitors and rules; needs the custom resources of the Prometheus operator, from a chart (charts) or in the cluster already. dashboards: create ConfigMaps for Grafana. otlp: where spans are sent; null for no collector."
   type = object({
-    # The only namespace that may read metrics.
+    # The only namespace whose pods may read metrics.
     namespace        = optional(string, "monitoring")
     service_monitors = optional(bool, false)
-    # What this Prometheus selects ServiceMonitors and PrometheusRules by, such as { release = "kube-prometheus-stack" }.
+    # The labels by which your Prometheus selects ServiceMonitors and rules, such as { release = "kube-prometheus-stack" }.
     monitor_labels = optional(map(string), {})
     dashboards     = optional(bool, true)
     otlp = optional(object({

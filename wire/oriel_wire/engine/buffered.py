@@ -1,4 +1,4 @@
-"""HTTP/1.1 for servers that take whole requests and answer whole or in pieces."""
+"""Serves HTTP/1.1 to handlers that get each request with its whole body and answer at once or in pieces."""
 
 import asyncio
 import socket
@@ -91,7 +91,7 @@ class Exchange:
                 return
             raise RuntimeError("this request was answered before")
         if self.started:
-            raise RuntimeError("this answer has begun, it can only be written to")
+            raise RuntimeError("this answer has begun: only `write` and `end` are possible now")
         self._connection = None
         connection.write_answer(status, headers, body, head_only=self.head.line.method == "HEAD")
 
@@ -124,7 +124,7 @@ class Exchange:
         return self._connection is not None and self._connection.keeps_up
 
     def abort(self) -> None:
-        """The client left; called by the connection."""
+        """Called by the connection when the client has left."""
         if self._connection is None:
             return
         self._connection = None
@@ -236,8 +236,8 @@ class _Buffered(ServerConnection):
         self._handler(self._exchange)
 
     def _join_apart(self, head: RequestHead, parts: list[bytes | memoryview]) -> None:
-        """A large body in a thread: joining releases the interpreter lock, and the page faults cost more than the
-        copy.
+        """Join the pieces of a large body in a thread: joining releases the interpreter lock, and the page faults of
+        the new memory cost more than the copy.
         """
 
         def join() -> bytes:

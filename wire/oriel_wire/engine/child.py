@@ -1,6 +1,6 @@
-"""Child processes that run one of our modules: started without a shell, spoken to over pipes, bounded, and ended.
+"""Runs one of our modules in a child process, without a shell, and exchanges bytes with it over pipes.
 
-Work that may crash, hang or need much memory is done in such a process, which can be killed without harm to the server.
+Work that may crash, hang or need much memory is done in a child, which can be killed without harm to the server.
 The parent bounds the time of each write and read; the child bounds its own address space and files (`restrict_self`).
 """
 

@@ -84,7 +84,7 @@ class _Waiter:
             self.future.set_exception(_late())
 
     def upstream_writable(self, writable: bool) -> None:
-        """The whole request is in the transport's buffer already; its size was bounded before."""
+        """Does nothing: the whole request is in the transport's buffer already, and its size was bounded before."""
 
 
 class HttpClient:

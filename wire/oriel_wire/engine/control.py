@@ -1,11 +1,12 @@
 """A unit's control plane: a Starlette application on uvicorn inside the unit's own loop.
 
-Not for the data path: these ports bind to loopback, or to the pod address for probes and scrapes.
+It serves health, metrics and admin pages, not the data path: its port binds to loopback, or to the pod's address for
+probes and scrapes.
 
 A client that can reach the port must not be able to block probes, or healthy pods would be restarted. So a
-connection has `head_s` for each request head, and `request_s` until its request is answered and read; if all places
-are taken, the connection that has been silent for longest is closed. Health is answered regardless of the number of
-requests under way, and clients on this machine have reserved places.
+connection has `head_s` for each request head, and `request_s` until its request is answered and read. If the maximum
+number of connections is open, the one that has been silent for longest is closed. Health is answered regardless of the
+number of requests under way, and some connections are reserved for clients on this machine.
 """
 
 import asyncio

@@ -1,21 +1,22 @@
 """Stops a gRPC server without failing a call.
 
-`aio.Server.stop` closes the listening sockets and tells clients to go (GOAWAY), but from that moment on it cancels
-every call that has just arrived and every one that arrives on a connection whose client has not read the GOAWAY yet:
-under load, one in a hundred of a second's calls. So it is called once no call can arrive:
+`aio.Server.stop` closes the listening sockets and asks clients to leave (GOAWAY). From then on it cancels every call
+that has just arrived, and every call on a connection whose client has not read the GOAWAY yet: under load, about one in
+a hundred of a second's calls. `drain` therefore calls it only when no further call is expected:
 
-1. For `LAME_DUCK_S`, and until the calls that were under way then have ended, everything goes on, as over HTTP, while
-   readiness says no.
-2. The listening sockets are closed, the server runs. gRPC offers no call for that: see `close_listeners`.
-3. Connections have a maximum age, all the time. One that has reached it is closed in the way that loses nothing: its
-   client is told, calls that cross with that are served, calls under way finish, however long they take, and the client
-   makes another connection, now elsewhere. So after an age there is no connection left that can bring a call.
-4. Where none has come for `QUIET_S`, as before the stop of an idle server, none is likely to be on its way, and nobody
-   waits for the rest of the age. Clients that still call after the stop has begun are waited for until they have been
-   silent for `SELDOM_S`, and those whose last two calls came up to `SELDOM_S` after one another for twice that time.
-   Probes do not count: one that is cut says no more than one that is answered.
+1. For `LAME_DUCK_S`, and until the calls that were under way have ended, the server goes on as before while readiness
+   probes fail. HTTP does the same.
+2. The listening sockets are closed while the server keeps running. gRPC has no function for that: see
+   `close_listeners`.
+3. Connections always have a maximum age. gRPC closes an old connection without losing a call: its client gets a GOAWAY,
+   calls that were sent before the client read it are served, calls under way finish however long they take, and the
+   client connects again, now to another server. So one maximum age later no connection is left that can bring a call.
+4. The drain ends earlier if no further call is likely: after `QUIET_S` without a call, which has already passed on an
+   idle server. It waits for twice the time between the last two calls if they came at most `SELDOM_S` apart, and until
+   `SELDOM_S` have passed without a call if calls have come since the stop began. Health probes do not count: a
+   cancelled probe tells its sender the same as a failed one.
 
-Then `stop`, which lets what is under way finish.
+Then `drain` calls `stop`, which lets the calls under way finish.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from oriel_wire.engine import listener
 
 __all__ = ["MAX_AGE", "Arrivals", "UnderWay", "close_listeners", "drain", "max_age_ms"]
 
-MAX_AGE = "grpc.max_connection_age_ms"  # of the server's options
+MAX_AGE = "grpc.max_connection_age_ms"  # name of the server option
 QUIET_S = 0.5
 SELDOM_S = 5.0
 AGE_SHARE = 0.6
@@ -43,7 +44,7 @@ _LEAST_GRACE_S = 2.0
 _LATEST_SHARE = 0.7
 _FINISH_SHARE = 0.5
 _JITTER = 1.1  # gRPC spreads ages by a tenth in both directions
-_SLOW_S = 5.0  # time for the slowest client to read it
+_SLOW_S = 5.0  # time for the slowest client to read a GOAWAY
 _LOOK_S = 0.05
 
 if TYPE_CHECKING:
@@ -121,8 +122,11 @@ class UnderWay:
 
 
 def max_age_ms(grace_s: float) -> int:
-    """Of connections to a server that has `grace_s` to drain, so that a call that comes last has some of it left. Where
-    that is too short to drain anything, connections do not age."""
+    """The maximum age of connections to a server that has `grace_s` to drain, in milliseconds.
+
+    It is shorter than the grace, so that even the last call has time to finish. If the grace is too short to drain
+    anything, connections do not age.
+    """
     return min(int(AGE_SHARE * grace_s * 1e3), ENDLESS_MS) if grace_s >= _LEAST_GRACE_S else ENDLESS_MS
 
 
@@ -137,9 +141,10 @@ async def drain(
 ) -> None:
     """Accept no more connections, serve the calls on the existing ones, then stop.
 
-    age_ms: the maximum age that connections to `server` have. finishing: whether calls from before the end are still
-    under way: connections are accepted as long, at most for half of the grace, so that there is time for ages.
-    Calls that still run after `grace_s` are cancelled. Cancelled itself, it cancels them at once.
+    age_ms: the maximum age of connections to `server`.
+    finishing: returns whether calls that began before the stop are still under way. Connections are accepted that long,
+    but at most for half of the grace, because closing aged connections needs the rest.
+    Calls that still run after `grace_s` are cancelled. Cancelling `drain` cancels them at once.
     """
     loop = asyncio.get_running_loop()
     ends_s, stopped_s = loop.time() + grace_s, monotonic()
@@ -174,10 +179,10 @@ async def _until_none_comes(arrivals: Arrivals, stopped_s: float, ends_s: float)
 
 
 def close_listeners(port: int) -> int:
-    """Close this process's listening TCP sockets on `port` without their owner, and return their number.
+    """Close this process's listening TCP sockets on `port` behind their owner's back, and return their number.
 
-    The owner is not told and keeps the descriptors: behind each there is then a socket that nobody can reach and that
-    is never readable. Where a system does not list a process's descriptors, nothing happens.
+    The owner keeps its descriptors: each of them now refers to an unconnected socket that is never readable. Does
+    nothing on systems that do not list a process's descriptors in /dev/fd.
     """
     closed = 0
     with suppress(OSError):
@@ -188,7 +193,7 @@ def close_listeners(port: int) -> int:
 
 
 def _close_if_listening(descriptor: int, port: int) -> bool:
-    sock = socket.socket(fileno=descriptor)  # raises OSError for what is none
+    sock = socket.socket(fileno=descriptor)  # raises OSError if it is not a socket
     try:
         family = sock.family
         if family not in (socket.AF_INET, socket.AF_INET6) or not sock.getsockopt(

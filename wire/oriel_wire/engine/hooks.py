@@ -16,27 +16,29 @@ class ServerHooks(asyncio.Protocol):
     __slots__ = ()
 
     def on_head(self, head: RequestHead) -> None:
-        """A head is complete; `head.content_length` is within max_body_bytes. May answer at once."""
+        """Called when a head is complete; `head.content_length` is within max_body_bytes. May answer at once."""
         raise NotImplementedError
 
     def on_data(self, data: bytes | memoryview) -> None:
-        """Some bytes of the body (never empty, chunk framing removed); a view of what a large body began with."""
+        """Called with each piece of the body: never empty, chunk framing removed. The first piece of a large body is a
+        memoryview.
+        """
         raise NotImplementedError
 
     def on_end(self) -> None:
-        """The body is complete (called right after on_head when there is none)."""
+        """Called when the body is complete, right after on_head if there is none."""
         raise NotImplementedError
 
     def on_lost(self) -> None:
-        """The client left while a request was unanswered."""
+        """Called when the client has left while a request was unanswered."""
         raise NotImplementedError
 
     def on_refused(self, status: int, message: str) -> None:
-        """The framing is wrong, or the rest is late: end the request and write an answer.
+        """Called when the framing is wrong or the rest of a request is late: end the request and write an answer.
 
         The connection is closed right afterwards, and `on_lost` is not called any more.
         """
         raise NotImplementedError
 
     def on_writable(self, writable: bool) -> None:
-        """The client's side stopped or resumed taking bytes."""
+        """Called when the client has stopped or resumed reading its answer."""

@@ -1,7 +1,7 @@
-"""Reads large bodies directly into memory of their length, so that no piece is copied or joined later.
+"""Reads large bodies directly into memory of their full length, so that no piece is copied or joined later.
 
-A connection that has sent a large body is read through `InPlace` from then on, until it sends a small one: most of the
-next body is then read into its final memory, including what the kernel holds of it when the head arrives.
+A connection that has sent a large body is read through `InPlace` until it sends a small one. Most of each further large
+body is then read into its final memory, also the part that the kernel already holds when the head arrives.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class _Placing(Protocol):
 
 
 class InPlace(asyncio.BufferedProtocol):
-    """The transport's protocol in place of `connection`, to which it passes all events on."""
+    """Takes the place of `connection` as the transport's protocol, and passes all events on to it."""
 
     def __init__(self, connection: _Placing) -> None:
         self._connection = connection

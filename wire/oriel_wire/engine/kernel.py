@@ -21,8 +21,10 @@ _GRAIN_S = 0.01  # the kernel counts in ticks, of 10 ms at most
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The state of a connection's input. gone: the peer has closed. age_s: seconds since its latest bytes arrived,
-    rather too small than too large.
+    """The state of a connection's input.
+
+    gone: whether the peer has closed.
+    age_s: seconds since its latest bytes arrived, rounded down so that nothing is judged older than it is.
     """
 
     gone: bool

@@ -1,18 +1,19 @@
 """Returns the memory of large messages to the operating system.
 
-gRPC receives a message in small pieces on threads of its own and joins them twice: one of 60 MB takes 180 for a moment.
-All of it is freed, but the allocator keeps what came in small pieces, per thread (measured: 260 MiB after fifty such
-messages), and the next one comes on top of that. So all threads share one arena, and it is told to give free memory
-back (other arenas than the first keep what is at their end), once as many bytes have come that this costs little.
+gRPC receives a message in small pieces on its own threads and joins them twice, so that a message of 60 MB takes 180 MB
+for a moment. All of it is freed, but the C library's allocator keeps the small pieces in an arena per thread (measured:
+260 MiB after fifty such messages), and the next message needs new memory. So all threads share the first arena, the
+only one of which the allocator returns all free memory, and `LargeMessages` trims it once enough bytes have arrived
+that the cost hardly matters.
 
-What gRPC reads ahead is never freed as long as a connection lives: buffers for twice as much as one read has ever
-brought, 3 MiB after some messages of 1 MiB (measured: 8 to 33 % of what 250 of them took, with 8 to 32 connections;
-grpc issue 42194). `READ_AHEAD` bounds it; a quarter of a MiB costs 8 % more CPU for a message of 1 MiB, and is what 32
-of them leave 2 to 4 % with.
+gRPC keeps the read buffers of a connection as long as it is open, for twice the bytes that one read has ever brought:
+3 MiB after some messages of 1 MiB (measured: 8 to 33 % of the memory that 250 of them took, with 8 to 32 connections;
+grpc issue 42194). `READ_AHEAD` bounds these buffers. 256 KiB cost 8 % more CPU for a message of 1 MiB, and reduce what
+32 connections keep to 2 to 4 %.
 
-HTTP bodies are received in pieces that many senders brought in turns: freed, they leave holes (measured at the gateway:
-of 150 bodies of 1 MiB in pieces of 16 KiB the process kept between nothing and all). The same call ends that; it holds
-the allocator for some milliseconds, so a busy gateway makes it seldom.
+HTTP bodies arrive in pieces from many senders in turn, so that freed bodies leave holes between others (measured at the
+gateway: after 150 bodies of 1 MiB in pieces of 16 KiB the process kept between none and all of their memory). Trimming
+returns these as well. It locks the allocator for some milliseconds, so a busy gateway does it rarely.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ __all__ = ["READ_AHEAD", "LargeMessages", "share_memory"]
 
 LARGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
-# The call of the message ends by itself shortly after its answer.
+# A gRPC call still holds its message for a moment after its answer.
 DELAY_S = 0.01
 
 
-# An option of gRPC channels and servers.
+# An option of gRPC channels and servers: the largest read buffer of a connection.
 READ_AHEAD = ("grpc.experimental.tcp_max_read_buffer_size", 256 * 1024)
 _M_ARENA_MAX = -8
 
@@ -47,10 +48,10 @@ def _trim() -> None:
 
 
 class LargeMessages:
-    """Decides when to return memory. give_back: called on a thread, never concurrently, at the earliest `delay_s` after
-    it became worth while.
+    """Decides when to return memory. Single writer: the loop.
 
-    least_bytes: smaller messages do not count. Single writer: the loop.
+    give_back: returns it; called on a thread, never concurrently, `delay_s` after enough messages have ended.
+    least_bytes: smaller messages do not count.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class LargeMessages:
         self._running = False
 
     def ended(self, size: int) -> None:
-        """A message of `size` bytes was served or refused and is no longer needed."""
+        """Count a message of `size` bytes that was served or refused and is no longer needed."""
         if size < self._least_bytes:
             return
         self._bytes += size

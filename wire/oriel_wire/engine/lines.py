@@ -1,8 +1,8 @@
 """A log of lines in a file or on standard output that never blocks the event loop.
 
-The loop puts a note into a bounded queue and goes on. A daemon thread makes lines of the notes and appends them, a few
-times a second; the file is opened for each of these writes, so it may be renamed at any time. Lines that do not fit
-into the queue or cannot be written are counted and lost.
+The loop puts a record into a bounded queue and goes on. A few times a second a daemon thread formats the records as
+lines and appends them to the file. It opens the file for each of these writes, so the file may be renamed at any time.
+Lines that do not fit into the queue or cannot be written are lost and counted.
 """
 
 import logging
@@ -30,9 +30,11 @@ Note = TypeVar("Note")
 
 
 class LineLog(Generic[Note]):
-    """A log. path: a file, created if needed, or "-". lines(notes, offset) -> bytes, called on the thread, must not
-    raise;
-    offset: seconds from the monotonic clock to the wall clock. Notes are put by one thread. Raises StartFailed.
+    """A log of lines. Only one thread may call `put`. Raises StartFailed if the file cannot be written.
+
+    path: a file, created if needed, or "-" for standard output.
+    lines: (records, offset) -> bytes; called on the log's thread; must not raise. offset: the seconds to add to a time
+    of the monotonic clock to get one of the wall clock.
     """
 
     def __init__(
@@ -65,14 +67,14 @@ class LineLog(Generic[Note]):
         return self._refused + self._failed
 
     def put(self, note: Note) -> None:
-        """Queue a note; never waits."""
+        """Queue a record; never waits."""
         if len(self._notes) >= self._max_queued:
             self._refused += 1
         else:
             self._notes.append(note)
 
     def close(self) -> None:
-        """Write what is queued and stop; blocks at most CLOSE_S. Later notes are lost."""
+        """Write what is queued and stop; blocks at most CLOSE_S. Later records are lost."""
         self._stopping.set()
         self._thread.join(CLOSE_S)
 

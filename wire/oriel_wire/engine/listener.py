@@ -125,9 +125,9 @@ class HttpServer:
             self.emptied.set()
 
     def evict_idle(self) -> bool:
-        """Close one of some connections that have no request under way, if there is one, as all places are taken.
+        """Close a connection that has no request under way, to make room for a new one. Only a sample is searched.
 
-        The idlest of those between two requests goes first, then the oldest head that is still incomplete.
+        The connection that has been idle for longest goes first, then the one whose incomplete head is oldest.
         """
         some = [connection for connection in islice(self.connections, _EVICTION_SAMPLE) if connection.waits_for_head]
         if not some:
@@ -152,12 +152,14 @@ class HttpServer:
     async def drain(self, grace_s: float, beside: "asyncio.Future[None] | None" = None) -> None:
         """Let requests in flight finish (at most `grace_s`), then close everything.
 
-        Answers say `Connection: close` from now on. Connections are still accepted and requests answered for
-        `LAME_DUCK_S`, so that readiness probes see that it is not ready, and until the requests of that time and
-        `beside`, the unit's other work to end, have ended, but at most for `ACCEPT_SHARE` of the grace. Then no
-        connection is accepted any more, and for `LINGER_S` connections between two requests stay open, also those
-        that have not sent one: their clients may be sending already, and a request that arrives is still answered.
-        Cancelling it leaves the server closed to new connections with the rest still open.
+        1. From now on answers carry `Connection: close`.
+        2. Connections are accepted and requests answered for another `LAME_DUCK_S`, so that readiness probes see that
+           the server is not ready. This goes on until the requests that were under way and `beside`, other work of the
+           unit, have ended, but for at most `ACCEPT_SHARE` of the grace.
+        3. Then no connection is accepted. Idle connections stay open for another `LINGER_S`, also those that have not
+           sent a request yet, because their clients may be sending one already: it is still answered.
+
+        Cancelling `drain` leaves the server closed to new connections, and the existing ones open.
         """
         ends_s = monotonic() + grace_s
         self.draining = self.finishing = True

@@ -160,13 +160,13 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     """
     flag = f"--{what.split()[-1].lower()}-port"
     if not 0 <= port <= 65535:
-        raise StartFailed(f"{port} is no port ({what}): pass {flag} N with N from 0 to 65535")
+        raise StartFailed(f"{port} is not a port ({what}): pass {flag} N with N from 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as unresolved:
-        raise StartFailed(f"{host!r} is no address ({what}): pass another --host") from unresolved
+        raise StartFailed(f"{host!r} is not an address ({what}): pass another --host") from unresolved
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

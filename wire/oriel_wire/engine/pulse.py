@@ -1,22 +1,23 @@
-"""Detects that the event loop did not poll for a while, because its process or its machine was stopped.
+"""Measures how long a request had been waiting unread, so that a pause of the process does not extend its deadline.
 
-A deadline counts from when a request came, which a server knows only as the moment of reading. While a loop polls, the
-two are the same. After a pause everything that came meanwhile is read at once, and would be given the whole time to
-live that its sender asked for, although that sender may have given up long ago.
+A deadline counts from a request's arrival, but a server only knows when it read the request. While the event loop
+polls, the two moments are the same. If the process or its machine was stopped for a while, all requests that arrived
+meanwhile are read at once and would get their full time, although their senders may have given up long ago.
 
-A timer beats every `BEAT_S`. The loop has paused when `PAUSE_S` have passed without a beat; a collection of garbage or
-a slow callback is no pause. From then on, and for `DOUBT_S` after the loop has resumed, the age of whatever is read is
-asked of the kernel: Linux keeps, for each TCP connection, when data last came. A request is thereby never judged older
-than it is, and one that came after the pause is judged new. Where the kernel does not say (other systems, Unix
-sockets), what is read before the next beat, after a pause of at least `UNKNOWN_S`, counts as old as the pause.
+A timer fires every `BEAT_S`. The loop has paused if `PAUSE_S` pass without it; a shorter stall, such as a garbage
+collection, is no pause. From then on, and for `DOUBT_S` after the loop has resumed, the kernel is asked for the age of
+the data that is read: Linux records for each TCP connection when data last arrived. So a request is never judged older
+than it is, and a request that arrives after the pause counts as new. Where the kernel keeps no such record (other
+systems, Unix sockets), data that is read before the next beat counts as old as the pause, if the pause lasted for at
+least `UNKNOWN_S`.
 
-In the normal case a reader compares two numbers and makes no system call.
+Without a pause, a reader compares two numbers and makes no system call.
 
-gRPC reads its connections on threads of its own and counts `grpc-timeout` from then on; `GrpcPulse` corrects that by
-how long a call had lain unread when the process resumed. Only a pause counts in which the process hardly computed:
-while the loop alone is held up, those threads go on. A call's connection is found by the address of its peer. It
-carries many calls: where bytes came before and after the process resumed, it is not known which were the call's, and
-the rule for what the kernel does not say holds.
+gRPC reads its connections on its own threads and counts `grpc-timeout` from that moment. `GrpcPulse` adds the time for
+which a call had lain unread when the process resumed. It counts only pauses in which the process used hardly any CPU
+time: if only the loop was blocked, gRPC's threads went on reading. A call's connection is found by its peer's address.
+A connection carries many calls: if bytes arrived both before and after the process resumed, it is not known which of
+them were the call's, and the rule for a kernel without a record applies.
 """
 
 import asyncio
@@ -36,10 +37,10 @@ UNKNOWN_S = 0.5
 
 
 class Pulse:
-    """The pulse of one loop. Single writer: that loop.
+    """Detects the pauses of one loop. Single writer: that loop.
 
-    fresh_until: what is read before this monotonic time has just arrived; for later reads see `age_s`.
-    pauses: number of pauses.
+    fresh_until: data that is read before this monotonic time has just arrived; for later reads call `age_s`.
+    pauses: number of pauses so far.
     """
 
     __slots__ = (
@@ -105,7 +106,7 @@ class Pulse:
 
 
 class GrpcPulse(Pulse):
-    """The pulse for calls that gRPC has read."""
+    """Measures the age of calls that gRPC, not the loop, has read from their connections."""
 
     __slots__ = ("_cpu_s", "_sockets")
 
@@ -115,7 +116,7 @@ class GrpcPulse(Pulse):
         self._sockets = PeerSockets()
 
     def call_age_s(self, peer: str, now: float) -> float:
-        """Seconds that a call from `peer` (as gRPC writes it), begun `now`, lay unread before the process resumed.
+        """Seconds for which a call from `peer` (as gRPC writes it), begun `now`, lay unread before the process resumed.
 
         Call it only from `fresh_until` on.
         """

@@ -1,9 +1,10 @@
 """Per-connection cache of parsed request heads, found by all their bytes or by the lines that do not vary.
 
-Clients on a kept connection send the same head byte by byte, or one that differs in its ids and its length only.
-Such a head is not parsed again, and the server may keep its decision about it. The cache holds a parsed head and
-64-bit fingerprints keyed by this process's secret (not the bytes: they hold a key); a collision would only confuse
-two heads of the same client. Heads of more than 4 KiB are recognised as a whole or not at all.
+Clients that keep a connection open send the same head again and again, or heads that differ in their ids and their
+length only. Such a head is not parsed again, and the server may keep its decision about it. The cache holds a parsed
+head and 64-bit fingerprints keyed by this process's secret. It does not hold the bytes, because they contain a key; a
+collision would only confuse two heads of the same client. A head of more than 4 KiB is recognised only if all its bytes
+are the same.
 """
 
 from typing import Final
@@ -17,8 +18,11 @@ _MAX_PATTERN: Final = 4096
 
 
 class Recognition:
-    """The cache. head: sent twice in a row by an authenticated sender, or None. size, fingerprint: of its bytes
-    with the empty line. length: of its body, -1 if only parsing the request can tell.
+    """The cache of one connection.
+
+    head: the parsed head that an authenticated sender has sent twice in a row, or None.
+    size, fingerprint: of the head's bytes with the empty line.
+    length: of the body, -1 if only parsing the request can tell.
     """
 
     __slots__ = ("_before", "_block", "_latest", "_pattern", "_size", "fingerprint", "head", "length", "size")

@@ -7,15 +7,15 @@ Theory of operation. A connection is in one of five states:
 
     HEAD   collecting a head (head_timeout_s from its first byte; idle_timeout_s before that)
     BODY   reading the body of the current request (body_timeout_s for every body_min_bytes)
-    WAIT   the request is complete, its answer is not: further bytes are held (one request at a time, no more than
-           one head of them: then reading pauses)
-    DRAIN  the answer was given before the body ended: the rest is read and dropped, within bounds, so that the client
-           gets to see the answer instead of a reset
+    WAIT   the request is complete and its answer is not: bytes of the next request are kept, up to the size of one
+           head, and then reading pauses
+    DRAIN  the answer was sent before the body ended: the rest is read and dropped, within bounds, so that the client
+           sees the answer instead of a connection reset
     CLOSED the last answer is in the transport; a client that does not read it is cut
 
-A client that does not read its answers gets no further request read. No timer per connection: the server sweeps all of
-them four times a second and cuts what is past its `due`.
-The subclass calls `answered(close=...)` exactly once per request when its last byte is written.
+While a client does not read its answers, no further request of it is read. There is no timer per connection: the server
+sweeps all connections four times a second and closes those that are past their `due`.
+The subclass calls `answered(close=...)` exactly once per request, when the last byte of the answer is written.
 """
 
 import asyncio
@@ -96,13 +96,13 @@ class ServerConnection(ServerHooks):
     # Hooks that may stay as they are ---------------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
-        """The whole body arrived with its head: the same as on_data and on_end, in one call."""
+        """Called instead of on_data and on_end when the whole body arrived with its head."""
         self.on_data(data)
         if self.state == WAIT:
             self.on_end()
 
     def on_request(self, head: RequestHead, data: bytes) -> None:
-        """A whole request is here, in state WAIT: the same as on_head and what follows, in one call."""
+        """Called instead of on_head, on_data and on_end when a whole request has arrived; the state is WAIT."""
         if not data:
             self.on_head(head)
             if self.state == WAIT and self.head is head:
@@ -252,7 +252,7 @@ class ServerConnection(ServerHooks):
         return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
 
     def unwanted(self, head: RequestHead) -> None:
-        """Count a request of an unauthenticated sender; `drain_bytes` bounds all of them on one connection."""
+        """Count a request of an unauthenticated sender; `drain_bytes` bounds the sum of them on one connection."""
         self._drained += (head.content_length or 0) + sum([len(name) + len(value) for name, value in head.items()])
         if self._drained + len(self._buffer) - self._start > self.limits.drain_bytes // 2:
             head.close = True

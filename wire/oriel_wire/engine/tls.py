@@ -1,9 +1,9 @@
 """The certificates of a listener, reloaded while it serves.
 
-The two files are read when their identity, size or time has changed. A matching pair is used for new connections
-from then on; another one is logged and the old pair stays. Both files are rarely replaced in one step, so an
-unusable pair is checked again each second and logged only once. Open connections keep the certificate of their
-handshake.
+The two files are read when their inode, size or modification time has changed. A matching pair is used for new
+connections from then on; a pair that does not match is logged and the old one stays in use. The two files are rarely
+replaced in one step, so an unusable pair is checked again each second and logged only once. Open connections keep the
+certificate of their handshake.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Certificates:
                 return False  # being replaced: the next poll sees the whole file
         except (OSError, ValueError) as error:
             if stamp != self._named:
-                _log.error("the new certificate or key is not usable, the old pair stays: %s", _reason(error))
+                _log.error("the new certificate or key is not usable, the old pair stays in use: %s", _reason(error))
             self._named = stamp
             return False
         self._stamp, self._named = stamp, None

@@ -1,4 +1,4 @@
-"""A TLS listener whose handshakes count as connections of the server and can be aborted.
+"""Accepts TLS connections, counting each handshake as a connection of the server that can be aborted.
 
 The event loop's own TLS listener hides a connection until its handshake is done. A client that connects and sends
 nothing would then hold a file descriptor for the whole handshake timeout, and many such clients would hold all of them.
@@ -53,7 +53,10 @@ class TlsHandshake:
 
 
 class TlsListener:
-    """Accepts on a bound socket, which it owns. Single writer: the loop. factory: makes the protocol above TLS."""
+    """Accepts connections on a bound socket, which it owns. Single writer: the loop.
+
+    factory: makes the protocol that reads and writes above TLS.
+    """
 
     def __init__(
         self,

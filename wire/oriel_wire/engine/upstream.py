@@ -42,19 +42,19 @@ class ResponseSink(Protocol):
     """The receiver of an answer. Called on the loop; must not raise."""
 
     def connected(self, connection: "UpstreamConnection") -> None:
-        """A connection is ready for the request; called only if `begin` returned None."""
+        """Called when a connection is ready for the request, and only if `begin` returned None."""
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
-        """The head and the body bytes that came with it."""
+        """Called with the head and the body bytes that arrived with it."""
 
     def response_data(self, data: bytes, complete: bool) -> None:
-        """More of the body, chunk framing removed; `data` may be empty when `complete`."""
+        """Called with each further piece of the body, chunk framing removed; `data` may be empty when `complete`."""
 
     def failed(self, error: UpstreamError) -> None:
-        """The answer did not come, or broke off."""
+        """Called when the answer did not come, or broke off."""
 
     def upstream_writable(self, writable: bool) -> None:
-        """The upstream stopped or resumed taking bytes."""
+        """Called when the upstream has stopped or resumed reading the request."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -321,7 +321,7 @@ class Endpoint:
     host, port: TCP address. connect_timeout_s bounds a connection attempt; idle connections older than max_idle_s are
     not used again (keep it below the upstream's own idle limit, or a request may meet a closing connection).
     max_response_bytes: of one body; a larger one fails. heard: bytes have come since it was last cleared.
-    memo: of the header lines of answers; shared by endpoints with similar answers.
+    memo: the cache of header lines of answers; shared by endpoints with similar answers.
     """
 
     def __init__(
@@ -356,10 +356,11 @@ class Endpoint:
     def begin(
         self, sink: ResponseSink, now: float, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamConnection | None:
-        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one. large: the request
-        cannot be sent twice, so check whether the peer has just closed the kept one.
+        """Borrow a connection at monotonic time `now`. Returns None if one has to be opened first: `sink.connected` or
+        `sink.failed` will then be called.
 
-        None: a connection is being opened, and `sink.connected` or `sink.failed` will be called.
+        fresh: open a new connection instead of using a kept one.
+        large: the request cannot be sent twice, so check whether the peer has just closed the kept connection.
         """
         self.outstanding += 1
         idle = self.idle
@@ -383,8 +384,11 @@ class Endpoint:
         return None
 
     def forget(self, sink: ResponseSink) -> None:
-        """The borrower left while its connection was being opened; no callback comes. One attempt continues: its
-        connection is kept, and its duration shows whether the endpoint can be reached."""
+        """Drop a borrower that left while its connection was being opened; it gets no callback.
+
+        One attempt to connect continues: its connection is kept, and its duration shows whether the endpoint can be
+        reached.
+        """
         alone = any(waiting is None for waiting, _ in self._connecting.values())
         for task, (waiting, began_s) in self._connecting.items():
             if waiting is sink:

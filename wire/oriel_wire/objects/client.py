@@ -1,8 +1,8 @@
 """The interface of an object-store client: list a prefix, describe an object, read a range of it.
 
-A client keeps connections and no other state. It sends each request once and follows no redirect where it can help it:
-caching, checksums, resuming and backing off are the caller's. Credentials come from the environment, found the way each
-vendor's own tools find them, never from a URL.
+A client keeps connections and no other state. It sends each request once, and follows no redirect if the library behind
+it can be kept from that. Caching, checksums, resuming and backing off are the caller's responsibility. Credentials come
+from the environment, as each vendor's own tools find them, never from a URL.
 """
 
 import re
@@ -80,7 +80,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What one client may take.
+    """Limits of one client.
 
     connect_s: to open a connection. read_s: without a byte.
     request_s: from connecting to the last byte of an answer (gs and az only).
@@ -161,7 +161,7 @@ def _endpoint(rest: str) -> tuple[str, str]:
             host, _, rest = rest.removeprefix(scheme).partition("/")
             return _checked(f"{scheme}{host}"), rest
     host, _, after = rest.partition("/")
-    if ":" in host:  # no bucket has a colon in its name
+    if ":" in host:  # the name of a bucket contains no colon
         return _checked(f"https://{host}"), after
     return "", rest
 

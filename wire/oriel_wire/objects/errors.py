@@ -1,4 +1,4 @@
-"""What can go wrong between a client and an object store. No text holds a credential; all may be shown to operators.
+"""The errors of an object-store client. No text contains a credential, so all of them may be shown to operators.
 
 ObjectStoreError
 ├── BadStoreUrl             the text is not the URL of a bucket
@@ -25,7 +25,7 @@ class ObjectStoreError(Exception):
 
 
 class BadStoreUrl(ObjectStoreError):
-    """The URL does not name a bucket, or holds what does not belong into a URL."""
+    """The URL does not name a bucket, or contains something that is not allowed in it, such as a password."""
 
 
 class ClientUnusable(ObjectStoreError):

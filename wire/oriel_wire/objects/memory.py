@@ -16,11 +16,11 @@ class MemoryObjects:
     """A bucket in memory.
 
     objects: key -> bytes; `put` and `remove` change them.
-    down: True while nothing answers.
-    breaks, breaks_after: the next `breaks` reads break off, each after so many bytes.
-    spoils: keys whose bytes change on their way. forbids: keys that are listed but denied.
+    down: True while no request is answered.
+    breaks, breaks_after: the next `breaks` reads break off, each after `breaks_after` bytes.
+    spoils: keys whose bytes change in transit. forbids: keys that are listed but denied.
     checksums: False if the store keeps none. held: an event that every read waits for.
-    requests: in their order: ("list", prefix), ("head", key), ("read", key, start, end).
+    requests: all requests in order: ("list", prefix), ("head", key), ("read", key, start, end).
     """
 
     def __init__(self, objects: Mapping[str, bytes] | None = None, *, checksums: bool = True) -> None:

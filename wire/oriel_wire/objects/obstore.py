@@ -5,9 +5,9 @@ files of application default credentials, else the metadata server (GKE workload
 managed identity, or a key or SAS in AZURE_STORAGE_*. An emulator is named as for the vendors' libraries:
 STORAGE_EMULATOR_HOST (Google), AZURE_STORAGE_ENDPOINT or AZURE_STORAGE_USE_EMULATOR (Azure).
 
-obstore shows no checksum of an object, and its listing fails at an object whose name has an empty part, "." or "..". It
-follows redirects and reads a page of a listing whole, and has no option against either (docs/model-repository.md and
-docs/policies.md).
+obstore reports no checksum of an object, and its listing fails at an object whose name has an empty part, "." or "..".
+It follows redirects and reads each page of a listing as a whole, and neither can be turned off
+(docs/model-repository.md, docs/policies.md).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Opening the client of a location: the only module that knows every kind of store."""
+"""Opens the client for a location. This is the only module that knows every kind of store."""
 
 from oriel_wire.objects.client import ClientLimits, Location, ObjectClient
 from oriel_wire.objects.errors import ClientUnusable

@@ -1,8 +1,8 @@
 """Client for S3 and compatible stores, through aiobotocore.
 
 Credentials, region and endpoint are found as AWS's own tools find them: environment, files, web identity, container and
-instance roles. A store at its own address (in the URL, or AWS_ENDPOINT_URL) is sent the bucket in the path, because few
-of them have a DNS name per bucket.
+instance roles. Requests to a store at its own address (in the URL, or AWS_ENDPOINT_URL) name the bucket in the path,
+because few such stores have a DNS name per bucket.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class S3Client:
             return StoreUnavailable(f"{self._location} {wrong_region(status, region)}")
         shown = f"{status} {code}" if code.isalnum() and code != str(status) else str(status)
         if key and 400 <= status < 500 and status not in (401, 408, 429):
-            # Other objects of the bucket may well be given: a listing tells whether the store itself is available.
+            # Other objects may still be readable: only a listing shows whether the store itself is available.
             needs = ": it needs s3:GetObject of it, and kms:Decrypt of its key" if status == 403 else ""
             return ObjectRefused(f"{self._location} does not give this process {key!r} ({shown}){needs}")
         if status == 403:

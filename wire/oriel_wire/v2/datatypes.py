@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 MAX_DIMENSIONS = 32
-# A model may reduce the empty axis away: the rest is then allocated without a byte having been sent for it.
+# A model may reduce over the empty axis: a result of the other dimensions is then allocated for no input byte.
 MAX_EMPTY_EXTENT = 1 << 22
-# Each is an object made on the loop's thread: more would block it for long.
+# Each element becomes an object on the loop's thread: more of them would block it for long.
 MAX_BYTES_ELEMENTS = 1 << 18
 _MAX_ELEMENTS = (2**63 - 1) // 8
 _LENGTH = struct.Struct("<I")

@@ -69,7 +69,7 @@ MAX_LISTS = 1 << 16
 
 
 def _check_values(text: bytes, brackets: int) -> None:
-    """Bound the number of values, counted by their separators, also in a text of commas only. Raises TooLarge."""
+    """Raise TooLarge for too many values. They are counted by their separators, so even invalid text is bounded."""
     if brackets > MAX_LISTS:
         raise TooLarge(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
     if (commas := text.count(b",")) >= MAX_VALUES:
@@ -82,10 +82,11 @@ _Document = TypeVar("_Document", InferDocument, ResponseDocument)
 
 
 class DocumentDecoder(Generic[_Document]):
-    """Decodes bodies to (document, its tensors). `tensors` is the member that holds them, `kind` their name in errors.
+    """Decodes bodies to (document, its tensors).
 
-    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS. A process
-    that may take long decodes without the bound.
+    tensors: the member that holds the tensors. kind: their name in errors.
+    bounded: refuse texts that take long to decode for their size, see MAX_VALUES and MAX_LISTS. Only a process that may
+    take its time decodes without this bound.
     """
 
     def __init__(self, document: type[_Document], tensors: str, kind: str, *, bounded: bool) -> None:
@@ -192,7 +193,7 @@ class DocumentDecoder(Generic[_Document]):
 
 
 def _no_number(entries: list[dict[str, Any]], lists: list[Any], word: str) -> str:
-    """The error for the first word that is not JSON. word: that word."""
+    """The error for `word`, the first token of the text that is not JSON."""
     why = "which is no JSON number"
     for entry, data in zip(entries, lists, strict=True):
         position = 0

@@ -232,8 +232,10 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
 
 
 def _packed(contents: Any, entry: Datatype, count: int) -> NDArray[Any]:
-    """The `count` numbers of fixed width that `contents` consists of, read from its encoding: a tag, a length, then the
-    numbers as in an array. Reading them one by one would block the loop.
+    """The `count` numbers of fixed width in `contents`, as an array.
+
+    They are read from the message's encoding (a tag, a length, then the numbers as in an array), because reading them
+    one by one would block the loop.
     """
     data: bytes = contents.SerializeToString()
     start = 1

@@ -1,9 +1,9 @@
 """Reads and writes ModelInfer messages as bytes: tensors are views of the input, and repeated heads are parsed once.
 
-A ModelInferRequest is a row of length-delimited fields, and protobuf reads the same message whatever the order of
-different fields. So the raw contents (field 7) are found without copying them, and the rest, the head, is small
-and mostly the same for one client: equal heads are decoded once. Anything unusual
-(a group, a length beyond the end or not written as usual, too many fields) is left to protobuf.
+A ModelInferRequest is a sequence of length-delimited fields, and their order does not matter to protobuf. So the raw
+contents (field 7) are found without copying them. The rest, the head, is small and mostly the same for one client:
+equal heads are decoded once. Anything unusual (a group, a length that passes the end or is not in its shortest form,
+too many fields) is left to protobuf.
 
 An answer is a head that depends on names and shapes alone, then raw contents, joined in one copy.
 """
@@ -209,7 +209,7 @@ def _large_head() -> TooLarge:
 
 
 def _past(data: bytes, at: int) -> int:
-    """The end of the field at `at`, which only protobuf may know; 0 if it cannot be found."""
+    """The end of the field at `at`, whose number this module does not handle; 0 if it cannot be found."""
     tag, at = _read_varint(data, at)
     # A tag encoded in more bytes than it needs may be one of those above.
     if not at or tag in _TAGS:

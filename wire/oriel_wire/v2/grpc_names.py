@@ -1,13 +1,13 @@
-"""Read the model that a v2 gRPC message names, and make the message name exactly that one. Pure.
+"""Reads the model that a v2 gRPC message names, and makes sure that the message cannot name another one. Pure.
 
-In protobuf the last occurrence of a scalar field wins, so a message may show one `model_name` (field 1) and mean
-another. Every v2 request that names a model has the name in field 1 and the version in field 2. The rule: read the
-first of each, authorise them, and append them again; then they are also the last.
+In protobuf the last occurrence of a scalar field wins, so the first `model_name` of a message may not be the one that
+the server uses. Every v2 request that names a model has the name in field 1 and the version in field 2. So the first
+occurrence of each is read and authorised, and then appended to the message again, where it is also the last.
 
 Appending is safe only if the message is well-formed at its top level: a final field that claims more bytes than there
-are, or an open group, would swallow what is appended and leave the sender's own last `model_name` in force. Hence the
-whole top level is parsed (not its fields), at most `MAX_FIELDS` of them, and groups are refused. The first `model_name`
-has to begin within `MAX_PEEK` bytes.
+are, or an open group, would swallow what is appended, and the sender's own last `model_name` would stay in force. So
+all fields of the top level are walked, at most `MAX_FIELDS` of them and without parsing their content, and groups are
+refused. The first `model_name` has to begin within `MAX_PEEK` bytes.
 """
 
 from contextlib import suppress

@@ -97,8 +97,8 @@ def decode_request(
 def resolve_raw(request: InferRequest, *, name: str, datatype: str, shape: Sequence[int]) -> None:
     """Give the input of a raw request its name, datatype and shape, in place.
 
-    shape: the model's, batch dimension (as 1) included; at most one dimension may be -1, it is what the
-    bytes make it. The whole body is one element for BYTES, whose shape must have one element.
+    shape: the model's, with a batch dimension of 1. At most one dimension may be -1: the number of bytes decides it.
+    For BYTES the whole body is one element, so the shape must have one element.
     Raises BadMessage if the bytes do not fill the shape.
     """
     body = request.inputs[0].array

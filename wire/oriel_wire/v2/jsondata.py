@@ -41,7 +41,7 @@ def decode_data(data: msgspec.Raw | list[Any], entry: Datatype, shape: tuple[int
     if not 1 <= depth <= max(len(shape), 1):
         raise BadMessage(f"{what}: data must be a list, flat or nested like shape {shown(shape)}")
     if element_type is not str and isinstance(data, msgspec.Raw) and len(text := memoryview(data)) > _COUNTED_BYTES:
-        # Millions of lists take seconds to make. Whatever the nesting, every value but the last has a comma behind it.
+        # Decoding millions of lists takes seconds, so values are counted first: a comma follows each but the last.
         given = bytes(text).count(b",") + 1
         if given > max(count, 1):
             raise BadMessage(f"{what}: shape {shown(shape)} has {count} elements, data holds {given}")
@@ -82,7 +82,7 @@ def encode_data(array: NDArray[Any], entry: Datatype, shape: tuple[int, ...], wh
 
 
 def _depth(data: msgspec.Raw | list[Any]) -> int:
-    """How many lists the first element is in."""
+    """The depth of nesting at the first element."""
     if isinstance(data, msgspec.Raw):
         opening = _OPENING.match(memoryview(data))
         return opening.group().count(b"[") if opening else 0
@@ -129,7 +129,7 @@ def _to_array(values: list[Any], entry: Datatype, what: str) -> NDArray[Any]:
 
 
 def _same_layout(nested: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether both shapes order the same elements the same way and differ only in dimensions of one."""
+    """Whether both shapes hold the same elements in the same order: they may differ only in dimensions of size 1."""
     if 0 in nested or 0 in shape:
         return 0 in nested and 0 in shape
     return [dim for dim in nested if dim != 1] == [dim for dim in shape if dim != 1]

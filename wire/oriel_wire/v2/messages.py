@@ -48,7 +48,7 @@ class Tensor(msgspec.Struct, gc=False):
 
 
 class RequestedOutput(msgspec.Struct, gc=False):
-    """An output the client asked for by name; `classification` > 0 asks for that many top classes."""
+    """An output that the client requests. classification: how many of the top classes it wants; 0 for the tensor."""
 
     name: str
     binary: bool = False
@@ -57,7 +57,9 @@ class RequestedOutput(msgspec.Struct, gc=False):
 
 
 class InferRequest(msgspec.Struct, kw_only=True, gc=False):
-    """`outputs` None means all of them; `binary_default` says how outputs not named there travel (HTTP)."""
+    """An inference request. outputs: None for all of them. binary_default: how outputs that it does not name are sent
+    over HTTP.
+    """
 
     model_name: str
     model_version: str = ""

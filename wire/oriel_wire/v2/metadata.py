@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMetadata:
-    """`shape` has the batch dimension and -1 where a dimension varies."""
+    """The description of one tensor. shape: includes the batch dimension, and has -1 where a dimension varies."""
 
     name: str
     datatype: str

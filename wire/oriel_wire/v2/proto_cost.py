@@ -1,9 +1,9 @@
 """Bounds the cost of parsing a protobuf message before it is parsed.
 
-A field of two bytes can become an object of a hundred, a varint of one byte a number of eight, and one character
-beyond Latin letters makes all others of its string four bytes wide: an accepted message may need many times its
-size in memory, and block the loop. Large messages are therefore walked by their own descriptor first, level by
-level, without allocating for what they hold. Small ones are harmless and not checked.
+An accepted message may need many times its size in memory, and block the event loop: a field of two bytes can become an
+object of a hundred, a varint of one byte becomes a number of eight, and one character outside of Latin-1 makes all
+others of its string four bytes wide. Large messages are therefore first walked level by level with their descriptor,
+without allocating memory for their content. Small messages are harmless and not checked.
 """
 
 from functools import lru_cache
@@ -32,9 +32,7 @@ _MESSAGE, _INTEGERS, _TEXT = range(3)
 
 
 def parse(kind: type[Message], data: bytes) -> Any:
-    """Parse a message. Raises BadMessage if the bytes are no such message; TooLarge if parsing it would cost too
-    much.
-    """
+    """Parse a message. Raises BadMessage if the bytes are not one, TooLarge if parsing it would cost too much."""
     if len(data) > FREE_BYTES:
         _walk(data, kind.DESCRIPTOR)
     try:
@@ -113,7 +111,7 @@ def _known(descriptor: Any) -> dict[int, tuple[int, str, Any]]:
 
 
 def _ends(data: bytes, at: int, size: int, most: int) -> int:
-    """The number of varints, or some number above `most`. Each ends with its only byte below 128."""
+    """The number of varints, or some number above `most`. Only the last byte of a varint is below 128."""
     view = np.frombuffer(data, np.uint8, size, at)
     found = 0
     for start in range(0, size, _STEP):

@@ -1,14 +1,14 @@
 """Recognises infer requests whose JSON differs from an earlier one in its numbers only.
 
-A client sends the same JSON again and again with other numbers. With the binary extension the JSON part holds no
-numbers at all: equal bytes are the same request. JSON alone is cut where the flat list of its one `data` member begins
-and ends. `Templates.learn` decodes the text a second time with another list in that place: if the document changed in
-the data of its only input and nowhere else, that place is the data. From then on a text with the same beginning and
-end is the same request with other numbers: JSON is read from left to right, so equal beginnings leave any parser in
-the same state, and there one complete list takes the place of another.
+A client sends the same JSON again and again with other numbers. With the binary extension the JSON part holds no tensor
+data at all, and equal bytes are the same request. A request in JSON alone is cut where the flat list of its one `data`
+member begins and ends. `Templates.learn` checks the cut by decoding the text once more with another list in that place:
+the data of the only input has to change, and nothing else. From then on, any text with the same beginning and end is
+the same request with other numbers. This holds for every parser, because JSON is read from left to right: equal
+beginnings leave a parser in the same state, and one complete list takes the place of another.
 
-Other texts (another number of elements, a number out of range, NaN) are left to the full decoder, which reports the
-error. Learning costs a decode, so it happens when a beginning arrives for the second time.
+All other texts (another number of elements, a number out of range, NaN) are left to the full decoder, which reports
+errors. Learning costs a decode, so it happens only when a beginning arrives for the second time.
 """
 
 from collections.abc import Sequence
@@ -186,7 +186,7 @@ def _is_data(body: bytes, begin: bytes, end: bytes, request: InferRequest) -> bo
         return False
     try:
         there = _documents.decoder.decode(body)
-        # Elements that no such request can have: if they were read as anything but data, more would change.
+        # No request has such elements as data: if they were read as anything else, more than the data would change.
         other = _documents.decoder.decode(b'%b["?"]%b' % (begin, end))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
