@@ -48,6 +48,16 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
         b"HTTP/2.0", b"/../", b"%00", b"%2F", b"a: " + b"b" * 300 + b"\r\n", b"a: b\r\n" * 25, b"x" * 4097,
         b";ext=1", b"ffffffff\r\n", b"1000000000\r\n", b"trailer: 1\r\n",
     ),
+    "hpack": (
+        b"\x20", b"\x3f\x01", b"\x3f\xe1\x1f", b"\x3f\xe2\x1f", b"\x82", b"\x88", b"\xbd", b"\xbe", b"\xbf",
+        b"\xff\x00", b"\xff\xff\xff\xff\xff\x0f", b"\xff\x80\x80\x80\x80\x80\x00", b"\x80", b"\x00", b"\x10", b"\x40",
+        b"\x0f", b"\x1f", b"\x0f\x2e", b"\x0f\x2f", b"\x7e", b"\x7f\x00", b"\x7f\x80\x7f", b"\x40\x01a\x01b",
+        b"\x00\x01a\x01b", b"\x10\x01a\x01b", b"\x00\x00\x00", b"\x40\x82\x18\xff\x82\x18\xff", b"\x7f\xff\xff\xff\xff",
+        b"\xfe", b"\x00\x01A\x01b", b"\x00\x01a\x02b ", b"\x00\x7f\x00" + b"n" * 127,
+        b"\x00\x02te\x7f\x03" + b"v" * 130, b"\x40\x01x\x7f\xbd\x1d" + b"v" * 3900, b"\xbe" * 200,
+        b"\x00\x0aconnection\x05close", b"\x00\x02te\x08trailers", b"\x04\x01/", b"\x1f\x08\x01k", b"0 0\n", b"0 1\n",
+        b"100 1\n",
+    ),
 }  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 WireError
 ├── BadMessage                 the sender's mistake; the text may be shown to the sender
-│   └── TooLarge               a limit was exceeded (head, fields, body, JSON part)
+│   ├── TooLarge               a limit was exceeded (head, fields, body, JSON part)
+│   │   └── HeaderListTooLarge HTTP/2: a header list exceeds its bound; the connection can go on
+│   └── HpackError             HTTP/2: header compression is broken; the connection has to end
 └── UpstreamError              the next hop's fault
     ├── UpstreamUnreachable    nothing was sent: another endpoint can be tried
     ├── UpstreamUnread         a kept connection was closed before the request reached the other side: nothing executed
@@ -15,6 +17,8 @@ StartFailed                    a unit cannot start; the text is one line with th
 
 __all__ = [
     "BadMessage",
+    "HeaderListTooLarge",
+    "HpackError",
     "StartFailed",
     "TooLarge",
     "UpstreamBroken",
@@ -41,6 +45,14 @@ class BadMessage(WireError):
 
 class TooLarge(BadMessage):
     """The message is well-formed so far but exceeds a limit."""
+
+
+class HeaderListTooLarge(TooLarge):
+    """A decoded header list exceeds its bound. The decoder's table is in step: the connection can go on."""
+
+
+class HpackError(BadMessage):
+    """A header block violates RFC 7541 (COMPRESSION_ERROR): what follows on the connection cannot be read."""
 
 
 class UpstreamError(WireError):
