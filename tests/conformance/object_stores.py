@@ -19,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx
 import pytest
+from botocore.loaders import JSONFileLoader
 from object_servers import tool
 
 from oriel_gateway.documents.source import store_location
@@ -44,6 +45,16 @@ VARIABLES = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"),
     *("STORAGE_EMULATOR_HOST", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_KEY"),
 )
+
+
+@cache
+def _load_once(path: str) -> Any:
+    return _load_file(JSONFileLoader(), path)
+
+
+# Every client of S3 reads the same megabytes of JSON anew, which is most of what a test with a stub costs.
+_load_file = JSONFileLoader.load_file
+JSONFileLoader.load_file = lambda self, path: _load_once(path)
 
 # Runs a server in the background for as long as another process lives, however that one ends.
 GUARD = """

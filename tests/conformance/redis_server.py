@@ -39,7 +39,7 @@ def is_version(executable: str, wanted: str) -> bool:
     """Whether it is of version `wanted`, or of one that begins so: "6.2" for 6.2.14."""
     if not wanted:
         return True
-    said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     match = re.search(r"\bv=([0-9.]+)", said)
     return match is not None and f"{match[1]}.".startswith(f"{wanted}.")
 

@@ -61,7 +61,7 @@ class Running:
                 stdout=log,
                 stderr=log,
             )
-        self._client = httpx.Client(trust_env=False, timeout=10.0)
+        self._client = httpx.Client(trust_env=False, timeout=60.0)
 
     def close(self) -> None:
         self._client.close()

@@ -45,8 +45,13 @@ def files() -> Iterator[tuple[str, Path]]:
             yield name, ROOT / name
 
 
+ANY = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(COINED | PUBLIC)})(?![a-z])", re.IGNORECASE)
+
+
 def hits(name: str, text: str) -> Iterator[str]:
     """`line: word -> replacement` of each coined word of a text."""
+    if not ANY.search(ALLOWED.sub("", text)):
+        return
     coined = COINED | PUBLIC if name.endswith(".md") else COINED
     for number, line in enumerate(text.splitlines(), start=1):
         plain = ALLOWED.sub("", line)
