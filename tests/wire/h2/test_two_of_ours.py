@@ -1,0 +1,289 @@
+"""A client and a server connection of ours, talking to one another."""
+
+import pytest
+
+from oriel_wire.h2.frames import CANCEL, DATA, HEADERS, MAX_ID, NO_ERROR, REFUSED_STREAM, RST_STREAM, WINDOW_UPDATE
+from oriel_wire.h2.streams import Stream
+
+from .recorders import ANSWER, REQUEST, TRAILERS, Recorder, block, client, exchange, server
+
+
+def pair(**limits: int) -> tuple[Recorder, Recorder]:
+    """A client and a server that have exchanged their settings."""
+    one, other = Recorder(client=True, **limits), Recorder(**limits)
+    exchange(one, other)
+    assert one.settings_acknowledged and other.settings_acknowledged
+    return one, other
+
+
+def test_a_grpc_call() -> None:
+    one, other = pair()
+    call = one.start()
+    assert one.send_data(call, b"m" * 1024, True)
+    exchange(one, other)
+    served = other.seen[call.id]
+    assert (served.fields, bytes(served.body), served.ended) == (REQUEST, b"m" * 1024, True)
+    assert served.state == "half-closed (remote)" and call.state == "half-closed (local)"
+    other.send_headers(served, block(ANSWER), False)
+    other.send_data(served, b"a" * 1024, False)
+    other.send_headers(served, block(TRAILERS), True)
+    exchange(one, other)
+    assert (call.fields, bytes(call.body), call.trailers_received) == (ANSWER, b"a" * 1024, TRAILERS)
+    assert not one.streams and not other.streams and call.closed and served.closed
+    assert one.finished == other.finished == 1
+
+
+def test_an_interim_answer_comes_before_the_answer() -> None:
+    one, other = pair()
+    call = one.start(end=True)
+    exchange(one, other)
+    other.send_headers(other.seen[1], block([(b":status", b"103")]), False)
+    other.send_headers(other.seen[1], block(ANSWER), True)
+    exchange(one, other)
+    assert call.interim == [[(b":status", b"103")]] and call.fields == ANSWER and call.ended
+
+
+def test_trailers_wait_for_data_that_waits() -> None:
+    one, other = pair(stream_window_bytes=1000)
+    one.consumes = False
+    call = one.start(end=True)
+    exchange(one, other)
+    served = other.seen[call.id]
+    other.send_headers(served, block(ANSWER), False)
+    assert not other.send_data(served, b"a" * 2500, False)
+    other.send_headers(served, block(TRAILERS), True)
+    exchange(one, other)
+    assert len(call.body) == 1000 and call.trailers_received is None
+    assert other.stalled(5.0, 1.0) == [] and other.stalled(6.5, 1.0) == [served] and served.stalled_since == 5.0
+    one.consumed(call, 1000)
+    exchange(one, other)
+    assert len(call.body) == 2000 and served.stalled_since == 0.0
+    one.consumed(call, 1000)
+    exchange(one, other)
+    assert len(call.body) == 2500 and call.trailers_received == TRAILERS and not other.streams
+    assert served.rooms == 0  # nothing else was to come
+
+
+def test_room_is_reported_once_what_was_kept_is_sent() -> None:
+    one, other = pair(stream_window_bytes=1000)
+    other.consumes = False
+    call = one.start()
+    assert not one.send_data(call, b"a" * 1500, False)
+    exchange(one, other)
+    assert call.rooms == 0
+    other.consumed(other.seen[1], 1000)
+    exchange(one, other)
+    assert call.rooms == 1 and len(other.seen[1].body) == 1500
+    assert one.send_data(call, b"", True)
+    exchange(one, other)
+    assert other.seen[1].ended
+
+
+def test_a_full_connection_serves_its_streams_in_turns() -> None:
+    one, other = pair(connection_window_bytes=65535, stream_window_bytes=65535, send_frame_bytes=1000)
+    other.consumes = False
+    filler, *calls = [one.start() for _ in range(4)]
+    one.send_data(filler, b"f" * 65535, False)
+    for call in calls:
+        assert not one.send_data(call, b"c" * 3000, False)
+    exchange(one, other)
+    other.consumed(other.seen[filler.id], 65535)
+    other.receive(b"", 0.0)
+    one.receive(other.taken(), 0.0)
+    order = [each.stream_id for each in one.frames() if each.kind == DATA]
+    assert order == [3, 5, 7] * 3 and all(call.rooms == 1 for call in calls)
+
+
+def test_a_full_transport_keeps_data() -> None:
+    one, other = pair()
+    call = one.start()
+    one.pause()
+    assert not one.send_data(call, b"a" * 10, True)
+    exchange(one, other)
+    assert not other.seen[1].body
+    one.resume()
+    exchange(one, other)
+    assert other.seen[1].body == b"a" * 10 and other.seen[1].ended
+
+
+def test_a_window_is_widened_to_a_known_length() -> None:
+    one, other = pair(stream_window_bytes=1000)
+    other.consumes = False
+    call = one.start()
+    exchange(one, other)
+    other.widen(other.seen[1], 5000)
+    exchange(one, other)
+    assert one.send_data(call, b"a" * 5000, True)
+    exchange(one, other)
+    assert len(other.seen[1].body) == 5000
+
+
+def test_credit_returns_when_half_a_window_is_consumed() -> None:
+    made = server(stream_window_bytes=1000)
+    peer = client()
+    peer.peer_window = 1000
+    call = peer.start()
+    peer.send_data(call, b"a" * 900, False)
+    made.consumes = False
+    made.receive(peer.taken(), 0.0)
+    stream = made.seen[1]
+    made.consumed(stream, 499)
+    assert made.frames() == []
+    made.consumed(stream, 1)
+    assert [(each.kind, each.stream_id, each.number) for each in made.frames()] == [(WINDOW_UPDATE, 1, 500)]
+
+
+@pytest.mark.parametrize("by_peer", [False, True])
+def test_a_reset_returns_what_was_not_consumed(by_peer: bool) -> None:
+    one, other = pair(connection_window_bytes=65535)
+    other.consumes = False
+    call = one.start()
+    one.send_data(call, b"a" * 40000, False)
+    exchange(one, other)
+    served = other.seen[1]
+    if by_peer:
+        one.send_reset(call, CANCEL)
+    else:
+        other.send_reset(served, CANCEL)
+    exchange(one, other)
+    assert (served if by_peer else call).reset == CANCEL
+    assert not one.streams and not other.streams and one.send_window == 65535
+    other.consumed(served, 40000)  # too late, and harmless
+    assert not other.out
+
+
+def test_late_frames_after_a_reset_are_swallowed() -> None:
+    one, other = pair()
+    call = one.start()
+    exchange(one, other)
+    other.send_reset(other.seen[1], CANCEL)
+    one.send_data(call, b"a" * 1000, False)
+    one.send_headers(call, block(TRAILERS), True)
+    exchange(one, other)
+    assert other.failed is None and one.failed is None
+    assert one.start() and not other.seen[1].body
+
+
+def test_a_drain_loses_no_call_that_was_on_its_way() -> None:
+    one, other = pair()
+    first = one.start(end=True)
+    exchange(one, other)
+    other.drain()
+    crossing = one.start(end=True)  # before it has seen the drain
+    on_its_way = one.taken()
+    one.receive(other.taken(), 0.0)
+    assert one.goaways == [(MAX_ID, NO_ERROR, b"")] and not one.can_open()
+    other.receive(on_its_way, 0.0)
+    exchange(one, other)
+    assert one.goaways[1:] == [(crossing.id, NO_ERROR, b"")] and other.drained == 0
+    for call in (first, crossing):
+        other.send_headers(other.seen[call.id], block(ANSWER), True)
+    exchange(one, other)
+    assert first.fields == crossing.fields == ANSWER and other.drained == 1 and one.failed is None
+
+
+def test_an_idle_connection_drains_at_once() -> None:
+    one, other = pair()
+    other.drain()
+    exchange(one, other)
+    assert other.drained == 1
+
+
+def test_streams_above_the_last_one_were_surely_not_executed() -> None:
+    one, other = pair()
+    calls = [one.start() for _ in range(3)]
+    one.taken()
+    other.goaway(NO_ERROR, 1)
+    one.receive(other.taken(), 0.0)
+    assert [call.reset for call in calls] == [None, REFUSED_STREAM, REFUSED_STREAM]
+    assert list(one.streams) == [1] and not one.can_open()
+
+
+def test_a_refused_stream_was_surely_not_executed() -> None:
+    one, other = pair(max_streams=2)
+    one.peer_max_streams = 3
+    calls = [one.start() for _ in range(3)]
+    exchange(one, other)
+    assert [call.reset for call in calls] == [None, None, REFUSED_STREAM] and other.failed is None
+
+
+def test_a_client_opens_as_many_streams_as_its_server_takes() -> None:
+    one, _ = pair(max_streams=2)
+    calls = [one.start(end=True) for _ in range(2)]
+    assert not one.can_open()
+    one.send_reset(calls[0], CANCEL)
+    assert one.can_open()
+
+
+def test_a_large_header_block_is_split() -> None:
+    one, other = pair(max_frame_bytes=16384)
+    fields = [*REQUEST, *[(b"x-%d" % i, b"v" * 100) for i in range(100)]]
+    one.peer_frame_bytes = 1000
+    one.start(fields, end=True)
+    assert len(one.out) == 1
+    exchange(one, other)
+    assert other.seen[1].fields == fields and other.seen[1].ended
+
+
+def test_header_lists_that_are_too_large_concern_their_stream() -> None:
+    one, other = pair(max_block_bytes=40000)
+    call = one.start([*REQUEST, *[(b"x-%d" % i, b"v" * 1000) for i in range(20)]], end=True)
+    after = one.start(end=True)
+    exchange(one, other)
+    assert call.fields == [(b":status", b"431")] and other.failed is None
+    assert other.seen[after.id].fields == REQUEST
+
+
+def test_writes_are_asked_for_once_outside_receive() -> None:
+    one, other = pair()
+    before = one.writes
+    call = one.start()
+    one.send_data(call, b"a", True)
+    assert one.writes == before + 1
+    one.ping(b"12345678")
+    assert one.writes == before + 1
+    before = other.writes
+    exchange(one, other)
+    assert other.writes == before and one.pongs == [b"12345678"]
+
+
+def test_nothing_is_sent_on_a_stream_that_was_reset() -> None:
+    one, other = pair()
+    call = one.start()
+    exchange(one, other)
+    other.send_reset(other.seen[1], CANCEL)
+    exchange(one, other)
+    assert one.send_data(call, b"a", True)
+    one.send_headers(call, block(TRAILERS), True)
+    one.send_reset(call, CANCEL)
+    assert not one.out and [each.kind for each in one.frames()] == []
+
+
+def test_an_answer_of_a_head_request_has_a_length_and_no_body() -> None:
+    one, other = pair()
+    call = one.start([(b":method", b"HEAD"), *REQUEST[1:4]], end=True)
+    call.head_only = True
+    exchange(one, other)
+    other.send_headers(other.seen[1], block([(b":status", b"200"), (b"content-length", b"5")]), True)
+    exchange(one, other)
+    assert call.error is None and call.ended
+
+
+def test_the_first_block_ends_the_peers_table() -> None:
+    made = client()
+    made.start()
+    (sent,) = made.frames()
+    assert sent.kind == HEADERS and sent.payload[:1] == b"\x20"
+    made.start()
+    (sent,) = made.frames()
+    assert sent.payload[:1] != b"\x20"
+
+
+def test_streams_have_the_names_of_their_states() -> None:
+    assert Stream().state == "idle" and repr(Stream()) == "<Stream 0 idle>"
+    one, other = pair()
+    call = one.start()
+    assert call.state == "open"
+    exchange(one, other)
+    other.send_reset(other.seen[1], CANCEL)
+    assert other.seen[1].state == "closed" and [each.kind for each in other.frames()] == [RST_STREAM]

@@ -1,0 +1,71 @@
+"""Limits of one HTTP/2 connection, and the token buckets that tell a busy peer from a flood."""
+
+from dataclasses import dataclass
+
+__all__ = ["Bucket", "H2Limits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class H2Limits:
+    """Limits of one connection. What exceeds them ends the connection with ENHANCE_YOUR_CALM, if nothing else is said.
+
+    max_streams: that the peer may have open at once; further ones are answered with REFUSED_STREAM.
+    stream_window_bytes, connection_window_bytes: bytes of DATA that the peer may send before `consumed` is called.
+    max_frame_bytes: of one frame that the peer sends (a larger one ends the connection with FRAME_SIZE_ERROR).
+    send_frame_bytes: of one DATA frame that we send, if the peer allows as much.
+    max_header_list_bytes, max_fields: of one decoded header list, as RFC 9113 counts its size. A larger one concerns
+    its stream only.
+    max_block_bytes, max_continuations: of one header block as received, before it is decoded.
+    reset_burst, resets_per_s: resets within `rapid_reset_s` of the stream's begin, and frames that make us reset a
+    stream. Each stream that ends properly allows one more.
+    control_burst, controls_per_s: SETTINGS (each setting counts), PING, PRIORITY, WINDOW_UPDATE, interim answers,
+    DATA without data, and frames on streams that are gone. `useful_bytes` of payload in either direction allow one
+    more, a stream that ends properly four.
+    max_unread_replies: acknowledgements and resets queued while the peer does not read.
+    """
+
+    max_streams: int = 128
+    stream_window_bytes: int = 65535
+    connection_window_bytes: int = 1024 * 1024
+    max_frame_bytes: int = 64 * 1024
+    send_frame_bytes: int = 64 * 1024
+    max_header_list_bytes: int = 16 * 1024
+    max_fields: int = 128
+    max_block_bytes: int = 32 * 1024
+    max_continuations: int = 32
+    rapid_reset_s: float = 0.1
+    reset_burst: int = 200
+    resets_per_s: float = 50.0
+    control_burst: int = 1024
+    controls_per_s: float = 256.0
+    useful_bytes: int = 512
+    max_unread_replies: int = 512
+
+
+class Bucket:
+    """A token bucket that is filled only when it is empty: by the time since then, and by what was earned.
+
+    It lets through at most twice its `burst` at once.
+    """
+
+    __slots__ = ("_burst", "_filled_s", "_per_s", "_tokens")
+
+    def __init__(self, burst: int, per_s: float) -> None:
+        self._burst = float(burst)
+        self._per_s = per_s
+        self._tokens = float(burst)
+        self._filled_s = -1.0
+
+    def take(self, cost: int, now: float) -> bool:
+        """Take tokens. False: there are not enough, and `refill` decides."""
+        if self._filled_s < 0.0:
+            self._filled_s = now
+        self._tokens -= cost
+        return self._tokens >= 0.0
+
+    def refill(self, earned: float, now: float) -> bool:
+        """Add what time and useful work allow after `take` has returned False. False: it is still not enough."""
+        tokens = self._tokens + earned + (now - self._filled_s) * self._per_s
+        self._tokens = min(tokens, self._burst)
+        self._filled_s = now
+        return tokens >= 0.0
