@@ -1,15 +1,20 @@
 """What every ObjectClient keeps, against real servers of each kind: S3 by moto, Google's emulator, Azurite."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from pathlib import Path
 
+import httpx
 import pytest
 
 from oriel_wire.objects.client import ClientLimits, ObjectClient, Stored
 from oriel_wire.objects.errors import ObjectChanged, ObjectStoreError, StoreUnavailable, TooManyObjects
 
 from ..conftest import Run
+from ..waiting import wait_until
 from .object_stores import PAGE, SERVERS, ObjectServer, Stub, client_of, object_server, point_to
 
 MANY = 2 * PAGE + 3  # on three pages
@@ -254,8 +259,6 @@ def test_urls_that_are_refused(url: str, said: str) -> None:
 
 @pytest.mark.parametrize("url", ["gs://bucket/models", "az://account/container/models"])
 def test_without_the_package_the_extra_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "oriel_wire.objects.obstore", raising=False)
     with pytest.raises(ObjectStoreError, match=r"pip install 'oriel-serving\[(gcs|azure)\]'"):
@@ -276,3 +279,15 @@ async def test_credentials_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ObjectStoreError, match="az://account/container: the credentials") as caught:
         client_of("az://account/container")
     assert "S3CRET" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_a_server_of_the_run_ends_after_the_process_that_it_is_for(tmp_path: Path) -> None:
+    wanted = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    server, log = SERVERS["gs"](), tmp_path / "log"
+    server.start(log, wanted.pid)
+    server.make_bucket()
+    wanted.communicate()
+    wait_until(lambda: "ended: -9" in log.read_text())
+    with pytest.raises(httpx.ConnectError):
+        server.make_bucket()
+    server.close()
