@@ -11,7 +11,7 @@ import pytest
 from . import fuzz_v2, mutate, targets
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-CHANGED = 1500
+CHANGED = 600
 
 
 # In a process of its own: servers that other tests keep in threads allocate as well, and may crash under tracemalloc.

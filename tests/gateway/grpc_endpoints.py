@@ -52,7 +52,10 @@ async def never() -> None:
 
 
 class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """One of several servers that take turns: each request gets the next step, then an answer. asked: who was."""
+    """One of several servers that take turns: each request gets the next step, and an answer when none is left.
+
+    asked: the servers in the order in which they were called.
+    """
 
     def __init__(self, asked: list["Script"], steps: list["Step"]) -> None:
         self.asked, self.steps = asked, steps
@@ -111,7 +114,7 @@ class House:
         return self.core.pools["p"].grpc
 
     async def infer(self, **metadata: str) -> str:
-        """The code's name; an error is kept in `error`."""
+        """Call the model and return the name of the status code; the error of a failed call is kept in `error`."""
         pairs = (("x-api-key", GOLD), *((name.replace("_", "-"), value) for name, value in metadata.items()))
         try:
             await self.channel.unary_unary(INFER)(MESSAGE, metadata=pairs)
@@ -126,7 +129,12 @@ class House:
 
 @asynccontextmanager
 async def house(route: str = "", *, servers: int = 2, calls: int = 0, probed: bool = False) -> AsyncIterator[House]:
-    """One pool of so many servers. calls: that the retry budget has seen."""
+    """A gateway with one pool.
+
+    servers: how many servers the pool has.
+    calls: how many calls the retry budget has seen already.
+    probed: whether the servers are probed.
+    """
     asked: list[Script] = []
     steps: list[Step] = []
     scripts = [Script(asked, steps) for _ in range(servers)]

@@ -19,7 +19,11 @@ PROBED = 'probe = "/v2/health/ready"'
 
 
 class Pod:
-    """A model server in a process. ran: how often each body was executed there, ran_s: when last (monotonic)."""
+    """A model server in a process.
+
+    ran: how often each body was executed there.
+    ran_s: when each body was executed last, in monotonic seconds.
+    """
 
     def __init__(self, process: Process, port: int) -> None:
         self.process = process
@@ -63,8 +67,11 @@ def files(pods: list[Pod], *, idempotent: bool, probe: str = PROBED) -> dict[str
 
 
 class Load:
-    """Closed-loop callers; every answer with when it came and the pod that gave it. They rest while `goes_on` is
-    cleared."""
+    """Callers that ask again as soon as they have an answer.
+
+    answers: of each answer its time, its status, the body that was sent and the body that came back.
+    goes_on: no further call is made while it is cleared.
+    """
 
     def __init__(self, port: int, callers: int, *, timeout_ms: int) -> None:
         self._port = port

@@ -36,7 +36,7 @@ class Process:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process has computed."""
+    """Return the CPU time of a process in seconds."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -50,8 +50,13 @@ async def gateway_process(
     plain: bool = True,
     prelude: str = "",
 ) -> AsyncIterator[Process]:
-    """Start it on free ports, wait until it is ready, end it. max_files: its limit of open files. prelude: a line of
-    Python that it executes before anything else."""
+    """Start a gateway on free ports, wait until it is ready, and end it.
+
+    words: further flags.
+    max_files: its limit of open files.
+    plain: whether it serves HTTP without TLS.
+    prelude: a line of Python that it executes before anything else.
+    """
     policies = folder / "policies"
     policies.mkdir(exist_ok=True)
     for name, content in files.items():

@@ -45,7 +45,7 @@ class House:
     ups: list[Upstream]
 
     def members(self) -> int:
-        """Callers that wait for an answer to an equal call."""
+        """Return how many callers wait for an answer to an equal call."""
         return sum(len(flight.members) for flight in self.core.routing.flights._open.values())
 
     def idle(self) -> bool:
@@ -64,7 +64,7 @@ class House:
 
 @asynccontextmanager
 async def house(routes: str, *, pools: int = 2, inflight: int = 8, per_pool: int = 1) -> AsyncIterator[House]:
-    """Pools p0, p1 ... of one server each, unless said otherwise."""
+    """A gateway with pools p0, p1 and so on, which have `per_pool` servers each."""
     async with AsyncExitStack() as stack:
         ups = [await stack.enter_async_context(upstream()) for _ in range(pools * per_pool)]
         text = """

@@ -89,7 +89,7 @@ class Seen:
 
 
 class Upstream:
-    """A scripted HTTP/1.1 server: `answer` gives the raw bytes; requests are kept in `seen`."""
+    """A scripted HTTP/1.1 server: `answer` returns the raw bytes; requests are kept in `seen`."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -102,7 +102,7 @@ class Upstream:
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-up: 1\r\nserver-timing: infer;dur=1.5\r\n\r\nok"
 
     async def close(self) -> None:
-        """Whoever is served is left, as by a process that ends."""
+        """Abort all connections, as a process that ends does."""
         for writer in self._serving.values():
             writer.transport.abort()
         await asyncio.gather(*(task for task in self._serving if task is not None), return_exceptions=True)

@@ -241,7 +241,7 @@ async def test_thousands_of_tenants_are_let_go_bit_by_bit(up: Upstream, tmp_path
         assert core.snapshot is not old and core.identify([("x-api-key", "k7")]).tenant.name == "n7"
         left = [sum(map(len, decoded(old)))]
         while left[-1]:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
             left.append(sum(map(len, decoded(old))))
         assert max(a - b for a, b in zip(left, left[1:], strict=False)) <= 3000 and len(left) > 3
 
@@ -278,13 +278,23 @@ async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, m
         await compile_folder(tmp_path)
 
 
-async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
+async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, documents([1]))
-    started = asyncio.ensure_future(compile_folder(tmp_path))
-    await asyncio.sleep(0.02)
-    started.cancel()
+    real = compiler._start
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any) -> "subprocess.Popen[bytes]":
+        started.append(real(*args))
+        return started[0]
+
+    monkeypatch.setattr(compiler, "_start", start)
+    compiling = asyncio.ensure_future(compile_folder(tmp_path))
+    await until(lambda: started)
+    compiling.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await started
+        await compiling
+    assert started[0].returncode is not None
+    monkeypatch.undo()
     assert (await compile_folder(tmp_path)).tenants["g"].name == "g"
 
 

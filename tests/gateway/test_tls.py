@@ -264,7 +264,7 @@ async def test_handshakes_that_do_not_go_on_take_no_place_from_others(files: Pai
     sock = socket.create_server(("127.0.0.1", 0))
     await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files).context)
     stalled = []
-    for number in range(30):
+    for number in range(14):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         if number % 2:
             writer.write(b"\x16\x03\x01")

@@ -1,6 +1,6 @@
 """Bounded concurrency and the deadline wheel."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_policies.admission import Admission, Charges
@@ -58,6 +58,7 @@ def test_charges_follow_what_calls_cost_and_stay_bounded() -> None:
     assert len(charges._known) == 10
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(0.0, 10.0), st.booleans()), max_size=60), st.lists(st.floats(0.0, 0.7), max_size=40)
 )

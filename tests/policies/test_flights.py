@@ -57,5 +57,5 @@ class Machine(RuleBasedStateMachine):
         assert len(self.flights) == len(self.working)
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestFlights = Machine.TestCase

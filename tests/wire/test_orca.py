@@ -4,7 +4,7 @@ import json
 from math import isfinite
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
@@ -39,6 +39,7 @@ def test_any_text_is_a_report_or_refused(value: str) -> None:
     assert all(each >= 0.0 for each in report.load.values())
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.none() | st.booleans() | VALUES | st.text(), lambda e: st.dictionaries(st.text(), e)))
 def test_any_json_is_a_report_or_refused(document: object) -> None:
     try:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
@@ -48,6 +48,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     return found
 
 
+@settings(max_examples=40)
 @given(documents())
 def test_request_with_binary_inputs_is_the_same_request(document: dict[str, Any]) -> None:
     body = json.dumps(document).encode()

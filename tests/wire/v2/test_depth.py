@@ -3,7 +3,7 @@ import time
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
@@ -42,6 +42,7 @@ def test_bytes_behind_the_json_part_do_not_count() -> None:
 _documents = st.recursive(st.text('[]{}"\\a') | st.integers(), lambda inner: st.lists(inner, max_size=4))
 
 
+@settings(max_examples=50)
 @given(_documents, st.integers(0, 80), st.sampled_from([5, 64, 1 << 18]))
 def test_agrees_with_a_parser(value: object, more: int, piece: int) -> None:
     """However many bytes it looks at in one go."""

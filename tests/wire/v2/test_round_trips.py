@@ -82,7 +82,7 @@ def assert_same_tensors(got: list[Tensor], sent: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_http_request(binary: bool, data: st.DataObject) -> None:
     sent = data.draw(requests(as_json=not binary))
     if not binary and not all(np.isfinite(each.array).all() for each in sent.inputs if each.array.dtype.kind == "f"):
@@ -103,7 +103,7 @@ def test_http_request(binary: bool, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_http_response(binary: bool, data: st.DataObject) -> None:
     sent = data.draw(responses(as_json=not binary))
     parts, header_length = http.encode_response(sent, InferRequest(model_name="m", binary_default=binary))
@@ -119,7 +119,7 @@ def test_http_response(binary: bool, data: st.DataObject) -> None:
 
 
 @given(sent=requests())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_grpc_request(sent: InferRequest) -> None:
     wire = grpc.encode_infer_request(sent).SerializeToString()
     got = grpc.decode_infer(v2_pb2.ModelInferRequest.FromString(wire))
@@ -129,7 +129,7 @@ def test_grpc_request(sent: InferRequest) -> None:
 
 
 @given(sent=responses())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_grpc_response(sent: InferResponse) -> None:
     wire = grpc.encode_infer(sent).SerializeToString()
     got = grpc.decode_infer_response(v2_pb2.ModelInferResponse.FromString(wire))
@@ -157,6 +157,7 @@ def test_binary_tensor_is_a_view_of_the_body(datatype: str) -> None:
         assert not got.flags.writeable
 
 
+@settings(max_examples=40)
 @given(flat=hnp.arrays(np.dtype("<f4"), 12, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
 def test_nested_and_flat_json_are_the_same(flat: np.ndarray) -> None:
     def body(data: object) -> bytes:
