@@ -74,12 +74,12 @@ async def _caller(client: HttpClient, shot: Shot, until: float, figures: Figures
     while now < until:
         try:
             answer = await client.request("POST", shot.target, shot.headers, shot.body, deadline=now + ANSWER_WITHIN_S)
-            said = "" if answer.status == 200 else str(answer.status)
+            failure = "" if answer.status == 200 else str(answer.status)
         except UpstreamError as error:
-            said = type(error).__name__
+            failure = type(error).__name__
         before, now = now, time.monotonic()
-        if said:
-            figures.others[said] = figures.others.get(said, 0) + 1
+        if failure:
+            figures.others[failure] = figures.others.get(failure, 0) + 1
             # A refusal costs next to nothing: without a pause a failing server would be hammered.
             await asyncio.sleep(0.01)
             now = time.monotonic()

@@ -13,7 +13,7 @@ from time import time
 from oriel_cli.errors import CommandFailed
 from oriel_policies.documents import ApiKey, Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
-from oriel_policies.explain import Asked, explain
+from oriel_policies.explain import ExplainedCall, explain
 from oriel_wire.objects.errors import BadStoreUrl
 
 __all__ = ["add_arguments", "read", "run"]
@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         key: ApiKey | None = ApiKey(tenant=tenant, expires_at=None)
     else:
         key = _identify(snapshot, _credential(args.key))
-    asked = Asked(model=args.model, service=args.service, version=args.version, headers=headers)
-    steps = explain(snapshot, key, asked, now=time(), documents=documents)
+    call = ExplainedCall(model=args.model, service=args.service, version=args.version, headers=headers)
+    steps = explain(snapshot, key, call, now=time(), documents=documents)
     refused = steps[-1].refused
     if args.json:
         listed = [{"room": step.room, "says": step.says, "refused": step.refused or None} for step in steps]

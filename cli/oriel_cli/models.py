@@ -160,14 +160,14 @@ def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
         understood = False
     if understood:
         return document
-    said = document.get("error") if isinstance(document, dict) else None
-    if not isinstance(said, str) or said == "Not Found":
+    refusal = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(refusal, str) or refusal == "Not Found":
         raise CommandFailed(
             f"{client.base_url} answers {answer.status_code} to {path}: is this a v2 server's HTTP port?"
         )
-    if "explicit model load" in said and "--model-control-mode explicit" not in said:
-        said += " (start the server with --model-control-mode explicit)"
-    raise CommandFailed(_text(said))
+    if "explicit model load" in refusal and "--model-control-mode explicit" not in refusal:
+        refusal += " (start the server with --model-control-mode explicit)"
+    raise CommandFailed(_text(refusal))
 
 
 def _done(args: argparse.Namespace, word: str) -> None:

@@ -73,10 +73,10 @@ def _bar(start_ns: int, end_ns: int, whole_ns: int, ascii_only: bool) -> str:
 
 
 def _details(span: Span) -> str:
-    said = [f"{_short(key)}={value}" for key, value in sorted(span["attributes"].items()) if key not in HIDDEN]
+    parts = [f"{_short(key)}={value}" for key, value in sorted(span["attributes"].items()) if key not in HIDDEN]
     if span["error"]:
-        said.insert(0, f"error: {span['error']}")
-    return "  ".join(said)
+        parts.insert(0, f"error: {span['error']}")
+    return "  ".join(parts)
 
 
 def _short(key: str) -> str:

@@ -69,12 +69,12 @@ def build(config: dict[str, Any], weights: dict[str, np.ndarray[Any, Any]]) -> A
     graph = Graph(weights)
     tokens = graph.op("Shape", "input_ids", start=1, end=2)
     table = graph.weight("embeddings.position_embeddings.weight")
-    places = graph.op("Slice", table, graph.constant("first", np.array([0])), tokens)
+    positions = graph.op("Slice", table, graph.constant("first", np.array([0])), tokens)
     words, types = [
         graph.op("Gather", graph.weight(f"embeddings.{name}_embeddings.weight"), ids)
         for name, ids in (("word", "input_ids"), ("token_type", "token_type_ids"))
     ]
-    value = graph.norm(graph.op("Add", graph.op("Add", words, places), types), "embeddings.LayerNorm", epsilon)
+    value = graph.norm(graph.op("Add", graph.op("Add", words, positions), types), "embeddings.LayerNorm", epsilon)
     # What is no token gets the least weight there is: 0 for a token, -3e38 for padding.
     absent = graph.op("Sub", graph.constant("1f", np.float32(1)), graph.op("Cast", "attention_mask", to=1))
     mask = graph.op("Mul", absent, graph.constant("least", np.float32(np.finfo(np.float32).min)))

@@ -29,7 +29,7 @@ from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.process import connection_places, listen
+from oriel_wire.engine.process import connection_limit, listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
@@ -108,7 +108,7 @@ async def _limiter(settings: Settings) -> Limiter:
 
 def public_limits() -> HttpLimits:
     """Return the limits of the HTTP port. A body's size is limited by its pool, once its sender is known."""
-    return HttpLimits(max_connections=connection_places(HttpLimits().max_connections), max_body_bytes=1 << 40)
+    return HttpLimits(max_connections=connection_limit(HttpLimits().max_connections), max_body_bytes=1 << 40)
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:

@@ -168,12 +168,12 @@ class Gateway:
         """Return the absolute deadline: the tier's, or an earlier one of the client. Raises INVALID_REQUEST."""
         give_up_s = tenant.tier.give_up_s
         if timeout_ms is not None:
-            asked_s = parse_timeout_ms(timeout_ms)
-            if asked_s is None or asked_s <= 0.0:
+            client_timeout_s = parse_timeout_ms(timeout_ms)
+            if client_timeout_s is None or client_timeout_s <= 0.0:
                 raise Refused(
                     Outcome.INVALID_REQUEST, "x-request-timeout-ms has to be a whole number of milliseconds > 0"
                 )
-            give_up_s = min(give_up_s, asked_s)
+            give_up_s = min(give_up_s, client_timeout_s)
         return received_s + give_up_s
 
     def mark(self, request_id: str | None, traceparent: str | None, tracestate: str | None) -> Mark:

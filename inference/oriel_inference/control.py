@@ -78,7 +78,7 @@ class ModelControl:
         self._check = check
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._rollout = Rollout(
             catalog,
             find_backend=find_backend,
@@ -130,7 +130,7 @@ class ModelControl:
                 raise LoadFailed(each.failure)
         everything = self._mode != "explicit" or "*" in load_models
         wanted = sorted(self._repositories.names() if everything else set(load_models))
-        self._asked = set(wanted)
+        self._requested = set(wanted)
         self._catalog.required = set(wanted)
         self._catalog.unseen = [each.store.shown for each in unseen] if everything else []
         for name in wanted:
@@ -224,13 +224,13 @@ class ModelControl:
         self._permit("unload")
         parts = self._rollout.parts(name) if dependents else []
         self._catalog.required.discard(name)
-        self._asked.discard(name)
+        self._requested.discard(name)
         if not await self._rollout.unload(name) and name not in await self._stored():
             near = did_you_mean(name, self._catalog.names())
             raise UnknownModel(f"unknown model: {quoted(name)} is not loaded{near}")
         while parts:
             part = parts.pop()
-            if part not in self._asked and not self._rollout.users(part):
+            if part not in self._requested and not self._rollout.users(part):
                 parts.extend(self._rollout.parts(part))
                 await self._rollout.unload(part)
 
@@ -265,7 +265,7 @@ class ModelControl:
             raise LoadRefused(f"failed to load {quoted(name)}: {failure_text}")
 
     async def _load_from(self, name: str, stores: Sequence[ModelStore], config: pb.ModelConfig | None) -> str:
-        self._asked.add(name)
+        self._requested.add(name)
         models = len({name, *self._catalog.names()})
         await self._load_parts(name, stores, config, models=models)
         return await self._rollout.replace(name, stores, models=models, override=config)
@@ -362,11 +362,11 @@ class ModelControl:
             found = set(repository.found or ())
             if first:
                 self._seen(repository, found)
-                self._asked |= found if everything else set()
+                self._requested |= found if everything else set()
                 lacking = found if everything else found & wanted
-            due = [name for name in lacking & found & self._asked if not store.retries(name)]
+            due = [name for name in lacking & found & self._requested if not store.retries(name)]
             await asyncio.gather(*(self._load_again(name) for name in due))
-            lacking = {name for name in lacking & found & self._asked if store.retries(name)}
+            lacking = {name for name in lacking & found & self._requested if store.retries(name)}
 
     async def _load_again(self, name: str) -> None:
         where, models = self._repositories.where(name), len(self._repositories.names())

@@ -63,10 +63,10 @@ class _Inference:
     """An inference in progress: what its answer needs, and no more. Thousands may wait, and the garbage collector walks
     each of their objects, which have left the caches of the processor when their turn comes.
 
-    asked: the requested outputs; None for all.
+    requested: the requested outputs; None for all.
     """
 
-    __slots__ = ("asked", "call", "left", "queued_s", "reply", "request_id", "rows", "serving")
+    __slots__ = ("requested", "call", "left", "queued_s", "reply", "request_id", "rows", "serving")
 
     call: Call
 
@@ -80,7 +80,7 @@ class _Inference:
         left: Callable[[Completion], None],
     ) -> None:
         self.serving = serving
-        self.asked = request.outputs
+        self.requested = request.outputs
         self.request_id = request.id
         self.rows = rows
         self.queued_s = queued_s
@@ -98,7 +98,7 @@ class _Inference:
             answer = result
         else:
             try:
-                response = respond(self.serving, self.asked, self.request_id, result.outputs)
+                response = respond(self.serving, self.requested, self.request_id, result.outputs)
                 answer = result
             except InferenceError as refusal:
                 error = refusal
@@ -235,20 +235,20 @@ class Dataplane:
 def _relayed(
     serving: ServingModel, request: InferRequest, emit: Emit
 ) -> Callable[[Sequence[Array], Callable[[], None]], None]:
-    asked, request_id = request.outputs, request.id
+    requested, request_id = request.outputs, request.id
 
     def relay(outputs: Sequence[Array], consumed: Callable[[], None]) -> None:
-        emit(respond(serving, asked, request_id, outputs), consumed, type(outputs) is Outputs and outputs.last)
+        emit(respond(serving, requested, request_id, outputs), consumed, type(outputs) is Outputs and outputs.last)
 
     return relay
 
 
 def respond(
-    serving: ServingModel, asked: Sequence[RequestedOutput] | None, request_id: str, found: Sequence[Array]
+    serving: ServingModel, requested: Sequence[RequestedOutput] | None, request_id: str, found: Sequence[Array]
 ) -> InferResponse:
     """Build the response with the requested outputs (None: all) in that order. A Python model may leave some out."""
     spec = serving.spec
-    if asked is None:
+    if requested is None:
         outputs = [
             Tensor(known.name, known.datatype, array.shape, array)
             for known, array in zip(spec.outputs, found, strict=True)
@@ -257,7 +257,7 @@ def respond(
     else:
         arrays = {known.name: (known, array) for known, array in zip(spec.outputs, found, strict=True)}
         outputs = []
-        for wanted in asked:
+        for wanted in requested:
             known, array = arrays[wanted.name]
             if array is None:
                 continue

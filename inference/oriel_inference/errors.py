@@ -95,20 +95,20 @@ class RequestTooLarge(InferenceError):
 
 
 class UnknownModel(InferenceError):
-    """No model or version has that name. asked: the requested name. known: the existing names."""
+    """No model or version has that name. requested: the name in the request. known: the existing names."""
 
     outcome = Outcome.UNKNOWN_MODEL
 
-    def __init__(self, message: str, *, asked: str = "", known: Collection[str] = ()) -> None:
+    def __init__(self, message: str, *, requested: str = "", known: Collection[str] = ()) -> None:
         super().__init__(message)
-        self._asked = asked
+        self._requested = requested
         self._known = known
 
     def with_near_name(self, may_see: Callable[[str], bool]) -> "UnknownModel":
         """Return the same error with the name of the model that was probably meant. may_see: returns whether the caller
         may know a name.
         """
-        near = did_you_mean(self._asked, (name for name in self._known if may_see(name)))
+        near = did_you_mean(self._requested, (name for name in self._known if may_see(name)))
         return UnknownModel(f"{self.message}{near}") if near else self
 
 

@@ -206,7 +206,7 @@ class Catalog:
         if entries is None and self.unseen:
             raise ModelNotReady("a model repository could not be read yet; it is not known whether it has this model")
         if entries is None:
-            raise UnknownModel(f"unknown model: {quoted(name)} is not found", asked=name, known=self._entries)
+            raise UnknownModel(f"unknown model: {quoted(name)} is not found", requested=name, known=self._entries)
         if not version:
             needed = next((entry.needs for entry in entries.values() if entry.needs), "")
             states = [entry.state for entry in entries.values()]

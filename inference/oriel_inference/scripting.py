@@ -103,7 +103,11 @@ class Scripting:
 
 
 def _chain(session: PythonSession, message: Infer, behalf: Sequence[Request], dataplane: Dataplane) -> tuple[str, ...]:
-    before = max((each.asked.chain for each in behalf if isinstance(each.asked, ScriptedRequest)), key=len, default=())
+    before = max(
+        (each.client_request.chain for each in behalf if isinstance(each.client_request, ScriptedRequest)),
+        key=len,
+        default=(),
+    )
     chain = (*before, session.launch.model)
     # An ensemble waits for the models of its steps.
     for model in (message.model, *sorted(dataplane.parts(message.model, message.version))):

@@ -62,24 +62,24 @@ class Habits:
 class Exchange:
     """The messages and answers of one stream. unanswered: number of messages known to have no answer yet."""
 
-    __slots__ = ("_asked", "_habits", "_open", "_talked_s", "_tenant", "unanswered")
+    __slots__ = ("_models", "_habits", "_open", "_talked_s", "_tenant", "unanswered")
 
     def __init__(self, habits: Habits, tenant: str) -> None:
         self._habits = habits
         self._tenant = tenant
         # model -> number of messages without any answer, of unfinished ones, of those that may be unfinished
-        self._asked: dict[str, list[int]] = {}
+        self._models: dict[str, list[int]] = {}
         self._open = 0  # number of unfinished messages
         self._talked_s = -inf
         self.unanswered = 0
 
-    def asked(self, model: str) -> None:
+    def sent(self, model: str) -> None:
         """Record a message that was sent to the server."""
-        if model not in self._asked and len(self._asked) >= MAX_MODELS:
-            self._asked = {name: counts for name, counts in self._asked.items() if counts[1] or counts[2]}
-            if len(self._asked) >= MAX_MODELS:
+        if model not in self._models and len(self._models) >= MAX_MODELS:
+            self._models = {name: counts for name, counts in self._models.items() if counts[1] or counts[2]}
+            if len(self._models) >= MAX_MODELS:
                 model = ""
-        counts = self._asked.setdefault(model, [0, 0, 0])
+        counts = self._models.setdefault(model, [0, 0, 0])
         for each in range(3):
             counts[each] += 1
         self._open += 1
@@ -87,13 +87,13 @@ class Exchange:
 
     def answered(self, model: str, final: bool | None, now: float) -> None:
         """Record an answer. final: whether it is the last one to its message; None if it does not say."""
-        counts = self._asked.get(model) if model else None
+        counts = self._models.get(model) if model else None
         if final is not False:
-            sure = [counts] if counts is not None else [each for each in self._asked.values() if each[2]]
+            sure = [counts] if counts is not None else [each for each in self._models.values() if each[2]]
             if len(sure) == 1 and sure[0][2]:
                 sure[0][2] -= 1
         if counts is None:
-            first = next(((name, each) for name, each in self._asked.items() if each[0]), None)
+            first = next(((name, each) for name, each in self._models.items() if each[0]), None)
             if first is None:
                 if final is None:
                     self._talked_s = now
@@ -117,7 +117,7 @@ class Exchange:
 
     def held(self) -> None:
         """Record that messages have been unfinished for so long that nothing should wait for them any more."""
-        for model, counts in self._asked.items():
+        for model, counts in self._models.items():
             if counts[1]:
                 self._habits.note(self._tenant, model, gathers=True)
 
@@ -126,7 +126,7 @@ class Exchange:
         if self.unanswered:
             self.held()
             return
-        for counts in self._asked.values():
+        for counts in self._models.values():
             counts[1] = counts[2] = 0
         self._open = 0
 
@@ -140,9 +140,9 @@ class Exchange:
     def ends(self) -> bool:
         """Whether every unfinished message is expected to end soon, with an answer that shows its end."""
         habits, tenant = self._habits, self._tenant
-        return not any(any(habits.of(tenant, model)) for model, counts in self._asked.items() if counts[1])
+        return not any(any(habits.of(tenant, model)) for model, counts in self._models.items() if counts[1])
 
     @property
     def at_work(self) -> list[str]:
         """The models that may still be computing, because a message to them may be unfinished."""
-        return [model for model, counts in self._asked.items() if counts[2]]
+        return [model for model, counts in self._models.items() if counts[2]]

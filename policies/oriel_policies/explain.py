@@ -14,14 +14,14 @@ from oriel_policies.documents.promises import fits, served_by
 from oriel_policies.documents.reading import Reading
 from oriel_policies.tiers import lowered, offered, on_route
 
-__all__ = ["Asked", "Step", "explain"]
+__all__ = ["ExplainedCall", "Step", "explain"]
 
 _UNKNOWN = "unauthenticated"
 _TIER = "x-request-tier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ExplainedCall:
     """The call to explain: of a model, perhaps in one version, or of a service. headers: lower-case name -> value."""
 
     model: str | None = None
@@ -50,7 +50,7 @@ class Step:
 def explain(
     snapshot: Snapshot,
     key: ApiKey | None,
-    asked: Asked,
+    call: ExplainedCall,
     *,
     now: float,
     documents: Mapping[str, bytes] = MappingProxyType({}),
@@ -71,26 +71,26 @@ def explain(
     steps = [Step(room="identify", says=f"tenant {tenant.name}{named}{until}{scopes}")]
     reading = Reading(documents)
     steps.append(Step(room="tier", says=_tier(tenant, _decided(snapshot, key, reading))))
-    patterns = tenant.models if asked.kind == "model" else tenant.services
-    may = tenant.may_use_model(asked.name) if asked.kind == "model" else tenant.may_use_service(asked.name)
+    patterns = tenant.models if call.kind == "model" else tenant.services
+    may = tenant.may_use_model(call.name) if call.kind == "model" else tenant.may_use_service(call.name)
     if not may:
         says = (
-            f"{asked.kind} {asked.name!r} fits none of the tenant's {asked.kind}s ({', '.join(patterns) or 'none'}): "
+            f"{call.kind} {call.name!r} fits none of the tenant's {call.kind}s ({', '.join(patterns) or 'none'}): "
             "it looks absent"
         )
         return [*steps, Step(room="allow", says=says, refused="not_found")]
-    steps.append(Step(room="allow", says=f"{asked.kind} {asked.name!r} fits {', '.join(patterns)}"))
-    steps += [Step(room="route", says=says) for says in _passed_over(snapshot, asked)]
-    route = next((route for route in snapshot.routes if not _misses(route, asked)), None)
+    steps.append(Step(room="allow", says=f"{call.kind} {call.name!r} fits {', '.join(patterns)}"))
+    steps += [Step(room="route", says=says) for says in _passed_over(snapshot, call)]
+    route = next((route for route in snapshot.routes if not _misses(route, call)), None)
     if route is None:
-        says = f"no route serves {asked.kind} {asked.name!r}{f' version {asked.version}' if asked.version else ''}"
+        says = f"no route serves {call.kind} {call.name!r}{f' version {call.version}' if call.version else ''}"
         return [*steps, Step(room="route", says=says, refused="not_found")]
-    by_tier = _effective(snapshot, tenant, route, asked, reading)
+    by_tier = _effective(snapshot, tenant, route, call, reading)
     steps += by_tier.steps
     if by_tier.tenant is None:
         return steps
     tenant = by_tier.tenant
-    steps += [Step(room="limit", says=says) for says in _limits(tenant, asked, route)]
+    steps += [Step(room="limit", says=says) for says in _limits(tenant, call, route)]
     steps += [Step(room="route", says=says) for says in _route(route)]
     pools = dict.fromkeys([side.pool for side in route.split] or [route.pool])
     return [*steps, *(Step(room="pool", says=_pool(snapshot.pools[name], tenant)) for name in pools)]
@@ -134,7 +134,7 @@ class _ByTier:
     steps: list[Step]
 
 
-def _effective(snapshot: Snapshot, tenant: Tenant, route: Route, asked: Asked, reading: Reading) -> _ByTier:
+def _effective(snapshot: Snapshot, tenant: Tenant, route: Route, call: ExplainedCall, reading: Reading) -> _ByTier:
     steps = []
     own, tiers = tenant.tier, snapshot.tiers
     tier = on_route(own, route, tiers)
@@ -145,7 +145,7 @@ def _effective(snapshot: Snapshot, tenant: Tenant, route: Route, asked: Asked, r
         where = _route_field(snapshot, route, reading)
         says = f"stays {own.name}: {where} is {route.tier}, which is above, and the route does not say above_tenant"
         steps.append(Step(room="tier", says=says))
-    if (wanted := asked.headers.get(_TIER)) is not None:
+    if (wanted := call.headers.get(_TIER)) is not None:
         lower = lowered(tier, wanted, tiers)
         if lower is None:
             says = (
@@ -172,33 +172,33 @@ def _in(file: str) -> str:
     return f"{file}: " if file else ""
 
 
-def _misses(route: Route, asked: Asked) -> str:
+def _misses(route: Route, call: ExplainedCall) -> str:
     """The reason why a route does not fit this call; "" if it fits."""
-    pattern = route.model if asked.kind == "model" else route.service
-    if pattern is None or not fits(pattern, asked.name):
+    pattern = route.model if call.kind == "model" else route.service
+    if pattern is None or not fits(pattern, call.name):
         return "name"
-    if route.version is not None and route.version != asked.version:
+    if route.version is not None and route.version != call.version:
         return f"it is for version {route.version}"
     for name, value in route.headers:
-        if asked.headers.get(name) != value:
+        if call.headers.get(name) != value:
             return f"it is for calls with the header {name}: {value}"
     return ""
 
 
-def _passed_over(snapshot: Snapshot, asked: Asked) -> list[str]:
+def _passed_over(snapshot: Snapshot, call: ExplainedCall) -> list[str]:
     """The routes of this name before the one that fits, and why each of them does not."""
-    said = []
+    sentences = []
     for route in snapshot.routes:
-        why = _misses(route, asked)
+        why = _misses(route, call)
         if not why:
             break
         if why != "name":
-            said.append(f"not {route.name}: {why}")
-    return said
+            sentences.append(f"not {route.name}: {why}")
+    return sentences
 
 
-def _limits(tenant: Tenant, asked: Asked, route: Route) -> list[str]:
-    applying = tenant.allowances_for(asked.kind, asked.name, route.name)
+def _limits(tenant: Tenant, call: ExplainedCall, route: Route) -> list[str]:
+    applying = tenant.allowances_for(call.kind, call.name, route.name)
     return [_allowance(allowance) for allowance in applying] or ["none applies"]
 
 
@@ -223,41 +223,41 @@ def _allowance(allowance: Allowance) -> str:
 
 
 def _route(route: Route) -> list[str]:
-    said = [f"{route.name} to {f'pool {route.pool}' if not route.split else 'a split'}"]
+    sentences = [f"{route.name} to {f'pool {route.pool}' if not route.split else 'a split'}"]
     if route.split:
         by = route.split_by if route.split_by in ("tenant", "request") else f"the header {route.split_by}"
         before = 0.0
         for side in route.split:
             version = f" as version {side.version}" if side.version else ""
-            said.append(f"{(side.until - before) * 100:.3g} % by {by} to pool {side.pool}{version}")
+            sentences.append(f"{(side.until - before) * 100:.3g} % by {by} to pool {side.pool}{version}")
             before = side.until
     if route.shadow_pool:
-        said.append(f"copies of {route.shadow_share * 100:.3g} % go to pool {route.shadow_pool}")
+        sentences.append(f"copies of {route.shadow_share * 100:.3g} % go to pool {route.shadow_pool}")
     if route.sticky:
-        said.append("one endpoint per " + ("stream" if route.sticky == "stream" else f"value of {route.sticky}"))
+        sentences.append("one endpoint per " + ("stream" if route.sticky == "stream" else f"value of {route.sticky}"))
     if route.deterministic:
         kept = f"kept for {route.cache_s:g} s" if route.cache_s else "not kept"
         shared = " for all tenants" if route.cache_shared else ""
-        said.append(f"equal calls at the same time are made once; answers are {kept}{shared}")
+        sentences.append(f"equal calls at the same time are made once; answers are {kept}{shared}")
     if route.idempotent:
         hedged = f", hedged after {_ms(route.hedge_s)}" if route.hedge_s else ""
-        said.append(f"a call may run twice: it is retried{hedged}")
-    return said
+        sentences.append(f"a call may run twice: it is retried{hedged}")
+    return sentences
 
 
 def _pool(pool: Pool, tenant: Tenant) -> str:
     addresses = _addresses(pool.endpoints, pool.discover)
     over_grpc = _addresses(pool.grpc_endpoints, pool.grpc_discover)
     learned = " at most, learned below that" if pool.learn_concurrency else ""
-    said = (
+    text = (
         f"{pool.name}: {addresses or 'no HTTP'}; {f'over gRPC {over_grpc}' if over_grpc else 'absent over gRPC'}; "
         f"{pool.max_inflight} permits{learned}; {pool.max_queue} calls and {pool.max_queue_bytes} bytes may wait; "
         f"bodies up to {pool.max_body_bytes} bytes, answers up to {pool.max_response_bytes}; connections within "
         f"{_ms(pool.connect_timeout_s)}, kept for {_ms(pool.idle_timeout_s)}; "
-        + (f"{pool.probe} asked every {_ms(pool.probe_interval_s)}" if pool.probe else "not probed")
+        + (f"{pool.probe} probed every {_ms(pool.probe_interval_s)}" if pool.probe else "not probed")
     )
     priority = pool.triton_priorities.get(tenant.tier.name)
-    return said if priority is None else f"{said}; Triton priority {priority} over gRPC"
+    return text if priority is None else f"{text}; Triton priority {priority} over gRPC"
 
 
 def _addresses(endpoints: Sequence[tuple[str, int]], discover: tuple[str, int] | None) -> str:

@@ -21,9 +21,9 @@ def on_route(own: Tier, route: Route, tiers: Mapping[str, Tier]) -> Tier:
     return of_route
 
 
-def lowered(own: Tier, asked: str, tiers: Mapping[str, Tier]) -> Tier | None:
+def lowered(own: Tier, requested: str, tiers: Mapping[str, Tier]) -> Tier | None:
     """The tier of this name for a caller whose tier is `own`; None if it is above that or does not exist."""
-    found = tiers.get(asked)
+    found = tiers.get(requested)
     return None if found is None or found.above(own) else found
 
 

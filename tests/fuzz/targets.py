@@ -27,7 +27,7 @@ from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.repository import config as judged
 from oriel_inference.repository import spec as specs
 from oriel_inference.repository.defaults import LoadDefaults
-from oriel_inference.repository.instances import places
+from oriel_inference.repository.instances import placements
 from oriel_inference.servers.generate import decode_generate
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2 import grpc, http, metadata
@@ -265,7 +265,7 @@ def _config(data: bytes) -> None:
     metadata.message_json(config)
     judged.validate(config, "m", "m/config.pbtxt", ("model.onnx",))
     judged.select_versions(config, [1, 2, 7], "m/config.pbtxt")
-    places(config, "m/config.pbtxt", threads=1, gpus=())
+    placements(config, "m/config.pbtxt", threads=1, gpus=())
     specs.complete(config, _FILE[:1], _FILE[1:], "m/config.pbtxt", defaults=LoadDefaults())
     specs.check_against_file(config, _FILE[:1], _FILE[1:], "m/config.pbtxt")
     specs.build_spec(config, 1, "m/config.pbtxt", instances=1, labels=lambda name: ())

@@ -518,7 +518,7 @@ class _Call:
     def admitted(self) -> None:
         self.has = True
         if self.lending is not None:
-            self.exchange.asked("m")
+            self.exchange.sent("m")
             self.lending.message_sent()
 
     def displaced(self) -> None:
@@ -555,7 +555,7 @@ class _Call:
 
     async def _ask(self, lending: PermitLending) -> None:
         await lending.admit_message(self.tenant, self.target, 1)
-        self.exchange.asked("m")
+        self.exchange.sent("m")
         lending.message_sent()
 
     async def end(self) -> None:

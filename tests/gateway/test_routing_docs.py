@@ -56,7 +56,7 @@ def test_its_bounds_are_those_of_the_code() -> None:
     assert parser.parse_args(["--policies", "x"]).cache_bytes == state.CACHE_BYTES
     for name in ("CACHE_BYTES", "KEPT_BYTES", "REPLAY_BYTES", "SHADOWS"):
         assert f"`{name}`" in limits
-    assert all(f"`{name}`" in PAGE for name in (*single_flight.VARYING, *single_flight.NOT_ASKED_FOR))
+    assert all(f"`{name}`" in PAGE for name in (*single_flight.VARYING, *single_flight.ABOUT_THE_CLIENT))
 
 
 @pytest.mark.parametrize(

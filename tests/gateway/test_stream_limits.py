@@ -350,7 +350,7 @@ def test_each_model_pays_for_the_time_that_it_was_at_work(operations: list[tuple
         if what == "ask":
             stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
             stream.message_sent(model, exchange.at_work, desk.now)
-            exchange.asked(model)
+            exchange.sent(model)
             at_work[model] += 1
         elif what == "answer" and at_work[model]:
             stream.worked(exchange.at_work, desk.now, 1.0, desk.now)

@@ -16,7 +16,7 @@ from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_gateway.shared.special import FLEX_BYTES
 from oriel_policies.documents import compile_documents
-from oriel_policies.explain import Asked, explain
+from oriel_policies.explain import ExplainedCall, explain
 
 from ..waiting import until
 from .grpc_stack import Backend, stack
@@ -218,7 +218,7 @@ async def test_what_explain_says_is_what_happens() -> None:
         for key, model, asked in product((GOLD, BRONZE), ("digits", "pinned", "urgent"), asked_for):
             headers = {} if asked is None else {"x-request-tier": asked}
             stored = core.snapshot.keys[bytes.fromhex(digest(key))]
-            steps = explain(core.snapshot, stored, Asked(model=model, headers=headers), now=0.0)
+            steps = explain(core.snapshot, stored, ExplainedCall(model=model, headers=headers), now=0.0)
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             reply = await client.ask(f"/v2/models/{model}/infer", b"{}", key=key, headers=lines)
             if steps[-1].refused:

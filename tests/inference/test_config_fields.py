@@ -16,7 +16,7 @@ from oriel_inference.backends import find_backend
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import Gpu, TensorInfo
-from oriel_inference.repository.instances import places
+from oriel_inference.repository.instances import placements
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.metadata import message_json
@@ -589,7 +589,7 @@ def test_places_are_those_asked_for_or_none(groups: list[pb.ModelInstanceGroup],
     config = pb.ModelConfig(backend="onnxruntime", instance_group=groups)
     gpus = [Gpu(number=number, capability="9.0") for number in sorted(numbers)]
     try:
-        found = places(config, "f", threads=2, gpus=gpus)
+        found = placements(config, "f", threads=2, gpus=gpus)
     except ConfigInvalid:
         named = {number for group in groups if group.kind in (0, 1) for number in group.gpus}
         assert named - numbers or (not numbers and any(group.kind == 1 for group in groups))

@@ -17,47 +17,47 @@ def exchange(habits: Habits | None = None, tenant: str = "t") -> Exchange:
 def test_one_answer_each_is_rest_at_once() -> None:
     one = exchange()
     assert one.rests(0.0, AFTER_S)
-    one.asked("m")
+    one.sent("m")
     assert one.unanswered == 1 and one.at_work == ["m"] and not one.rests(9.0, AFTER_S)
     one.answered("m", None, 1.0)
     assert one.unanswered == 0 and one.at_work == [] and one.rests(1.0, AFTER_S)
-    one.asked("m")
+    one.sent("m")
     assert one.ends
     one.held()
     assert not one.ends, "it may gather messages, and answer them together"
     one.answered("m", None, 2.0)
-    one.asked("m")
+    one.sent("m")
     assert one.ends
 
 
 def test_a_model_that_says_more_without_a_last_word_may_always_say_more() -> None:
     habits = Habits()
     one = exchange(habits)
-    one.asked("m")
+    one.sent("m")
     one.answered("m", None, 1.0)
     one.answered("m", None, 1.2)
     assert not one.rests(1.6, AFTER_S) and one.rests(1.7, AFTER_S)
     other = exchange(habits)
-    other.asked("m")
+    other.sent("m")
     other.answered("m", None, 2.0)
     assert not other.rests(2.4, AFTER_S) and other.rests(2.5, AFTER_S), "known from the first answer on"
-    other.asked("m")
+    other.sent("m")
     assert not other.ends
     stranger = exchange(habits, "another tenant")
-    stranger.asked("m")
+    stranger.sent("m")
     stranger.answered("m", None, 2.0)
     assert stranger.rests(2.0, AFTER_S), "nobody learns from another tenant"
 
 
 def test_a_last_word_is_believed() -> None:
     one = exchange()
-    one.asked("m")
+    one.sent("m")
     for now in (1.0, 1.1, 1.2):
         one.answered("m", False, now)
         assert one.unanswered == 0 and not one.rests(9.0, AFTER_S)
     one.answered("m", True, 1.3)
     assert one.rests(1.3, AFTER_S)
-    one.asked("m")
+    one.sent("m")
     one.answered("m", False, 2.0)
     one.silent()  # not every server says the last word
     assert one.rests(2.5, AFTER_S)
@@ -65,10 +65,10 @@ def test_a_last_word_is_believed() -> None:
 
 def test_a_message_without_an_answer_is_at_work_and_its_model_answers_not_each() -> None:
     one = exchange()
-    one.asked("m")
+    one.sent("m")
     one.answered("m", None, 1.0)
-    one.asked("m")
-    one.asked("n")
+    one.sent("m")
+    one.sent("n")
     one.silent()
     assert not one.ends and one.unanswered == 2 and not one.rests(9.0, AFTER_S)
     one.answered("n", None, 2.0)
@@ -81,13 +81,13 @@ def test_what_is_remembered_is_bounded() -> None:
     habits = Habits()
     one = exchange(habits)
     for n in range(MAX_MODELS * 3):
-        one.asked(f"m{n}")
+        one.sent(f"m{n}")
     assert one.unanswered == MAX_MODELS * 3 and len(one.at_work) == MAX_MODELS + 1
     for n in range(MAX_MODELS * 3):
         one.answered(f"m{n}", None, 1.0)
     assert one.unanswered == 0 and one.rests(1.0, AFTER_S)
     for n in range(MAX_KNOWN * 2):
-        one.asked(f"x{n}")
+        one.sent(f"x{n}")
         one.answered(f"x{n}", None, 1.0)
     assert len(habits) <= MAX_KNOWN
 
@@ -109,7 +109,7 @@ def test_what_rests_is_not_at_work(says_last: bool, operations: list[tuple[str, 
         now += 0.01
         left = under_way[model]
         if what == "ask":
-            one.asked(model)
+            one.sent(model)
             left.append(1 + answers if says_last else 1)
         elif left:
             left[0] -= 1
@@ -142,7 +142,7 @@ def test_any_server_leaves_the_counts_sound(operations: list[tuple[str, str, Any
     for what, model, final in operations:
         now += 0.01
         if what == "asked":
-            one.asked(model)
+            one.sent(model)
             asked += 1
         elif what == "answered":
             one.answered(model, final, now)
@@ -159,10 +159,10 @@ def test_any_server_leaves_the_counts_sound(operations: list[tuple[str, str, Any
 
 def test_a_first_word_is_not_the_end_of_the_work() -> None:
     one = exchange(Habits())
-    one.asked("a")
+    one.sent("a")
     one.answered("a", False, 0.1)
     assert one.at_work == ["a"]
-    one.asked("a")
+    one.sent("a")
     one.answered("a", True, 0.2)
     assert one.at_work == ["a"]
     one.answered("a", True, 0.3)
@@ -172,12 +172,12 @@ def test_a_first_word_is_not_the_end_of_the_work() -> None:
 def test_an_answer_without_a_name_takes_no_model_from_its_work() -> None:
     """An error, say: which of two models it is of cannot be known."""
     one = exchange(Habits())
-    one.asked("dear")
-    one.asked("broken")
+    one.sent("dear")
+    one.sent("broken")
     one.answered("", True, 0.1)
     assert one.at_work == ["dear", "broken"]
     one.answered("dear", True, 0.2)
-    one.asked("dear")
+    one.sent("dear")
     assert one.at_work == ["dear", "broken"]
     one.answered("dear", True, 0.3)
     one.answered("", True, 0.4)

@@ -11,7 +11,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.identity.keys import identify
 from oriel_gateway.routing.targets import absent, resolve
 from oriel_policies.documents import ApiKey, compile_documents, schema
-from oriel_policies.explain import Asked, explain
+from oriel_policies.explain import ExplainedCall, explain
 from oriel_policies.routing import RouteTable
 
 
@@ -124,7 +124,7 @@ def test_it_names_the_document_and_the_field_that_decided_the_tier(
     snapshot = compile_documents(TIERS)
     stored = snapshot.keys[sha256(key.encode()).digest()]
     headers = {} if asked is None else {"x-request-tier": asked}
-    steps = explain(snapshot, stored, Asked(model=model, headers=headers), now=NOW, documents=TIERS)
+    steps = explain(snapshot, stored, ExplainedCall(model=model, headers=headers), now=NOW, documents=TIERS)
     last = [step.says for step in steps if step.room == "tier"][-1]
     assert last.startswith(f"{tier}: band ") and last.endswith(f"; decided by {decided}")
     if stored.tenant.name == "acme":
@@ -135,16 +135,16 @@ def test_it_names_the_document_and_the_field_that_decided_the_tier(
 def test_a_tier_that_a_route_does_not_give_or_a_request_may_not_have_is_explained() -> None:
     snapshot = compile_documents(TIERS)
     stored = snapshot.keys[sha256(b"b").digest()]
-    steps = explain(snapshot, stored, Asked(model="slow"), now=NOW, documents=TIERS)
+    steps = explain(snapshot, stored, ExplainedCall(model="slow"), now=NOW, documents=TIERS)
     assert "stays bronze: routes.toml: routes[1].tier is silver, which is above" in [s.says for s in steps][-4]
-    asked = Asked(model="slow", headers={"x-request-tier": "gold"})
+    asked = ExplainedCall(model="slow", headers={"x-request-tier": "gold"})
     last = explain(snapshot, stored, asked, now=NOW, documents=TIERS)[-1]
     assert (last.room, last.refused) == ("tier", "tier_not_allowed") and last.says.endswith("may ask for: bronze")
 
 
 def said(key: str, **asked: object) -> list[str]:
     found = SNAPSHOT.keys.get(sha256(key.encode()).digest())
-    steps = explain(SNAPSHOT, found, Asked(**asked), now=NOW)  # type: ignore[arg-type]
+    steps = explain(SNAPSHOT, found, ExplainedCall(**asked), now=NOW)  # type: ignore[arg-type]
     return [f"{step.room}: {step.says}{f' [{step.refused}]' if step.refused else ''}" for step in steps]
 
 
@@ -166,7 +166,7 @@ def test_a_call_that_is_served_is_followed_to_its_pool() -> None:
         "route: a call may run twice: it is retried, hedged after 10 ms",
         "pool: p: 127.0.0.1:1; absent over gRPC; 32 permits at most, learned below that; 1024 calls and 268435456 "
         "bytes may wait; bodies up to 67108864 bytes, answers up to 1073741824; connections within 2000 ms, kept for "
-        "45000 ms; /v2/health/ready asked every 1000 ms; Triton priority 1 over gRPC",
+        "45000 ms; /v2/health/ready probed every 1000 ms; Triton priority 1 over gRPC",
     ]
 
 
@@ -200,7 +200,7 @@ def test_a_refusal_ends_it(key: str, asked: dict[str, str], last: str) -> None:
 )
 def test_it_agrees_with_the_gateway(key: str, name: str, kind: str, version: str) -> None:
     stored: ApiKey | None = SNAPSHOT.keys.get(sha256(key.encode()).digest())
-    asked = Asked(**{kind: name}, version=version if kind == "model" else "")  # type: ignore[arg-type]
+    asked = ExplainedCall(**{kind: name}, version=version if kind == "model" else "")  # type: ignore[arg-type]
     steps = explain(SNAPSHOT, stored, asked, now=NOW)
     path = f"/v1/services/{name}" if kind == "service" else f"/v2/models/{name}"
     path += f"/versions/{version}" if version and kind == "model" else ""
@@ -287,7 +287,7 @@ def whole(table: str, more: str) -> list[str]:
             parts.append("\n".join([title, *lines]))
     text = "\n".join(parts).replace("SHA", digest("k"))
     snapshot = compile_documents({"a.toml": text.encode()})
-    key, asked = snapshot.keys[sha256(b"k").digest()], (Asked(model="digits"), Asked(service="y"))
+    key, asked = snapshot.keys[sha256(b"k").digest()], (ExplainedCall(model="digits"), ExplainedCall(service="y"))
     return [step.says for each in asked for step in explain(snapshot, key, each, now=NOW)]
 
 

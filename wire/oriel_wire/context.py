@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 TIMEOUT_MS = "x-oriel-timeout-ms"
-ASKED_MS = "x-request-timeout-ms"
+CLIENT_TIMEOUT_MS = "x-request-timeout-ms"
 TIER = "x-oriel-tier"
 PRIORITY = "x-oriel-priority"
 TENANT = "x-oriel-tenant"
@@ -93,12 +93,13 @@ def parse_timeout_ms(value: str) -> float | None:
 class ContextPlan(msgspec.Struct, frozen=True):
     """The context in a request head, parsed once and kept with heads that are recognised.
 
-    timeout_s: None if the head has none. asked_s: the client's own timeout, which can only shorten that or the default.
+    timeout_s: None if the head has none.
+    client_timeout_s: the client's own timeout, which can only shorten that or the default; None if it sent none.
     request_id, trace: "" and None if every request gets a new one.
     """
 
     timeout_s: float | None
-    asked_s: float | None
+    client_timeout_s: float | None
     tier: str
     band: int
     tenant: str
@@ -111,8 +112,8 @@ class ContextPlan(msgspec.Struct, frozen=True):
     def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that arrived at `now`."""
         timeout_s = default_timeout_s if self.timeout_s is None else self.timeout_s
-        if self.asked_s is not None and self.asked_s < timeout_s:
-            timeout_s = self.asked_s
+        if self.client_timeout_s is not None and self.client_timeout_s < timeout_s:
+            timeout_s = self.client_timeout_s
         return CallContext(
             request_id=self.request_id or new_request_id(),
             deadline=now + timeout_s,
@@ -146,8 +147,8 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: boo
     traceparent = get("traceparent")
     trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
     valid = request_id if request_id and valid_request_id(request_id) else ""
-    asked_s = parse_timeout_ms(get(ASKED_MS) or "") or None
-    return ContextPlan(timeout_s, asked_s, tier, band, tenant, models, valid, trace, sample, trusted)
+    client_timeout_s = parse_timeout_ms(get(CLIENT_TIMEOUT_MS) or "") or None
+    return ContextPlan(timeout_s, client_timeout_s, tier, band, tenant, models, valid, trace, sample, trusted)
 
 
 def from_headers(

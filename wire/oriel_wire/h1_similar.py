@@ -54,8 +54,8 @@ class HeadPattern:
             return None
         known = self._head
         head = RequestHead.__new__(RequestHead)
-        said = head.__dict__
-        said.update(known.__dict__)
+        values = head.__dict__
+        values.update(known.__dict__)
         fields = [*known.fields]
         for number, (line, before) in enumerate(zip(lines, hashes, strict=True)):
             if hash(line) == before:
@@ -68,16 +68,16 @@ class HeadPattern:
             raw, kind, length = line[len(prefix) :].strip(b" \t"), field.kind, -1
             value = raw.decode("latin-1")
             if kind == _REQUEST_ID:
-                said["request_id"] = value
+                values["request_id"] = value
             elif kind == _TRACEPARENT:
-                said["traceparent"] = value
+                values["traceparent"] = value
             else:
                 if not raw.isdigit() or len(raw) > 15:
                     return None
-                said["content_length"] = length = int(raw)
-                said["forward"] = [line if each == field.line else each for each in known.forward]
+                values["content_length"] = length = int(raw)
+                values["forward"] = [line if each == field.line else each for each in known.forward]
             fields[number - 1] = Field(line, field.name, value, kind, length)
-        said["fields"] = fields
-        said["plan"] = said["_by_name"] = None
-        said["known"] = True
+        values["fields"] = fields
+        values["plan"] = values["_by_name"] = None
+        values["known"] = True
         return head

@@ -62,8 +62,8 @@ async def examine(args: argparse.Namespace, documents: "services.Documents | Non
     found += machine.certificates(args.tls_cert, args.tls_key)
     clocks: dict[str, float] = {}
     if documents is not None:
-        told, snapshot = services.documents(documents, args.policies)
-        found += told
+        about_documents, snapshot = services.documents(documents, args.policies)
+        found += about_documents
         if snapshot is not None:
             found += services.keys(snapshot, os.environ.get(KEY_VARIABLE, ""))
             reached, ahead = await services.endpoints(snapshot)

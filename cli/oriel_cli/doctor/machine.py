@@ -96,8 +96,8 @@ async def _port(host: str, unit: str, label: str, port: int) -> Finding:
     path = READY.get((unit, label))
     answer = await get(host, port, path, timeout_s=3.0) if path else None
     if path and (answer is None or answer.status != 200):
-        told = answer.document if answer is not None and isinstance(answer.document, dict) else {}
-        why = str(told.get("error") or told.get("reason") or "it does not answer")[:200]
+        body = answer.document if answer is not None and isinstance(answer.document, dict) else {}
+        why = str(body.get("error") or body.get("reason") or "it does not answer")[:200]
         return fail(check, f"{name} (process {pid}) is not ready: {why}", "its log says more")
     return good(check, f"held by {name} (process {pid}){', ready' if path else ''}")
 

@@ -80,7 +80,7 @@ def keys(snapshot: Snapshot, own: str) -> Iterator[Finding]:
 
 async def endpoints(snapshot: Snapshot) -> tuple[list[Finding], dict[str, float]]:
     """Check that each endpoint answers, with its health if the pool has a probe; also how far clocks are ahead."""
-    asked: dict[str, asyncio.Task[tuple[Finding, float | None]]] = {}
+    probes: dict[str, asyncio.Task[tuple[Finding, float | None]]] = {}
     found: list[Finding] = []
     async with asyncio.TaskGroup() as group:
         for pool in snapshot.pools.values():
@@ -89,11 +89,11 @@ async def endpoints(snapshot: Snapshot) -> tuple[list[Finding], dict[str, float]
                     found.append(await _resolved(pool.name, kind, *discovered))
             for host, port in pool.endpoints:
                 name = f"{pool.name} {host}:{port}"
-                asked[name] = group.create_task(_endpoint(pool.name, host, port, pool.probe))
+                probes[name] = group.create_task(_endpoint(pool.name, host, port, pool.probe))
             for host, port in pool.grpc_endpoints:
-                asked[f"{pool.name} {host}:{port} gRPC"] = group.create_task(_endpoint(pool.name, host, port, None))
-    ahead = {name: skew for name, task in asked.items() if (skew := task.result()[1]) is not None}
-    return [*found, *(task.result()[0] for task in asked.values())], ahead
+                probes[f"{pool.name} {host}:{port} gRPC"] = group.create_task(_endpoint(pool.name, host, port, None))
+    ahead = {name: skew for name, task in probes.items() if (skew := task.result()[1]) is not None}
+    return [*found, *(task.result()[0] for task in probes.values())], ahead
 
 
 async def _resolved(pool: str, kind: str, host: str, port: int) -> Finding:

@@ -164,11 +164,11 @@ async def _described_grpc(
 ) -> ModelMetadata:
     import grpc
 
-    asked = v2_pb2.ModelMetadataRequest(name=model, version=version)
+    metadata_request = v2_pb2.ModelMetadataRequest(name=model, version=version)
     async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
         call = channel.unary_unary(f"/{v2_grpc.SERVICE}/ModelMetadata", None, None)
         try:
-            raw = await call(asked.SerializeToString(), timeout=ANSWER_WITHIN_S, metadata=fields)
+            raw = await call(metadata_request.SerializeToString(), timeout=ANSWER_WITHIN_S, metadata=fields)
         except grpc.aio.AioRpcError as error:
             raise CommandFailed(
                 f"grpc://{host}:{port} does not say what {model!r} takes: {error.code().name} {error.details()}"

@@ -55,7 +55,7 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
         return JSONResponse(live_queues(gateway))
 
     async def decision(request: Request) -> Response:
-        return _said(gateway.records.decisions.of(request.path_params["request_id"]))
+        return _decisions(gateway.records.decisions.of(request.path_params["request_id"]))
 
     async def decisions(request: Request) -> Response:
         query = request.query_params
@@ -63,7 +63,7 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
         if len(limit) > 3 or not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit) <= ANSWERS:
             return JSONResponse({"error": {"message": f"limit is a number from 1 to {ANSWERS}"}}, status_code=400)
         tenant, reason = query.get("tenant", ""), query.get("reason", "")
-        return _said(gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit)))
+        return _decisions(gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit)))
 
     async def policies(_: Request) -> Response:
         report = gateway.documents.report(gateway.snapshot)
@@ -78,7 +78,7 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
     return Guard(Starlette(routes=[*health_routes(ready, registry), *routes]), token)
 
 
-def _said(found: Sequence[Decided]) -> Response:
+def _decisions(found: Sequence[Decided]) -> Response:
     offset_s = time() - monotonic()
     status = 200 if found else 404
     return JSONResponse({"decisions": [explain(decided, offset_s) for decided in found]}, status_code=status)

@@ -116,7 +116,7 @@ _TIER = {
     "schema": {"type": "string"},
     "description": "a tier below the one that would serve this request",
 }
-_ASKED = (_DEADLINE, _TIER)
+_CALL_HEADERS = (_DEADLINE, _TIER)
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -242,7 +242,7 @@ def _own_paths() -> dict[str, Any]:
 
 
 def _service_template() -> dict[str, Any]:
-    parameters = [{"name": "service", "in": "path", "required": True, "schema": {"type": "string"}}, *_ASKED]
+    parameters = [{"name": "service", "in": "path", "required": True, "schema": {"type": "string"}}, *_CALL_HEADERS]
     return {f"{SERVICES}/{{service}}": {"post": _service("", None) | {"parameters": parameters}}}
 
 
@@ -269,7 +269,7 @@ def _model_templates() -> dict[str, Any]:
             made = _of_model(summary, schema)
             if verb == "/generate_stream":
                 made["responses"]["200"]["content"] = {"text/event-stream": {}}
-            found[base + verb] = {"post": made | {"parameters": [*parameters, *_ASKED]}}
+            found[base + verb] = {"post": made | {"parameters": [*parameters, *_CALL_HEADERS]}}
     return found
 
 
@@ -335,14 +335,14 @@ def _service(name: str, facts: ServiceFacts | None) -> dict[str, Any]:
         made |= msgspec.json.decode(facts.operation)
     if name:
         made["operationId"] = f"service-{name}"
-        made["parameters"] = [*made.get("parameters", ()), *_ASKED]
+        made["parameters"] = [*made.get("parameters", ()), *_CALL_HEADERS]
     made["responses"] |= _refusals(_OF_SERVICES)
     return made
 
 
 def _openai_path(path: str, models: Sequence[str]) -> dict[str, Any]:
     made = openai_operation(path, models)
-    made["parameters"] = [*_ASKED]
+    made["parameters"] = [*_CALL_HEADERS]
     made["responses"] |= _refusals(_COMMON)
     return {path: {"post": made}}
 
@@ -369,7 +369,7 @@ def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) 
 def _model(name: str, facts: ModelFacts | None) -> dict[str, Any]:
     infer = _of_model(f"Run {name}", {"$ref": "#/components/schemas/InferRequest"})
     infer["operationId"] = f"model-{name}"
-    infer["parameters"] = [*_ASKED]
+    infer["parameters"] = [*_CALL_HEADERS]
     infer["responses"]["200"] = _json({"$ref": "#/components/schemas/InferResponse"})
     if facts is not None:
         infer["description"] = f"takes {_shown(facts.inputs)}; gives {_shown(facts.outputs)}"

@@ -52,11 +52,11 @@ def refusal_bytes(
     return b"%b%b\r\n%b" % (head, date_line, b"" if head_only else body)
 
 
-def with_retry_after(lines: list[bytes], status: int, said: str | None) -> list[bytes]:
+def with_retry_after(lines: list[bytes], status: int, own: str | None) -> list[bytes]:
     """Return the header lines of an upstream's error with when to come back.
 
-    said: the upstream's own `Retry-After`. A 502 or 503 gets 1 to 60 whole seconds, whatever the upstream said; a 429
-    gets what it said, at least a second; 500 and 504 get none.
+    own: the upstream's own `Retry-After`. A 502 or 503 gets 1 to 60 whole seconds, whatever the upstream sent; a 429
+    gets what it sent, at least a second; 500 and 504 get none.
     """
     if status not in _RETRY_S:
         return lines
@@ -64,8 +64,8 @@ def with_retry_after(lines: list[bytes], status: int, said: str | None) -> list[
     most_s = _RETRY_S[status]
     if not most_s:
         return others
-    plain = said is not None and said.isascii() and said.isdigit() and len(said) < 10
-    seconds = min(most_s, max(1, int(said))) if plain and said is not None else 1
+    plain = own is not None and own.isascii() and own.isdigit() and len(own) < 10
+    seconds = min(most_s, max(1, int(own))) if plain and own is not None else 1
     return [*others, b"retry-after: %d" % seconds]
 
 

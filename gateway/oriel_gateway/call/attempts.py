@@ -155,14 +155,14 @@ def sticky_endpoint(
     return endpoint
 
 
-def decided_by_itself(said: AnswerKind, status: int, *, copy: bool) -> Decision | None:
+def decided_by_itself(kind: AnswerKind, status: int, *, copy: bool) -> Decision | None:
     """Decide on an answer that needs no look at other endpoints; None: `Attempts.answered` decides.
 
     copy: a second copy of the call is under way, and an answer that is not good is worth less than the copy's.
     """
     if copy:
-        return GiveUp(Because.ANSWER) if status < 500 and said is AnswerKind.ANSWER else Wait(Because.COPY)
-    return GiveUp(Because.ANSWER) if said is AnswerKind.ANSWER and status != 503 else None
+        return GiveUp(Because.ANSWER) if status < 500 and kind is AnswerKind.ANSWER else Wait(Because.COPY)
+    return GiveUp(Because.ANSWER) if kind is AnswerKind.ANSWER and status != 503 else None
 
 
 class Attempts:
@@ -229,7 +229,7 @@ class Attempts:
         self,
         endpoint: HttpEndpoint,
         head: ResponseHead,
-        said: AnswerKind,
+        kind: AnswerKind,
         now: float,
         *,
         kept: bool,
@@ -242,18 +242,18 @@ class Attempts:
         locations, model = self._endpoints.model_locations, self._model
         if not kept:
             self.count = MAX_ATTEMPTS
-        if not searched and said in (AnswerKind.ABSENT, AnswerKind.PERHAPS_ABSENT) and locations.may_probe(model, now):
+        if not searched and kind in (AnswerKind.ABSENT, AnswerKind.PERHAPS_ABSENT) and locations.may_probe(model, now):
             # A body that is gone cannot be sent again, but the next call has to know.
             spent = self.count >= MAX_ATTEMPTS
             return GiveUp(Because.ATTEMPTS, search=True) if spent else Wait(Because.MODEL)
-        if said is AnswerKind.PERHAPS_ABSENT:
+        if kind is AnswerKind.PERHAPS_ABSENT:
             if not locations.lacks(endpoint, model, now):
                 return GiveUp(Because.ANSWER)  # it has the model, so the 404 is the model's own
-            said = AnswerKind.ABSENT
-        if said is AnswerKind.ABSENT:
+            kind = AnswerKind.ABSENT
+        if kind is AnswerKind.ABSENT:
             if not locations.elsewhere(model, now, (endpoint,)):
                 return GiveUp(Because.NOBODY_ELSE)
-        elif said is not AnswerKind.REFUSED:
+        elif kind is not AnswerKind.REFUSED:
             return GiveUp(Because.ANSWER)
         elif self._stick:
             return GiveUp(Because.STICKS)
@@ -265,7 +265,7 @@ class Attempts:
         other = self._pick(now, tried)
         if other is None:
             return GiveUp(Because.NOBODY_ELSE)
-        absent = said is AnswerKind.ABSENT
+        absent = kind is AnswerKind.ABSENT
         if not self._retries.spend(now, share=ABSENT_SHARE if absent else 1.0):
             return GiveUp(Because.BUDGET)
         self.count += 1

@@ -390,7 +390,7 @@ class GrpcCall(GrpcRecovery):
             self._messages += 1
             if self._stream is not None:
                 self._stream.message_sent(model, exchange.at_work, monotonic())
-            exchange.asked(model)
+            exchange.sent(model)
             lending.message_sent()
             yield message
 

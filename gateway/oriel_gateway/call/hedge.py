@@ -95,8 +95,8 @@ class Hedge:
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         call, endpoint = self._call, self.endpoint
         assert endpoint is not None
-        said_no = head.status >= 500 or (head.status >= 400 and call.classify(head, data) is not AnswerKind.ANSWER)
-        if said_no and call.first_flying:
+        refused = head.status >= 500 or (head.status >= 400 and call.classify(head, data) is not AnswerKind.ANSWER)
+        if refused and call.first_flying:
             now = monotonic()
             note_answer(call.endpoints, endpoint, head, now, now - self.sent_s)
             if complete:

@@ -326,12 +326,12 @@ class Call(Lifecycle):
         trouble, model = self._trouble, self.target.sought
         if trouble is not None and trouble.settled:
             return False
-        said = self.classify(head, data)
-        if said is AnswerKind.ABSENT:
+        kind = self.classify(head, data)
+        if kind is AnswerKind.ABSENT:
             self.endpoints.model_locations.note_denied(endpoint, model, now)
-        if trouble is None and decided_by_itself(said, head.status, copy=False) is not None:
+        if trouble is None and decided_by_itself(kind, head.status, copy=False) is not None:
             return False
-        return self.in_trouble().after_answer(endpoint, head, data, said, now)
+        return self.in_trouble().after_answer(endpoint, head, data, kind, now)
 
     def no_copy(self) -> None:
         """The answer is here: no second copy is needed."""

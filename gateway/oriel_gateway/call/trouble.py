@@ -102,10 +102,10 @@ class Troubled(Protocol):
 class _Withheld:
     """An answer by which the model is not at `endpoint`, while all endpoints are asked for the model."""
 
-    __slots__ = ("data", "endpoint", "head", "said")
+    __slots__ = ("data", "endpoint", "head", "kind")
 
-    def __init__(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: AnswerKind) -> None:
-        self.endpoint, self.head, self.data, self.said = endpoint, head, data, said
+    def __init__(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, kind: AnswerKind) -> None:
+        self.endpoint, self.head, self.data, self.kind = endpoint, head, data, kind
 
 
 class Trouble:
@@ -215,7 +215,7 @@ class Trouble:
             self._act(self.attempts.another(now, Because.FOUND), now)
             return
         head = withheld.head
-        decision = self.attempts.answered(withheld.endpoint, head, withheld.said, now, kept=call.kept, searched=True)
+        decision = self.attempts.answered(withheld.endpoint, head, withheld.kind, now, kept=call.kept, searched=True)
         if isinstance(decision, Send):
             self._withheld = None
             self._resend(withheld.endpoint, decision, now)
@@ -263,19 +263,19 @@ class Trouble:
         return True
 
     def after_answer(
-        self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: AnswerKind, now: float
+        self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, kind: AnswerKind, now: float
     ) -> bool:
         """Go on after a whole error answer, or wait for the copy or a search; False: the answer is the call's."""
         call, locations, model = self._call, self.endpoints.model_locations, self.target.sought
-        decision = decided_by_itself(said, head.status, copy=self._copy_flying)
+        decision = decided_by_itself(kind, head.status, copy=self._copy_flying)
         if decision is None:
-            decision = self.attempts.answered(endpoint, head, said, now, kept=call.kept)
+            decision = self.attempts.answered(endpoint, head, kind, now, kept=call.kept)
             if isinstance(decision, Wait):
                 if locations.probe(model, self, now):
-                    self._withheld = _Withheld(endpoint, head, data, said)
+                    self._withheld = _Withheld(endpoint, head, data, kind)
                     call.connection = None
                     return True
-                decision = self.attempts.answered(endpoint, head, said, now, kept=call.kept, searched=True)
+                decision = self.attempts.answered(endpoint, head, kind, now, kept=call.kept, searched=True)
             elif isinstance(decision, GiveUp) and decision.search:
                 locations.probe(model, None, now)
         if isinstance(decision, GiveUp):

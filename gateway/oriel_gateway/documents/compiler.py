@@ -104,7 +104,7 @@ async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[byt
     except OSError as error:
         raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
     try:
-        _, said = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
+        _, stderr = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         child.kill()
         await asyncio.to_thread(child.communicate)
@@ -112,7 +112,7 @@ async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[byt
     finally:
         child.kill()  # no effect if it has ended; the thread in `communicate` reaps it
     if child.returncode != 0:
-        end = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+        end = stderr[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {end[:300]}")
 
 
@@ -159,12 +159,12 @@ def _read(descriptor: int, folder: Path) -> Snapshot:
         if bytes(block[:1]) != b"{":
             return unpack(block)
         line = os.pread(descriptor, min(size, _MAX_LINE), 0).partition(b"\n")[0]
-        said = msgspec.json.decode(line, type=Mistakes)
+        report = msgspec.json.decode(line, type=Mistakes)
         rest = block[len(line) + 1 :]
         remaining = unpack(rest) if rest else None
     except (ValueError, msgspec.DecodeError) as error:
         raise BadDocument(folder.name, "", "the compiler's answer cannot be read") from error
-    bad = BadFolder(*said.mistakes[0])
-    bad.others = tuple(BadDocument(*mistake) for mistake in said.mistakes[1:])
-    bad.remaining, bad.withdrawn, bad.keys, bad.mark = remaining, said.withdrawn, said.keys, said.mark
+    bad = BadFolder(*report.mistakes[0])
+    bad.others = tuple(BadDocument(*mistake) for mistake in report.mistakes[1:])
+    bad.remaining, bad.withdrawn, bad.keys, bad.mark = remaining, report.withdrawn, report.keys, report.mark
     raise bad

@@ -97,7 +97,7 @@ class Mirror:
     ) -> None:
         self._documents = documents
         self._now = now
-        self._asked = asyncio.Event()
+        self._poll_requested = asyncio.Event()
         self._poll_s = POLL_S
         self.state = StoreState(url=str(location))
         self._home, self._lock = _home(location, state)
@@ -123,7 +123,7 @@ class Mirror:
 
     def ask(self) -> None:
         """Poll the store now (SIGHUP)."""
-        self._asked.set()
+        self._poll_requested.set()
 
     async def start(self) -> None:
         """Fill `folder`. Raises StoreFailed if neither the store nor a copy has documents."""
@@ -145,10 +145,10 @@ class Mirror:
         while True:
             try:
                 async with asyncio.timeout(self._poll_s * uniform(1.0, 1.0 + JITTER)):
-                    await self._asked.wait()
+                    await self._poll_requested.wait()
             except TimeoutError:
                 pass
-            self._asked.clear()
+            self._poll_requested.clear()
             before = self.state.reason
             try:
                 await self.poll()

@@ -28,7 +28,7 @@ from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import READ_AHEAD
 from oriel_wire.engine.limits import GRPC_HEADERS
-from oriel_wire.engine.process import connection_places
+from oriel_wire.engine.process import connection_limit
 from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
@@ -133,7 +133,7 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(GrpcLimits.HANDSHAKE_S * 1000)),
                 # These are half of the connections that the HTTP port and its upstreams may have.
-                ("grpc.max_allowed_incoming_connections", connection_places(2 * GrpcLimits.MAX_CONNECTIONS) // 2),
+                ("grpc.max_allowed_incoming_connections", connection_limit(2 * GrpcLimits.MAX_CONNECTIONS) // 2),
                 ("grpc.max_connection_idle_ms", int(GrpcLimits.IDLE_S * 1000)),
                 (grpc_drain.MAX_AGE, self._age_ms),
                 # An unread message is held back after 64 KiB; a message that is read gets a window of its size.
@@ -297,12 +297,15 @@ class GrpcIngress(_GenericHandler):
         if not tenant.allowances and not gateway.targets.tiers_differ:
             call.moved(message, name)
             return name
-        asked = caller.metadata.get(_TIER)
-        target = gateway.targets.of_method(tenant, "ModelStreamInfer", "model", name, version, asked)
+        requested_tier = caller.metadata.get(_TIER)
+        target = gateway.targets.of_method(tenant, "ModelStreamInfer", "model", name, version, requested_tier)
         if target.choices is not None:
             target = chosen(target, caller.metadata.get, caller.mark.request_id)
         # The tier of the first message's route today counts as well: new documents alone end no stream.
-        tier, of_stream = target.tenant.tier.name, gateway.targets.served(tenant, call.target.plan, asked).tier.name
+        tier, of_stream = (
+            target.tenant.tier.name,
+            gateway.targets.served(tenant, call.target.plan, requested_tier).tier.name,
+        )
         if tier != of_stream:
             why = f"this stream is served by tier {of_stream!r}, model {name!r} by {tier!r}: open another for it"
             raise Refused(Outcome.INVALID_REQUEST, why)
@@ -366,8 +369,10 @@ class GrpcIngress(_GenericHandler):
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
         name, version = self._authorise(tenant, method, message) if model else ("", "")
-        asked = caller.metadata.get(_TIER)
-        target = gateway.targets.of_method(tenant, method, "model" if model else "server", name, version, asked)
+        requested_tier = caller.metadata.get(_TIER)
+        target = gateway.targets.of_method(
+            tenant, method, "model" if model else "server", name, version, requested_tier
+        )
         if target.choices is not None:
             target = chosen(target, caller.metadata.get, caller.mark.request_id)
         if target.tenant is not tenant:

@@ -22,7 +22,7 @@ from oriel_gateway.ingress.tls_pieces import InPieces
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
-from oriel_gateway.shared.model_list import ASKED, ModelList
+from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
 from oriel_gateway.shared.special import attach
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.chunked import LAST_CHUNK, chunk
@@ -144,7 +144,7 @@ class ClientConnection(ServerConnection):
             return
         receiver = None
         if target.names in ("list", "entry"):
-            lines, receiver = ASKED + gateway.targets.tenant_lines(tenant), ModelList()
+            lines, receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
         call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)
         self.call = call
         if grant is not None:

@@ -42,7 +42,7 @@ class TargetCache:
         key = (tenant, line if tier is None else _with_tier(line, tier))
         found = self._known(key)
         if found is None:
-            by_tier = partial(self.served, asked=tier)
+            by_tier = partial(self.served, requested_tier=tier)
             found = resolve(method, path, query, tenant, self.routes, by_tier, self.flexed)
             self._remember(key, found)
         return found
@@ -55,7 +55,7 @@ class TargetCache:
         key = (tenant, line if tier is None else _with_tier(line, tier))  # no HTTP request line looks like this
         found = self._known(key)
         if found is None:
-            by_tier = partial(self.served, asked=tier)
+            by_tier = partial(self.served, requested_tier=tier)
             found = resolve_grpc(kind, name, version, method, tenant, self.routes, by_tier)
             self._remember(key, found)
         return found
@@ -64,18 +64,19 @@ class TargetCache:
         """Return the tenant by the tier of `service_tier: "flex"`."""
         return served_by(tenant, flex(tenant.tier, self._snapshot.tiers), self._snapshot.served)
 
-    def served(self, tenant: Tenant, route: Route, asked: str | None = None) -> Tenant:
-        """Return the tenant by the tier that serves its calls on a route. asked: the tier the client asks for, if any.
+    def served(self, tenant: Tenant, route: Route, requested_tier: str | None = None) -> Tenant:
+        """Return the tenant by the tier that serves its calls on a route.
 
+        requested_tier: the tier that the client asks for, None if it asks for none.
         Raises Refused TIER_NOT_ALLOWED for a tier above the one of the documents.
         """
         snapshot = self._snapshot
         tier = on_route(tenant.tier, route, snapshot.tiers)
-        if asked is not None:
-            lower = lowered(tier, asked, snapshot.tiers)
+        if requested_tier is not None:
+            lower = lowered(tier, requested_tier, snapshot.tiers)
             if lower is None:
                 names = ", ".join([each.name for each in offered(tier, snapshot.tiers)][:_LISTED])
-                message = f"tier {asked[:64]!r} cannot be asked for here; what can: {names}"
+                message = f"tier {requested_tier[:64]!r} cannot be asked for here; what can: {names}"
                 raise Refused(Outcome.TIER_NOT_ALLOWED, message[:500])
             tier = lower
         return served_by(tenant, tier, snapshot.served)

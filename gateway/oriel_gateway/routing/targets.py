@@ -235,13 +235,13 @@ def resolve(
     if method not in allowed:
         allow = ", ".join(sorted(allowed))
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes {allow}, not {method}", headers=(("allow", allow),))
-    asked = match["version"] or "" if kind == "model" and match is not None else ""
+    requested_version = match["version"] or "" if kind == "model" and match is not None else ""
     executes = (kind == "service" or verb in _EXECUTING) and names not in ("list", "entry")
     keepable = executes and method != "HEAD" and verb != "generate_stream"
 
     def make(route: Route, side: Split | None) -> Target:
         # A call that names a version gets it: only one that leaves the choice to us takes the side's.
-        version = side.version if side is not None and not asked else ""
+        version = side.version if side is not None and not requested_version else ""
         where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
         target = f"{where}?{query}" if query else where
 
@@ -253,7 +253,7 @@ def resolve(
                 kind=kind,
                 name=name,
                 version=version,
-                asked=asked,
+                requested_version=requested_version,
                 line=f"{method} {target} HTTP/1.1".encode("ascii"),
                 work=f"{kind}:{where}" if method == "POST" and name else "",
                 head_only=method == "HEAD",
@@ -286,7 +286,7 @@ def resolve_grpc(
             kind=kind,
             name=name,
             version=side.version if side is not None and not version else "",
-            asked=version,
+            requested_version=version,
             line=b"",
             work=f"model:{name}/{method}" if kind == "model" else "",
             head_only=False,
@@ -323,7 +323,7 @@ def _target(
     kind: Kind,
     name: str,
     version: str,
-    asked: str,
+    requested_version: str,
     line: bytes,
     work: str,
     head_only: bool,
@@ -334,7 +334,7 @@ def _target(
 ) -> Target:
     keepable = keepable and route.deterministic
     shadowed = executes and bool(route.shadow_pool)
-    of = asked or version
+    of = requested_version or version
     return Target(
         tenant=tenant,
         kind=kind,

@@ -8,7 +8,7 @@ from oriel_wire.h1_response import ResponseHead
 __all__ = ["LISTED_BYTES", "ModelList"]
 
 LISTED_BYTES = 1024 * 1024  # of a server's list
-ASKED = b"accept: application/json\r\n"  # all that the server gets of the client's head: no encoding, no range
+ACCEPT_JSON = b"accept: application/json\r\n"  # all that the server gets of the client's head: no encoding, no range
 
 
 class ModelList:

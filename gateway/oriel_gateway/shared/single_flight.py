@@ -1,9 +1,9 @@
 """Makes equal calls of a route marked deterministic once, and keeps their answer for a while.
 
 Two calls are equal that have the same method, line, body and header fields as the upstream gets them, of the same
-tenant unless the route is `cache_shared`. What says who asks and not what for (`NOT_ASKED_FOR`) is not sent by a call
-that is made for all. Calls of different bands do not wait for one another: an urgent one would inherit the other's
-place in the queue.
+tenant unless the route is `cache_shared`. Headers that describe the client and not the request (`ABOUT_THE_CLIENT`) are
+not sent by a call that is made for all. Calls of different bands do not wait for one another: an urgent one would
+inherit the other's place in the queue.
 
 Theory of operation. The first call founds a flight, for which one call is made that belongs to nobody; all callers wait
 as its members (state JOINED), each with its own deadline and free to leave. When nobody is left, it is given up. Its
@@ -32,15 +32,15 @@ from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingSt
 from oriel_policies.flights import Flight
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["NOT_ASKED_FOR", "VARYING", "answer_from", "answer_key", "join", "operator_lines", "wants_its_own"]
+__all__ = ["ABOUT_THE_CLIENT", "VARYING", "answer_from", "answer_key", "join", "operator_lines", "wants_its_own"]
 
-NOT_ASKED_FOR = ("user-agent",)
+ABOUT_THE_CLIENT = ("user-agent",)
 VARYING = frozenset(  # what a shared answer may vary by: fields that reach the upstream as the key has them
     {"accept", "accept-encoding", "accept-language", "content-encoding", "content-type", "user-agent"}
     | {"inference-header-content-length"}
 )
-_NOT_IN_KEY = frozenset({"content-length", *NOT_ASKED_FOR})
-_NOT_SENT = tuple(f"{name}:".encode() for name in ("content-length", *NOT_ASKED_FOR))
+_NOT_IN_KEY = frozenset({"content-length", *ABOUT_THE_CLIENT})
+_NOT_SENT = tuple(f"{name}:".encode() for name in ("content-length", *ABOUT_THE_CLIENT))
 _TURN = 64  # members that are told in one turn of the loop, with answers of as many bytes at most:
 _TURN_BYTES = 1024 * 1024
 _OURS = (b"age:", b"x-oriel-cache:", b"x-oriel-route:")

@@ -23,7 +23,7 @@ __all__ = ["FLEX_BYTES", "Extras", "attach"]
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
 # Not a class statement: this module is compiled, and a Struct makes its classes by itself.
-_asked = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", Any, None)])).decode
+_decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", Any, None)])).decode
 
 
 def attach(call: Call, routing: RoutingState) -> None:
@@ -39,8 +39,8 @@ def asks_for_flex(call: Call) -> bool:
     if call.body_bytes > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
         return False
     try:
-        asked: Any = _asked(body)
-        return bool(asked.service_tier == "flex")
+        decoded: Any = _decode_body(body)
+        return bool(decoded.service_tier == "flex")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 

@@ -119,7 +119,7 @@ class Request:
 
     inputs: name -> array in the shape that the runtime expects.
     deadline: absolute; each response of a stream extends it to `idle_s` from then, but not beyond `ends`.
-    asked, context: the client's request and its call context; None in a warm-up.
+    client_request, context: the client's request and its call context; None in a warm-up.
     """
 
     inputs: Mapping[str, Array]
@@ -127,7 +127,7 @@ class Request:
     deadline: float
     ends: float
     idle_s: float = 0.0
-    asked: InferRequest | None = None
+    client_request: InferRequest | None = None
     context: "CallContext | None" = None
 
 

@@ -36,12 +36,12 @@ def find_gpus(open_library: Callable[[str], Any]) -> tuple[Gpu, ...]:
     found = []
     for number in range(count.value):
         device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-        asked = (
+        requested = (
             driver.cuDeviceGet(ctypes.byref(device), number),
             driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device),
             driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device),
         )
-        if any(asked):
+        if any(requested):
             return ()
         found.append(Gpu(number=number, capability=f"{major.value}.{minor.value}"))
     return tuple(found)

@@ -116,17 +116,17 @@ class RequestBatch:
     # Values ---------------------------------------------------------------------------------------------------------
 
     def _request(self, call: Call) -> Request:
-        asked, context = call.source or (None, None)
+        client_request, context = call.source or (None, None)
         names = [output.name for output in self._spec.outputs]
-        if asked is not None and asked.outputs is not None:
-            names = [output.name for output in asked.outputs]
+        if client_request is not None and client_request.outputs is not None:
+            names = [output.name for output in client_request.outputs]
         return Request(
             inputs=concatenate([call.inputs], self._spec.inputs, batched=self._spec.batched),
             outputs=names,
             deadline=call.deadline,
             ends=call.arrived_s + MAX_S,
             idle_s=IDLE_S,
-            asked=asked,
+            client_request=client_request,
             context=context,
         )
 

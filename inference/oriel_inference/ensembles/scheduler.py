@@ -154,7 +154,7 @@ class Ensemble:
         )
 
     def _begin(self, call: Call) -> None:
-        state = CallState(call, self.models, self._graph, self._asked(call))
+        state = CallState(call, self.models, self._graph, self._requested(call))
         self._states[call] = state
         self._size_bytes += state.size_bytes
         for model in state.models:
@@ -168,9 +168,9 @@ class Ensemble:
             ready += self._arrived(state, tensor.name, array)
         self._start(state, ready)
 
-    def _asked(self, call: Call) -> frozenset[str]:
-        asked = call.source[0].outputs if call.source is not None else None
-        return frozenset([output.name for output in asked]) if asked else self._outputs
+    def _requested(self, call: Call) -> frozenset[str]:
+        requested = call.source[0].outputs if call.source is not None else None
+        return frozenset([output.name for output in requested]) if requested else self._outputs
 
     def _arrived(self, state: CallState, tensor: str, array: Array | None) -> list[int]:
         """Store a tensor; return the steps that waited for nothing else."""
@@ -250,9 +250,9 @@ class Ensemble:
         """Return the step as the client's request, for models that take the client's request and its context."""
         if outer.source is None:
             return None
-        asked, context = outer.source
+        requested, context = outer.source
         step = replace(
-            asked,
+            requested,
             model_name=request.model_name,
             model_version="",
             inputs=request.inputs,

@@ -37,7 +37,7 @@ class Place:
     filename: str
 
 
-def places(
+def placements(
     config: pb.ModelConfig, file: str, *, threads: int, gpus: Sequence[Gpu], inter_threads: int = 1
 ) -> list[Place]:
     """Return one place per instance, in the order of the groups.

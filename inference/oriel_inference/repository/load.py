@@ -24,7 +24,7 @@ from oriel_inference.repository.config import (
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
-from oriel_inference.repository.instances import Place, field_of, places
+from oriel_inference.repository.instances import Place, field_of, placements
 from oriel_inference.repository.not_executed import check_graph_specs, refuse_graphs
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
@@ -239,9 +239,9 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
         return _open_configured(one, backend)
     config, file, defaults = one.config, one.of.file, one.of.defaults
     gpus = usable_gpus(backend)
-    instances = len(places(config, file, threads=1, gpus=gpus))
+    instances = len(placements(config, file, threads=1, gpus=gpus))
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
-    found = places(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
+    found = placements(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
     for place in found:
         for name, _ in place.options.providers:

@@ -43,12 +43,12 @@ class HealthWatch:
             service = health_pb2.HealthCheckRequest.FromString(data).service
         except DecodeError:
             await abort(context, InvalidRequest("the message is not what this method takes"))
-        told = None
+        reported = None
         while True:
             status = self._status(service)
-            if status != told:
+            if status != reported:
                 await context.write(_Response(status=status))
-                told = status
+                reported = status
             if self._stopping.is_set():
                 # Clients built on gRPC's core may drop a message that arrives together with the end of its stream.
                 await asyncio.sleep(LAST_WORD_S)

@@ -103,7 +103,7 @@ class _Slot:
         "ordered",
         "placed",
         "request_id",
-        "said_final",
+        "sent_final",
         "size_bytes",
         "version",
         "wants_final",
@@ -118,7 +118,7 @@ class _Slot:
         self.request_id = ""
         self.size_bytes = size_bytes
         self.version = ""
-        self.said_final = False  # set with a response that has outputs
+        self.sent_final = False  # set with a response that has outputs
         self.wants_final = False
 
 
@@ -238,7 +238,7 @@ class _Stream:
 
             def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
                 response.parameters[FINAL] = last
-                slot.said_final = last
+                slot.sent_final = last
                 self._put(_encode(response, slot), consumed)
 
             slot.leave = self._surface.dataplane.infer(
@@ -270,8 +270,8 @@ class _Stream:
         """Add a message's cost, which trusted peers get for all messages at the end of the stream."""
         if completion.answer is not None and self._ctx.trusted:
             self._cost_us += completion.answer.cost_us
-            told = (REQUEST_ID, self._ctx.request_id), (COST_US, str(self._cost_us))
-            self._context.set_trailing_metadata(told)
+            trailing = (REQUEST_ID, self._ctx.request_id), (COST_US, str(self._cost_us))
+            self._context.set_trailing_metadata(trailing)
 
     # Responses ----------------------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class _Stream:
         response = completion.response
         if response is None:
             # A decoupled model has sent all its responses.
-            if slot.wants_final and not slot.said_final:
+            if slot.wants_final and not slot.sent_final:
                 last = v2_pb2.ModelInferResponse(model_name=slot.model, model_version=slot.version, id=slot.request_id)
                 last.parameters[FINAL].bool_param = True
                 self._put(_Response(infer_response=last), lambda: self._finish(slot))

@@ -18,10 +18,10 @@ _Words = NDArray[np.uint64]
 
 def _apply(tables: _Words, registers: _Words) -> _Words:
     """Apply a linear map to many registers at once. tables: [8, 256], the images of each byte at each place."""
-    places = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8)
-    out: _Words = tables[0].take(places[:, 0])
+    columns = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8)
+    out: _Words = tables[0].take(columns[:, 0])
     for place in range(1, 8):
-        out ^= tables[place].take(places[:, place])
+        out ^= tables[place].take(columns[:, place])
     return out
 
 

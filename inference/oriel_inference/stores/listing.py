@@ -39,9 +39,9 @@ class Listing:
 
         Raises StoreUnavailable, TooManyObjects.
         """
-        asked_s = time.monotonic()
+        called_s = time.monotonic()
         async with self._looking:
-            if self._began_s > asked_s:
+            if self._began_s > called_s:
                 return self._found
             began_s = time.monotonic()
             async with self._gate.attempt():

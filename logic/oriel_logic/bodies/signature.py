@@ -135,9 +135,9 @@ class Plan:
 
 
 def plan_of(signature: Signature) -> Plan:
-    places: dict[str, int] = {"request": 0, "models": 1, "ctx": 2}
+    ranks: dict[str, int] = {"request": 0, "models": 1, "ctx": 2}
     found = {each.name: 3 + place for place, each in enumerate(signature.inputs)}
-    pairs = [(each, places[each.injected] if each.injected else found[each.name]) for each in signature.parameters]
+    pairs = [(each, ranks[each.injected] if each.injected else found[each.name]) for each in signature.parameters]
     positions = tuple(place for each, place in pairs if not each.by_keyword)
     keywords = tuple((each.name, place) for each, place in pairs if each.by_keyword)
     return Plan(positions, keywords, not keywords and positions == tuple(range(3 + len(found))))

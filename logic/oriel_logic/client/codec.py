@@ -104,12 +104,12 @@ class ModelCodec:
 
     def decode(self, response: HttpResponse) -> Outputs:
         """Decode the outputs of a 200 answer; numbers are read-only views of its body. Raises ModelFailed."""
-        body, said = response.body, response.get(HEADER_LENGTH)
+        body, header = response.body, response.get(HEADER_LENGTH)
         length = None
-        if said is not None:
-            if not (said.isascii() and said.isdigit() and len(said) < 12):
+        if header is not None:
+            if not (header.isascii() and header.isdigit() and len(header) < 12):
                 raise self._unreadable("its header length is not a number")
-            length = int(said)
+            length = int(header)
             plan = self._answers.get(body[:length]) if length <= MAX_KEPT_BYTES else None
             if plan is not None and plan.size == len(body):
                 arrays = {name: np.ndarray(shape, dtype, body, at) for name, dtype, shape, at in plan.outputs}

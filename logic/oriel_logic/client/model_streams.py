@@ -143,8 +143,8 @@ class StreamServers:
                     self._endpoints.mark_lacking(endpoint, request.model_name)
                     refusal = refusal or news.refusal
             except BadMessage as error:
-                said = f"an answer of model '{request.model_name}' cannot be read: {error.message}"
-                raise ModelFailed(said) from error
+                sentence = f"an answer of model '{request.model_name}' cannot be read: {error.message}"
+                raise ModelFailed(sentence) from error
             finally:
                 endpoint.outstanding -= 1
         if refusal is not None:
@@ -209,20 +209,20 @@ async def trailing(stream: Any) -> Any:
 
 def refused(model: str, code: Any, details: str, metadata: Any) -> LogicError | NotExecuted:
     """Convert a gRPC status other than OK to an error. Only the status text tells whether it came from the server."""
-    said = details[:300] or "it gave no reason"
+    sentence = details[:300] or "it gave no reason"
     match code.name:
         case "INVALID_ARGUMENT":
-            return ModelInputWrong(f"model '{model}' refused its inputs: {said}")
+            return ModelInputWrong(f"model '{model}' refused its inputs: {sentence}")
         case "NOT_FOUND":
-            return NotExecuted(ModelUnavailable(f"model '{model}' is not served: {said}", retry_after_s=RETRY_S))
+            return NotExecuted(ModelUnavailable(f"model '{model}' is not served: {sentence}", retry_after_s=RETRY_S))
         case "UNIMPLEMENTED":
-            return ModelUnavailable(f"model '{model}' is not served: {said}", retry_after_s=RETRY_S)
+            return ModelUnavailable(f"model '{model}' is not served: {sentence}", retry_after_s=RETRY_S)
         case "RESOURCE_EXHAUSTED" if (
             "larger than max" in details
         ):  # the client library's own text about what it received
             return ModelFailed(f"an answer of model '{model}' is larger than {MAX_ANSWER_BYTES} bytes")
         case "RESOURCE_EXHAUSTED":
-            return ModelBusy(f"model '{model}': {said}", retry_after_s=RETRY_S, too_many=True)
+            return ModelBusy(f"model '{model}': {sentence}", retry_after_s=RETRY_S, too_many=True)
         case "DEADLINE_EXCEEDED":
             return DeadlineExceeded(STAGE)
         case "UNAVAILABLE":
@@ -231,6 +231,6 @@ def refused(model: str, code: Any, details: str, metadata: Any) -> LogicError | 
             reason = dict(metadata or ()).get("x-oriel-reason")
             if reason is None:
                 return ModelFailed(f"the stream of model '{model}' was cut: try again")
-            busy = ModelBusy(f"model '{model}' is not available now: {said}", retry_after_s=RETRY_S)
+            busy = ModelBusy(f"model '{model}' is not available now: {sentence}", retry_after_s=RETRY_S)
             return NotExecuted(busy) if reason in ELSEWHERE else busy
-    return ModelFailed(f"model '{model}' failed: {said}")
+    return ModelFailed(f"model '{model}' failed: {sentence}")

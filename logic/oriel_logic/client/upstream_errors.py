@@ -18,19 +18,19 @@ NOT_READY_RETRY_S = 1.0
 
 def refusal(model: str, response: HttpResponse) -> LogicError:
     """Return the error for an answer whose status is not 200."""
-    said = sentence(response)
+    reason = sentence(response)
     match response.status:
         case 400:
-            return ModelInputWrong(f"model '{model}' refused its inputs: {said}")
+            return ModelInputWrong(f"model '{model}' refused its inputs: {reason}")
         case 404:
-            return ModelUnavailable(f"model '{model}' is not served: {said}", retry_after_s=NOT_READY_RETRY_S)
+            return ModelUnavailable(f"model '{model}' is not served: {reason}", retry_after_s=NOT_READY_RETRY_S)
         case 429:
-            return ModelBusy(f"model '{model}': {said}", retry_after_s=retry_after_s(response), too_many=True)
+            return ModelBusy(f"model '{model}': {reason}", retry_after_s=retry_after_s(response), too_many=True)
         case 503:
-            return ModelBusy(f"model '{model}' is not available now: {said}", retry_after_s=retry_after_s(response))
+            return ModelBusy(f"model '{model}' is not available now: {reason}", retry_after_s=retry_after_s(response))
         case 504:
             return DeadlineExceeded("infer")
-    return ModelFailed(f"model '{model}' failed ({response.status}): {said}")
+    return ModelFailed(f"model '{model}' failed ({response.status}): {reason}")
 
 
 def is_elsewhere(response: HttpResponse) -> bool:

@@ -319,7 +319,7 @@ class Trial:
             with suppress(OSError):
                 await asyncio.to_thread((await launching).close)
             raise
-        self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._told)
+        self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._on_problems)
         await self.pool.start()
 
     async def until_ready(self) -> None:
@@ -346,7 +346,7 @@ class Trial:
                 await ready
         self._was_ready = True
 
-    def _told(self, problems: dict[str, str]) -> None:
+    def _on_problems(self, problems: dict[str, str]) -> None:
         self._problems.update(problems)
         if self.deployment is not None:
             self._report(self.deployment, problems)

@@ -64,8 +64,8 @@ class Session:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("oriel_logic.dev").setLevel(logging.INFO)
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-        for told_by_us in ("oriel_logic.server.registry", "oriel_logic.loading.handlers"):
-            logging.getLogger(told_by_us).setLevel(logging.CRITICAL)
+        for logger in ("oriel_logic.server.registry", "oriel_logic.loading.handlers"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
 
     def listen(self, host: str, port: int, what: str) -> socket.socket:
         """Open the socket of the services. Raises StartFailed."""

@@ -87,12 +87,12 @@ def parse(text: bytes, label: str) -> tuple[Document, list[AnswerTable], Options
     return document, answers, options
 
 
-def placed(found: dict[str, Any], said: str) -> str:
+def placed(found: dict[str, Any], message: str) -> str:
     """Rewrite msgspec's error text with our names for the place."""
-    sentence, _, path = said.partition(" - at ")
+    sentence, _, path = message.partition(" - at ")
     match = PLACE.match(path.strip("`"))
     if match is None:
-        return said.replace("`$.", "`")
+        return message.replace("`$.", "`")
     kind, index, key = match[1], int(match[2]), match[3]
     table = found[kind][index]
     name = table.get("name") if isinstance(table, dict) else None

@@ -55,8 +55,8 @@ class FolderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def applied(self, definition: Definition) -> Definition:
         """Return the definition with these limits applied."""
-        said = {name: getattr(self, name) for name in ("timeout_s", "memory_mb", "max_body_bytes")}
-        limits = {name: value for name, value in said.items() if value is not None}
+        settings = {name: getattr(self, name) for name in ("timeout_s", "memory_mb", "max_body_bytes")}
+        limits = {name: value for name, value in settings.items() if value is not None}
         return replace(definition, options=replace(definition.options, **limits)) if limits else definition
 
 

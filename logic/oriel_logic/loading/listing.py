@@ -112,10 +112,10 @@ def source_of(file: HandlerFile) -> Source:
         source = replace(source, config=config, python=python)
     except BadConfig as error:
         source = replace(source, problem=str(error))
-    said = msgspec.json.encode(msgspec.structs.replace(source.config, weights={}))
+    encoded = msgspec.json.encode(msgspec.structs.replace(source.config, weights={}))
     files = list(files_in(file.folder))
     packages = list(source.python.parent.parent.glob("lib/python*/site-packages")) if source.python else []
-    return replace(source, stamp=(said, source.problem, *stats([*files, *packages])))
+    return replace(source, stamp=(encoded, source.problem, *stats([*files, *packages])))
 
 
 def stats(paths: Iterable[Path]) -> Iterator[tuple[str, int, int, int]]:

@@ -106,7 +106,7 @@ class Watchdog:
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         while not self._stopping.wait(self._ask_every_s):
             self._answered.clear()
-            asked_s = self._clock()
+            pinged_s = self._clock()
             try:
                 loop.call_soon_threadsafe(self._answer)
             except RuntimeError:  # the loop is closed
@@ -116,11 +116,11 @@ class Watchdog:
                 stack = stack_of(thread)
                 self.stack_reads += 1
                 if not self._answered.wait(self._still_s):
-                    self._say(self._clock() - asked_s, *named(stack_of(thread), self._handlers()), still=True)
+                    self._say(self._clock() - pinged_s, *named(stack_of(thread), self._handlers()), still=True)
                     self._answered.wait()
             if self._stopping.is_set():
                 return
-            lag_s = self._answered_s - asked_s
+            lag_s = self._answered_s - pinged_s
             self._on_lag(lag_s)
             if stack is not None and lag_s >= self._blocked_s:
                 self._report(lag_s, stack)
@@ -150,13 +150,13 @@ class Watchdog:
 def stack_of(thread: int) -> list[Place]:
     """Return the current stack of a thread, outermost frame first."""
     frame: FrameType | None = sys._current_frames().get(thread)
-    places: list[Place] = []
+    frames: list[Place] = []
     while frame is not None:
         code = frame.f_code
         module = str(frame.f_globals.get("__name__", ""))
-        places.append(Place(module, code.co_qualname, code.co_filename, frame.f_lineno))
+        frames.append(Place(module, code.co_qualname, code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    return places[::-1]
+    return frames[::-1]
 
 
 def named(stack: list[Place], handlers: Iterable[Handler]) -> tuple[str, Place | None]:

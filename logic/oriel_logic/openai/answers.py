@@ -23,7 +23,7 @@ class Form:
 
     def whole(self, texts: Sequence[str], finishes: Sequence[Finish | None], usage: Usage) -> dict[str, Any]:
         choices = [
-            {"index": index, **self.said(text), "logprobs": None, "finish_reason": finish}
+            {"index": index, **self.content(text), "logprobs": None, "finish_reason": finish}
             for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
         ]
         return {**self._facts, "object": self.kind, "choices": choices, "usage": usage}
@@ -39,11 +39,11 @@ class Form:
         """Return the event after the last text, for `stream_options.include_usage`."""
         return {**self._facts, "object": self.chunk_kind, "choices": [], "usage": usage}
 
-    def _chunk(self, index: int, said: dict[str, Any], finish: Finish | None) -> dict[str, Any]:
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, index: int, content: dict[str, Any], finish: Finish | None) -> dict[str, Any]:
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
         return {**self._facts, "object": self.chunk_kind, "choices": [choice]}
 
-    def said(self, text: str) -> dict[str, Any]:
+    def content(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
     def added(self, text: str) -> dict[str, Any]:
@@ -54,10 +54,10 @@ class CompletionForm(Form):
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def said(self, text: str) -> dict[str, Any]:
+    def content(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    added = said
+    added = content
 
 
 class ChatForm(Form):
@@ -65,7 +65,7 @@ class ChatForm(Form):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def said(self, text: str) -> dict[str, Any]:
+    def content(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
     def added(self, text: str) -> dict[str, Any]:

@@ -113,10 +113,10 @@ class Embeddings(Served):
     async def _vectors(self, rows: Sequence[NDArray[np.int32]], tools: Tools) -> Floats:
         """Return one vector per row, in order."""
         found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
-        places = asyncio.Semaphore(MAX_TOGETHER)
+        slots = asyncio.Semaphore(MAX_TOGETHER)
 
         async def run(batch: Sequence[int]) -> None:
-            async with places:
+            async with slots:
                 ids, mask = padded([rows[index] for index in batch])
                 for index, vector in zip(batch, await self._batch(ids, mask, tools), strict=True):
                     found[index] = vector
@@ -153,7 +153,7 @@ class Embeddings(Served):
 def written(vectors: Floats, model: str, tokens: int, encoding: Literal["float", "base64"]) -> bytes:
     """Write the answer's body. base64: little-endian FP32, as the official clients read it."""
     entries = vectors.astype("<f4", copy=False)
-    told = [b64encode(row.tobytes()).decode() for row in entries] if encoding == "base64" else entries.tolist()
-    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(told)]
+    encoded = [b64encode(row.tobytes()).decode() for row in entries] if encoding == "base64" else entries.tolist()
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
     usage = Usage(prompt_tokens=tokens, total_tokens=tokens)
     return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})

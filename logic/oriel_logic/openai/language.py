@@ -84,8 +84,8 @@ class LanguageModel(Served):
 
     async def complete(self, request: CompletionRequest, tools: Tools) -> Reply:
         """Answer `/v1/completions`. Raises ParameterWrong, and what workers and models raise."""
-        asked = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
-        prompts = await self.encode(tools, asked, "prompt")
+        given = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
+        prompts = await self.encode(tools, given, "prompt")
         form = answers.CompletionForm(tools.visit.call.request_id, self.served_as, int(time.time()))
         return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", form, tools)
 
@@ -93,8 +93,10 @@ class LanguageModel(Served):
         """Answer `/v1/chat/completions`. Raises the same."""
         if not self.chat_template:
             raise ParameterWrong(f"'{self.served_as}' is not a model for chat: use /v1/completions", param="model")
-        said = [{"role": each.role, "content": each.text} for each in request.messages]
-        found = await tools.context.run(chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, said)
+        chat_messages = [{"role": each.role, "content": each.text} for each in request.messages]
+        found = await tools.context.run(
+            chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, chat_messages
+        )
         if found.problem:
             raise ParameterWrong(found.problem, param="messages")
         form = answers.ChatForm(tools.visit.call.request_id, self.served_as, int(time.time()))
@@ -236,14 +238,14 @@ class Run:
                     async with aclosing(self._deltas(prompt)) as steps:
                         opened = False
                         async for deltas in steps:
-                            told = [form.chunk(delta) for delta in deltas if delta.text or delta.finish]
+                            chunks = [form.chunk(delta) for delta in deltas if delta.text or delta.finish]
                             if not opened:
                                 opening = [form.opening(delta.index) for delta in deltas]
-                                told = [each for each in opening if each is not None] + told
+                                chunks = [each for each in opening if each is not None] + chunks
                                 opened = True
-                            if told:
+                            if chunks:
                                 begun = True
-                                yield b"".join([event(each) for each in told])
+                                yield b"".join([event(each) for each in chunks])
                                 self._tools.go_on()
             yield (event(form.last(self.usage())) if tells_usage else b"") + DONE
         except Exception as error:

@@ -157,23 +157,23 @@ def wrong(text: str) -> ParameterWrong:
 
 def check_supported(request: Generation) -> None:
     """Check that this server can honour every parameter. Raises ParameterWrong."""
-    asked: dict[str, bool] = {}
+    requested: dict[str, bool] = {}
     if isinstance(request, CompletionRequest):
-        asked = {
+        requested = {
             "best_of": request.best_of not in (None, 1, request.n),
             "echo": bool(request.echo),
             "logprobs": request.logprobs is not None,
             "suffix": bool(request.suffix),
         }
     elif isinstance(request, ChatRequest):
-        asked = {
+        requested = {
             "logprobs": bool(request.logprobs),
             "modalities": request.modalities not in (None, ["text"]),
             "response_format": request.response_format not in (None, {"type": "text"}),
             "tools": bool(request.tools),
         }
-    for name, is_asked in asked.items():
-        if is_asked:
+    for name, is_requested in requested.items():
+        if is_requested:
             raise ParameterWrong(f"'{name}' is not supported by this server: leave it out", param=name)
     if request.stream_options is not None and not request.stream:
         raise ParameterWrong("'stream_options' is only for stream=true", param="stream_options")

@@ -101,8 +101,8 @@ class AsyncClient:
         """
         if not service and len(self._names) > 1:
             raise ValueError(f"say which service: {', '.join(self._names)}")
-        said = {**promised(tier, tenant, timeout_s), **(headers or {})}
-        return await self.request("POST", f"/v1/services/{service or self._names[0]}", headers=said, **body)
+        own_headers = {**promised(tier, tenant, timeout_s), **(headers or {})}
+        return await self.request("POST", f"/v1/services/{service or self._names[0]}", headers=own_headers, **body)
 
     async def request(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **body: Any
@@ -168,10 +168,10 @@ def registry_of(loaded: Sequence[Loaded], workers: ThreadWorkers, pipeline: Pipe
 
 
 def promised(tier: str, tenant: str, timeout_s: float | None) -> dict[str, str]:
-    said = {"x-oriel-tier": tier, "x-oriel-tenant": tenant}
+    own_headers = {"x-oriel-tier": tier, "x-oriel-tenant": tenant}
     if timeout_s is not None:
-        said["x-oriel-timeout-ms"] = str(round(timeout_s * 1000))
-    return {name: value for name, value in said.items() if value}
+        own_headers["x-oriel-timeout-ms"] = str(round(timeout_s * 1000))
+    return {name: value for name, value in own_headers.items() if value}
 
 
 def loaded_of(served: Callable[..., Any] | str | Path) -> list[Loaded]:

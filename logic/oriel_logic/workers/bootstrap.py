@@ -82,8 +82,8 @@ def tell(settings: "dict[str, Any]", problem: str) -> None:
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     end_with(given["lifeline_fd"])
-    said = main(given)
-    if said:
-        tell(given, said)
-        sys.stderr.write("oriel logic: a fork server cannot start: " + said + "\n")
+    failure = main(given)
+    if failure:
+        tell(given, failure)
+        sys.stderr.write("oriel logic: a fork server cannot start: " + failure + "\n")
         sys.exit(3)

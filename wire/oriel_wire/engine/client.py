@@ -97,7 +97,7 @@ class HttpClient:
     def __init__(self, *, host: str, port: int, max_connections: int = 64, max_response_bytes: int = _MAX_BODY) -> None:
         self.endpoint = Endpoint(host, port, max_response_bytes=max_response_bytes)
         self._host_line = f"HTTP/1.1\r\n{self.endpoint.host_line.decode()}\r\n"
-        self._places = asyncio.Semaphore(max_connections)
+        self._slots = asyncio.Semaphore(max_connections)
 
     @property
     def outstanding(self) -> int:
@@ -123,16 +123,16 @@ class HttpClient:
         left_s = deadline - now
         if left_s <= 0:
             raise _late()
-        places = self._places
-        if places.locked():
+        slots = self._slots
+        if slots.locked():
             try:
                 async with asyncio.timeout(left_s):
-                    await places.acquire()
+                    await slots.acquire()
             except TimeoutError:
                 raise _late() from None
             now = monotonic()
         else:
-            await places.acquire()  # returns at once
+            await slots.acquire()  # returns at once
         try:
             loop = asyncio.get_running_loop()
             waiter = _Waiter(self._bytes(method, target, headers, body), loop.create_future())
@@ -149,7 +149,7 @@ class HttpClient:
                 elif not waiter.ended:
                     self.endpoint.forget(waiter)
         finally:
-            places.release()
+            slots.release()
 
     def _bytes(
         self,

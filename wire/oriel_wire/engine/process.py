@@ -24,7 +24,7 @@ import uvloop
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["LIFELINE_VARIABLE", "PLAIN", "configure_logging", "connection_places", "listen", "log_to_file", "run_unit"]
+__all__ = ["LIFELINE_VARIABLE", "PLAIN", "configure_logging", "connection_limit", "listen", "log_to_file", "run_unit"]
 
 LIFELINE_VARIABLE = "ORIEL_LIFELINE_FD"
 GRACE_S = 30.0
@@ -179,7 +179,7 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     return sock
 
 
-def connection_places(wanted: int) -> int:
+def connection_limit(wanted: int) -> int:
     """Raise this process's limit of open files as far as allowed, and return how many clients fit, at most `wanted`.
 
     A client may need a second file, for its upstream, and 64 are for everything else: with no file left nothing could

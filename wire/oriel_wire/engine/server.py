@@ -310,8 +310,8 @@ class ServerConnection(ServerHooks):
                 self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
                 return
             if stop - start > limits.max_target_bytes:
-                asked = head.line  # of an absolute target only the path is kept
-                if len(asked.line) - len(asked.method) - len("  HTTP/1.1") > limits.max_target_bytes:
+                request_line = head.line  # of an absolute target only the path is kept
+                if len(request_line.line) - len(request_line.method) - len("  HTTP/1.1") > limits.max_target_bytes:
                     self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
                     return
         self.head = head

@@ -210,12 +210,12 @@ class Executions:
         return stuck
 
     def _head(self, number: int, request: Request, body: list[Buffer]) -> RequestHead:
-        asked = request.asked
-        parameters = asked.parameters if asked is not None else {}
+        client_request = request.client_request
+        parameters = client_request.parameters if client_request is not None else {}
         sequence, timeout = parameters.get("sequence_id", 0), parameters.get("timeout", 0)
         return RequestHead(
             id=number,
-            request_id=asked.id if asked is not None else "",
+            request_id=client_request.id if client_request is not None else "",
             correlation=sequence if isinstance(sequence, int | str) else 0,
             flags=bool(parameters.get("sequence_start")) + 2 * bool(parameters.get("sequence_end")),
             timeout_us=timeout if isinstance(timeout, int) else 0,

@@ -18,7 +18,7 @@ class Guard:
     def __init__(self) -> None:
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = -1
+        self._write_end = -1
 
     def watch(self, group: int) -> None:
         """Have this process group killed when the server ends. Raises OSError if that cannot be arranged."""
@@ -40,9 +40,9 @@ class Guard:
             self._end()
 
     def _begin(self) -> None:
-        theirs, self._told = os.pipe()
+        theirs, self._write_end = os.pipe()
         try:
-            os.set_blocking(self._told, False)
+            os.set_blocking(self._write_end, False)
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__],
                 stdin=theirs,
@@ -57,12 +57,12 @@ class Guard:
 
     def _tell(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the guard was killed: the next `watch` starts another one
-            os.write(self._told, line.encode())
+            os.write(self._write_end, line.encode())
 
     def _end(self) -> None:
-        if self._told >= 0:
-            os.close(self._told)
-            self._told = -1
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            self._write_end = -1
         process, self._process = self._process, None
         if process is not None:
             process.wait()

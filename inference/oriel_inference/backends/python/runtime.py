@@ -114,7 +114,7 @@ class Runtime:
         self._left: set[int] = set()
         self._newest = -1
         self._table = threading.Lock()
-        self._asked: dict[int, Inbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._asks = 0
         self.max_body_bytes = 1 << 30
         self.executing = False
@@ -184,11 +184,11 @@ class Runtime:
         with self._table:
             self._asks += 1
             number = self._asks
-            self._asked[number] = inbox
+            self._inboxes[number] = inbox
         try:
             self.send(make(number), body)
         except Exception:
-            del self._asked[number]
+            del self._inboxes[number]
             raise
         return number
 
@@ -205,7 +205,7 @@ class Runtime:
                             pending.grant(message.count)
                             del pending
                     case Inferred():
-                        inbox = self._asked.pop(message.id) if message.final else self._asked[message.id]
+                        inbox = self._inboxes.pop(message.id) if message.final else self._inboxes[message.id]
                         inbox(message, body)
             message = body = None  # type: ignore[assignment]
 
