@@ -166,7 +166,7 @@ class LearnedLimit:
         elif self._tried == self._base:
             self._held(rate, now)
         else:
-            self._looked(rate, now)
+            self._tried_beside(rate, now)
 
     def _search(self, rate: float, now: float) -> None:
         tried, step = self._tried, self._step
@@ -227,7 +227,7 @@ class LearnedLimit:
         else:
             self._begin(now)
 
-    def _looked(self, rate: float, now: float) -> None:
+    def _tried_beside(self, rate: float, now: float) -> None:
         tried, base = self._tried, self._base
         rate /= self._mood  # normalised to the conditions of the other measurements
         known = self._rates[tried]

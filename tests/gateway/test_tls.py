@@ -113,7 +113,7 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
             assert (await old.ask(INFER, body)).status == 200 and up.seen[-1].body == body
             assert await health("first") == b"\x08\x01"
             put(pairs["second"], files)
-            assert certificates.look() and not certificates.look()
+            assert certificates.poll() and not certificates.poll()
             async with TlsClient(server.port, context) as new:
                 assert common_name(new.writer) == "second"
                 assert (await new.ask(INFER, b"x")).status == 200
@@ -163,17 +163,17 @@ def test_a_pair_that_does_not_go_together_keeps_the_old_one_and_is_named_once(
     before = certificates.pem
     with caplog.at_level(logging.INFO):
         put((pairs["second"][0], pairs["first"][1]), files)
-        assert not certificates.look() and not certificates.look()
+        assert not certificates.poll() and not certificates.poll()
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         assert "the key is not the certificate's" in caplog.text and str(files[0].parent) not in caplog.text
         files[1].unlink()
-        assert not certificates.look() and not certificates.look()
+        assert not certificates.poll() and not certificates.poll()
         assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
         files[1].write_text("nonsense")
-        assert not certificates.look()
+        assert not certificates.poll()
         assert certificates.pem == before
         put(pairs["second"], files)
-        assert certificates.look() and certificates.pem[0] == pairs["second"][0].read_bytes()
+        assert certificates.poll() and certificates.pem[0] == pairs["second"][0].read_bytes()
         assert caplog.records[-1].levelname == "INFO"
 
 
@@ -196,7 +196,7 @@ async def test_when_the_certificate_in_force_expires_is_a_metric(files: Pair, pa
     chain = pairs["second"][0].read_bytes() + pairs["first"][0].read_bytes()
     files[0].write_bytes(chain)
     shutil.copy(pairs["second"][1], files[1])
-    assert certificates.look()
+    assert certificates.poll()
     assert await exposed() == min(ends(pairs[name][0]) for name in ("first", "second"))
     await core.close()
 

@@ -167,12 +167,12 @@ def test_what_was_planted_where_a_fetch_writes_is_not_written_through(
     victim.write_bytes(b"keep")
     with remote(objects, tmp_path / "cache") as store:
         store.models()
-        look = store.fingerprint("m").versions[1]
-        files = tmp_path / "cache/partial" / look / "files"
+        digest = store.fingerprint("m").versions[1]
+        files = tmp_path / "cache/partial" / digest / "files"
         files.mkdir(parents=True)
         getattr(files / "model.onnx", plant)(victim)
         shared = tmp_path / "cache/shared"
-        (small,) = (file.look for file in store._model("m").shared.values())
+        (small,) = (file.digest for file in store._model("m").shared.values())
         getattr(shared / f"{small}.new", plant)(victim)
         assert store.artifact("m", 1, "model.onnx").read_bytes() == b"m" * 1000
         assert store.text("m", "config.pbtxt") == "max_batch_size: 4"

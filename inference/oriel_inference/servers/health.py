@@ -11,7 +11,7 @@ from oriel_inference.servers.surface import Surface
 from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
 from oriel_wire.v2.proto import health_pb2
 
-LOOK_S = 0.5
+POLL_S = 0.5
 LAST_WORD_S = 0.05
 
 _Response = health_pb2.HealthCheckResponse
@@ -54,7 +54,7 @@ class HealthWatch:
                 await asyncio.sleep(LAST_WORD_S)
                 await abort(context, ServerStopping())
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(POLL_S):
                     await self._stopping.wait()
             except TimeoutError:
                 continue

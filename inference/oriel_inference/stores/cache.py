@@ -124,40 +124,40 @@ class Cache:
 
     # Versions ---------------------------------------------------------------------------------------------------
 
-    def has(self, look: str) -> bool:
+    def has(self, digest: str) -> bool:
         """Return whether the version seems to be complete here; `version` verifies that."""
-        return look in self._sizes
+        return digest in self._sizes
 
-    def version(self, look: str) -> Path | None:
+    def version(self, digest: str) -> Path | None:
         """Return the folder with the version's verified files; None if the version has to be fetched (again)."""
         with self._lock:
-            if look not in self._sizes:
+            if digest not in self._sizes:
                 return None
-            self.hold(look)
-        folder = self._folder / "versions" / look
-        if look not in self._verified:
+            self.hold(digest)
+        folder = self._folder / "versions" / digest
+        if digest not in self._verified:
             wrong = self._wrong(folder)
             if wrong:
                 _log.warning("model cache: %s, it is fetched again", wrong)
-                self._remove(look)
+                self._remove(digest)
                 return None
-            self._verified.add(look)
+            self._verified.add(digest)
         try:
             os.utime(folder / MANIFEST_FILE)
         except OSError:
-            self._remove(look)
+            self._remove(digest)
             return None
         return folder / "files"
 
-    def partial(self, look: str, size_bytes: int) -> Path:
+    def partial(self, digest: str, size_bytes: int) -> Path:
         """Return the folder to fetch the version into, with what an earlier try left there, after making room for it.
 
         Raises NotKept if there is no room: what serves is never evicted for it. Raises OSError.
         """
         self._there()
         with self._lock:
-            self._reserved.pop(look, None)
-            self._left.pop(look, None)
+            self._reserved.pop(digest, None)
+            self._left.pop(digest, None)
             while self.used_bytes + size_bytes > self._max_bytes:
                 if self._left:
                     each, _ = self._left.popitem()
@@ -171,68 +171,70 @@ class Cache:
                     )
                 _log.info("model cache: %s makes room", self._shown(oldest))
                 self._remove(oldest)
-            self._reserved[look] = size_bytes
-        folder = self._folder / "partial" / look
+            self._reserved[digest] = size_bytes
+        folder = self._folder / "partial" / digest
         if not untouched(folder):
             _log.warning("model cache: a partly fetched version has been changed by others, it is fetched again")
         (folder / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
-    def publish(self, look: str, manifest: Manifest) -> Path:
+    def publish(self, digest: str, manifest: Manifest) -> Path:
         """Make the fetched files the version in one step; return the folder with its files."""
-        partial, whole = self._folder / "partial" / look, self._folder / "versions" / look
+        partial, whole = self._folder / "partial" / digest, self._folder / "versions" / digest
         shutil.rmtree(partial / "blocks", ignore_errors=True)
         write_document(partial / MANIFEST_FILE, manifest)
         with self._lock:
             if whole.exists():
-                self._remove(look)
+                self._remove(digest)
             partial.rename(whole)
-            self._reserved.pop(look, None)
-            self._sizes[look] = manifest.size_bytes
-            self._verified.add(look)
-            self.hold(look)
+            self._reserved.pop(digest, None)
+            self._sizes[digest] = manifest.size_bytes
+            self._verified.add(digest)
+            self.hold(digest)
         return whole / "files"
 
-    def abandon(self, look: str) -> None:
+    def abandon(self, digest: str) -> None:
         """Report that the fetch of a version failed; the next try may use the part that was fetched."""
         with self._lock:
-            if size_bytes := self._reserved.pop(look, 0):
-                self._left[look] = size_bytes
+            if size_bytes := self._reserved.pop(digest, 0):
+                self._left[digest] = size_bytes
 
-    def hold(self, look: str) -> None:
+    def hold(self, digest: str) -> None:
         """Report that a version is about to be used, so that it is not evicted before it is known to serve."""
         with self._lock:
-            self._held[look] = self._now() + HANDED_S
+            self._held[digest] = self._now() + HANDED_S
 
-    def release(self, look: str) -> None:
+    def release(self, digest: str) -> None:
         """Report that a version will not be used after all; it may be evicted unless it serves."""
         with self._lock:
-            self._held.pop(look, None)
+            self._held.pop(digest, None)
 
     def _oldest(self) -> str | None:
         """Return the least recently used entry that may be evicted."""
         used = tuple(self._in_use())
         now = self._now()
-        self._held = {look: until for look, until in self._held.items() if until > now}
+        self._held = {digest: until for digest, until in self._held.items() if until > now}
         free = [
-            look for look in self._sizes if look not in self._held and not any(look in identity for identity in used)
+            digest
+            for digest in self._sizes
+            if digest not in self._held and not any(digest in identity for identity in used)
         ]
         return min(free, key=self._used_at, default=None)
 
-    def _used_at(self, look: str) -> float:
+    def _used_at(self, digest: str) -> float:
         try:
-            return (self._folder / "versions" / look / MANIFEST_FILE).stat().st_mtime
+            return (self._folder / "versions" / digest / MANIFEST_FILE).stat().st_mtime
         except OSError:
             return 0.0
 
-    def _remove(self, look: str) -> None:
+    def _remove(self, digest: str) -> None:
         with self._lock:
-            self._sizes.pop(look, None)
-            self._verified.discard(look)
-            gone = self._folder / "partial" / f"{look}.gone"
+            self._sizes.pop(digest, None)
+            self._verified.discard(digest)
+            gone = self._folder / "partial" / f"{digest}.gone"
             try:
                 shutil.rmtree(gone, ignore_errors=True)
-                (self._folder / "versions" / look).rename(gone)
+                (self._folder / "versions" / digest).rename(gone)
             except OSError as error:
                 _log.debug("model cache: %s", error)
         shutil.rmtree(gone, ignore_errors=True)
@@ -256,9 +258,9 @@ class Cache:
                 return f"{manifest.shown}/{file.name} cannot be read"
         return ""
 
-    def _shown(self, look: str) -> str:
-        manifest = read_document(self._folder / "versions" / look / MANIFEST_FILE, Manifest)
-        return manifest.shown if manifest else look
+    def _shown(self, digest: str) -> str:
+        manifest = read_document(self._folder / "versions" / digest / MANIFEST_FILE, Manifest)
+        return manifest.shown if manifest else digest
 
     def _scan_files(self) -> dict[str, int]:
         """Return digest -> bytes of every version and of the shared files. Half removed entries are deleted."""
@@ -279,9 +281,9 @@ class Cache:
 
     # Small files, and what models are made of ---------------------------------------------------------------------
 
-    def shared(self, look: str) -> bytes | None:
+    def shared(self, digest: str) -> bytes | None:
         """Return its bytes; None if they are missing or not what was kept."""
-        path = self._folder / "shared" / look
+        path = self._folder / "shared" / digest
         try:
             head, _, data = read_own(path).partition(b"\n")
         except OSError:
@@ -291,11 +293,11 @@ class Cache:
             return None
         return data
 
-    def keep_shared(self, look: str, data: bytes) -> None:
+    def keep_shared(self, digest: str, data: bytes) -> None:
         """Keep a shared file. Raises OSError."""
         self._there()
-        path = self._folder / "shared" / look
-        beside = path.with_name(f"{look}.new")
+        path = self._folder / "shared" / digest
+        beside = path.with_name(f"{digest}.new")
         with self._lock:
             with os.fdopen(open_new(beside), "wb") as file:
                 file.write(_sha256(data).encode() + b"\n" + data)

@@ -34,7 +34,7 @@ class Listing:
         self._began_s = 0.0
         self._found: Mapping[str, ModelFiles] = {}
 
-    async def look(self) -> Mapping[str, ModelFiles]:
+    async def poll(self) -> Mapping[str, ModelFiles]:
         """List the store and return its content. Calls during a listing share the next one, which begins after them.
 
         Raises StoreUnavailable, TooManyObjects.

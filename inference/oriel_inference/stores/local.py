@@ -101,10 +101,10 @@ class LocalStore:
                     path = Path(entry.path)
                     if is_version(entry.name) and path.is_dir():
                         version = blake2b(digest_size=16)
-                        self._look(path, version.update, 0, [0])
+                        self._walk(path, version.update, 0, [0])
                         versions[int(entry.name)] = version.hexdigest()
                     else:
-                        self._look(path, shared.update, 0, [0])
+                        self._walk(path, shared.update, 0, [0])
         except (OSError, LoadFailed) as error:
             # A model that cannot be read has this fingerprint; loading it reports the error.
             shared.update(repr(error).encode())
@@ -219,7 +219,7 @@ class LocalStore:
             raise LoadFailed(f"{shown} leads out of the model repository: links must stay inside it")
         return file
 
-    def _look(self, path: Path, say: Callable[[bytes], None], depth: int, seen: list[int]) -> None:
+    def _walk(self, path: Path, say: Callable[[bytes], None], depth: int, seen: list[int]) -> None:
         """Pass the state of `path` and all below it to `say`. seen: a counter that bounds the walk of a huge folder."""
         seen[0] += 1
         if seen[0] > self._max_entries or depth > MAX_FOLDERS_DEEP:
@@ -244,7 +244,7 @@ class LocalStore:
             say(f"{len(below)} in {status.st_ino}".encode())
             for name in below:
                 say(os.fsencode(name))
-                self._look(path / name, say, depth + 1, seen)
+                self._walk(path / name, say, depth + 1, seen)
         else:
             say(f"{status.st_mode} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
 

@@ -16,7 +16,7 @@ import msgspec
 from oriel_inference.errors import LoadFailed
 from oriel_inference.stores.names import relative_parts
 from oriel_inference.stores.own_files import open_new, read_own
-from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, look_of
+from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, combined_digest
 from oriel_wire.objects.client import Stored
 
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -62,7 +62,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Version(msgspec.Struct, frozen=True, kw_only=True):
-    look: str
+    digest: str = msgspec.field(name="look")  # the name in the files that caches hold
     files: tuple[_File, ...]
 
 
@@ -79,7 +79,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             model=model,
             shared=tuple(_file(each) for each in files.shared.values()),
             versions={
-                version: _Version(look=each.look, files=tuple(_file(file) for file in each.files))
+                version: _Version(digest=each.digest, files=tuple(_file(file) for file in each.files))
                 for version, each in files.versions.items()
                 if not each.refused
             },
@@ -93,7 +93,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         kept = {
             version: older.versions[version]
             for version, each in self.versions.items()
-            if not have(each.look) and version in older.versions and have(older.versions[version].look)
+            if not have(each.digest) and version in older.versions and have(older.versions[version].digest)
         }
         return Record(model=self.model, shared=self.shared, versions={**self.versions, **kept})
 
@@ -109,11 +109,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         shared = {each.name: _remote(each) for each in self.shared}
         return ModelFiles(
             shared=shared,
-            look=look_of(shared.values()),
+            digest=combined_digest(shared.values()),
             versions={
-                version: VersionFiles(look=each.look, files=tuple(_remote(file) for file in each.files))
+                version: VersionFiles(digest=each.digest, files=tuple(_remote(file) for file in each.files))
                 for version, each in sorted(self.versions.items())
-                if have(each.look) or not any(file.size for file in each.files)
+                if have(each.digest) or not any(file.size for file in each.files)
             },
         )
 

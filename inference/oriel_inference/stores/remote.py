@@ -131,7 +131,7 @@ class RemoteStore:
 
     def models(self) -> Sequence[str]:
         try:
-            found = self._loop.call(self._listing.look())
+            found = self._loop.call(self._listing.poll())
         except LoadFailed as failure:
             self._missed(failure)
             if not self._from_cache:
@@ -188,21 +188,21 @@ class RemoteStore:
         if files is None:
             return Fingerprint(shared="absent")
         named = self._retries.named
-        versions = {version: named(each.look) for version, each in files.versions.items()}
-        return Fingerprint(shared=named(files.look), versions=versions)
+        versions = {version: named(each.digest) for version, each in files.versions.items()}
+        return Fingerprint(shared=named(files.digest), versions=versions)
 
     def retries(self, model: str) -> bool:
         files = (self._found or {}).get(model)
         if files is None:
             return False
         with self._lock:
-            return any(self._retries.waits(look) for look in _looks(files))
+            return any(self._retries.waits(digest) for digest in _digests(files))
 
     def loaded(self, model: str) -> None:
         with self._lock:
-            looks = [self._handed.pop(each) for each in list(self._handed) if each[0] == model]
-        for look in looks:
-            self._cache.release(look)
+            digests = [self._handed.pop(each) for each in list(self._handed) if each[0] == model]
+        for digest in digests:
+            self._cache.release(digest)
 
     # Listings -----------------------------------------------------------------------------------------------------
 
@@ -212,11 +212,11 @@ class RemoteStore:
                 _log.info("%s can be reached again: its changes are followed", self.shown)
             changed = self._found != found or self._from_cache
             self.up, self._from_cache, self._found = True, False, found
-            looks = {look for files in found.values() for look in _looks(files)}
-            self._retries.looked(looks, time.monotonic())
+            digests = {digest for files in found.values() for digest in _digests(files)}
+            self._retries.listed(digests, time.monotonic())
             if changed:
                 try:
-                    self._prune(found, looks)
+                    self._prune(found, digests)
                 except OSError as error:
                     _log.warning(
                         "model cache: files that are no longer in the store cannot be removed: %s", error.strerror
@@ -240,17 +240,17 @@ class RemoteStore:
                     failure.reason,
                 )
 
-    def _prune(self, found: Mapping[str, ModelFiles], looks: set[str]) -> None:
+    def _prune(self, found: Mapping[str, ModelFiles], digests: set[str]) -> None:
         """Forget versions that the store no longer has, so that no start uses them, and delete their partial files."""
-        shared = {file.look for files in found.values() for file in files.shared.values()}
+        shared = {file.digest for files in found.values() for file in files.shared.values()}
         for model, record in self._cache.records().items():
             if model not in found:
                 self._cache.forget(model)
                 continue
             if set(record.versions) - set(found[model].versions):
                 self._cache.record(record.only(found[model].versions))
-            shared.update(file.look for file in record.files(self._cache.has).shared.values())
-        self._cache.keep_only(looks, shared)
+            shared.update(file.digest for file in record.files(self._cache.has).shared.values())
+        self._cache.keep_only(digests, shared)
 
     def _model(self, model: str) -> ModelFiles:
         files = (self._found or {}).get(model)
@@ -271,16 +271,16 @@ class RemoteStore:
         if files.refused:
             raise LoadFailed(files.refused)
         with self._lock:
-            one_at_a_time = self._fetching.setdefault(files.look, Lock())
+            one_at_a_time = self._fetching.setdefault(files.digest, Lock())
         with one_at_a_time:
-            folder = self._cache.version(files.look)
+            folder = self._cache.version(files.digest)
             if folder is None:
                 folder = self._fetch(f"{model}/{version}", files)
         with self._lock:
-            self._fetching.pop(files.look, None)
-            before = self._handed.get((model, version), files.look)
-            self._handed[model, version] = files.look
-        if before != files.look:
+            self._fetching.pop(files.digest, None)
+            before = self._handed.get((model, version), files.digest)
+            self._handed[model, version] = files.digest
+        if before != files.digest:
             self._cache.release(before)
         self._remember(model)
         return folder
@@ -288,8 +288,8 @@ class RemoteStore:
     def _fetch(self, shown: str, files: VersionFiles) -> Path:
         began, fetched = time.monotonic(), False
         try:
-            with self._retried(files.look, f"{shown} cannot be written into the model cache"):
-                partial = self._cache.partial(files.look, files.size_bytes)
+            with self._retried(files.digest, f"{shown} cannot be written into the model cache"):
+                partial = self._cache.partial(files.digest, files.size_bytes)
                 manifest = self._loop.call(
                     fetch_version(
                         self._client,
@@ -301,16 +301,16 @@ class RemoteStore:
                         counts=self.counts,
                     )
                 )
-                folder = self._cache.publish(files.look, manifest)
+                folder = self._cache.publish(files.digest, manifest)
                 fetched = True
         finally:
             if not fetched:
-                self._cache.abandon(files.look)
+                self._cache.abandon(files.digest)
         _log.info("%s: %d bytes fetched in %.1f s", shown, files.size_bytes, time.monotonic() - began)
         return folder
 
     @contextmanager
-    def _retried(self, look: str, unwritten: str) -> Iterator[None]:
+    def _retried(self, digest: str, unwritten: str) -> Iterator[None]:
         """Record a failure of the block, so that a later listing tries again. unwritten: the reason for OSErrors.
 
         Raises LoadFailed.
@@ -318,24 +318,24 @@ class RemoteStore:
         try:
             yield
         except LoadFailed as failure:
-            self._failed(look, failure)
+            self._failed(digest, failure)
             raise
         except OSError as error:
             failed = NotKept(f"{unwritten}: {error.strerror}")
-            self._failed(look, failed)
+            self._failed(digest, failed)
             raise failed from error
         except Exception as error:
-            self._failed(look, LoadFailed(repr(error)))
+            self._failed(digest, LoadFailed(repr(error)))
             raise
 
-    def _failed(self, look: str, failure: LoadFailed) -> None:
+    def _failed(self, digest: str, failure: LoadFailed) -> None:
         # The store answers, so only this object fails; it waits for its turn like a wrong one.
         outage = isinstance(failure, StoreUnavailable) and self._gate.failure is not None
         kind = next((kind for failed, kind in _KINDS.items() if isinstance(failure, failed)), "")
         with self._lock:
             if kind:
                 self.counts.failures[kind] += 1
-            self._retries.failed(look, time.monotonic(), outage=outage)
+            self._retries.failed(digest, time.monotonic(), outage=outage)
 
     def _remember(self, model: str) -> None:
         """Record the model's files for a start without the store."""
@@ -357,13 +357,13 @@ class RemoteStore:
             return None
         if file.object.size > limit:
             raise LoadFailed(f"{model}/{filename} is larger than {limit} bytes")
-        data = self._cache.shared(file.look)
+        data = self._cache.shared(file.digest)
         if data is None:
             shown = f"{model}/{filename}"
-            with self._retried(files.look, f"{shown} cannot be written into the model cache"):
+            with self._retried(files.digest, f"{shown} cannot be written into the model cache"):
                 work = read_small(self._client, self._gate, file.object, shown=shown, counts=self.counts)
                 data = self._loop.call(work)
-                self._cache.keep_shared(file.look, data)
+                self._cache.keep_shared(file.digest, data)
         if not any(each.size_bytes for each in files.versions.values()):
             self._remember(model)  # an ensemble: the files of its versions are never requested
         return data
@@ -376,8 +376,8 @@ class RemoteStore:
         return files.shared.get("/".join(parts))
 
 
-def _looks(files: ModelFiles) -> list[str]:
-    return [files.look, *(each.look for each in files.versions.values())]
+def _digests(files: ModelFiles) -> list[str]:
+    return [files.digest, *(each.digest for each in files.versions.values())]
 
 
 def counts_of(stores: Sequence[object]) -> StoreCounts:

@@ -13,31 +13,31 @@ class Retries:
         self._tries: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
 
-    def failed(self, look: str, now_s: float, *, outage: bool) -> None:
+    def failed(self, digest: str, now_s: float, *, outage: bool) -> None:
         """Record a failure.
 
         outage: the store failed, not the files, so they are tried again at the next listing that succeeds. Other
         failures are tried again at the next listing, then after 30 s, and so on, doubling to ten minutes.
         """
-        tries = self._tries.get(look, 0)
+        tries = self._tries.get(digest, 0)
         pause_s = 0.0 if outage or not tries else min(PAUSE_S * 2 ** min(tries - 1, 10), MAX_PAUSE_S)
-        self._due_s[look] = now_s + pause_s
+        self._due_s[digest] = now_s + pause_s
 
-    def looked(self, looks: Collection[str], now_s: float) -> None:
+    def listed(self, digests: Collection[str], now_s: float) -> None:
         """Record that the store was listed, with these digests."""
-        self._tries = {look: tries for look, tries in self._tries.items() if look in looks}
-        for look, due_s in list(self._due_s.items()):
-            if look not in looks:
-                del self._due_s[look]
+        self._tries = {digest: tries for digest, tries in self._tries.items() if digest in digests}
+        for digest, due_s in list(self._due_s.items()):
+            if digest not in digests:
+                del self._due_s[digest]
             elif now_s >= due_s:
-                self._tries[look] = self._tries.get(look, 0) + 1
-                del self._due_s[look]
+                self._tries[digest] = self._tries.get(digest, 0) + 1
+                del self._due_s[digest]
 
-    def waits(self, look: str) -> bool:
+    def waits(self, digest: str) -> bool:
         """Return whether the digest failed and has not been tried again since."""
-        return look in self._due_s
+        return digest in self._due_s
 
-    def named(self, look: str) -> str:
+    def named(self, digest: str) -> str:
         """Return the digest's name, which is another one for each further try."""
-        tries = self._tries.get(look, 0)
-        return f"{look}.{tries}" if tries else look
+        tries = self._tries.get(digest, 0)
+        return f"{digest}.{tries}" if tries else digest

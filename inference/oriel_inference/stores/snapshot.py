@@ -25,7 +25,7 @@ class RemoteFile:
     object: Stored
 
     @property
-    def look(self) -> str:
+    def digest(self) -> str:
         """Return a digest that is equal while the bytes are the same, 32 hex digits."""
         each = self.object
         return blake2b(repr((each.key, each.size, each.etag)).encode(), digest_size=16).hexdigest()
@@ -37,12 +37,12 @@ class VersionFiles:
 
     files: sorted by name.
     refused: why the version cannot be loaded, "" if it can.
-    look: a digest that is equal while nothing has changed, also the name of its folder in the cache.
+    digest: equal while nothing has changed; also the name of its folder in the cache.
     """
 
     files: tuple[RemoteFile, ...] = ()
     refused: str = ""
-    look: str = ""
+    digest: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -55,11 +55,11 @@ class VersionFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The files of a model. shared: name -> file, beside the version folders. look: the digest of these."""
+    """The files of a model. shared: name -> file, beside the version folders. digest: of these."""
 
     shared: Mapping[str, RemoteFile] = field(default_factory=dict)
     versions: Mapping[int, VersionFiles] = field(default_factory=dict)
-    look: str = ""
+    digest: str = ""
 
 
 def snapshot(objects: Iterable[Stored], prefix: str, *, max_version_bytes: int) -> dict[str, ModelFiles]:
@@ -80,7 +80,7 @@ def snapshot(objects: Iterable[Stored], prefix: str, *, max_version_bytes: int) 
             files[rest] = RemoteFile(name=rest, object=each)
     return {
         model: ModelFiles(
-            look=look_of(shared[model].values()),
+            digest=combined_digest(shared[model].values()),
             shared=shared[model],
             versions={
                 version: _version(each, f"{prefix}{model}/{version}/", f"{model}/{version}", max_version_bytes)
@@ -108,7 +108,7 @@ def _version(objects: Sequence[Stored], prefix: str, shown: str, max_bytes: int)
         refused = refused or f"{shown} has more than {MAX_VERSION_FILES} entries"
     if sum(file.object.size for file in files) > max_bytes:
         refused = refused or f"{shown} holds more than {max_bytes} bytes"
-    return VersionFiles(files=tuple(files), refused=refused, look=look_of(files, shown))
+    return VersionFiles(files=tuple(files), refused=refused, digest=combined_digest(files, shown))
 
 
 def _wrong(name: str) -> str:
@@ -125,9 +125,9 @@ def _wrong(name: str) -> str:
     return ""
 
 
-def look_of(files: Iterable[RemoteFile], *more: str) -> str:
+def combined_digest(files: Iterable[RemoteFile], *more: str) -> str:
     """Return the digest of several files."""
     digest = blake2b(repr(more).encode(), digest_size=16)
     for file in sorted(files, key=lambda each: each.name):
-        digest.update(file.look.encode())
+        digest.update(file.digest.encode())
     return digest.hexdigest()

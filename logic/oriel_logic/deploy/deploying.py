@@ -45,7 +45,7 @@ from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext, new_request_id
 from oriel_wire.trace import new_trace
 
-LOOK_S = 0.1
+POLL_S = 0.1
 MAX_PROBLEM = 500
 # Errors that a later attempt may not meet, although the handler has not changed.
 PASSING = (ModelBusy, ModelUnavailable, ModelUnreachable, Saturated)
@@ -327,7 +327,7 @@ class Trial:
         ready = asyncio.create_task(self.pool.wait_ready(), name="worker pool of a new release")
         try:
             while not ready.done():
-                await asyncio.wait([ready], timeout=LOOK_S)
+                await asyncio.wait([ready], timeout=POLL_S)
                 if self._problems:
                     service, problem = next(iter(self._problems.items()))
                     raise SetUpFailed(problem, service=service if service in self.pool.descriptions else "")

@@ -16,7 +16,7 @@ from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 
 _log = logging.getLogger(__name__)
-LOOK_S = 0.05
+POLL_S = 0.05
 ENDED = "their process ended while they were imported or set up"
 
 
@@ -61,7 +61,7 @@ async def try_loading(server: ForkServer, *, max_frame_bytes: int, timeout_s: fl
     try:
         async with asyncio.timeout(timeout_s):
             while not ready.done():
-                await asyncio.wait([ready], timeout=LOOK_S)
+                await asyncio.wait([ready], timeout=POLL_S)
                 if pool.failed_starts:
                     return ENDED
         ready.result()

@@ -45,7 +45,7 @@ _LATEST_SHARE = 0.7
 _FINISH_SHARE = 0.5
 _JITTER = 1.1  # gRPC spreads ages by a tenth in both directions
 _SLOW_S = 5.0  # time for the slowest client to read a GOAWAY
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 if TYPE_CHECKING:
     _GenericHandler = grpc.GenericRpcHandler[bytes, bytes]
@@ -167,7 +167,7 @@ async def _until_finished(finishing: Callable[[], bool], ends_s: float) -> None:
     while True:
         if not finishing() or monotonic() >= ends_s:
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _until_none_comes(arrivals: Arrivals, stopped_s: float, ends_s: float) -> None:
@@ -175,7 +175,7 @@ async def _until_none_comes(arrivals: Arrivals, stopped_s: float, ends_s: float)
         now = monotonic()
         if now >= ends_s or now >= arrivals.quiet_from_s(stopped_s):
             return
-        await asyncio.sleep(min(_LOOK_S, QUIET_S))
+        await asyncio.sleep(min(_POLL_S, QUIET_S))
 
 
 def close_listeners(port: int) -> int:

@@ -21,7 +21,7 @@ __all__ = ["HttpServer"]
 LAME_DUCK_S = 0.4
 LINGER_S = 0.2
 ACCEPT_SHARE = 0.7
-_LOOK_S = 0.05
+_POLL_S = 0.05
 BACKLOG = 2048
 _SWEEP_S = 0.25
 _LATE = 2048
@@ -197,7 +197,7 @@ class HttpServer:
             self.finishing = bool(begun)
             if not begun and (beside is None or beside.done()):
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _close_listener(self) -> list[socket.socket]:
         """Stop listening, and return the sockets that are still in the listen queue, so that they are not reset."""

@@ -17,7 +17,7 @@ from oriel_wire.errors import StartFailed
 
 __all__ = ["Certificates"]
 
-LOOK_S = 1.0
+POLL_S = 1.0
 MAX_FILE_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 _Stamp = tuple[tuple[int, int, int, int], ...]
@@ -36,7 +36,7 @@ class Certificates:
         self._key = key
         self._named: _Stamp | None = None  # the unusable pair that was logged last; () if the files cannot be read
         try:
-            self._stamp = self._look()
+            self._stamp = self._read_stamp()
             current, self.pem = self._read()
         except (OSError, ValueError) as error:
             raise StartFailed(
@@ -53,18 +53,18 @@ class Certificates:
     async def watch(self) -> None:
         """Poll the files each second, on a thread; never returns."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            await asyncio.to_thread(self.look)
+            await asyncio.sleep(POLL_S)
+            await asyncio.to_thread(self.poll)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Load the files if they have changed and match; returns whether they were loaded."""
         stamp: _Stamp = ()
         try:
-            stamp = self._look()
+            stamp = self._read_stamp()
             if stamp == self._stamp:
                 return False
             current, pem = self._read()
-            if self._look() != stamp:
+            if self._read_stamp() != stamp:
                 return False  # being replaced: the next poll sees the whole file
         except (OSError, ValueError) as error:
             if stamp != self._named:
@@ -76,7 +76,7 @@ class Certificates:
         _log.info("a new certificate is in force for new connections")
         return True
 
-    def _look(self) -> _Stamp:
+    def _read_stamp(self) -> _Stamp:
         found = [os.stat(path) for path in (self._chain, self._key)]
         return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
