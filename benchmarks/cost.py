@@ -7,7 +7,7 @@ logic      a request of a logic service with one model call, without sockets
 refusals   a request that the gateway refuses, beside one that it forwards (needs wrk)
 """
 
-from dispatch import run
+from harness.cases import run
 
 CASES = {
     "inference": "inference_bench.cost",

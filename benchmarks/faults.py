@@ -7,7 +7,7 @@ compound  a flood, a killed server, a flapping Redis and changing documents at o
 worker    kill -9 of a logic server's worker every second
 """
 
-from dispatch import run
+from harness.cases import run
 
 CASES = {
     "endpoint": "gateway_bench.faults",

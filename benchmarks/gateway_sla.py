@@ -1,4 +1,4 @@
-"""What the gateway keeps of its promises under load: R1 to R5 and R8, before two inference servers.
+"""Which of its promises the gateway keeps under load: R1 to R5 and R8, in front of two inference servers.
 
     python benchmarks/gateway_sla.py [--seconds 20] [--servers oriel triton] [--controls direct fifo] [--layers 60]
         [--out benchmarks/results]
@@ -26,7 +26,7 @@ from sending, so that the generator's own delays are in them. What the generator
 at most.
 
 Targets are multiples of one row's time, but at least 50 ms. `--layers 5` is a model of about 1 ms: the promises are
-made for service times from 10 ms (benchmarks/results/README.md says what shorter ones and short phases show).
+made for service times from 10 ms (benchmarks/README.md says what shorter ones and short phases show).
 
 Writes DATE-gateway-sla.json, .md and the plot DATE-gateway-sla.svg.
 """
@@ -36,7 +36,6 @@ import datetime
 import http.client
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -46,8 +45,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway_bench.contenders import ROOT, cpu_s
-from inference_bench.environments import machine, python_of, versions
+from harness.environments import machine, python_of, versions
+from harness.load import open_loop
+from harness.processes import ROOT, cpu_s
 from inference_bench.models import Model
 from inference_bench.targets import http_target
 from sla_bench.promises import DRIFT, drift, judge
@@ -147,15 +147,8 @@ class Bench:
             written = ", ".join(f"{tenant} = {share * self.capacity:.3f}" for tenant, share in rates.items())
             lines += ["[[phase]]", f'name = "{name}"', f"seconds = {seconds}", f"rates = {{ {written} }}"]
             lines += [f"warm_up = {str(warm_up).lower()}"]
-        scenario, answer = self.folder / "scenario.toml", self.folder / "answer.json"
-        scenario.write_text("\n".join(lines) + "\n")
-        answer.unlink(missing_ok=True)
         before = cpu_s(self.stack.gateway_pid), cpu_s(self.stack.server_pid)
-        command = [sys.executable, "-m", "oriel_cli.main", "load", str(scenario), "--no-plot", "--quiet"]
-        done = subprocess.run([*command, "--json", str(answer)], capture_output=True, text=True, check=False, cwd=ROOT)
-        if not answer.exists():
-            sys.exit(f"oriel load failed: {done.stderr[-1000:]}")
-        document: dict[str, Any] = json.loads(answer.read_text())
+        document = open_loop(lines, self.folder)
         seconds = sum(phase[1] for phase in phases)
         document["cores"] = {
             "gateway": (cpu_s(self.stack.gateway_pid) - before[0]) / seconds,
@@ -255,7 +248,7 @@ def run(server: str, file: Path, folder: Path, seconds: float, controls: Sequenc
 
 
 def prepare(out: Path, servers: Sequence[str], controls: Sequence[str]) -> None:
-    """What a run of many minutes would otherwise fail for at its end, or half way."""
+    """Exit now for reasons that would otherwise end a run of many minutes half way."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):

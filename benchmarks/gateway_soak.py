@@ -1,4 +1,4 @@
-"""A soak of one gateway: does it stay as it began? Memory, descriptors, latency and answers over minutes.
+"""Soak of one gateway: whether memory, descriptors, latency and answers stay as they were, over ten minutes.
 
     make bench BENCH=gateway_soak                                  ten minutes
     make bench BENCH=gateway_soak ARGS="--seconds 60 --json out.json"
@@ -27,10 +27,9 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from oriel_cli.units import free_ports
+from harness.processes import ROOT, free_ports
 
 DROPPED_S = 60.0  # within which a collector that never answers has cost a span
-ROOT = Path(__file__).resolve().parents[1]
 KEYS = {"gold": "soak-gold", "silver": "soak-silver", "bronze": "soak-bronze"}
 BODY = b"x" * 1024
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 1024\r\n\r\n" + BODY
@@ -212,7 +211,7 @@ async def soak(
     with TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as silent:
         server = await asyncio.start_server(upstream, "127.0.0.1", 0)
         documents(Path(folder), server.sockets[0].getsockname()[1])
-        http, grpc, admin = free_ports("127.0.0.1", 3)
+        http, grpc, admin = free_ports(3)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
         environ["XDG_STATE_HOME"] = folder
         if collector == "blackhole":

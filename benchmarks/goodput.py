@@ -7,7 +7,7 @@ simulation  the batcher alone in virtual time, against a FIFO
 expiry      how late the answers to expired requests are
 """
 
-from dispatch import run
+from harness.cases import run
 
 CASES = {
     "servers": "inference_bench.goodput",

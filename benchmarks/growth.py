@@ -9,7 +9,7 @@ model-queue    10,000 calls that wait in a model's queue (no sockets)
 repository     a model repository with 1,000 models and with 100 versions
 """
 
-from dispatch import run
+from harness.cases import run
 
 CASES = {
     "gateway": "gateway_bench.growth",

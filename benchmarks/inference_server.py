@@ -6,7 +6,7 @@ suite  everything below and `goodput.py servers`; writes a page into benchmarks/
 peers  CPU per request, rate, latency and memory, closed loop, any v2 server
 """
 
-from dispatch import run
+from harness.cases import run
 
 CASES = {
     "suite": "inference_bench.suite",

@@ -6,7 +6,7 @@ call  a service with one model call, beside FastAPI, bare ASGI, LitServe and Ben
 jpeg  1 MB of JPEG decoded in worker processes, beside the bare function
 """
 
-from dispatch import run
+from harness.cases import run
 
 CASES = {
     "call": "logic_bench.call",

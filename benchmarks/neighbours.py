@@ -8,7 +8,7 @@ large-bodies      one body of 60 MiB: JSON, binary, gzip, a load request with a 
 hostile-requests  275 attacks on the inference server, one after the other
 """
 
-from dispatch import run
+from harness.cases import run
 
 CASES = {
     "gateway": "gateway_bench.neighbours",

@@ -16,18 +16,19 @@ import asyncio
 import logging
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic, process_time
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / name) for name in ("wire", "policies", "gateway", "tests")]
+import uvloop
+from harness.processes import ROOT
 
-from conformance.desk import Desk  # noqa: E402
-from conformance.redis_server import PASSWORD, Proxy, RedisServer, redis_server  # noqa: E402
+sys.path.append(str(ROOT))
 
-from oriel_gateway.errors import Refused  # noqa: E402
-from oriel_gateway.limits import SharedLimiter  # noqa: E402
-from oriel_gateway.limits.redis_ledger import RedisLedger  # noqa: E402
+from tests.conformance.desk import Desk
+from tests.conformance.redis_server import PASSWORD, Proxy, RedisServer, redis_server
+
+from oriel_gateway.errors import Refused
+from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.redis_ledger import RedisLedger
 
 EXACT_S = 10.0  # R14's window
 CUT_OFF_S = 12.0
@@ -193,8 +194,8 @@ def verdict(kept: bool, open_bounds: list[str]) -> str:
     return f"not judged: {', '.join(open_bounds)}" if open_bounds else "yes"
 
 
-async def told(limits: str, name: str) -> bool:
-    """A refusal's `Retry-After`, and when a call of the other gateway was admitted after it."""
+async def retry_after(limits: str, name: str) -> bool:
+    """Whether a call of the other gateway is admitted after a refusal's `Retry-After`, and not before."""
     async with redis_server() as server:
         limiters = [
             SharedLimiter(RedisLedger(server.url, holder=name, password=PASSWORD), replicas=2)
@@ -235,8 +236,6 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
     args = parser.parse_args()
     logging.disable(logging.WARNING)
-    import uvloop
-
     print("| rule | Redis | limit/s | x limit | errors | p50, 1st s, ms | p99 | p50 after | p99 | CPU-us/call | kept |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     cases = [case for case in CASES if not args.case or case.name in args.case]
@@ -248,7 +247,7 @@ def main() -> int:
             ("limit = { requests_per_s = 0.5, burst = 2 }", "0.5 requests/s"),
             ("limit = { requests_per_s = 3, burst = 1 }", "3 requests/s"),
         ):
-            kept.append(uvloop.run(told(limits, name)))
+            kept.append(uvloop.run(retry_after(limits, name)))
     print(
         f"\nNot judged are p99s of fewer than {LEAST_WAITS} calls, and what is admitted at least in less than "
         f"{LEAST_S:g} s or when fewer calls are tried than one and a half times the limit."

@@ -25,8 +25,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "conformance"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness.processes import ROOT
+
+sys.path += [str(ROOT / "tests" / "conformance"), str(ROOT)]
 
 from object_stores import BUCKET, Moto, client_of
 

@@ -1,1 +1,1 @@
-"""What the benches of the gateway share: contenders in front of one trivial upstream, and the load on them."""
+"""Measurements of the gateway, for the entry points one folder up."""

@@ -1,4 +1,4 @@
-"""Everything at once (R36): a flood, a pod that is killed, a Redis that comes and goes, documents that change.
+"""Several faults at once (R36): a flood, a server that is killed, a Redis that comes and goes, changing documents.
 
     python benchmarks/faults.py compound [--rounds 3] [--flood 5] [--chaos 8] [--json FILE]
 
@@ -12,7 +12,8 @@ second one server gets SIGKILL; it is started again at its port at half-time. Af
     recovery         s from the end of the chaos until 99 % of gold and bronze are in target for good (promised: 5)
     twice            calls, of either tier and in the whole round, that were executed more than once (promised: 0)
 
-With a `--chaos` of less than 8 s the kill and the new start are most of it: then the share in target is not judged.
+With a `--chaos` of less than 8 s the kill and the new start are most of it: then the share in target is not judged. Nor
+are share and recovery where the chaos took longer than it should, because the machine had no time for this process.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
+import uvloop
 from tests.conformance.redis_server import PASSWORD, Proxy, redis_server
 from tests.gateway.pods import INFER, PROBED, Pod, pod
 from tests.gateway.process import gateway_process
@@ -39,6 +41,7 @@ CAPACITY = 2 * SLOTS * 1000 / WORK_MS
 TARGET_S = {GOLD: 0.5, BRONZE: 2.0}
 CALM_S, AFTER_S, WINDOW_S, FLAP_S, RELOAD_S = 3.0, 8.0, 0.5, 0.3, 0.5
 JUDGED_S = 8.0  # of chaos, from which the share in target is judged
+LATE_S = 2.0  # by which the chaos may be longer: a model server is started in it
 LIMITS = 'limits = [{ model = "digits", requests_per_s = 100000, burst = 100000 }]\n'
 
 
@@ -58,6 +61,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Round:
+    chaos_s: float
     gold_offered: int
     bronze_per_s: float
     gold_in_target: float
@@ -68,9 +72,18 @@ class Round:
     reloads: int
     statuses: dict[str, int]
 
+    def not_judged(self, chaos_s: float) -> str:
+        """Why promises are not judged; empty if all are."""
+        if self.chaos_s > chaos_s + LATE_S:
+            return f"in target and recovery, because {chaos_s:g} s of chaos took {self.chaos_s:.1f} s on this machine"
+        if chaos_s < JUDGED_S:
+            return f"in target, because {chaos_s:g} s of chaos are too few; it takes {JUDGED_S:g} s"
+        return ""
+
     def kept(self, chaos_s: float) -> bool:
-        in_target = chaos_s < JUDGED_S or self.gold_in_target >= 0.95
-        return in_target and self.recovery_s <= 5.0 and not self.twice
+        late = self.chaos_s > chaos_s + LATE_S
+        in_target = late or chaos_s < JUDGED_S or self.gold_in_target >= 0.95
+        return in_target and (late or self.recovery_s <= 5.0) and not self.twice
 
 
 class Offer:
@@ -120,7 +133,7 @@ class Offer:
 
 
 def policies(ports: list[int], written: int) -> bytes:
-    """The same promises each time, and something else beside them."""
+    """A policy document: the same promises each time, and one tenant that was not there before."""
     text = documents(ports, max_queue=200, pool=PROBED)["all.toml"].decode()
     for name, key in (("gold", GOLD), ("bronze", BRONZE)):
         text = text.replace(f"[tiers.{name}]\n", f"[tiers.{name}]\n# {written}\n")
@@ -140,7 +153,7 @@ async def flap(proxy: Proxy) -> None:
 
 
 class Documents:
-    """Written again and again; times: how often."""
+    """The gateway's policy document, written anew every RELOAD_S. times: how often it was."""
 
     def __init__(self, file: Path, ports: list[int]) -> None:
         self.times = 0
@@ -197,6 +210,7 @@ async def one_round(folder: Path, flood: float, chaos_s: float) -> Round:
             ran += each.ran
         offered = [call for call in gold.calls if began <= call.due_s < ended]
         return Round(
+            chaos_s=ended - began,
             gold_offered=len(offered),
             bronze_per_s=sum(began <= call.due_s < ended for call in bronze.calls) / (ended - began),
             gold_in_target=sum(call.good for call in offered) / len(offered),
@@ -228,8 +242,6 @@ def main() -> int:
     parser.add_argument("--chaos", type=float, default=8.0, help="seconds")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    import uvloop
-
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     found: list[Round] = []
@@ -245,8 +257,8 @@ def main() -> int:
         cells = (*cells, f"{each.recovery_s:.1f}", each.twice, each.executed, each.reloads)
         row = "  ".join(f"{cell:>{len(head)}}" for head, cell in zip(heads, cells, strict=True))
         print(f"{row}  {each.statuses}{'' if each.kept(args.chaos) else '  MISSED'}", flush=True)
-    if args.chaos < JUDGED_S:
-        print(f"not judged: gold in target, because {args.chaos:g} s of chaos are too few; it takes {JUDGED_S:g} s")
+        if why := each.not_judged(args.chaos):
+            print(f"not judged: {why}", flush=True)
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
     return 0 if all(each.kept(args.chaos) for each in found) else 1

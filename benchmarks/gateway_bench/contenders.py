@@ -1,24 +1,23 @@
-"""Reverse proxies to compare: each a process in front of the same upstream, plain or with TLS on its own port."""
+"""Reverse proxies to compare: each a process in front of the same upstream, plain or with TLS on its own port.
+
+A new one gets a name in CONTENDERS and its command in `_command`; packages it needs go into the environment `proxies`.
+"""
 
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-import venv
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["CASES", "PEERS", "ROOT", "Contender", "cpu_s", "free_port", "free_ports", "running", "start", "tree"]
+from harness.environments import python_of
+from harness.processes import PEERS, ROOT, accepts, free_port, gateway_command, serving
 
-ROOT = Path(__file__).resolve().parents[2]
-PEERS = Path(__file__).resolve().parents[1] / "peers"
-CASES = ("oriel", "oriel compiled", "nginx", "tcp floor", "envoy", "starlette+aiohttp", "starlette+httpx")
-TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+__all__ = ["CONTENDERS", "Contender", "start", "upstream"]
+
+FILES = PEERS / "gateway"
+CONTENDERS = ("oriel", "oriel compiled", "nginx", "tcp floor", "envoy", "starlette+aiohttp", "starlette+httpx")
 Contender = tuple[int, int]  # process id, port
 
 NGINX = """
@@ -43,36 +42,8 @@ http {{
 """
 
 
-def free_ports(count: int) -> list[int]:
-    """So many ports nobody listens on now."""
-    with ExitStack() as stack:
-        made = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in made:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in made]
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    return free_ports(1)[0]
-
-
-def peers_python() -> Path:
-    """The interpreter of the peers' environment, made on first use."""
-    folder = ROOT / "build" / "bench-peers"
-    python = folder / "bin" / "python"
-    wanted = (PEERS / "requirements.txt").read_text()
-    ready = folder / "ready"
-    if not ready.exists() or ready.read_text() != wanted:
-        print("making the peers' environment ...", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "-r", PEERS / "requirements.txt"], check=True)
-        ready.write_text(wanted)
-    return python
-
-
 def compiled_python() -> Path:
-    """The interpreter of an environment with the compiled gateway, made on first use and when a source has changed."""
+    """The interpreter of an environment with the compiled gateway; made when missing or when a source changed."""
     subprocess.run(["make", "--silent", "compiled"], cwd=ROOT, check=True, stdout=sys.stderr)
     python = ROOT / "build" / "compiled" / "bin" / "python"
     asked = [python, "-c", "import oriel_gateway.call.http; print(oriel_gateway.call.http.__file__)"]
@@ -80,48 +51,6 @@ def compiled_python() -> Path:
     if not file.endswith(".so"):
         sys.exit(f"{file} is not compiled")
     return python
-
-
-@contextmanager
-def running(command: list[str], port: int, start_s: float = 30.0, **environment: str) -> Iterator[int]:
-    """The process id of a server that accepts on `port` within `start_s`."""
-    log = tempfile.TemporaryFile()
-    process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log, cwd=ROOT)
-    try:
-        end = time.monotonic() + start_s
-        while True:
-            if process.poll() is not None or time.monotonic() > end:
-                log.seek(0)
-                sys.exit(f"{command[0]} did not start: {log.read().decode()[-2000:]}")
-            with socket.socket() as sock:
-                if sock.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        yield process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def tree(pid: int) -> list[int]:
-    out = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            out += tree(int(child))
-    return out
-
-
-def cpu_s(pid: int) -> float:
-    """User and system seconds so far of a process and its descendants."""
-    total = 0
-    for member in tree(pid):
-        fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total * TICK_S
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -140,28 +69,31 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def start(
-    name: str, folder: Path, upstream: int, *, tls: bool = False, policies: str = "policies/examples"
-) -> Iterator[Contender]:
-    """One contender; `policies` is Oriel's folder of documents, whose pool `inference` becomes the upstream."""
+def upstream(ports: Sequence[int]) -> Iterator[int]:
+    """The process id of the trivial server behind every contender; it listens on all these ports."""
+    command = [sys.executable, str(FILES / "upstream.py"), *map(str, ports)]
+    with serving(command, lambda: accepts(ports[0]), own_session=False) as pid:
+        yield pid
+
+
+@contextmanager
+def start(name: str, folder: Path, upstream: int, *, tls: bool = False) -> Iterator[Contender]:
+    """One contender in front of the port `upstream`."""
     port = free_port()
     folder = folder / f"{name}-{port}"
     folder.mkdir()
-    with running(_command(name, folder, port, upstream, tls, policies), port, **_environment(upstream)) as pid:
+    command, environment = _command(name, folder, port, upstream, tls), {"UPSTREAM": f"http://127.0.0.1:{upstream}"}
+    with serving(command, lambda: accepts(port), environment, own_session=False) as pid:
         yield pid, port
 
 
-def _environment(upstream: int) -> dict[str, str]:
-    return {"UPSTREAM": f"http://127.0.0.1:{upstream}"}
-
-
-def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, policies: str) -> list[str]:
+def _command(name: str, folder: Path, port: int, upstream: int, tls: bool) -> list[str]:
     cert, key = certificate(folder) if tls else (None, None)
     if name in ("oriel", "oriel compiled"):
-        python = sys.executable if name == "oriel" else str(compiled_python())
-        command = [python, "-m", "oriel_cli.main", "gateway", "--policies", policies]
-        command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(free_port())]
-        command += ["--endpoint", f"inference=127.0.0.1:{upstream}"]
+        # The pool `inference` of the example documents becomes the upstream.
+        command = gateway_command("policies/examples", port, "--endpoint", f"inference=127.0.0.1:{upstream}")
+        if name == "oriel compiled":
+            command[0] = str(compiled_python())
         return command + (["--tls-cert", str(cert), "--tls-key", str(key)] if tls else [])
     if name == "nginx":
         secure = f" ssl;\n    ssl_certificate {cert};\n    ssl_certificate_key {key}" if tls else ""
@@ -171,14 +103,14 @@ def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, polic
     if name == "envoy":
         config = folder / "envoy.json"
         config.write_text(json.dumps(_envoy(port, upstream)))
-        envoy = peers_python().parent / "envoy"
+        envoy = python_of("proxies").parent / "envoy"
         return [str(envoy), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id", "-l", "error"]
     if name == "tcp floor":
-        command = [sys.executable, str(PEERS / "tcp_floor.py"), str(port), str(upstream)]
+        command = [sys.executable, str(FILES / "tcp_floor.py"), str(port), str(upstream)]
         return command + ([str(cert), str(key)] if tls else [])
     app = "naive_" + name.partition("+")[2]
     return [
-        *(str(peers_python()), "-m", "uvicorn", f"{app}:app", "--app-dir", str(PEERS), "--no-access-log"),
+        *(str(python_of("proxies")), "-m", "uvicorn", f"{app}:app", "--app-dir", str(FILES), "--no-access-log"),
         *("--loop", "uvloop", "--http", "httptools", "--port", str(port), "--log-level", "error"),
     ]
 

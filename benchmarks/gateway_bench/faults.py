@@ -1,4 +1,4 @@
-"""What a pod that is killed (R10) or stops (R11b) costs: `python benchmarks/faults.py endpoint`.
+"""What is lost when an upstream server is killed (R10) or hangs (R11b): `python benchmarks/faults.py endpoint`.
 
     [--rounds 5] [--json FILE]
 
@@ -19,19 +19,14 @@ import json
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
-from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.gateway.pods import PROBED, Load, Pod, files, pod
-
-from gateway_bench.contenders import free_port
+from tests.gateway.process import gateway_process
 
 CALLERS = 8
 POLL_S = 0.01
@@ -48,37 +43,6 @@ class Fault:
     twice: int
     stale: int
     statuses: dict[int, int]
-
-
-@asynccontextmanager
-async def gateway(pods: list[Pod], *, idempotent: bool, probe: str) -> AsyncIterator[tuple[int, int]]:
-    """HTTP and admin port."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in files(pods, idempotent=idempotent, probe=probe).items():
-            (Path(folder) / name).write_bytes(text)
-        http, admin = free_port(), free_port()
-        words = [
-            "gateway",
-            "--policies",
-            folder,
-            "--http-port",
-            str(http),
-            "--grpc-port",
-            "0",
-            "--admin-port",
-            str(admin),
-        ]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "oriel_cli.main", *words, stderr=DEVNULL,
-            env={**os.environ, "OTEL_TRACES_SAMPLER_ARG": "0"},
-        )  # fmt: skip
-        try:
-            while await usable(admin) < 2:
-                await asyncio.sleep(0.05)
-            yield http, admin
-        finally:
-            process.terminate()
-            await process.wait()
 
 
 async def figure(admin: int, name: str) -> float:
@@ -100,37 +64,43 @@ async def usable(admin: int) -> float:
 
 
 async def one_round(number: signal.Signals, *, idempotent: bool, probe: str) -> Fault:
-    async with (
-        pod() as one,
-        pod() as other,
-        gateway([one, other], idempotent=idempotent, probe=probe) as (port, admin),
-    ):
-        load = Load(port, CALLERS, timeout_ms=1500)
-        await asyncio.sleep(2.0)
-        in_flight = int(await figure(admin, "oriel_gateway_inflight"))
-        one.signal(number)
-        at = time.monotonic()
-        while await usable(admin) > 1 and time.monotonic() - at < 10:
-            await asyncio.sleep(POLL_S)
-        left_alone = time.monotonic() - at
-        await asyncio.sleep(2.5)
-        resumed = time.monotonic()
-        if number is signal.SIGSTOP:
-            one.signal(signal.SIGCONT)
-            await asyncio.sleep(1.0)
-        statuses = await load.stop()
-        await asyncio.sleep(0.2)
-        good = [at - 0.1, *sorted(when for when, status, _, _ in load.answers if status == 200 and when > at)]
-        expired = {b"ran " + body for _, status, body, _ in load.answers if status == 504}
-        return Fault(
-            left_alone_s=left_alone,
-            silence_s=max(b - a for a, b in zip(good[1:], good[2:], strict=False)),
-            in_flight=min(in_flight, CALLERS),
-            lost=statuses.total() - statuses[200],
-            twice=sum(times > 1 for times in (one.ran + other.ran).values()),
-            stale=sum(when > resumed for body, when in one.ran_s.items() if body in expired),
-            statuses=dict(statuses),
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        async with pod() as one, pod() as other:
+            documents = files([one, other], idempotent=idempotent, probe=probe)
+            async with gateway_process(Path(folder), documents) as gateway:
+                return await under_load(number, one, other, gateway.port, gateway.admin_port)
+
+
+async def under_load(number: signal.Signals, one: Pod, other: Pod, port: int, admin: int) -> Fault:
+    """Signal one of two servers while callers ask the gateway, and count what is lost."""
+    while await usable(admin) < 2:
+        await asyncio.sleep(0.05)
+    load = Load(port, CALLERS, timeout_ms=1500)
+    await asyncio.sleep(2.0)
+    in_flight = int(await figure(admin, "oriel_gateway_inflight"))
+    one.signal(number)
+    at = time.monotonic()
+    while await usable(admin) > 1 and time.monotonic() - at < 10:
+        await asyncio.sleep(POLL_S)
+    left_alone = time.monotonic() - at
+    await asyncio.sleep(2.5)
+    resumed = time.monotonic()
+    if number is signal.SIGSTOP:
+        one.signal(signal.SIGCONT)
+        await asyncio.sleep(1.0)
+    statuses = await load.stop()
+    await asyncio.sleep(0.2)
+    good = [at - 0.1, *sorted(when for when, status, _, _ in load.answers if status == 200 and when > at)]
+    expired = {b"ran " + body for _, status, body, _ in load.answers if status == 504}
+    return Fault(
+        left_alone_s=left_alone,
+        silence_s=max(b - a for a, b in zip(good[1:], good[2:], strict=False)),
+        in_flight=min(in_flight, CALLERS),
+        lost=statuses.total() - statuses[200],
+        twice=sum(times > 1 for times in (one.ran + other.ran).values()),
+        stale=sum(when > resumed for body, when in one.ran_s.items() if body in expired),
+        statuses=dict(statuses),
+    )
 
 
 KINDS = {
@@ -146,6 +116,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    os.environ["OTEL_TRACES_SAMPLER_ARG"] = "0"  # of the gateways
     found: dict[str, list[Fault]] = {}
     print(
         f"{'fault':22} {'left alone s':>20} {'silence s':>10} {'in flight':>9} {'lost':>12} {'twice':>6} {'stale':>6}"

@@ -12,20 +12,22 @@ gateway_hop.py's figure: no two heads of a connection are alike here.
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
-from subprocess import run
 
-from gateway_bench.contenders import PEERS, cpu_s, free_port, free_ports, running
+from harness.load import require, wrk
+from harness.processes import cpu_s, free_ports, gateway
+
+from gateway_bench.contenders import upstream
 
 SIZES = {"tenants": (10, 100_000), "routes": (10, 1000), "endpoints": (2, 1000)}
 BOUND = 1.3
+CONNECTIONS = 32
 SCRIPT = """
 local size, keys, models = {size}, {keys}, {models}
 local n = {seed}
@@ -50,49 +52,31 @@ def documents(*, tenants: int = 10, routes: int = 10, ports: Sequence[int]) -> s
     return "\n".join(lines) + "\n"
 
 
-@contextmanager
-def gateway(folder: Path, text: str) -> Iterator[tuple[int, int]]:
-    """Process id and port of a gateway with these documents."""
-    folder.mkdir()
-    (folder / "all.toml").write_text(text)
-    port = free_port()
-    command = [sys.executable, "-m", "oriel_cli.main", "gateway", "--policies", str(folder)]
-    command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(free_port())]
-    with running(command, port, start_s=120.0) as pid:
-        yield pid, port
-
-
-def drive(port: int, script: Path, seconds: int) -> int:
-    """Requests answered."""
-    command = ["wrk", "-t1", "-c32", f"-d{seconds}s", "-s", str(script), f"http://127.0.0.1:{port}/"]
-    out = run(command, capture_output=True, text=True, check=True).stdout
-    if "Non-2xx" in out or "Socket errors" in out:
-        sys.exit(f"requests failed:\n{out}")
-    return int(out.partition(" requests in")[0].split()[-1])
-
-
 def over_sockets(case: str, rounds: int, seconds: int) -> dict[int, list[float]]:
     """CPU microseconds per request, by size."""
     found: dict[int, list[float]] = {size: [] for size in SIZES[case]}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ports = free_ports(max(SIZES["endpoints"]) if case == "endpoints" else 1)
-        upstream = [sys.executable, str(PEERS / "upstream.py"), *map(str, ports)]
-        stack.enter_context(running(upstream, ports[0]))
+        stack.enter_context(upstream(ports))
         started, scripts = {}, {}
         for size in found:
             counts = {"tenants": 10, "routes": 10, "endpoints": 1, case: size}
             text = documents(tenants=counts["tenants"], routes=counts["routes"], ports=ports[: counts["endpoints"]])
-            started[size] = stack.enter_context(gateway(folder / str(size), text))
+            policies = folder / str(size)
+            policies.mkdir()
+            (policies / "all.toml").write_text(text)
+            pid, port, _ = stack.enter_context(gateway(policies, start_s=120.0))
+            started[size] = pid, f"http://127.0.0.1:{port}/"
             scripts[size] = folder / f"{size}.lua"
             scripts[size].write_text(
                 SCRIPT.format(size=1024, keys=counts["tenants"], models=counts["routes"], seed=size)
             )
-            drive(started[size][1], scripts[size], 2)  # warm-up
+            wrk(started[size][1], scripts[size], CONNECTIONS, 2)  # warm-up
         for number in range(rounds):
-            for size, (pid, port) in started.items():
+            for size, (pid, url) in started.items():
                 before = cpu_s(pid)
-                requests = drive(port, scripts[size], seconds)
+                requests = wrk(url, scripts[size], CONNECTIONS, seconds).requests
                 found[size].append((cpu_s(pid) - before) * 1e6 / requests)
                 print(f"{case} {number + 1} {size:>7,} {found[size][-1]:8.1f} us", file=sys.stderr)
     return found
@@ -105,8 +89,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=tuple(SIZES), default=list(SIZES))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if shutil.which("wrk") is None:
-        sys.exit("wrk is not on PATH; on Debian: apt-get install wrk")
+    require("wrk")
     medians: dict[str, dict[int, float]] = {}
     for case in args.cases:
         runs = over_sockets(case, args.rounds, args.seconds)

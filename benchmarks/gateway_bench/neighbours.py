@@ -1,11 +1,13 @@
-"""What somebody's requests take while others are slow or idle (R20, R32): `python benchmarks/neighbours.py gateway`.
+"""How long one client's requests take while others are slow or idle (R20, R32).
 
+    python benchmarks/neighbours.py gateway
     [--seconds 4] [--rounds 1] [--clients 200] [--idle 2000] [--work-ms 1] [--answer-mib 1 8] [--only WORD]
 
 A gateway with its default bounds in a process of its own before a small model server in another. The canary asks on one
-kept connection, and every tenth time on a new one, while so many others send heads or bodies of a byte now and then,
-or read nothing of large answers, or have only connected. Promised: no failure, p99 at most 3 x the canary's alone, and
-with 2000 idle connections nothing over 1 s; the files come back.
+kept connection, and every tenth time on a new one, while other clients send their heads or bodies byte by byte, or read
+nothing of large answers, or have only connected. Promised: no failure, p99 at most 3 x the canary's alone, with 2000
+idle connections nothing over 1 s; the files come back. With `--seconds` below 4 a handful of calls decides a p99, which
+is then not judged.
 
 Large answers come from a model server of their own, in a pool of their own: the gateway is the same, and what it does
 for those readers is what the canary feels. Two rows beside it are shown and not judged. "From the canary's server":
@@ -23,10 +25,11 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.gateway.pods import INFER, PROBED, Pod, files, pod
 from tests.gateway.process import Process, cpu_s, gateway_process
@@ -37,6 +40,7 @@ from oriel_gateway.pools.lending import SUSPEND_AFTER_S
 HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n" % BRONZE.encode()
 LARGE_HEAD = HEAD.replace(b"digits", b"large")
 PERMITS = 16  # of each pool
+JUDGED_S = 4.0  # of each case, from which its p99 is judged
 Others = Callable[[Process, int], AbstractAsyncContextManager[None]]
 
 
@@ -97,13 +101,23 @@ async def canary(process: Process, server: Pod, seconds: float) -> Found:
 
 
 @asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do `work` until the block ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@asynccontextmanager
 async def nobody(_: Process, clients: int) -> AsyncIterator[None]:
     yield
 
 
 @asynccontextmanager
 async def connected(port: int, clients: int, *, receive_bytes: int = 0) -> AsyncIterator[list[Client]]:
-    """receive_bytes: of each one's kernel buffer, 0: as the kernel likes."""
+    """Open connections. receive_bytes: the size of each one's kernel buffer; 0 for the kernel's default."""
 
     async def one() -> Client:
         client = Client(port)
@@ -132,7 +146,7 @@ async def idle(process: Process, clients: int) -> AsyncIterator[None]:
 
 
 def trickling(start: bytes, then: bytes) -> Others:
-    """`start`, and then a piece a second: each of them dies its death within the promised time."""
+    """Clients that send `start`, and `then` once a second; the gateway ends each of them within the promised time."""
 
     @asynccontextmanager
     async def others(process: Process, clients: int) -> AsyncIterator[None]:
@@ -147,17 +161,14 @@ def trickling(start: bytes, then: bytes) -> Others:
                             client.writer.write(then)
                         await asyncio.sleep(1.0 / len(made))
 
-            task = asyncio.create_task(trickle())
-            try:
+            async with meanwhile(trickle()):
                 yield
-            finally:
-                task.cancel()
 
     return others
 
 
 def readers(head: bytes, mib: int) -> Others:
-    """Who ask for so many MiB and read nothing."""
+    """Clients that ask for an answer of `mib` MiB and read nothing of it."""
 
     @asynccontextmanager
     async def others(process: Process, clients: int) -> AsyncIterator[None]:
@@ -173,7 +184,7 @@ def readers(head: bytes, mib: int) -> Others:
 
 
 def straight(port: int, mib: int) -> Others:
-    """The same at the model server itself, at the gateway's pace."""
+    """The same clients at the model server itself, as many at a time as the gateway would let them."""
 
     @asynccontextmanager
     async def others(_: Process, clients: int) -> AsyncIterator[None]:
@@ -187,11 +198,8 @@ def straight(port: int, mib: int) -> Others:
                     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
                     client.writer.write(LARGE_HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body))
 
-            task = asyncio.create_task(ask())
-            try:
+            async with meanwhile(ask()):
                 yield
-            finally:
-                task.cancel()
 
     return others
 
@@ -251,7 +259,7 @@ def row(case: Case, found: Found, ratio: float, good: bool) -> str:
 
 async def bench(args: argparse.Namespace) -> bool:
     """Print the table; whether everything was kept, p99 by the median of the rounds."""
-    kept = True
+    kept, most = True, 3.0 if args.seconds >= JUDGED_S else float("inf")
     ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with (
@@ -276,13 +284,15 @@ async def bench(args: argparse.Namespace) -> bool:
                     ratios.setdefault(case.name, []).append(ratio)
                     fine = not found.failures and found.worst_ms <= 1000.0
                     kept = kept and (fine or not case.judged)
-                    print(row(case, found, ratio, fine and ratio <= 3.0), flush=True)
+                    print(row(case, found, ratio, fine and ratio <= most), flush=True)
                     await asyncio.sleep(2.0)  # what the others left is not the next ones'
             for case in chosen[1:]:
                 each = ratios[case.name]
-                kept = kept and (not case.judged or statistics.median(each) <= 3.0)
+                kept = kept and (not case.judged or statistics.median(each) <= most)
                 print(f"{case.name}: p99 x alone {statistics.median(each):.2f} (median of {len(each)}, "
                       f"{min(each):.2f} to {max(each):.2f}){'' if case.judged else ', not judged'}")  # fmt: skip
+            if args.seconds < JUDGED_S:
+                print(f"not judged: p99, because {args.seconds:g} s of each case are too few; it takes {JUDGED_S:g} s")
             for _ in range(100):
                 if process.files() <= before + 20:
                     break

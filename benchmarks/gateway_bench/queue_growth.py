@@ -11,17 +11,14 @@ median of the repeats counts.
 Cases: one tenant; a hundred tenants in three tiers; every call late already, so that all of them go behind.
 """
 
-import argparse
 import asyncio
 import gc
-import json
-import statistics
 import time
 from collections import deque
 from hashlib import sha256
 from typing import Any
 
-import uvloop
+from harness.cost import compare_depths
 
 from oriel_gateway.app import COLLECTOR
 from oriel_gateway.core import Gateway
@@ -136,26 +133,5 @@ async def measure(case: str, depth: int, requests: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", default="10,1000,10000", help="the first one is what the others are compared with")
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
     gc.set_threshold(*COLLECTOR)  # as the gateway
-    depths = [int(depth) for depth in args.depths.split(",")]
-    found: dict[str, dict[int, float]] = {}
-    for case in args.case or CASES:
-        runs: dict[int, list[float]] = {depth: [] for depth in depths}
-        for _ in range(args.repeats):  # depths take turns, so that a noisy moment of the machine meets all of them
-            for depth in depths:
-                runs[depth].append(uvloop.run(measure(case, depth, args.requests)))
-        found[case] = {depth: statistics.median(times) for depth, times in runs.items()}
-    if args.json:
-        print(json.dumps(found))
-        return
-    print(f"{'us CPU per request':24}" + "".join(f"{depth:>10,}" for depth in depths) + f"{'ratio':>8}")
-    for case, times in found.items():
-        cells = "".join(f"{times[depth]:10.1f}" for depth in depths)
-        print(f"{case:24}{cells}{times[depths[-1]] / times[depths[0]]:8.2f}")
+    compare_depths(__doc__, CASES, measure)

@@ -9,17 +9,18 @@ Needs `wrk` on PATH and Linux.
 """
 
 import argparse
-import re
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
-from gateway_bench.contenders import PEERS, cpu_s, free_port, running
+from harness.load import post, wrk
+from harness.processes import cpu_s, free_port, gateway
+
+from gateway_bench.contenders import upstream
 
 CONNECTIONS = 32
 
@@ -30,12 +31,6 @@ LIMITS = {
     "rich": "limit = { requests_per_s = 1000000, burst = 1000000, concurrency = 64 }",
     "poor": "limit = { requests_per_s = 0.001, burst = 1 }",
 }
-SCRIPT = """
-wrk.method = "POST"
-wrk.body = string.rep("x", 1024)
-wrk.headers["Authorization"] = "Bearer bench-{tenant}"
-wrk.headers["Content-Type"] = "application/json"
-"""
 
 
 def policies(folder: Path, quick: int, held: int) -> Path:
@@ -52,16 +47,6 @@ def policies(folder: Path, quick: int, held: int) -> Path:
     return folder
 
 
-def offered(port: int, model: str, seconds: int, script: Path) -> tuple[int, int]:
-    """Answers, and those of them that are not 2xx."""
-    url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", str(script), url]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    requests, others = re.search(r"(\d+) requests in", out), re.search(r"Non-2xx or 3xx responses: (\d+)", out)
-    assert requests is not None
-    return int(requests[1]), int(others[1]) if others else 0
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=3)
@@ -69,13 +54,12 @@ def main() -> None:
     args = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        upstream, port = free_port(), free_port()
-        stack.enter_context(running([sys.executable, str(PEERS / "upstream.py"), str(upstream)], upstream))
+        behind = free_port()
+        stack.enter_context(upstream([behind]))
         silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # accepts and never answers
-        files = policies(folder / "policies", upstream, silent.getsockname()[1])
-        command = [sys.executable, "-m", "oriel_cli.main", "gateway", "--policies", str(files)]
-        command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(free_port())]
-        pid = stack.enter_context(running(command, port, OTEL_TRACES_SAMPLER_ARG="0"))
+        files = policies(folder / "policies", behind, silent.getsockname()[1])
+        environment = {"OTEL_TRACES_SAMPLER_ARG": "0"}
+        pid, port, _ = stack.enter_context(gateway(files, environment=environment))
         holder = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         holder.sendall(
             b"POST /v2/models/held/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer bench-any\r\n"
@@ -83,17 +67,18 @@ def main() -> None:
         )
         scripts = {}
         for tenant in LIMITS:
-            scripts[tenant] = folder / f"{tenant}.lua"
-            scripts[tenant].write_text(SCRIPT.format(tenant=tenant))
+            headers = {"Authorization": f"Bearer bench-{tenant}", "Content-Type": "application/json"}
+            scripts[tenant] = post(folder / f"{tenant}.lua", b"x" * 1024, headers)
         costs: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for number in range(args.rounds + 1):
             for kind, (model, tenant) in KINDS.items():
                 before = cpu_s(pid)
-                answers, others = offered(port, model, args.seconds if number else 1, scripts[tenant])
-                if others < 0.999 * answers if kind not in SERVED else others:
-                    sys.exit(f"{kind}: {others} of {answers} were refused")
+                url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
+                found = wrk(url, scripts[tenant], CONNECTIONS, args.seconds if number else 1, refusals=True)
+                if found.refused < 0.999 * found.requests if kind not in SERVED else found.refused:
+                    sys.exit(f"{kind}: {found.refused} of {found.requests} were refused")
                 if number:  # the first is a warm-up
-                    costs[kind].append((cpu_s(pid) - before) * 1e6 / answers)
+                    costs[kind].append((cpu_s(pid) - before) * 1e6 / found.requests)
     base = statistics.median(costs["forwarded"])
     print(f"{'':14}{'CPU us/request':>16}{'min-max':>16}{'x forwarded':>13}")
     for kind, runs in costs.items():

@@ -1,4 +1,4 @@
-"""What finding a target costs with 10 and with 1,000 routes, remembered and not: CPU microseconds, one core.
+"""CPU microseconds to find the target of a request among 10 and 1,000 routes, seen before or not.
 
 python benchmarks/growth.py routes
 """

@@ -1,1 +1,1 @@
-"""Measures inference servers under the same load, for the entry points one folder up."""
+"""Measurements of the inference server, for the entry points one folder up."""

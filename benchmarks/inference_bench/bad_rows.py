@@ -11,15 +11,16 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import uvloop
-from onnx import TensorProto, helper, numpy_helper, save_model
+from harness.processes import inference
+from onnx import TensorProto, helper, numpy_helper
+
+from inference_bench.models import save
 
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 32
@@ -46,8 +47,7 @@ def write_model(folder: Path) -> None:
     )
     (folder / "lookup/1").mkdir(parents=True)
     (folder / "lookup/config.pbtxt").write_text(CONFIG)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    save_model(model, str(folder / "lookup/1/model.onnx"))
+    save(graph, folder / "lookup/1/model.onnx")
 
 
 class Caller:
@@ -102,13 +102,5 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", folder]
-        command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--cores", "1"]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            assert server.stderr is not None
-            line = next(line for line in server.stderr if "ready: HTTP " in line)
-            uvloop.run(measure(args, int(line.split("ready: HTTP ")[1].split(",")[0])))
-        finally:
-            server.terminate()
-            server.communicate()
+        with inference(folder, "--cores", "1") as (_, port, _):
+            uvloop.run(measure(args, port))

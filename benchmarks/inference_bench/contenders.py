@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway_bench.contenders import PEERS as PEER_FILES
+from harness.environments import python_of
+from harness.processes import PEERS, free_port, free_ports, inference_command
 
-from inference_bench.environments import python_of
 from inference_bench.models import Model
-from inference_bench.processes import free_port
 
 __all__ = ["CONTENDERS", "Contender", "oriel", "repository", "triton"]
 
-FILES = PEER_FILES / "inference"
+FILES = PEERS / "inference"
 KINDS = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
 BATCHING = "dynamic_batching { }"
 
@@ -55,9 +54,8 @@ def repository(
 
 def oriel(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     models = repository(folder / "oriel", model, file, "onnxruntime", threads)
-    http_port, grpc_port = free_port(), free_port()
-    command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(models)]
-    command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port), "--metrics-port", str(free_port())]
+    http_port, grpc_port = free_ports(2)
+    command = inference_command(models, http_port, grpc_port=grpc_port)
     path = f"/v2/models/{model.name}/infer"
     return Contender(command=command, http_port=http_port, grpc_port=grpc_port, path=path, binary=True)
 
@@ -74,7 +72,7 @@ def triton(
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         shutil.copy(server / "python_backend_stubs" / version / stub.name, stub)
     models = repository(folder / "triton", model, file, "python", threads, batching)
-    http_port, grpc_port = free_port(), free_port()
+    http_port, grpc_port = free_ports(2)
     command = [str(server / "bin" / "tritonserver"), "--model-repository", str(models), "--allow-metrics=false"]
     command += ["--backend-directory", str(server / "backends"), "--exit-timeout-secs", "3"]
     command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
@@ -99,7 +97,7 @@ def mlserver(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     home = folder / "mlserver"
     home.mkdir()
     shutil.copy(FILES / "mlserver_model.py", home)
-    http_port, grpc_port = free_port(), free_port()
+    http_port, grpc_port = free_ports(2)
     settings = {"host": "127.0.0.1", "http_port": http_port, "grpc_port": grpc_port, "metrics_port": free_port()}
     settings |= {"parallel_workers": 0, "debug": False, "grpc_max_message_length": 64 << 20}
     (home / "settings.json").write_text(json.dumps(settings))
@@ -125,7 +123,7 @@ def litserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
 def kserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     """Its Python model server, one worker."""
     python = python_of("kserve")
-    http_port, grpc_port = free_port(), free_port()
+    http_port, grpc_port = free_ports(2)
     command = [str(python), str(FILES / "kserve_app.py"), str(file), str(threads), model.name]
     command += ["--http_port", str(http_port), "--grpc_port", str(grpc_port), "--model_name", model.name]
     path = f"/v2/models/{model.name}/infer"

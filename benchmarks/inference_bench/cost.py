@@ -9,18 +9,15 @@ the kernel's share and uvloop's. Use it to compare two states of the code; `infe
 """
 
 import argparse
-import asyncio
-import cProfile
 import dataclasses
 import json
-import pstats
 import socket
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
+import numpy as np
 import uvloop
+from harness.cost import Transport, options, rounds, turn
 
 from inference_bench.models import MODELS, write
 from oriel_inference.app import open_unit
@@ -39,39 +36,12 @@ dynamic_batching { }
 """
 
 
-class Transport:
-    """Counts answers; says nothing else of a transport."""
-
-    answered = 0
-    wrong = 0
-
-    def write(self, data: bytes) -> None:
-        Transport.answered += 1
-        if not data.startswith(b"HTTP/1.1 200"):
-            Transport.wrong += 1
-            print(data[:400])
-
-    def writelines(self, parts: object) -> None:
-        self.write(b"".join(parts))  # type: ignore[call-overload]
-
-    def get_extra_info(self, name: str) -> object:
-        return ("127.0.0.1", 1)
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *_: None
-
-
 def request(binary: bool) -> bytes:
     data = [n / 16 for n in range(16)]
     one = {"name": "x", "shape": [1, 16], "datatype": "FP32"}
     extra = ""
     tail = b""
     if binary:
-        import numpy as np
-
         tail = np.array(data, np.float32).tobytes()
         one["parameters"] = {"binary_data_size": len(tail)}  # type: ignore[assignment]
         document = json.dumps({"inputs": [one], "parameters": {"binary_data_output": True}}).encode()
@@ -106,42 +76,17 @@ async def measure(args: argparse.Namespace) -> None:
                 connections.append(connection)
             data = request(args.binary)
 
-            async def turn(seconds: float) -> float:
-                before, began, done = Transport.answered, time.process_time(), time.monotonic() + seconds
-                while time.monotonic() < done:
-                    wanted = Transport.answered + len(connections)
-                    for connection in connections:
-                        connection.data_received(data)
-                    while Transport.answered < wanted:
-                        await asyncio.sleep(0)
-                return (time.process_time() - began) * 1e6 / (Transport.answered - before)
-
-            await turn(1.0)
-            rounds = [await turn(args.seconds / args.rounds) for _ in range(args.rounds)]
-            print(f"{min(rounds):.1f} us per request at best, {statistics.median(rounds):.1f} median of {len(rounds)}")
+            await turn(connections, data, 1.0)
+            await rounds(connections, data, args)
             if unit.surface.meter.log is not None:
                 print(f"{unit.surface.meter.log.dropped} lines of the access log dropped")
-            if Transport.wrong:
-                raise SystemExit(f"{Transport.wrong} answers were not 200")
-            if args.profile:
-                profile = cProfile.Profile()
-                profile.enable()
-                before = Transport.answered
-                await turn(args.seconds)
-                profile.disable()
-                print(f"{Transport.answered - before} requests under the profiler, which slows small functions most")
-                pstats.Stats(profile).sort_stats("tottime").print_stats(38)
             for connection in connections:
                 connection.connection_lost(None)
             await server.drain(0.1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true")
+    parser = options(__doc__, connections=64, rounds=5)
     parser.add_argument("--access-log", action="store_true", help="write the access log as well")
     parser.add_argument("--binary", action="store_true", help="tensors in the binary extension instead of JSON")
     uvloop.run(measure(parser.parse_args()))

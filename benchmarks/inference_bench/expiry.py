@@ -19,12 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from inference_bench.goodput import BRONZE, GOLD, capacity, in_process
-from inference_bench.goodput_cells import TIERS, Cell, Deadlines, Load, offer, write_bodies
+from inference_bench.goodput import BRONZE, GOLD, capacity, largest_batch_s, quoted
+from inference_bench.goodput_cells import TIERS, Cell, Deadlines, Load, write_bodies
 from inference_bench.goodput_servers import running
 from inference_bench.models import MODELS, write
 
-ATTEMPTS = 3
 PROMISED_MS = 20.0
 EXPIRED = "504 deadline_exceeded"
 
@@ -51,7 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         file = write(model, folder / "model.onnx")
-        batch_s = in_process(model, file, args.threads)
+        batch_s = largest_batch_s(model, file, args.threads)
         deadlines = Deadlines(gold=round(GOLD * batch_s * 1e3), bronze=round(BRONZE * batch_s * 1e3))
         write_bodies(folder, model, deadlines)
         with running(model, file, args.threads, folder, fifo_delays=(), triton_delays=()) as servers:
@@ -63,10 +62,7 @@ def main() -> int:
                     load = Load(
                         arrivals="poisson", factor=factor, rate=rate * factor, seconds=args.seconds, seed=number + 1
                     )
-                    for _ in range(ATTEMPTS):
-                        cell = offer(served, load, deadlines, folder)
-                        if cell.objection is None:
-                            break
+                    cell = quoted(served, load, deadlines, folder)
                     for tier in TIERS:
                         late = lateness(cell, deadlines, tier)
                         row = {"factor": factor, "turn": number + 1, "tier": tier, "late_ms": late}

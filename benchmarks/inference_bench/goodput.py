@@ -20,7 +20,6 @@ that were computed for nobody because their deadline passed meanwhile.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -31,6 +30,7 @@ from inference_bench.closed_loop import drive
 from inference_bench.goodput_cells import Cell, Deadlines, Load, Served, offer, write_bodies
 from inference_bench.goodput_report import as_text
 from inference_bench.goodput_servers import Servers, rows_for_nobody, running
+from inference_bench.in_process import alone
 from inference_bench.models import MODELS, Model, write
 from inference_bench.targets import ask, http_target
 
@@ -54,18 +54,9 @@ class Outcome:
     expired_executed: int = 0
 
 
-def in_process(model: Model, file: Path, threads: int) -> float:
-    """Seconds of the largest batch."""
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("in_process.py")),
-        str(file),
-        str(threads),
-        "4",
-        str(model.max_batch),
-    ]
-    said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return float(said["batch_s"][str(model.max_batch)])
+def largest_batch_s(model: Model, file: Path, threads: int) -> float:
+    """Seconds that ONNX Runtime alone takes for the largest batch."""
+    return float(alone(file, threads, 4, model.max_batch)["batch_s"][str(model.max_batch)])
 
 
 def capacity(served: Served, model: Model, seconds: int, folder: Path) -> float:
@@ -77,7 +68,7 @@ def capacity(served: Served, model: Model, seconds: int, folder: Path) -> float:
 
 def measure(model: Model, args: argparse.Namespace, folder: Path) -> Outcome:
     file = write(model, folder / "model.onnx")
-    batch_s = in_process(model, file, args.threads)
+    batch_s = largest_batch_s(model, file, args.threads)
     deadlines = Deadlines(gold=max(1, round(GOLD * batch_s * 1e3)), bronze=max(1, round(BRONZE * batch_s * 1e3)))
     write_bodies(folder, model, deadlines)
     delays = () if args.no_triton else TRITON_DELAYS_US
@@ -114,15 +105,15 @@ def fill(outcome: Outcome, servers: Servers, args: argparse.Namespace, folder: P
                     for delay, served in by_delay.items():
                         if name in chosen and delay != chosen[name] and not args.all_delays:
                             continue
-                        found = _quoted(served, load, outcome.deadlines, folder)
+                        found = quoted(served, load, outcome.deadlines, folder)
                         cell.setdefault(name, {}).setdefault(delay, []).append(found)
                         _say(outcome.model, load, name, delay, found)
         if factor == 1.0 or not chosen:
             chosen = {name: _best(outcome, name) for name in servers.served}
 
 
-def _quoted(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> Cell:
-    """A phase in which the generator lagged says nothing: again, a few times."""
+def quoted(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> Cell:
+    """Offer a phase; again, up to ATTEMPTS times, if the generator lagged, because then the phase says nothing."""
     found = offer(served, load, deadlines, folder)
     for _ in range(ATTEMPTS - 1):
         if found.goodput is not None:

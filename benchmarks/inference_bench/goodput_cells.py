@@ -1,12 +1,12 @@
 """One cell of the goodput table: `oriel load` offers one load to one contender, in a process of its own."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from harness.load import open_loop
 
 from inference_bench.models import Model
 
@@ -40,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A model behind a port. name: the model's there. parameters: deadlines go as v2 parameters, not as headers."""
+    """A model behind a port. name: its name there. parameters: deadlines are v2 parameters, not headers."""
 
     port: int
     name: str
@@ -76,27 +76,11 @@ def write_bodies(folder: Path, model: Model, deadlines: Deadlines) -> None:
 
 def offer(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> Cell:
     """Offer `load` after a short warm-up and wait until all of it has ended."""
-    scenario, answer = folder / "scenario.toml", folder / "answer.json"
-    scenario.write_text(_scenario(served, load, deadlines, folder))
-    answer.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "oriel_cli.main",
-        "load",
-        str(scenario),
-        "--no-plot",
-        "--quiet",
-        "--json",
-        str(answer),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not answer.exists():
-        sys.exit(f"oriel load failed: {done.stderr[-1000:]}")
-    return _cell(json.loads(answer.read_text())["phases"][-1])
+    document = open_loop(_scenario(served, load, deadlines, folder), folder)
+    return _cell(document["phases"][-1])
 
 
-def _scenario(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> str:
+def _scenario(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> list[str]:
     lines = [f"seed = {load.seed}", "max_in_flight = 8192"]
     for level, tier in enumerate(TIERS):
         body = folder / (f"{tier}.json" if served.parameters else "plain.json")
@@ -121,7 +105,7 @@ def _scenario(served: Served, load: Load, deadlines: Deadlines, folder: Path) ->
         lines += ["[[phase]]", f'name = "{name}"', f"seconds = {seconds}", f'arrivals = "{arrivals}"']
         lines += [f"rates = {{ {rates} }}", f"warm_up = {'true' if name == 'warm-up' else 'false'}"]
         lines += ["burst_factor = 3", "burst_s = 0.3"]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _cell(phase: Mapping[str, Any]) -> Cell:

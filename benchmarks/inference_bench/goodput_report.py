@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inference_bench.report import word
+from harness.pages import word
+
 from oriel_cli.table import columns
 
 __all__ = ["HEADING", "about", "as_text", "best", "rows", "verdicts"]

@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.processes import free_port, inference_command, serving
+
 from inference_bench.contenders import Contender, repository, triton
 from inference_bench.goodput_cells import Served
 from inference_bench.models import Model
-from inference_bench.processes import free_port, serving
 from inference_bench.targets import http_target, is_listening
 
 __all__ = ["Servers", "rows_for_nobody", "running"]
@@ -30,14 +31,13 @@ class Servers:
 
     served: Mapping[str, Mapping[int, Served]]
     audit: Path
-    pids: Mapping[str, int]
 
 
 @contextmanager
 def running(
     model: Model, file: Path, threads: int, folder: Path, *, fifo_delays: Sequence[int], triton_delays: Sequence[int]
 ) -> Iterator[Servers]:
-    """All of them at once; the idle ones cost nothing. No delays: no such server."""
+    """Start all contenders at once; idle ones cost nothing. A contender without delays is left out."""
     audit = folder / "audit.json"
     made: dict[str, tuple[Contender, Sequence[int]]] = {
         "oriel": (_oriel(folder / "oriel", model, file, threads, {model.name: ""}, ["--audit", str(audit)]), (0,)),
@@ -50,20 +50,19 @@ def running(
         made["triton-python"] = (triton(folder, model, file, threads, copies), triton_delays)
     with ExitStack() as stack:
         served: dict[str, dict[int, Served]] = {}
-        pids: dict[str, int] = {}
         for name, (contender, delays) in made.items():
             print(f"starting {name} with model {model.name} ...", file=sys.stderr, flush=True)
             names = {delay: model.name if name == "oriel" else f"{model.name}-{delay}" for delay in delays}
             probes = [http_target(name, contender.http_port, f"/v2/models/{each}/infer", model, binary=True)
                       for each in names.values()]  # fmt: skip
-            pids[name] = stack.enter_context(
-                serving(contender.command, contender.environment, lambda probes=probes: all(map(is_listening, probes)))  # type: ignore[misc]
+            stack.enter_context(
+                serving(contender.command, lambda probes=probes: all(map(is_listening, probes)), contender.environment)  # type: ignore[misc]
             )
             served[name] = {
                 delay: Served(port=contender.http_port, name=each, parameters=name == "triton-python")
                 for delay, each in names.items()
             }
-        yield Servers(served=served, audit=audit, pids=pids)
+        yield Servers(served=served, audit=audit)
 
 
 def _copies(model: Model, scheduling: str, delays: Sequence[int]) -> dict[str, str]:
@@ -77,13 +76,13 @@ def _oriel(
     batching = {name: scheduling or "dynamic_batching { }" for name, scheduling in batching.items()}
     models = repository(folder, model, file, "onnxruntime", threads, batching)
     port = free_port()
-    command = [sys.executable, str(Path(__file__).with_name("serve.py")), *flags, "--model-repository", str(models)]
-    command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--metrics-port", str(free_port())]
+    python, *rest = inference_command(models, port)
+    command = [python, str(Path(__file__).with_name("serve.py")), *flags, *rest[rest.index("--model-repository") :]]
     return Contender(command=command, http_port=port)
 
 
 def rows_for_nobody(served: Served) -> int:
-    """Rows that Oriel executed and nobody got, so far: their deadline passed while they were computed."""
+    """Rows that Oriel has computed so far and nobody received: their deadline passed meanwhile."""
     url = f"http://127.0.0.1:{served.port}/v2/models/{served.name}/stats"
     with urllib.request.urlopen(url, timeout=10) as answer:
         (found,) = json.load(answer)["model_stats"]

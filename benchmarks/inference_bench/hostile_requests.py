@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
+from harness.processes import cpu_s
 from tests.inference.attacked import ANSWER_S, Server, attacked
 from tests.inference.attacks import CALLS, GOOD, PATHS, POSTS
 
@@ -87,18 +87,7 @@ def attacks(server: Server) -> dict[str, Callable[[], Attack]]:
 
 
 def void(_: object) -> None:
-    """Nothing."""
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds that a process and those it began have computed; one that ends meanwhile may be left out."""
-    found = 0.0
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += sum(cpu_s(int(child)) for child in task.joinpath("children").read_text().split())
-    return found
+    """Ignore an answer."""
 
 
 def measured(rounds: int, only: str) -> list[Taken]:
@@ -111,11 +100,13 @@ def measured(rounds: int, only: str) -> list[Taken]:
                 attack = make()
                 if sys.stderr.isatty():
                     print(f"\rround {turn + 1}/{rounds}  {at + 1}/{len(chosen)}", end="", file=sys.stderr)
-                pid, before_s = server.process.pid, cpu_s(server.process.pid)
+                pid, before_s = server.process.pid, cpu_s(server.process.pid, ended=True)
                 began = time.perf_counter()
                 attack()
                 seconds = time.perf_counter() - began
-                found.append(Taken(attack=name, round=turn + 1, seconds=seconds, cpu_s=cpu_s(pid) - before_s))
+                found.append(
+                    Taken(attack=name, round=turn + 1, seconds=seconds, cpu_s=cpu_s(pid, ended=True) - before_s)
+                )
                 server.canary()
     if sys.stderr.isatty():
         print(file=sys.stderr)

@@ -13,9 +13,6 @@ import http.client
 import json
 import multiprocessing
 import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from harness.processes import inference
 from tests.inference import models
 
 SMALL = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
@@ -126,26 +124,9 @@ def main() -> None:
         models.put(root, "double", models.double(), models.DOUBLE)
         models.put(root, "pair", models.two_inputs(), None)
         models.put(root, "echo", models.echo(), None)
-        words = [
-            "--http-port=0",
-            "--allow-grpc=false",
-            "--allow-metrics=false",
-            "--model-control-mode=explicit",
-            "--load-model=*",
-        ]
-        server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "oriel_cli.main", "inference", "--model-repository", folder, *words],
-            stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        try:
-            assert server.stderr is not None
-            while not (found := re.search(r" ready: HTTP (\d+)", server.stderr.readline())):
-                pass
-            measure(int(found[1]), requests(arguments.mib), arguments.rounds, arguments.only)
-        finally:
-            server.terminate()
-            server.wait()
+        flags = ("--allow-grpc=false", "--allow-metrics=false", "--model-control-mode=explicit", "--load-model=*")
+        with inference(folder, *flags) as (_, port, _):
+            measure(port, requests(arguments.mib), arguments.rounds, arguments.only)
 
 
 def measure(port: int, kinds: dict[str, Callable[[], Request]], rounds: int, only: str) -> None:

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["MODELS", "Model", "write"]
+__all__ = ["MODELS", "Model", "document", "save", "write"]
 
 Array = NDArray[Any]
 OPSET = 17
@@ -162,7 +162,17 @@ MODELS = {model.name: model for model in (TINY, ENCODER, IMAGE, MLP)}
 
 def write(model: Model, path: Path) -> Path:
     """Save `model` as an ONNX file."""
-    made = helper.make_model(model.graph(), opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    onnx.checker.check_model(made)
-    onnx.save(made, str(path))
+    return save(model.graph(), path)
+
+
+def save(graph: onnx.GraphProto, path: Path) -> Path:
+    """Save a graph as an ONNX file."""
+    path.write_bytes(document(graph))
     return path
+
+
+def document(graph: onnx.GraphProto) -> bytes:
+    """The bytes of an ONNX file."""
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(made)
+    return bytes(made.SerializeToString())

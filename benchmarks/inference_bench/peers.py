@@ -1,4 +1,4 @@
-"""v2 inference servers side by side, closed loop: CPU per request, rate, latency, memory.
+"""Compares v2 inference servers in a closed loop: CPU per request, rate, latency, memory.
 
     python benchmarks/inference_server.py peers [--workloads tiny-http encoder-grpc ...]
         [--only oriel triton-python ...] [--seconds 3] [--rounds 3] [--threads 1] [--json FILE]

@@ -8,16 +8,14 @@ out. CPU is `time.process_time` of the second part only, garbage collection incl
 `drain` is the other way of meeting a long queue: so many requests come at once, and then all of them are served.
 """
 
-import argparse
 import asyncio
 import json
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import uvloop
+from harness.cost import compare_depths
 from msgspec.structs import replace
 
 from oriel_inference.app import calm_collector
@@ -197,27 +195,5 @@ async def measure(case: str, depth: int, requests: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", default="10,1000,10000", help="the first one is what the others are compared with")
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
     calm_collector()  # as the server
-    depths = [int(depth) for depth in args.depths.split(",")]
-    found: dict[str, dict[int, float]] = {}
-    for case in args.case or CASES:
-        # Depths take turns, so that a noisy moment of the machine meets all of them.
-        runs: dict[int, list[float]] = {depth: [] for depth in depths}
-        for _ in range(args.repeats):
-            for depth in depths:
-                runs[depth].append(uvloop.run(measure(case, depth, args.requests)))
-        found[case] = {depth: statistics.median(times) for depth, times in runs.items()}
-    if args.json:
-        print(json.dumps(found))
-        return
-    print(f"{'us CPU per request':24}" + "".join(f"{depth:>10,}" for depth in depths) + f"{'ratio':>8}")
-    for case, times in found.items():
-        cells = "".join(f"{times[depth]:10.1f}" for depth in depths)
-        print(f"{case:24}{cells}{times[depths[-1]] / times[depths[0]]:8.2f}")
+    compare_depths(__doc__, CASES, measure)

@@ -4,21 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.pages import Verdict, table, word
+
 from inference_bench.workloads import IN_PROCESS, Measured
 from oriel_cli.table import columns
 
-__all__ = ["Verdict", "as_document", "as_markdown", "as_text", "table", "verdicts", "word"]
+__all__ = ["as_document", "as_markdown", "as_text", "verdicts"]
 
 HEADING = ("contender", "tensors", "connections", "req/s", "min-max", "CPU-us", "min-max", "p50 ms", "p99 ms", "PSS MB")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """One target and what was found; met is None when it was not measured."""
-
-    target: str
-    found: str
-    met: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +134,3 @@ def as_markdown(document: Mapping[str, Any]) -> str:
     if document["targets"]:
         parts.append(f"## Targets\n\n{table(('target', 'found', ''), _targets(document))}")
     return "\n\n".join(parts) + "\n"
-
-
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def word(met: bool | None) -> str:
-    """How a verdict is written."""
-    return {True: "met", False: "MISSED", None: "open"}[met]

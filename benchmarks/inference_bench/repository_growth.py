@@ -10,24 +10,18 @@ models in 60 s, idle below 1 % of a core, watching 100 versions in poll mode at 
 
 import argparse
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness.processes import cpu_s, inference, pss_mb
 from onnx import TensorProto, helper, numpy_helper
 
-TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+from inference_bench.models import document
+
 CONFIG = """
 max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 16 ] } ]
@@ -49,8 +43,7 @@ def mlp(seed: int) -> bytes:
     ]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size]) for name, size in (("x", 16), ("y", 4))]
     graph = helper.make_graph(nodes, "mlp", ends[:1], ends[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    return bytes(model.SerializeToString())
+    return document(graph)
 
 
 def write(root: Path, models: int, versions: int) -> None:
@@ -63,92 +56,33 @@ def write(root: Path, models: int, versions: int) -> None:
         (folder / "config.pbtxt").write_text(CONFIG + policy)
 
 
-class Server:
-    """A running server; figures from /proc."""
-
-    def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
-        self.process, self.port = process, port
-
-    def stat(self) -> list[str]:
-        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-
-    def cpu_s(self) -> float:
-        """User and system time, its ended children included."""
-        return sum(int(field) for field in self.stat()[11:15]) * TICK_S
-
-    def threads(self) -> int:
-        return int(self.stat()[17])
-
-    def pss_mib(self) -> float:
-        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        return int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE).group(1)) / 1024  # type: ignore[union-attr]
-
-    def get(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", body, timeout=10) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-
-    def ready(self) -> bool:
-        try:
-            return self.get("/v2/health/ready")[0] == 200
-        except OSError:
-            return False
-
-    def serving(self) -> int:
-        lines = json.loads(self.get("/v2/repository/index", b'{"ready": true}')[1])
-        return len(lines)
+def models_ready(port: int) -> int:
+    """How many versions the server lists as ready."""
+    url = f"http://127.0.0.1:{port}/v2/repository/index"
+    with urllib.request.urlopen(url, b'{"ready": true}', timeout=10) as answer:
+        return len(json.load(answer))
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
-
-
-@contextmanager
-def serve(root: Path, *arguments: str, wait_s: float) -> Iterator[tuple[Server, float]]:
-    """The server and the seconds until it was ready."""
-    port = free_port()
-    began = time.monotonic()
-    command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(root)]
-    ports = ["--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0"]
-    process = subprocess.Popen([*command, *ports, *arguments], stderr=subprocess.DEVNULL, text=True)
-    server = Server(process, port)
-    try:
-        while not server.ready():
-            if process.poll() is not None or time.monotonic() - began > wait_s:
-                raise SystemExit(f"the server did not get ready within {wait_s:g} s")
-            time.sleep(0.05)
-        yield server, time.monotonic() - began
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def idle(server: Server, seconds: float) -> float:
+def idle(pid: int, seconds: float) -> float:
     """Per cent of one core."""
-    began, before = time.monotonic(), server.cpu_s()
+    began, before = time.monotonic(), cpu_s(pid, ended=True)
     time.sleep(seconds)
-    return 100 * (server.cpu_s() - before) / (time.monotonic() - began)
+    return 100 * (cpu_s(pid, ended=True) - before) / (time.monotonic() - began)
 
 
-def measure(root: Path, *arguments: str, idle_s: float) -> dict[str, Any]:
-    with serve(root, *arguments, wait_s=600) as (server, load_s):
-        loaded_cpu_s = server.cpu_s()
+def measure(root: Path, *flags: str, idle_s: float) -> dict[str, Any]:
+    began = time.monotonic()
+    with inference(root, *flags, start_s=600) as (pid, port, _):
+        load_s = time.monotonic() - began
         time.sleep(5)  # the process that tries model files ends
-        figures: dict[str, Any] = {
-            "versions_ready": server.serving(),
+        return {
+            "versions_ready": models_ready(port),
             "load_s": round(load_s, 2),
-            "load_cpu_s": round(max(loaded_cpu_s, server.cpu_s()), 2),
-            "pss_mib": round(server.pss_mib(), 1),
-            "threads": server.threads(),
+            "load_cpu_s": round(cpu_s(pid, ended=True), 2),
+            "pss_mib": round(pss_mb(pid), 1),
+            "threads": len(list(Path(f"/proc/{pid}/task").iterdir())),
+            "idle_core_percent": round(idle(pid, idle_s), 3),
         }
-        figures["idle_core_percent"] = round(idle(server, idle_s), 3)
-    return figures
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ turns and more rounds give better figures.
 """
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
@@ -18,11 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway_bench.contenders import ROOT
+from harness.environments import PACKAGES, machine, python_of, versions
+from harness.pages import Bar, Panel, html_page, table, today, word
+from harness.processes import ROOT
 
 from inference_bench import goodput_report, report
-from inference_bench.environments import PEERS, machine, python_of, versions
-from inference_bench.plot import Bar, Panel, page
+from inference_bench.contenders import CONTENDERS
 from oriel_inference.settings import available_cores
 
 TITLE = "The inference server beside others"
@@ -42,7 +42,7 @@ def run(script: str, case: str, flags: list[str]) -> dict[str, Any]:
 def environments() -> list[str]:
     """The peers that can be made here."""
     made = []
-    for peer in PEERS:
+    for peer in (name for name in CONTENDERS if name in PACKAGES):
         try:
             python_of(peer)
             made.append(peer)
@@ -79,10 +79,10 @@ def markdown(document: Mapping[str, Any]) -> str:
             "not quoted."
         )
         for name, model in goodput["models"].items():
-            table = report.table(goodput_report.HEADING, goodput_report.rows(model))
-            parts.append(f"## {name}\n\n{goodput_report.about(name, model)}.\n\n{table}")
-        judged = [(text, found, report.word(met)) for text, found, met in goodput_report.verdicts(goodput)]
-        parts.append(f"## Targets of goodput\n\n{report.table(('target', 'found', ''), judged)}")
+            cells = table(goodput_report.HEADING, goodput_report.rows(model))
+            parts.append(f"## {name}\n\n{goodput_report.about(name, model)}.\n\n{cells}")
+        judged = [(text, found, word(met)) for text, found, met in goodput_report.verdicts(goodput)]
+        parts.append(f"## Targets of goodput\n\n{table(('target', 'found', ''), judged)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -101,12 +101,12 @@ def html(document: Mapping[str, Any]) -> str:
             load = f"{cell['factor']:g} x {cell['arrivals']}"
             panels.append(Panel(title=f"{name}, {load}: answers in time", unit="/s", bars=bars, mark=model["capacity"]))
     text = f"{about['machine']}; commit {about['commit']}. Dashed: the capacity, closed loop."
-    return page(f"{TITLE}, {about['date']}", text, panels)
+    return html_page(f"{TITLE}, {about['date']}", text, panels)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    today = datetime.date.today().isoformat()
+    day = today()
     parser.add_argument("--seconds", type=int, default=2, help="of one closed-loop turn (2)")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each contender (2)")
     parser.add_argument("--goodput-seconds", type=float, default=5.0, help="of one open-loop phase (5)")
@@ -114,10 +114,10 @@ def main() -> None:
     parser.add_argument("--all-delays", action="store_true", help="all of Triton's delays in every cell of goodput")
     parser.add_argument("--threads", type=int, default=1, help="ONNX Runtime's threads, everywhere (1)")
     parser.add_argument("--skip", nargs="+", choices=("peers", "goodput"), default=[])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{today}-inference")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{day}-inference")
     args = parser.parse_args()
     made = environments()
-    about = {"date": today, "commit": commit(), "machine": machine(available_cores()), "versions": versions(made)}
+    about = {"date": day, "commit": commit(), "machine": machine(available_cores()), "versions": versions(made)}
     document: dict[str, Any] = {"about": about}
     threads = ["--threads", str(args.threads)]
     if "peers" not in args.skip:

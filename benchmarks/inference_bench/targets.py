@@ -1,4 +1,4 @@
-"""What a load generator needs of one contender: address, headers, a request's bytes; and whether answers are right."""
+"""The address, headers and body of a request to one contender, and a check of its answer."""
 
 import asyncio
 import json

@@ -1,6 +1,5 @@
-"""What is measured, and the measuring: contenders of one model are up together and take turns."""
+"""The workloads, and how they are measured: all contenders of a model run at once and take turns."""
 
-import json
 import statistics
 import subprocess
 import sys
@@ -12,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
+from harness.load import Failed
+from harness.processes import cpu_s, pss_mb, serving
 
-from inference_bench.closed_loop import Failed, drive
+from inference_bench.closed_loop import drive
 from inference_bench.contenders import CONTENDERS, Contender
+from inference_bench.in_process import alone
 from inference_bench.models import MODELS, Model, write
-from inference_bench.processes import cpu_s, pss_mb, serving
 from inference_bench.targets import Target, Wrong, ask, grpc_target, http_target, is_listening
 
 __all__ = ["IN_PROCESS", "WORKLOADS", "Measured", "Workload", "measure", "side_by_side"]
@@ -112,7 +113,7 @@ def measure(
             print(f"starting {name} with model {model.name} ...", file=sys.stderr, flush=True)
             probe = _targets(name, made[name], model, json_only=True)[0]
             pids[name] = stack.enter_context(
-                serving(made[name].command, made[name].environment, lambda probe=probe: is_listening(probe))  # type: ignore[misc]
+                serving(made[name].command, lambda probe=probe: is_listening(probe), made[name].environment)  # type: ignore[misc]
             )
         found: list[Measured] = []
         for workload in workloads:
@@ -133,7 +134,7 @@ def measure(
 
 
 def _given(target: Target, model: Model, workload: Workload) -> Target:
-    """Somebody's own server, asked for what this workload asks for."""
+    """The target of a server from `--url`, with this workload's request."""
     if target.protocol == "grpc":
         made = grpc_target(target.name, target.port, model)
     else:
@@ -162,7 +163,7 @@ def side_by_side(
     expected: Any = None,
     in_process: tuple[Model, Path, int] | None = None,
 ) -> Measured:
-    """Targets take turns (A B C, A B C, ...), so that a machine whose speed drifts is unfair to nobody.
+    """Measure targets in turns (A B C, A B C, ...), so that a machine whose speed drifts is unfair to nobody.
 
     expected: what an answer must hold. in_process: also ONNX Runtime alone, in a turn of its own.
     """
@@ -225,11 +226,9 @@ def _turn(target: Target, connections: int, seconds: int, answer_bytes: int, fol
 
 
 def _in_process(model: Model, file: Path, threads: int, *, seconds: int) -> Figures:
-    script = Path(__file__).with_name("in_process.py")
-    command = [sys.executable, str(script), str(file), str(threads), str(seconds), str(model.max_batch)]
-    said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return {"rate": said["rate"], "cpu_us": said["cpu_us"], "best_batch": said["best_batch"],
-            "batch_1_ms": said["batch_s"]["1"] * 1e3}  # fmt: skip
+    found = alone(file, threads, seconds, model.max_batch)
+    return {"rate": found["rate"], "cpu_us": found["cpu_us"], "best_batch": found["best_batch"],
+            "batch_1_ms": found["batch_s"]["1"] * 1e3}  # fmt: skip
 
 
 def _say(title: str, number: int, name: str, connections: int, figures: Mapping[str, float]) -> None:

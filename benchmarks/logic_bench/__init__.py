@@ -1,1 +1,1 @@
-"""What the benches of the logic server share: the same service in other frameworks, and the load on it."""
+"""Measurements of the logic server, for the entry points one folder up."""

@@ -24,23 +24,20 @@ answer is checked before it is measured; a run in which a request fails ends the
 """
 
 import argparse
-import json
 import os
-import shutil
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway_bench.contenders import cpu_s
-from gateway_bench.load import wrk
-from inference_bench.environments import TRITON, UVICORN, machine, versions
-from inference_bench.processes import pss_mb
+from harness.environments import TRITON, UVICORN, machine, versions
+from harness.load import require, wrk
+from harness.pages import today, write_page
+from harness.processes import ROOT, cpu_s, inference, pss_mb
 
-from logic_bench.contenders import CONTENDERS, DIRECT, inference, start
+from logic_bench.contenders import CONTENDERS, DIRECT, start
 from logic_bench.report import Figures, as_html, as_markdown, verdicts
 
 ENVIRONMENTS = ("logic-fastapi", "logic-asgi", "logic-litserve", "logic-bentoml")
@@ -51,7 +48,7 @@ def measure(names: Sequence[str], connections: Sequence[int], seconds: int, roun
     figures: dict[int, dict[str, dict[str, float]]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = stack.enter_context(inference(folder))
+        servers = stack.enter_context(inference(ROOT / "examples" / "models", own_session=True))
         started = {name: stack.enter_context(start(name, servers, folder)) for name in names}
         for each in started.values():
             wrk(each.url, each.script, 4, 1)  # warm-up
@@ -60,12 +57,12 @@ def measure(names: Sequence[str], connections: Sequence[int], seconds: int, roun
             for number in range(rounds):
                 for name, each in started.items():
                     before = cpu_s(each.pid)
-                    run = wrk(each.url, each.script, count, seconds)
-                    cpu_us = (cpu_s(each.pid) - before) * 1e6 / run.requests
-                    found = {"cpu_us": cpu_us, "per_s": run.per_s, "p50_ms": run.p50_ms, "p99_ms": run.p99_ms}
+                    turn = wrk(each.url, each.script, count, seconds)
+                    cpu_us = (cpu_s(each.pid) - before) * 1e6 / turn.requests
+                    found = {"cpu_us": cpu_us, "per_s": turn.rate, "p50_ms": turn.p50_ms, "p99_ms": turn.p99_ms}
                     runs[name].append(found)
-                    line = f"{count:3} connections {number + 1} {name:25} {cpu_us:8.0f} us {run.per_s:8.0f}/s"
-                    print(f"{line} p50 {run.p50_ms:.3f} ms", file=sys.stderr)
+                    line = f"{count:3} connections {number + 1} {name:25} {cpu_us:8.0f} us {turn.rate:8.0f}/s"
+                    print(f"{line} p50 {turn.p50_ms:.3f} ms", file=sys.stderr)
             figures[count] = {name: medians(found) for name, found in runs.items()}
         memory = {0: {name: {"pss_mb": pss_mb(each.pid)} for name, each in started.items()}}
     return figures, memory
@@ -86,8 +83,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a page, its figures and its bars there")
     args = parser.parse_args()
-    if shutil.which("wrk") is None:
-        sys.exit("wrk is not on PATH; on Debian: apt-get install wrk")
+    require("wrk")
     where = machine(os.cpu_count() or 1)
     figures, memory = measure(args.only, args.connections, args.seconds, args.rounds)
     used = {what: said for what, said in versions(list(ENVIRONMENTS)).items() if what not in ("onnxruntime", "h2load")}
@@ -97,14 +93,11 @@ def main() -> None:
     print(text)
     if args.out is None:
         return
-    day = datetime.now(UTC).date().isoformat()
     said = ", ".join(f"{what} {number}" for what, number in used.items())
     about = f"`python benchmarks/logic_server.py call`, {args.rounds} rounds of {args.seconds} s, medians; "
     about += f"{where}; {said}."
-    (args.out / f"{day}-logic-call.md").write_text(f"# A service with one model call, {day}\n\n{about}\n\n{text}")
-    (args.out / f"{day}-logic-call.html").write_text(as_html(figures, about.replace("`", "")))
+    (args.out / f"{today()}-logic-call.html").write_text(as_html(figures, about.replace("`", "")))
     document = {
-        "date": day,
         "rounds": args.rounds,
         "seconds": args.seconds,
         "versions": used,
@@ -112,4 +105,4 @@ def main() -> None:
         "pss_mb": {name: f["pss_mb"] for name, f in memory[0].items()},
         "targets": [{"target": v.target, "found": v.found, "met": v.met} for v in verdicts(figures)],
     }
-    (args.out / f"{day}-logic-call.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_page(args.out, "logic-call", "A service with one model call", about, text, document)

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from gateway_bench.contenders import ROOT, free_port, free_ports
-from inference_bench.environments import python_of
-from inference_bench.processes import serving
+from harness.environments import python_of
+from harness.load import post
+from harness.processes import PEERS, ROOT, free_port, serving, status_of
 
-from logic_bench.request import FILES, picture
 from oriel_wire.v2.http import encode_request
 from oriel_wire.v2.messages import InferRequest, RequestedOutput, tensor
 
-__all__ = ["CONTENDERS", "DIRECT", "EXPECTED", "Running", "inference", "start"]
+__all__ = ["CONTENDERS", "DIRECT", "FILES", "Running", "picture", "start"]
+
+FILES = PEERS / "logic"
 
 DIRECT = "model, called directly"
 CONTENDERS = (
@@ -38,6 +39,12 @@ OURS = {
 START_S = 20.0
 
 
+def picture() -> list[float]:
+    """What every contender is asked: the 64 floats of a 7, as the example's v2 request has them."""
+    document = json.loads((ROOT / "examples" / "digits" / "7.v2.json").read_text())
+    return [float(value) for value in np.asarray(document["inputs"][0]["data"]).ravel()]
+
+
 class Running:
     """A started contender. script: what wrk sends to `url`."""
 
@@ -46,15 +53,10 @@ class Running:
         self.url = url
         self.body = body
         self.headers = headers
-        content = folder / f"{pid}.body"
-        content.write_bytes(body)
-        self.script = folder / f"{pid}.lua"
-        lines = [f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items()]
-        lines += ['wrk.method = "POST"', f'wrk.body = io.open("{content}", "rb"):read("*a")']
-        self.script.write_text("\n".join(lines) + "\n")
+        self.script = post(folder / f"{pid}.lua", body, headers)
 
     def check(self) -> None:
-        """Ends the bench unless the answer is the right one, within START_S: a first process may answer for others."""
+        """Exit unless the right answer comes within START_S: a server may listen before all its processes are ready."""
         end = time.monotonic() + START_S
         while True:
             answer = httpx.post(self.url, content=self.body, headers=dict(self.headers), timeout=30)
@@ -67,7 +69,7 @@ class Running:
 
 
 def binary_request() -> tuple[bytes, dict[str, str]]:
-    """What the logic server sends for it: the body and its headers."""
+    """The body and the headers of the model call that Oriel's logic server makes for the picture."""
     given = tensor("image", np.array([picture()], np.float32))
     wanted = [RequestedOutput("label", True)]
     request = InferRequest(model_name="digits", model_version="", inputs=[given], outputs=wanted)
@@ -76,29 +78,9 @@ def binary_request() -> tuple[bytes, dict[str, str]]:
     return b"".join(bytes(part) for part in parts), headers
 
 
-def status_of(url: str) -> int:
-    """Of a GET; 0 while nobody answers."""
-    try:
-        return httpx.get(url, timeout=5).status_code
-    except httpx.TransportError:
-        return 0
-
-
-@contextmanager
-def inference(folder: Path) -> Iterator[tuple[int, int, int]]:
-    """The inference server that everybody calls: its process id, HTTP and gRPC port."""
-    http_port, grpc_port, metrics_port = free_ports(3)
-    command = [sys.executable, "-m", "oriel_cli.main", "inference"]
-    command += ["--model-repository", str(ROOT / "examples" / "models"), "--http-port", str(http_port)]
-    command += ["--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
-    url = f"http://127.0.0.1:{http_port}/v2/models/digits/ready"
-    with serving(command, {}, lambda: status_of(url) == 200) as pid:
-        yield pid, http_port, grpc_port
-
-
 @contextmanager
 def start(name: str, servers: tuple[int, int, int], folder: Path) -> Iterator[Running]:
-    """A contender that answers rightly."""
+    """A contender that gives the right answer. servers: process id, HTTP and gRPC port of the inference server."""
     pid, http_port, grpc_port = servers
     if name == DIRECT:
         body, headers = binary_request()
@@ -113,7 +95,7 @@ def start(name: str, servers: tuple[int, int, int], folder: Path) -> Iterator[Ru
     target = http_port if name == "asgi+aiohttp" else grpc_port
     environment = {"TARGET": f"127.0.0.1:{target}", "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
     path = OURS.get(name, "/label")
-    with serving(command, environment, lambda: status_of(f"http://127.0.0.1:{port}{path}") > 0) as started:
+    with serving(command, lambda: status_of(f"http://127.0.0.1:{port}{path}") > 0, environment) as started:
         body = json.dumps({"image": picture()}).encode()
         url = f"http://127.0.0.1:{port}{path}"
         running = Running(started, url, body, {"content-type": "application/json"}, folder)

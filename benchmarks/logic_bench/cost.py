@@ -10,17 +10,15 @@ against a real server is the kernel's share and uvloop's. Use it to compare two 
 
 import argparse
 import asyncio
-import cProfile
 import gc
 import json
-import pstats
-import statistics
 import time
 
 import numpy as np
 import uvloop
+from harness.cost import Transport, options, rounds, turn
 
-from logic_bench.request import FILES, picture
+from logic_bench.contenders import FILES, picture
 from oriel_logic.app import Unit
 from oriel_logic.command import at_start
 from oriel_logic.server.connection import BodyBudget, ServiceConnection
@@ -46,37 +44,13 @@ METADATA = {
 }
 
 
-class Transport:
-    """Of a client: counts answers. Of an inference server: answers what is written."""
+class ModelServer(Transport):
+    """The transport of the inference client: what is written to it is answered."""
 
-    answered = 0
-
-    def __init__(self, reply=None) -> None:
-        self.reply = reply
-        self.protocol = None
+    protocol: UpstreamConnection
 
     def write(self, data: bytes) -> None:
-        if self.reply is None:
-            Transport.answered += 1
-            if not data.startswith(b"HTTP/1.1 200"):
-                raise SystemExit(f"an answer was not 200: {data[:400]!r}")
-        else:
-            asyncio.get_running_loop().call_soon(self.protocol.data_received, self.reply(data))
-
-    def writelines(self, parts) -> None:
-        self.write(b"".join(parts))
-
-    def get_extra_info(self, name: str):
-        return ("127.0.0.1", 1)
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
-
-    def __getattr__(self, name: str):
-        return lambda *_: None
+        asyncio.get_running_loop().call_soon(self.protocol.data_received, model_answer(data))
 
 
 def model_answer(data: bytes) -> bytes:
@@ -118,7 +92,7 @@ def keep_connections(unit: Unit, count: int) -> None:
     (target,) = unit._upstreams.servers._endpoints._endpoints
     endpoint = target.client.endpoint
     for _ in range(count):
-        transport = Transport(model_answer)
+        transport = ModelServer()
         transport.protocol = connection = UpstreamConnection(endpoint)
         connection.connection_made(transport)
         connection.idle_since = time.monotonic() + 3600.0
@@ -143,36 +117,12 @@ async def measure(args: argparse.Namespace) -> None:
         connections.append(connection)
     data = request()
 
-    async def turn(seconds: float) -> float:
-        before, began, done = Transport.answered, time.process_time(), time.monotonic() + seconds
-        while time.monotonic() < done:
-            wanted = Transport.answered + len(connections)
-            for connection in connections:
-                connection.data_received(data)
-            while Transport.answered < wanted:
-                await asyncio.sleep(0)
-        return (time.process_time() - began) * 1e6 / (Transport.answered - before)
-
-    await turn(1.0)
+    await turn(connections, data, 1.0)
     gc.collect()
     gc.freeze()
-    rounds = [await turn(args.seconds / args.rounds) for _ in range(args.rounds)]
-    print(f"{min(rounds):.1f} us per request at best, {statistics.median(rounds):.1f} median of {len(rounds)}")
-    if args.profile:
-        profile = cProfile.Profile()
-        profile.enable()
-        before = Transport.answered
-        await turn(args.seconds)
-        profile.disable()
-        print(f"{Transport.answered - before} requests under the profiler, which slows small functions most")
-        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
+    await rounds(connections, data, args)
     await unit.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--profile", action="store_true")
-    uvloop.run(measure(parser.parse_args()))
+    uvloop.run(measure(options(__doc__, connections=16, rounds=7).parse_args()))

@@ -14,7 +14,6 @@ upper bound of its bucket. One answer is compared with the function's before it 
 
 import argparse
 import importlib.util
-import json
 import multiprocessing
 import os
 import re
@@ -24,17 +23,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-from gateway_bench.contenders import PEERS, free_ports
-from gateway_bench.load import wrk
-from inference_bench.environments import machine
-from inference_bench.processes import serving
+from harness.environments import machine
+from harness.load import post, wrk
+from harness.pages import targets, write_page
+from harness.processes import PEERS, free_ports, serving, status_of
 from PIL import Image
 
 FOLDER = PEERS / "logic" / "jpeg"
@@ -98,15 +96,8 @@ def logic() -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-m", "oriel_cli.main", "logic", "--services", str(FOLDER), "--workers", "2"]
     command += ["--http-port", str(port), "--admin-port", str(admin), "--no-watch"]
     ready = f"http://127.0.0.1:{admin}/health/ready"
-    with serving(command, {}, lambda: status_of(ready) == 200):
+    with serving(command, lambda: status_of(ready) == 200):
         yield f"http://127.0.0.1:{port}/v1/services/tensor", f"http://127.0.0.1:{admin}/metrics"
-
-
-def status_of(url: str) -> int:
-    try:
-        return httpx.get(url, timeout=5).status_code
-    except httpx.TransportError:
-        return 0
 
 
 def lags(metrics: str) -> dict[float, float]:
@@ -133,10 +124,7 @@ def main() -> None:
         answer = httpx.post(url, content=jpeg, headers={"content-type": "image/jpeg"}, timeout=30)
         if answer.content != function()(jpeg).tobytes():
             sys.exit(f"the service answers {answer.status_code}, and not what the function gives")
-        body, script = Path(folder) / "body", Path(folder) / "post.lua"
-        body.write_bytes(jpeg)
-        lines = ['wrk.method = "POST"', 'wrk.headers["content-type"] = "image/jpeg"']
-        script.write_text("\n".join([*lines, f'wrk.body = io.open("{body}", "rb"):read("*a")\n']))
+        script = post(Path(folder) / "post.lua", jpeg, {"content-type": "image/jpeg"})
         wrk(url, script, args.connections, 2)  # warm-up
         for number in range(args.rounds):
             alone = bare(jpeg, args.seconds)
@@ -144,10 +132,10 @@ def main() -> None:
             served = wrk(url, script, args.connections, args.seconds)
             lag = p99_ms(before, lags(metrics))
             rounds.append(
-                {"bare_per_s": alone, "served_per_s": served.per_s, "lag_p99_ms": lag, "p50_ms": served.p50_ms}
+                {"bare_per_s": alone, "served_per_s": served.rate, "lag_p99_ms": lag, "p50_ms": served.p50_ms}
             )
             print(
-                f"{number + 1}: bare {alone:.1f}/s, served {served.per_s:.1f}/s, loop lag p99 <= {lag:g} ms",
+                f"{number + 1}: bare {alone:.1f}/s, served {served.rate:.1f}/s, loop lag p99 <= {lag:g} ms",
                 file=sys.stderr,
             )
     middle = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
@@ -160,13 +148,10 @@ def main() -> None:
     text += "| | pictures/s (median) |\n|---|---|\n"
     text += f"| the function alone, two processes | {middle['bare_per_s']:.1f} |\n"
     text += f"| `oriel logic`, two workers | {middle['served_per_s']:.1f} |\n\n"
-    text += "| target | found | met |\n|---|---|---|\n"
-    text += "".join(f"| {what} | {found} | {'yes' if yes else 'no'} |\n" for what, (found, yes) in met.items())
+    text += f"{targets(met)}\n"
     print(text)
     if args.out is not None:
-        day = datetime.now(UTC).date().isoformat()
         about = f"`python benchmarks/logic_server.py jpeg`, {args.rounds} rounds of {args.seconds} s; "
         about += f"{where}."
-        (args.out / f"{day}-logic-jpeg.md").write_text(f"# 1 MB JPEG to a tensor, {day}\n\n{about}\n\n{text}")
-        document = {"date": day, "seconds": args.seconds, "rounds": rounds, "share": share}
-        (args.out / f"{day}-logic-jpeg.json").write_text(json.dumps(document, indent=1) + "\n")
+        document = {"seconds": args.seconds, "rounds": rounds, "share": share}
+        write_page(args.out, "logic-jpeg", "1 MB JPEG to a tensor", about, text, document)

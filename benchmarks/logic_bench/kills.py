@@ -1,4 +1,4 @@
-"""kill -9 of a worker every second while requests come at half of what the server can do.
+"""Kills a worker of the logic server every second (SIGKILL) while requests come at half of its capacity.
 
     python benchmarks/faults.py worker [--seconds 60] [--every 1.0] [--workers 2] [--out FOLDER]
 
@@ -11,7 +11,6 @@ long the server had fewer workers ready than it should (`oriel_logic_workers_rea
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import re
@@ -20,15 +19,13 @@ import statistics
 import sys
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from gateway_bench.contenders import PEERS, free_ports
-from inference_bench.environments import machine
-from inference_bench.processes import serving
+from harness.environments import machine
+from harness.pages import targets, write_page
+from harness.processes import PEERS, free_ports, serving, status_of
 
-from logic_bench.jpeg import status_of
 from oriel_wire.engine.client import HttpClient
 
 FOLDER = PEERS / "logic" / "kills"
@@ -127,7 +124,7 @@ def main() -> None:
     port, admin = free_ports(2)
     command = [sys.executable, "-m", "oriel_cli.main", "logic", "--services", str(FOLDER), "--no-watch"]
     command += ["--workers", str(args.workers), "--http-port", str(port), "--admin-port", str(admin)]
-    with serving(command, {}, lambda: status_of(f"http://127.0.0.1:{admin}/health/ready") == 200) as pid:
+    with serving(command, lambda: status_of(f"http://127.0.0.1:{admin}/health/ready") == 200) as pid:
         bench = Bench(pid, port, admin, args.workers)
         rate = asyncio.run(measure(bench, args.every, args.seconds))
     lost = bench.outcomes["worker_died"]
@@ -141,13 +138,9 @@ def main() -> None:
     text += f"answers {dict(bench.outcomes)}; p50 {statistics.median(bench.took_ms):.1f} ms, "
     text += f"p99 {statistics.quantiles(bench.took_ms, n=100)[98]:.1f} ms; "
     text += f"a worker replaced in {statistics.median(bench.replaced_ms):.0f} ms (median).\n\n"
-    text += "| target | found | met |\n|---|---|---|\n"
-    text += "".join(f"| {what} | {found} | {'yes' if yes else 'no'} |\n" for what, (found, yes) in met.items())
+    text += f"{targets(met)}\n"
     print(text)
     if args.out is not None:
-        day = datetime.now(UTC).date().isoformat()
         about = f"`python benchmarks/faults.py worker`; {where}."
-        (args.out / f"{day}-logic-kills.md").write_text(f"# Workers killed under load, {day}\n\n{about}\n\n{text}")
-        document = {"date": day, "rate": rate, "kills": bench.kills, "outcomes": bench.outcomes}
-        document |= {"replaced_ms": bench.replaced_ms}
-        (args.out / f"{day}-logic-kills.json").write_text(json.dumps(document, indent=1) + "\n")
+        document = {"rate": rate, "kills": bench.kills, "outcomes": bench.outcomes, "replaced_ms": bench.replaced_ms}
+        write_page(args.out, "logic-kills", "Workers killed under load", about, text, document)

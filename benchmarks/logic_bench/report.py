@@ -1,29 +1,18 @@
 """Figures of the logic bench as a table, a verdict on each target, and a page of bars. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from inference_bench.plot import Bar, Panel, page
-from inference_bench.report import table, word
+from harness.pages import Bar, Panel, Verdict, html_page, table, word
 
 from logic_bench.contenders import DIRECT
 
-__all__ = ["Figures", "Verdict", "as_html", "as_markdown", "verdicts"]
+__all__ = ["Figures", "as_html", "as_markdown", "verdicts"]
 
 # connections -> contender -> what -> value
 Figures = Mapping[int, Mapping[str, Mapping[str, float]]]
 FASTAPI = "fastapi+tritonclient.aio"
 FASTAPI_SHARE = 0.33
 ADDED_MS = 0.6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """met: None where a side was not measured."""
-
-    target: str
-    found: str
-    met: bool | None
 
 
 def verdicts(figures: Figures) -> list[Verdict]:
@@ -93,7 +82,7 @@ def as_html(figures: Figures, about: str) -> str:
         panels.append(Panel(title=title, unit="us", bars=_bars(by_name, names, "cpu_us"), mark=mark))
     if 1 in figures:
         panels.append(Panel(title="p50, 1 connection", unit="ms", bars=_bars(figures[1], list(figures[1]), "p50_ms")))
-    return page("A service with one model call", about, panels)
+    return html_page("A service with one model call", about, panels)
 
 
 def _bars(by_name: Mapping[str, Mapping[str, float]], names: Sequence[str], what: str) -> list[Bar]:

@@ -1,0 +1,1 @@
+"""What `gateway_sla.py` starts, the promises it judges, and the page it writes."""

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from harness.processes import accepts, free_port, gateway, serving
 from inference_bench.contenders import Contender, oriel, triton
-from inference_bench.models import IR_VERSION, OPSET, Model
-from inference_bench.processes import free_port, serving
+from inference_bench.models import Model, save
 from inference_bench.targets import http_target, is_listening
 from onnx import TensorProto, helper, numpy_helper
 
@@ -79,10 +78,7 @@ MODEL = Model(name="work", datatype="FP32", dims=(WIDTH,), outputs=(WIDTH,), max
 
 def write_model(path: Path, layers: int) -> Path:
     """An ONNX file whose one row takes about as long as `layers` says."""
-    made = helper.make_model(_graph(layers), opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    onnx.checker.check_model(made)
-    onnx.save(made, str(path))
-    return path
+    return save(_graph(layers), path)
 
 
 def _policies(folder: Path, port: int, tiers: dict[str, Tier]) -> Path:
@@ -96,11 +92,6 @@ def _policies(folder: Path, port: int, tiers: dict[str, Tier]) -> Path:
     folder.mkdir()
     (folder / "bench.toml").write_text("\n".join(lines) + "\n")
     return folder
-
-
-def _accepts(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def haproxy_configuration(port: int, server_port: int, timeout_ms: int) -> str:
@@ -120,23 +111,20 @@ def started(server: str, file: Path, folder: Path, tiers: dict[str, Tier], contr
     print(f"starting {server} ...", file=sys.stderr, flush=True)
     with ExitStack() as stack:
         server_pid = stack.enter_context(
-            serving(contender.command, contender.environment, lambda: is_listening(direct))
+            serving(contender.command, lambda: is_listening(direct), contender.environment)
         )
-        port, admin_port = free_port(), free_port()
-        command = [sys.executable, "-m", "oriel_cli.main", "gateway"]
-        command += ["--policies", str(_policies(folder / "policies", contender.http_port, tiers))]
-        command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(admin_port)]
+        policies = _policies(folder / "policies", contender.http_port, tiers)
         environment = {"OTEL_TRACES_SAMPLER_ARG": "0"}
-        gateway_pid = stack.enter_context(serving(command, environment, lambda: _accepts(port)))
+        gateway_pid, port, admin_port = stack.enter_context(
+            gateway(policies, environment=environment, own_session=True)
+        )
         ports = {"direct": contender.http_port}
         if "fifo" in controls:
             ports["fifo"] = free_port()
             timeout_ms = 4 * max(tier.target_ms for tier in tiers.values())
             configuration = folder / "haproxy.cfg"
             configuration.write_text(haproxy_configuration(ports["fifo"], contender.http_port, timeout_ms))
-            stack.enter_context(
-                serving(["haproxy", "-db", "-f", str(configuration)], {}, lambda: _accepts(ports["fifo"]))
-            )
+            stack.enter_context(serving(["haproxy", "-db", "-f", str(configuration)], lambda: accepts(ports["fifo"])))
         yield Stack(
             url=f"http://127.0.0.1:{port}{contender.path}",
             direct=f"http://127.0.0.1:{contender.http_port}{contender.path}",

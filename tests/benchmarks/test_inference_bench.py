@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from harness.load import Failed, read_wrk
 from inference_bench import goodput_report, report
-from inference_bench.closed_loop import Failed, read_h2load, read_wrk, variants
+from inference_bench.closed_loop import read_h2load, variants
 from inference_bench.contenders import BATCHING, repository
 from inference_bench.goodput import Outcome, as_document
 from inference_bench.goodput_cells import Cell, Deadlines

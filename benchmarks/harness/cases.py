@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness.processes import ROOT
+
+__all__ = ["run"]
 
 
 def run(doc: str | None, cases: Mapping[str, str]) -> None:
@@ -19,7 +20,7 @@ def run(doc: str | None, cases: Mapping[str, str]) -> None:
         wanted = arguments[0] if arguments else "--help"
         print(f"{doc}\nCases: {', '.join(cases)}. `CASE --help` lists the options of one.")
         sys.exit(0 if wanted in ("-h", "--help") else 2)
-    # Servers, doubles and clients of the tests are used by several cases.
+    # Several cases use servers, doubles and clients of the tests.
     sys.path.append(str(ROOT))
     sys.argv = [f"{script} {arguments[0]}", *arguments[1:]]
     sys.exit(import_module(cases[arguments[0]]).main())

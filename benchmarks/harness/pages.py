@@ -1,10 +1,14 @@
-"""Bars as one self-contained HTML page: no script, nothing fetched. Pure."""
+"""Verdicts, Markdown tables, bars, and the pages that go into benchmarks/results."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Bar", "Panel", "page"]
+__all__ = ["Bar", "Panel", "Verdict", "html_page", "table", "targets", "today", "word", "write_page"]
 
 WIDTH, LABEL, VALUE, BAR, GAP, TOP = 720, 230, 110, 18, 6, 8
 STYLE = (
@@ -13,6 +17,45 @@ STYLE = (
     ".mark{stroke:#c2410c;stroke-width:2;stroke-dasharray:4 3}p{color:#555}"
     "@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#16181c}text{fill:#e6e6e6}p{color:#aaa}}"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One target and what was found; met is None when it was not measured."""
+
+    target: str
+    found: str
+    met: bool | None
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def word(met: bool | None) -> str:
+    """How a verdict is written."""
+    return {True: "met", False: "MISSED", None: "open"}[met]
+
+
+def targets(found: Mapping[str, tuple[str, bool]]) -> str:
+    """A Markdown table of targets: what is promised -> what was found, and whether that is enough."""
+    return table(
+        ("target", "found", "met"), [(what, each, "yes" if met else "no") for what, (each, met) in found.items()]
+    )
+
+
+def today() -> str:
+    """The date that names a page."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def write_page(folder: Path, name: str, title: str, about: str, text: str, document: Mapping[str, Any]) -> None:
+    """Write DATE-NAME.md and the figures, DATE-NAME.json. about: one paragraph above the text."""
+    day = today()
+    (folder / f"{day}-{name}.md").write_text(f"# {title}, {day}\n\n{about}\n\n{text}")
+    (folder / f"{day}-{name}.json").write_text(json.dumps({"date": day, **document}, indent=1) + "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +77,7 @@ class Panel:
     mark: float | None = None
 
 
-def page(title: str, about: str, panels: Sequence[Panel]) -> str:
+def html_page(title: str, about: str, panels: Sequence[Panel]) -> str:
     """The document. `about` is one paragraph."""
     parts = [f"<h2>{escape(panel.title)}</h2>\n{_svg(panel)}" for panel in panels]
     return (

@@ -1,0 +1,1 @@
+"""What every benchmark uses: processes, environments, load generators, tables, pages."""
