@@ -112,7 +112,7 @@ async def by_nginx(cases: Sequence[Case]) -> list[str]:
         )
         process = subprocess.Popen([NGINX, "-p", folder, "-c", f"{folder}/nginx.conf"], stderr=subprocess.DEVNULL)
         try:
-            for _ in range(200):
+            for _ in range(2400):
                 try:
                     socket.create_connection(("127.0.0.1", ports[-1])).close()
                     break
@@ -123,7 +123,7 @@ async def by_nginx(cases: Sequence[Case]) -> list[str]:
             )
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
         found = [told(each, seen(up)) for each, up in zip(said, opened, strict=True)]
     for each in ups:
         await each.__aexit__(None, None, None)

@@ -76,7 +76,7 @@ def test_a_signal_lets_main_drain_and_exit_cleanly(start: Start, number: signal.
     assert line(unit) == "up"
     unit.send_signal(number)
     assert line(unit) == "draining"
-    assert unit.wait(20) == 0
+    assert unit.wait(60) == 0
 
 
 def test_a_lost_supervisor_stops_the_unit(start: Start) -> None:
@@ -86,7 +86,7 @@ def test_a_lost_supervisor_stops_the_unit(start: Start) -> None:
     assert line(unit) == "up"
     os.close(writer)
     assert line(unit) == "draining"
-    assert unit.wait(20) == 0
+    assert unit.wait(60) == 0
 
 
 def test_a_second_signal_cuts_the_drain_short(start: Start) -> None:
@@ -95,14 +95,14 @@ def test_a_second_signal_cuts_the_drain_short(start: Start) -> None:
     unit.terminate()
     assert line(unit) == "draining"
     unit.terminate()
-    assert unit.wait(20) == 1
+    assert unit.wait(60) == 1
 
 
 def test_the_grace_cuts_the_drain_short(start: Start) -> None:
     unit = start(NEVER_DRAINS.format(grace=0.1))
     assert line(unit) == "up"
     unit.terminate()
-    assert unit.wait(20) == 1
+    assert unit.wait(60) == 1
 
 
 def test_a_blocked_loop_cannot_outlive_the_grace(start: Start) -> None:
@@ -119,7 +119,7 @@ def test_a_blocked_loop_cannot_outlive_the_grace(start: Start) -> None:
     assert line(unit) == "up"
     unit.terminate()
     assert line(unit) == "blocked"
-    assert unit.wait(20) == 1
+    assert unit.wait(60) == 1
 
 
 def test_an_executor_thread_left_behind_does_not_hold_the_exit(start: Start) -> None:
@@ -134,7 +134,7 @@ def test_an_executor_thread_left_behind_does_not_hold_the_exit(start: Start) -> 
     )
     assert line(unit) == "up"
     unit.terminate()
-    assert unit.wait(20) == 1
+    assert unit.wait(60) == 1
 
 
 @pytest.mark.parametrize("grouped", [False, True])

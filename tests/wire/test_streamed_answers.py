@@ -8,6 +8,8 @@ import pytest
 
 from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, serve
 
+from ..waiting import until
+
 
 class Held:
     """Starts an answer to every request and keeps it."""
@@ -37,12 +39,6 @@ async def held() -> AsyncIterator[tuple[Held, HttpServer]]:
     server = await serve(handler, sock, limits=HttpLimits(write_stall_s=0.6))
     yield handler, server
     await server.drain(0.0)
-
-
-async def until(predicate) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(60):
-        while not predicate():
-            await asyncio.sleep(0.002)
 
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
