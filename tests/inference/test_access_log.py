@@ -3,9 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -27,13 +24,13 @@ from oriel_inference.servers import access_log
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
-from oriel_wire.engine import lines as lines_of
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until
+from .clients import client_of
 from .exposed import read
 from .gated import gated
 from .grpc_calls import infer, ones
@@ -64,10 +61,13 @@ async def unit(settings: Settings, log: Path) -> AsyncIterator[Unit]:
         yield running
 
 
-async def lines(unit: Unit, log: Path) -> list[dict[str, Any]]:
+async def lines(unit: Unit, log: Path | None = None) -> list[dict[str, Any]]:
     """Everything so far; ends the log."""
+    writer = unit.surface.meter.log
+    assert writer is not None
     await asyncio.to_thread(unit.surface.meter.close)
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    await until(lambda: not writer._thread.is_alive())
+    return [json.loads(line) for line in log.read_text().splitlines()] if log is not None else []
 
 
 async def test_line_of_an_answer(unit: Unit, http: httpx.AsyncClient, log: Path) -> None:
@@ -215,23 +215,13 @@ async def test_broken_framing_has_its_line(unit: Unit, log: Path) -> None:
     assert found.value("oriel_requests_total", model="", version="", tier="", reason="invalid_request") == 1
 
 
-def test_process_writes_to_standard_output(repository: Path) -> None:
-    script = (
-        "import asyncio, sys, pathlib, httpx\n"
-        "from oriel_inference.app import open_unit\n"
-        "from oriel_inference.settings import Settings\n"
-        "async def main():\n"
-        "    settings = Settings(repositories=(pathlib.Path(sys.argv[1]),), http_port=0, grpc_port=0, metrics_port=0,\n"
-        "                        access_log='-')\n"
-        "    async with open_unit(settings) as unit, httpx.AsyncClient(trust_env=False, timeout=60) as client:\n"
-        "        await client.post(f'http://127.0.0.1:{unit.http_port}/v2/models/none/infer')\n"
-        "asyncio.run(main())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(repository)], capture_output=True, text=True, timeout=60, env={**os.environ}
-    )
-    (line,) = done.stdout.splitlines()
-    assert json.loads(line)["reason"] == "unknown_model", done.stderr
+async def test_a_server_writes_to_standard_output(settings: Settings, capfd: pytest.CaptureFixture[str]) -> None:
+    async with open_unit(dataclasses.replace(settings, access_log="-"), sink=ListSink()) as unit:
+        async with client_of(unit.http_port) as client:
+            await client.post("/v2/models/none/infer")
+        await lines(unit)
+    (line,) = capfd.readouterr().out.splitlines()
+    assert json.loads(line)["reason"] == "unknown_model"
 
 
 # --- the log by itself --------------------------------------------------------------------------------------------
@@ -292,17 +282,16 @@ def test_file_that_cannot_be_written_costs_lines_and_nothing_else(
 
 
 def test_reader_that_is_stuck_holds_up_only_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_of, "CLOSE_S", 0.05)
     entered, stuck = threading.Event(), threading.Event()
-    writer = AccessLog(str(tmp_path / "log"), max_queued=2, delay_s=0.0)
+    writer = AccessLog(str(tmp_path / "log"), max_queued=2, delay_s=0.0, close_s=0.05)
 
     def append(data: bytes) -> None:
         entered.set()
-        stuck.wait(30)
+        stuck.wait(120)
 
     monkeypatch.setattr(writer, "_append", append)
     note(writer, 0)
-    assert entered.wait(10)
+    assert entered.wait(120)
     for number in range(5):
         note(writer, number)
     assert writer.dropped == 3

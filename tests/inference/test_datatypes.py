@@ -7,10 +7,10 @@ import grpc.aio
 import httpx
 import numpy as np
 import pytest
+import pytest_asyncio
 from onnx import TensorProto, helper
 
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.settings import Settings
 from oriel_wire.errors import BadMessage
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.datatypes import DATATYPES
@@ -20,6 +20,10 @@ from oriel_wire.v2.messages import Array, InferRequest, tensor
 from oriel_wire.v2.proto import v2_pb2
 
 from . import models
+from .clients import client_of
+from .conftest import settings_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ONNX = {"FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16", "BYTES": "STRING"}
 
@@ -57,10 +61,16 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-async def unit(settings: Settings) -> AsyncIterator[Unit]:
-    async with open_unit(settings, sink=ListSink()) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unit(repository: Path) -> AsyncIterator[Unit]:
+    async with open_unit(settings_of(repository), sink=ListSink()) as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(unit.http_port) as client:
+        yield client
 
 
 async def test_every_datatype_there_and_back(unit: Unit, http: httpx.AsyncClient) -> None:

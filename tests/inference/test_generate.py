@@ -20,6 +20,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import InferResponse, tensor
 
 from ..gateway.stack import GOLD, documents, gateway
+from ..waiting import until
 from .clients import client_of
 from .streams import Fakes, streaming
 
@@ -36,12 +37,6 @@ def fakes() -> Fakes:
 async def unit(tmp_path: Path, fakes: Fakes) -> AsyncIterator[Unit]:
     async with streaming(tmp_path, fakes) as running:
         yield running
-
-
-async def until(predicate) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(60):
-        while not predicate():
-            await asyncio.sleep(0.002)
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -91,11 +91,9 @@ async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Cha
     cores = batcher._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = infer(channel)(ones())
-    async with asyncio.timeout(60):
-        await until(lambda: batcher.pending)
+    await until(lambda: batcher.pending)
     call.cancel()
-    async with asyncio.timeout(60):
-        await until(lambda: not batcher.pending)
+    await until(lambda: not batcher.pending)
     cores.release(held)
     assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
     assert (await infer(channel)(ones())).id == "seven"

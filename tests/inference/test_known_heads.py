@@ -123,11 +123,9 @@ async def test_caller_that_leaves_frees_its_place(unit: Unit, channel: grpc.aio.
     cores = batcher._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = channel.unary_unary(f"/{SERVICE}/ModelInfer")(wire(1))
-    async with asyncio.timeout(60):
-        await until(lambda: batcher.pending)
+    await until(lambda: batcher.pending)
     call.cancel()
-    async with asyncio.timeout(60):
-        await until(lambda: not batcher.pending)
+    await until(lambda: not batcher.pending)
     cores.release(held)
     assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
     assert first(await ask(channel, wire(2))) == 4.0

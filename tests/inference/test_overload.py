@@ -13,6 +13,8 @@ from oriel_policies.feasibility import PROBE, SAMPLES
 
 from .bench import Bench, Linear, spec
 
+LONGEST = (4.0, "weight-bound MLP")  # simulates as many calls as all the others together
+
 
 def busy(**more: object) -> Bench:
     bench = Bench(spec(max_rows=4, **more), curve=Linear(0.010, 0.001))  # type: ignore[arg-type]
@@ -117,8 +119,16 @@ def test_refused_by_a_full_queue_it_changes_nothing_else() -> None:
     assert bench.answer(waiting)
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
-@pytest.mark.parametrize("load", [1.5, 4.0])
+@pytest.mark.parametrize(
+    ("load", "device"),
+    [
+        pytest.param(
+            load, device, id=f"{load}-{device.name}", marks=[pytest.mark.long] if LONGEST == (load, device.name) else []
+        )
+        for load in (1.5, 4.0)
+        for device in DEVICES
+    ],
+)
 def test_overload_costs_neither_the_capacity_nor_the_higher_tier(device: Device, load: float) -> None:
     """A regression: earliest deadline first by itself kept half of the capacity at a load of 1.5."""
     chance = random.Random(7)

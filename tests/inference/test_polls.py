@@ -32,8 +32,7 @@ class Sleeps:
         """Let the sleep under way end, and what follows go on to its next one: how long that is meant to be."""
         if self._ends is not None:
             self._ends.set_result(None)
-        async with asyncio.timeout(60):
-            seconds, self._ends = await self._begun.get()
+        seconds, self._ends = await self._begun.get()
         return seconds
 
 
@@ -60,8 +59,7 @@ def begun(unit: Unit) -> bool:
 
 
 async def until_served(unit: Unit) -> None:
-    async with asyncio.timeout(60):
-        await until(lambda: unit.catalog.serves("double", 2))
+    await until(lambda: unit.catalog.serves("double", 2))
 
 
 async def test_what_is_whole_right_after_a_look_is_being_loaded_within_one_poll(

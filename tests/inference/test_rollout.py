@@ -156,7 +156,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(events)
 # The old ensemble goes on, is refused as a whole, and its part changes.
 @example([("load", "c", ("ensemble", ["d"]), 1), ("together",), ("refuse", "c"), ("load", "a", ("plain", 4), 1)])

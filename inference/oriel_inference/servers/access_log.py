@@ -15,7 +15,7 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
-from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, LineLog
+from oriel_wire.engine.lines import CLOSE_S, DELAY_S, MAX_QUEUED, LineLog
 
 MAX_NAME = 128
 
@@ -56,8 +56,10 @@ _Note = tuple[float, CallContext | None, str, str, str, str, Outcome, int, int, 
 class AccessLog(LineLog[_Note]):
     """Writes the access log, see `LineLog`. Used by one thread, the loop's."""
 
-    def __init__(self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S) -> None:
-        super().__init__(path, _lines, max_queued=max_queued, delay_s=delay_s)
+    def __init__(
+        self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S, close_s: float = CLOSE_S
+    ) -> None:
+        super().__init__(path, _lines, max_queued=max_queued, delay_s=delay_s, close_s=close_s)
 
     def finished(
         self, ctx: CallContext, completion: Completion, received_s: float, ended_s: float, protocol: str, size: int

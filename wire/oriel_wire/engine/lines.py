@@ -44,11 +44,13 @@ class LineLog(Generic[Note]):
         *,
         max_queued: int = MAX_QUEUED,
         delay_s: float = DELAY_S,
+        close_s: float = CLOSE_S,
     ) -> None:
         self._path = path
         self._lines = lines
         self._max_queued = max_queued
         self._delay_s = delay_s
+        self._close_s = close_s
         self._notes: deque[Note] = deque()
         self._refused = 0
         self._failed = 0
@@ -74,9 +76,9 @@ class LineLog(Generic[Note]):
             self._notes.append(note)
 
     def close(self) -> None:
-        """Write what is queued and stop; blocks at most CLOSE_S. Later records are lost."""
+        """Write what is queued and stop; blocks at most `close_s`. Later records are lost."""
         self._stopping.set()
-        self._thread.join(CLOSE_S)
+        self._thread.join(self._close_s)
 
     # The thread's side ------------------------------------------------------------------------------------------
 
