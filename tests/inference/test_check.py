@@ -12,6 +12,7 @@ import pytest
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import CheckPool, CheckProcess
+from oriel_wire.engine.child import Child
 
 from ..waiting import wait_until
 from . import models
@@ -32,7 +33,7 @@ def put(root: Path, model: object) -> Path:
 
 
 def test_one_process_is_reused_and_ends(tmp_path: Path) -> None:
-    path, check = put(tmp_path, models.double()), CheckProcess(30)
+    path, check = put(tmp_path, models.double()), CheckProcess(120)
     assert check.pid is None
     check.check(path, "m", "onnxruntime", OPTIONS)
     pid = check.pid
@@ -45,19 +46,23 @@ def test_one_process_is_reused_and_ends(tmp_path: Path) -> None:
     assert check.pid is None and not stands(pid)
 
 
-def test_a_crash_is_a_reason(tmp_path: Path) -> None:
-    path, check = put(tmp_path, models.slow(repeats=4000, width=512)), CheckProcess(30)
-    first = tmp_path / "first"
-    check.check(put(first, models.double()), "m", "onnxruntime", OPTIONS)
+def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, check = put(tmp_path, models.double()), CheckProcess(60)
+    check.check(path, "m", "onnxruntime", OPTIONS)
     pid = check.pid
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # it will find the request when it is already doomed
-    crash = threading.Timer(0.2, os.kill, (pid, signal.SIGSEGV))
-    crash.start()
-    with pytest.raises(LoadFailed, match=r"crashes the runtime \(the process that tried it ended with -"):
-        threading.Timer(0.3, os.kill, (pid, signal.SIGCONT)).start()
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGSEGV)  # takes effect when it goes on
+    write = Child.write
+
+    def doomed(child: Child, *given: Any) -> None:
+        write(child, *given)
+        os.kill(pid, signal.SIGCONT)
+
+    with monkeypatch.context() as patch, pytest.raises(LoadFailed, match=r"crashes the runtime .* ended with -11\)"):
+        patch.setattr(Child, "write", doomed)
         check.check(path, "m", "onnxruntime", OPTIONS)
-    check.check(put(first, models.double()), "m", "onnxruntime", OPTIONS)
+    check.check(path, "m", "onnxruntime", OPTIONS)
     assert check.pid not in (None, pid)
     check.end()
     assert check.pid is None
@@ -72,7 +77,7 @@ def test_a_hang_is_a_reason(tmp_path: Path) -> None:
 
 def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> None:
     fine, hangs = put(tmp_path / "a", models.double()), put(tmp_path / "b", models.endless())
-    pool, reasons = CheckPool(60), []
+    pool, reasons = CheckPool(240), []
 
     def hang() -> None:
         with pytest.raises(LoadFailed) as failure:
@@ -106,7 +111,7 @@ def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -
     ]
     many = models.numpy_helper.from_array(models.np.array([1 << 20, 1 << 20]), "many")
     model = models.graph(nodes, [("x", models.INT64, [2])], [("y", models.FLOAT, ["a", "b"])], [many])
-    check = CheckProcess(30)
+    check = CheckProcess(120)
     assert check.check(put(tmp_path, model), "m", "onnxruntime", OPTIONS) is False
     assert check.pid is None
     assert check.check(put(tmp_path, models.double()), "m", "onnxruntime", OPTIONS) is True
@@ -124,6 +129,6 @@ def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(CheckProcess, "_ask", ask)
     providers = (("TensorrtExecutionProvider", {"device_id": "0"}), ("CUDAExecutionProvider", {"device_id": "0"}))
     path = put(tmp_path, models.double())
-    assert CheckProcess(30).check(path, "m", "onnxruntime", EngineOptions(providers=providers))
+    assert CheckProcess(120).check(path, "m", "onnxruntime", EngineOptions(providers=providers))
     assert asked[0]["options"]["providers"] == [["CUDAExecutionProvider", {"device_id": "0"}]]
     assert asked[0]["memory_bytes"] == 0  # CUDA maps more than an address space limit would allow

@@ -16,7 +16,7 @@ from typing import IO
 __all__ = ["PIECE_BYTES", "Child", "restrict_self", "spawn"]
 
 PIECE_BYTES = 1 << 20  # of one write or read
-EXIT_S = 0.2  # between the end of a process's output and its exit
+EXIT_S = 5.0  # between the end of a process's pipes and its exit, on a busy machine
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -66,6 +66,7 @@ class Child:
         self._process = process = spawn(module, *arguments)
         assert process.stdin is not None and process.stdout is not None
         self._input, self._output = process.stdin, process.stdout
+        self._input_broken = False
         for pipe in (self._input, self._output):
             os.set_blocking(pipe.fileno(), False)
 
@@ -82,7 +83,11 @@ class Child:
         view = memoryview(data)
         while view:
             _wait(self._input.fileno(), select.POLLOUT, deadline)
-            view = view[os.write(self._input.fileno(), view[:PIECE_BYTES]) :]
+            try:
+                view = view[os.write(self._input.fileno(), view[:PIECE_BYTES]) :]
+            except BrokenPipeError:
+                self._input_broken = True
+                raise
 
     def read(self, size: int, deadline: float) -> list[bytes]:
         """Read `size` bytes of the child's output, in pieces of at most PIECE_BYTES."""
@@ -113,8 +118,9 @@ class Child:
         if self._output.closed:
             return None
         try:
-            # A process that has closed its output is about to exit.
-            code = self._process.wait(self._exit_s) if self._output_ended() else self._process.poll()
+            # A process whose pipes are closed is about to exit. It closes them one after the other.
+            ends = self._input_broken or self._output_ended()
+            code = self._process.wait(self._exit_s) if ends else self._process.poll()
         except subprocess.TimeoutExpired:
             code = None
         self._process.kill()
