@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class ModelCall:
     def __init__(self, text: str) -> None:
         array = np.array([[text.encode()]], dtype=object)
         now = time.monotonic()
-        self.requests = (Request(inputs={"text": array}, outputs=["said"], deadline=now + 60, ends=now + 60),)
+        self.requests = (Request(inputs={"text": array}, outputs=["said"], deadline=now + 240, ends=now + 240),)
         self.result: Any = None
         self.back = asyncio.Event()
 
@@ -41,16 +42,17 @@ class ModelCall:
         self.back.set()
 
     async def said(self) -> Any:
-        async with asyncio.timeout(60):
-            await self.back.wait()
+        await self.back.wait()
         if isinstance(self.result, InferenceError):
             return self.result
         return self.result[0][0, 0].decode()
 
 
-async def opened(tmp_path: Path, config: str = BEHAVE, **limits: Any) -> PythonSession:
+async def opened(
+    tmp_path: Path, config: str = BEHAVE, environment: Sequence[str] = ("SEEN",), **limits: Any
+) -> PythonSession:
     path = put(tmp_path, "behave", "behave", config) / "1/model.py"
-    backend = PythonBackend(lambda *asked: None, PythonLimits(**limits), environment=("SEEN",))
+    backend = PythonBackend(lambda *asked: None, PythonLimits(**limits), environment=tuple(environment))
     parsed = parse_config_text('name: "behave" ' + config)
     options = EngineOptions()
     return await asyncio.to_thread(backend.open_first, path, parsed, options, 1, lambda config: None)

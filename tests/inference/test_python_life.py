@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,7 +31,7 @@ from oriel_wire.v2.metadata import parse_config_text
 from ..waiting import until
 from . import models
 from .clients import client_of
-from .python_calls import BEHAVE, body, put, say
+from .python_calls import BEHAVE, body, put
 from .python_instances import ModelCall, execute, opened
 
 TRIED = Path(__file__).parents[2] / "benchmarks/peers/inference/triton_model.py"
@@ -88,34 +86,13 @@ async def test_a_new_version_of_the_code_takes_over_without_a_gap(tmp_path: Path
         put_life(root, "good day", LIFE + WARM)
         await unit.surface.control.load("life")
         assert await ask(unit.http_port, "x") == "good day"
+        assert not slow.done()
+        (tmp_path / "go").touch()
         assert await slow == "hello"
         await until(lambda: "finalize" in trace.read_text())
         assert not list(root.rglob("__pycache__")), "the repository would look changed to whoever follows it"
         await unit.surface.control.unload("life")
         await until(lambda: trace.read_text().count("finalize") == 2)
-
-
-async def test_a_killed_server_takes_its_models_processes_along(tmp_path: Path) -> None:
-    put(tmp_path, "behave", "behave", BEHAVE)
-    command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(tmp_path)]
-    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert server.stderr is not None
-        port = 0
-        while not port:
-            line = await asyncio.to_thread(server.stderr.readline)
-            assert line, "the server ended"
-            if "ready: HTTP" in line:
-                port = int(line.split("HTTP ")[1].split(",")[0])
-        async with client_of(port, "/v2") as client:
-            pid = int(await say(client, "pid"))
-    finally:
-        server.kill()
-        server.wait()
-        server.stderr.close()  # type: ignore[union-attr]
-    await until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
 
 
 async def test_the_benchs_model_for_triton_runs_unchanged(tmp_path: Path) -> None:
@@ -168,7 +145,7 @@ async def test_restarts_wait_longer_until_an_execution_returns(tmp_path: Path, c
     await until(lambda: dying.result is not None)
     waiting = ModelCall("after all")
     session.execute(waiting)
-    await asyncio.sleep(0.05)
+    await until(lambda: session._deaths >= 2)  # it could not be started again, and is tried once more
     assert not dying.back.is_set() and waiting.result is None
     model.write_text(source)
     assert await waiting.said() == "after all" and dying.back.is_set()
@@ -195,6 +172,21 @@ async def test_a_hanging_model_ends_with_its_session(tmp_path: Path) -> None:
     assert isinstance(await execute(session, "x"), InferenceError)
     with pytest.raises(ProcessLookupError):
         os.kill(pid or 0, 0)
+
+
+async def test_a_model_that_hangs_in_initialize_is_given_up(
+    tmp_path: Path, closing: list[PythonSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initialize = PythonSession.initialize
+
+    async def hurried(session: PythonSession) -> None:  # it was imported, however slow the machine is
+        closing.append(session)
+        session._limits = dataclasses.replace(session._limits, start_s=0.1)
+        await initialize(session)
+
+    monkeypatch.setattr(PythonSession, "initialize", hurried)
+    with pytest.raises(LoadFailed, match=r"the model was not initialised within 0\.1 s"):
+        await opened(tmp_path, BEHAVE + 'parameters { key: "hang" value: { string_value: "1" } }')
 
 
 async def test_a_start_can_be_called_off(tmp_path: Path) -> None:
@@ -269,9 +261,10 @@ class TritonPythonModel:
     bad = good.replace("return [", "return 1 / 0, [")
     sample = 'model_warmup { name: "one" inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }'
     row = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
-    models.put(tmp_path, "code", None, tensors)
-    (tmp_path / "code/1/model.py").write_text(good)
-    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=None, metrics_port=None, control_mode="poll")
+    root = tmp_path / "models"
+    models.put(root, "code", None, tensors)
+    (root / "code/1/model.py").write_text(good)
+    settings = Settings(repositories=(root,), http_port=0, grpc_port=None, metrics_port=None, control_mode="poll")
     async with (
         open_unit(dataclasses.replace(settings, poll_s=0.05, cores=2), sink=ListSink()) as unit,
         client_of(unit.http_port) as client,
@@ -281,18 +274,24 @@ class TritonPythonModel:
             index = await client.post("/v2/repository/index", json={})
             return {each["version"]: (each["state"], each["reason"]) for each in index.json()}
 
-        async def until_lines(*versions: str) -> dict[str, tuple[str, str]]:
-            async with asyncio.timeout(60):
-                while tuple(found := await lines()) != versions:
-                    await asyncio.sleep(0.01)
-            return found
+        def put_version(version: int, code: str) -> None:
+            """Whole at once: it is polled."""
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new/model.py").write_text(code)
+            (tmp_path / "new").rename(root / f"code/{version}")
+
+        async def replaced() -> bool:
+            return list(await lines()) == ["2"]
+
+        async def third() -> bool:
+            return "3" in await lines()
 
         assert await lines() == {"1": ("READY", UNTRIED)}
         assert (await client.post("/v2/models/code/infer", json=row)).status_code == 200
         assert await lines() == {"1": ("READY", "")}
-        (tmp_path / "code/2").mkdir()
-        (tmp_path / "code/2/model.py").write_text(bad)
-        assert await until_lines("2") == {"2": ("READY", UNTRIED)}
+        put_version(2, bad)
+        await until(replaced)
+        assert await lines() == {"2": ("READY", UNTRIED)}
         assert f"model code version 2 is {UNTRIED}" in caplog.text
         failed = await client.post("/v2/models/code/infer", json=row)
         assert failed.status_code == 500 and ".py" not in failed.text and "ZeroDivision" not in failed.text
@@ -303,12 +302,11 @@ class TritonPythonModel:
         )
         assert (await lines())["2"] == ("READY", UNTRIED)
         # With a sample it is tried, and replaces nothing.
-        (tmp_path / "code/config.pbtxt").write_text(tensors + sample)
-        (tmp_path / "code/3").mkdir()
-        (tmp_path / "code/3/model.py").write_text(bad)
-        async with asyncio.timeout(60):
-            while "3" not in (found := await lines()):
-                await asyncio.sleep(0.01)
+        (tmp_path / "config").write_text(tensors + sample)
+        (tmp_path / "config").replace(root / "code/config.pbtxt")
+        put_version(3, bad)
+        await until(third)
+        found = await lines()
         assert found["3"][0] == "UNAVAILABLE" and "model_warmup[0]: the warm-up failed" in found["3"][1]
 
 

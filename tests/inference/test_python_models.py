@@ -201,12 +201,12 @@ async def test_text_keeps_its_bytes(unit: Unit) -> None:
 
 
 async def test_the_remaining_time_is_visible(http: httpx.AsyncClient) -> None:
-    answer = await ask(http, "remaining", headers={"x-oriel-timeout-ms": "5000"})
-    assert 0.0 < float(answer.json()["outputs"][0]["data"][0]) <= 5.0
+    answer = await ask(http, "remaining", headers={"x-oriel-timeout-ms": "60000"})
+    assert 0.0 < float(answer.json()["outputs"][0]["data"][0]) <= 60.0
 
 
 async def test_a_passed_deadline_is_seen_in_execute(http: httpx.AsyncClient) -> None:
-    answer = await ask(http, "left", headers={"x-oriel-timeout-ms": "500"})
+    answer = await ask(http, "left", headers={"x-oriel-timeout-ms": "1500"})
     assert (answer.status_code, answer.json()["reason"]) == (504, "deadline_exceeded")
     seen = ""
     async with asyncio.timeout(60):
@@ -257,7 +257,7 @@ async def test_a_process_killed_while_idle_comes_back(http: httpx.AsyncClient) -
 
 async def test_a_batch_nobody_waits_for_is_killed_if_it_goes_on(http: httpx.AsyncClient) -> None:
     before = await say(http, "pid")
-    answer = await ask(http, "hang", headers={"x-oriel-timeout-ms": "500"})
+    answer = await ask(http, "hang", headers={"x-oriel-timeout-ms": "1500"})
     assert answer.status_code == 504
     assert await say(http, "pid") != before
     with pytest.raises(ProcessLookupError):
@@ -300,11 +300,6 @@ async def test_what_runs_is_killed_when_the_server_goes(root: Path, tmp_path: Pa
             "code failed: model.py, line {line}: [Errno 2] No such file or directory: 'weights.bin'",
         ),
         (
-            'parameters { key: "hang" value: { string_value: "1" } } '
-            'parameters { key: "oriel.start_timeout_s" value: { string_value: "3" } }',
-            "the model was not initialised within 3 s",
-        ),
-        (
             'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/opt/env.tar.gz" } }',
             "other Python environments are not supported",
         ),
@@ -317,6 +312,14 @@ async def test_a_model_that_cannot_start_says_why(
     answer = await http.post("/repository/models/broken/load")
     error = re.sub(r"model\.py, line \d+", "model.py, line {line}", answer.json()["error"])
     assert answer.status_code == 400 and reason in error
+
+
+async def test_a_model_that_takes_too_long_to_start_says_why(http: httpx.AsyncClient, root: Path) -> None:
+    limit = 'parameters { key: "oriel.start_timeout_s" value: { string_value: "0.5" } }'
+    put(root, "slow", "behave", BEHAVE + limit)
+    (root / "slow/1/model.py").write_text("import time\ntime.sleep(600)")
+    answer = await http.post("/repository/models/slow/load")
+    assert answer.status_code == 400 and "the model was not imported within 0.5 s" in answer.json()["error"]
 
 
 async def test_code_sent_with_a_request_is_not_run(http: httpx.AsyncClient) -> None:

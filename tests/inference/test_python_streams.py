@@ -210,8 +210,7 @@ async def test_a_reader_that_leaves_is_seen_by_the_sender(channel: grpc.aio.Chan
         (now,) = await told(channel, -1)
         return int(now) % 1000 - before % 1000
 
-    async with asyncio.timeout(60):
-        await until(lambda: stopped())
+    await until(stopped)
 
 
 async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, channel: grpc.aio.Channel) -> None:
@@ -243,7 +242,7 @@ async def test_a_model_that_falls_silent_for_ever_gives_its_place_back(
     """Its deadline was for the first response; the next one has `IDLE_S`. With -8 the process has to go as well."""
     for module in (streams, request_batches):
         monkeypatch.setattr(module, "IDLE_S", 0.1)
-    call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "2500"),))
     await call.write(repeat(number, "silent"))
     await call.done_writing()
     response, late = await said(call)
@@ -262,8 +261,7 @@ async def test_a_model_that_never_stops_talking_is_stopped(
     call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
     await call.write(repeat(-6, "silent"))
     await call.done_writing()
-    async with asyncio.timeout(60):
-        found = await said(call)
+    found = await said(call)
     # The model may have noticed in time, and ended it without an error.
     assert found and all("deadline" in each for each in found if isinstance(each, str))
     batcher = unit.catalog.get("silent").batcher
@@ -291,7 +289,7 @@ async def test_a_model_asks_another_model(http: httpx.AsyncClient) -> None:
 async def test_an_asked_model_waits_for_the_asking_one_and_hears_that_it_has_gone(
     http: httpx.AsyncClient, how: str
 ) -> None:
-    assert await ask(http, f"few {how}", {"x-oriel-timeout-ms": "10000"}) == [
+    assert await ask(http, f"few {how}", {"x-oriel-timeout-ms": "120000"}) == [
         str(3 + AHEAD),
         *["7"] * (how == "cancel"),
     ]
@@ -379,10 +377,10 @@ async def test_errors_of_the_asked_model_come_as_responses(http: httpx.AsyncClie
 
 
 async def test_the_asked_model_has_the_time_of_the_asking_one(http: httpx.AsyncClient) -> None:
-    asked, asking = map(float, await ask(http, "time", headers={"x-oriel-timeout-ms": "5000"}))
-    assert 0.0 < asking <= asked <= 5.0
-    asked, asking = map(float, await ask(http, "time 900000", headers={"x-oriel-timeout-ms": "5000"}))
-    assert 0.0 < asked <= 0.9 < asking
+    asked, asking = map(float, await ask(http, "time", headers={"x-oriel-timeout-ms": "120000"}))
+    assert 0.0 < asking <= asked <= 120.0
+    asked, asking = map(float, await ask(http, "time 40000000", headers={"x-oriel-timeout-ms": "120000"}))
+    assert 0.0 < asked <= 40.0 < asking
 
 
 async def test_a_stream_of_events_from_a_python_model(http: httpx.AsyncClient) -> None:

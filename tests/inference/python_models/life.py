@@ -23,8 +23,8 @@ class TritonPythonModel:
         for request in requests:
             text = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()[0, 0].decode()
             note(f"execute {text}")
-            if text == "slow":
-                time.sleep(0.3)
+            while text == "slow" and not os.path.exists(os.path.join(os.path.dirname(os.environ["TRACE"]), "go")):
+                time.sleep(0.005)
             if text == "die":
                 os._exit(1)
             said = np.array([[words.TEXT.encode()]], dtype=np.object_)

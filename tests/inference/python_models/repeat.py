@@ -48,7 +48,7 @@ class TritonPythonModel:
             sender.send(number(7))
             return
         if n == -4:  # wait for -5, which comes later and ends first
-            self.go.wait(10)
+            self.go.wait(240)
             sender.send(number(4), flags=FINAL)
             return
         if n == -5:
