@@ -1,4 +1,4 @@
-"""Byte-level fuzzing of the v2 codecs, HTTP/1.1 and HPACK: `python tests/fuzz/fuzz_v2.py --seconds 60`.
+"""Byte-level fuzzing of the v2 codecs, HTTP/1.1, HPACK and HTTP/2: `python tests/fuzz/fuzz_v2.py --seconds 60`.
 
 Starts from the corpus, changes inputs at random, and keeps those that bring a refusal or a kind of message not seen
 before. What breaks a rule of `targets` is written into the corpus: fix the codec and leave the file there, the test
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-CODECS = ("http", "grpc", "config", "http1", "hpack")
+CODECS = ("http", "grpc", "config", "http1", "hpack", "http2")
 MAX_POOL = 4000
 LATE_S = 10.0
 

@@ -1,4 +1,4 @@
-"""What must hold for every byte string given to the three v2 codecs, to an HTTP/1.1 port and to HPACK.
+"""What must hold for every byte string given to the three v2 codecs, to an HTTP/1.1 port, to HPACK and to HTTP/2.
 
 `check(codec, data)` raises Broken if it does not:
 
@@ -10,7 +10,8 @@
 
 Codecs: "http" (a line with Inference-Header-Content-Length, or an empty one, then the body), "grpc" (a message
 ModelInferRequest or -Response), "config" (a model configuration as text or JSON), "http1" (what a client sends on one
-connection; its rules are in `http1`), "hpack" (the header blocks of an HTTP/2 connection; see `header_blocks`).
+connection; its rules are in `http1`), "hpack" (the header blocks of an HTTP/2 connection; see `header_blocks`), "http2"
+(the frames that an HTTP/2 connection receives; see `http2`).
 """
 
 import random
@@ -37,10 +38,11 @@ from oriel_wire.v2.proto import v2_pb2
 from oriel_wire.v2.recognise import Templates
 
 if __package__:
-    from . import header_blocks, http1
+    from . import header_blocks, http1, http2
 else:  # run as a script, from its own folder
     import header_blocks  # type: ignore[no-redef]
     import http1  # type: ignore[no-redef]
+    import http2  # type: ignore[no-redef]
 
 __all__ = ["CODECS", "Broken", "check"]
 
@@ -294,12 +296,24 @@ def _hpack(data: bytes) -> None:
         raise BadMessage(refusal)
 
 
+# HTTP/2 -------------------------------------------------------------------------------------------------------------
+
+
+def _http2(data: bytes) -> None:
+    refusal, broken = http2.judge(data)
+    if broken:
+        raise Broken(broken)
+    if refusal:
+        raise BadMessage(refusal)
+
+
 CODECS: dict[str, Callable[[bytes], None]] = {
     "http": _http,
     "grpc": _grpc,
     "config": _config,
     "http1": _http1,
     "hpack": _hpack,
+    "http2": _http2,
 }
 
 

@@ -69,6 +69,7 @@ __all__ = ["H2Connection"]
 _LARGE = 32 * 1024
 # A flag of our own: an error of the stream only, so its header block has to be decoded all the same.
 _SELF_DEPENDENT = 0x100
+_UNUSUAL = END_HEADERS | PADDED | PRIORITISED
 # What the next frame has to be.
 _ANY = 0
 _FIRST = 1  # SETTINGS
@@ -85,6 +86,7 @@ class H2Connection(Control):
         "_block_flags",
         "_block_id",
         "_expects",
+        "_max_block",
         "_max_frame",
         "_opened",
         "_preface_bytes",
@@ -95,6 +97,7 @@ class H2Connection(Control):
 
     def __init__(self, *, client: bool, limits: H2Limits, memo: FieldMemo | None = None) -> None:
         super().__init__(client=client, limits=limits, memo=memo)
+        self._max_block = limits.max_block_bytes
         self._max_frame = limits.max_frame_bytes
         self._preface_bytes = 0 if client else len(PREFACE)  # still to come
         self._expects = _FIRST
@@ -196,7 +199,10 @@ class H2Connection(Control):
                 else:
                     self._data(flags, stream_id, data[first:end], length)
             elif kind == HEADERS:
-                self._headers(flags, stream_id, data[first:end])
+                if flags & _UNUSUAL == END_HEADERS and length <= self._max_block:
+                    self._decode(flags, stream_id, data[first:end])
+                else:
+                    self._headers(flags, stream_id, data[first:end])
             elif kind == WINDOW_UPDATE and length == 4:
                 self._window_update(stream_id, int.from_bytes(data[first:end], "big"))
             elif kind == CONTINUATION:
@@ -289,15 +295,13 @@ class H2Connection(Control):
     # HEADERS ---------------------------------------------------------------------------------------------------
 
     def _headers(self, flags: int, stream_id: int, block: bytes) -> None:
-        if not stream_id & 1:
-            raise H2Error(PROTOCOL_ERROR, "HEADERS on a stream with an even number")
         if flags & (PADDED | PRIORITISED):
             if flags & PRIORITISED:
                 at = 1 if flags & PADDED else 0
                 if int.from_bytes(block[at : at + 4], "big") & MAX_ID == stream_id and len(block) >= at + 5:
                     flags |= _SELF_DEPENDENT
             block = bytes(self._unpadded(flags, block, flags & PRIORITISED != 0))
-        if len(block) > self.limits.max_block_bytes:
+        if len(block) > self._max_block:
             raise H2Error(ENHANCE_YOUR_CALM, "a header block is too large")
         if flags & END_HEADERS:
             self._decode(flags, stream_id, block)
@@ -310,8 +314,7 @@ class H2Connection(Control):
         if self._expects != _MORE:
             raise H2Error(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block_bytes += len(block)
-        limits = self.limits
-        if self._block_bytes > limits.max_block_bytes or len(self._block) > limits.max_continuations:
+        if self._block_bytes > self._max_block or len(self._block) > self.limits.max_continuations:
             raise H2Error(ENHANCE_YOUR_CALM, "a header block is too large or in too many frames")
         self._block.append(block)
         if flags & END_HEADERS:
@@ -348,8 +351,8 @@ class H2Connection(Control):
     def _swallows(self, stream_id: int) -> bool:
         """Note a new stream of a client; or whether HEADERS on a stream that is gone are swallowed. Raises H2Error."""
         if self._idle(stream_id):
-            if self.client:
-                raise H2Error(PROTOCOL_ERROR, "HEADERS on an idle stream")
+            if self.client or not stream_id & 1:
+                raise H2Error(PROTOCOL_ERROR, "HEADERS on an idle stream, or on one of the server")
             self.last_id = stream_id
             self._opened += 1
             return stream_id > self._accepts_up_to

@@ -140,12 +140,17 @@ class Sender(H2Hooks):
             self._stateless = True
             block = b"\x20" + block
         size = len(block)
+        out = self.out
+        empty = not out
         if size <= self.peer_frame_bytes:
-            self._queue(FRAME.pack(size << 8 | HEADERS, END_HEADERS | end, stream.id) + block)
+            out.append(FRAME.pack(size << 8 | HEADERS, END_HEADERS | end, stream.id))
+            out.append(block)
         else:
-            self._queue_split(stream.id, block, end)
+            out.append(self._split(stream.id, block, end))
         if end:
             self._sent_end(stream)
+        if empty and not self._receiving:
+            self.wants_write()
 
     def send_data(self, stream: Stream, data: bytes | memoryview, end: bool) -> bool:
         """Send data as far as the windows allow and keep the rest. False: some is kept, and `on_room` will be called.
@@ -277,12 +282,13 @@ class Sender(H2Hooks):
                 raise H2Error(ENHANCE_YOUR_CALM, "replies are not read")
         self._queue(data)
 
-    def _queue_split(self, stream_id: int, block: bytes, end: bool) -> None:
+    def _split(self, stream_id: int, block: bytes, end: bool) -> bytes:
+        """The frames of a header block that is too large for one."""
         most = self.peer_frame_bytes
         pieces = [block[start : start + most] for start in range(0, len(block), most)]
         frames = [frame(HEADERS, int(end), stream_id, pieces[0])]
         frames += [frame(CONTINUATION, 0, stream_id, piece) for piece in pieces[1:-1]]
-        self._queue(b"".join([*frames, frame(CONTINUATION, END_HEADERS, stream_id, pieces[-1])]))
+        return b"".join([*frames, frame(CONTINUATION, END_HEADERS, stream_id, pieces[-1])])
 
     def _send_reset(self, stream_id: int, code: int) -> None:
         self._remember_reset(stream_id)
