@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from oriel_gateway.core import Gateway
 from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
 from oriel_policies.documents import Pool, compile_documents
 
@@ -30,6 +31,12 @@ def with_probe(ports: list[int]) -> dict[str, bytes]:
     """One pool over HTTP alone whose endpoints are probed."""
     text = documents(ports, pool=PROBED)["all.toml"]
     return {"all.toml": b"\n".join(line for line in text.split(b"\n") if not line.startswith(b"grpc_endpoints"))}
+
+
+def still(core: Gateway) -> None:
+    """Keep the windows of the retry budgets where they are, so that a slow machine does not move them on."""
+    for gate in core.pools.values():
+        gate.retries._until = 1 << 40
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
-from .endpoint_pools import first_route
+from .endpoint_pools import first_route, still
 from .grpc_streams import INFER
 from .stack import GOLD, documents
 
@@ -150,6 +150,7 @@ async def house(route: str = "", *, servers: int = 2, calls: int = 0, probed: bo
         if route:
             files = first_route(files, f'[[routes]]\nmodel = "*"\npool = "p"\n{route}\n')
         core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
+        still(core)
         for _ in range(calls):
             core.pools["p"].retries.requested(monotonic())
         sock = socket.socket()

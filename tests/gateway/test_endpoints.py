@@ -19,7 +19,7 @@ from oriel_policies.ejection import Cause
 from oriel_wire.engine.discovery import Address, DiscoveryFailed, ScriptedDiscovery
 
 from ..waiting import until
-from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, PROBED, endpoints, first_route, served, with_probe
+from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, PROBED, endpoints, first_route, served, still, with_probe
 from .gate import INFER, idle
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, nobody, upstream
 
@@ -248,6 +248,7 @@ async def test_what_a_full_server_did_not_execute_goes_to_another(two: tuple[Ups
 
     two[0].answer = two[1].answer = answer
     async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
+        still(core)
         assert await ask_both(client, two, 1) == [200]
         assert [up.seen[0].body for up in two] == [b"body", b"body"] and core.pools["p"].retries.spent == 1
         fulls = 1000

@@ -103,7 +103,8 @@ async def test_whoever_is_slow_costs_nobody_else_an_answer(tmp_path: Path) -> No
             async with Client(process.port) as canary:
                 for _ in range(40):
                     for client in (*heads, *bodies):
-                        client.writer.write(b"x")
+                        if not client.writer.is_closing():  # it was too slow for this machine, and is cut by now
+                            client.writer.write(b"x")
                     assert (await canary.ask(INFER)).status == 200
             async with Client(process.port) as late:
                 assert (await late.ask(INFER)).status == 200

@@ -183,7 +183,7 @@ async def test_calls_that_queued_when_the_last_server_went_hear_that_there_is_no
         port, core = await stack.enter_async_context(gateway(files))
         clients = [await stack.enter_async_context(Client(port)) for _ in range(6)]
         for client in clients:
-            client.send(INFER, b"x", headers="x-request-timeout-ms: 300\r\n")
+            client.send(INFER, b"x", headers="x-request-timeout-ms: 2000\r\n")
         gate = core.pools["p"]
         await until(lambda: gate.calls == 6 and not gate.endpoints.usable)
         replies = [await client.reply() for client in clients]

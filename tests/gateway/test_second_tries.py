@@ -20,7 +20,7 @@ from oriel_wire.errors import UpstreamUnreachable
 from oriel_wire.h1 import Field, LineMemo
 
 from ..waiting import TIMEOUT_S, until
-from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, with_probe
+from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, still, with_probe
 from .gate import INFER, idle
 from .special_routes import CACHED, SHADOWED, copies, house, ok
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
@@ -156,6 +156,7 @@ async def test_copies_that_break_count_against_their_servers(ups: list[Upstream]
 async def test_what_was_not_sent_allows_no_second_tries() -> None:
     """Answers from the cache, and refusals, counted as requests: ten sent calls could be repeated ten times."""
     async with house(CACHED) as it, Client(it.port) as client:
+        still(it.core)
         for _ in range(100):
             assert (await client.ask(INFER, b"x")).status == 200
         budget = it.core.pools["p0"].retries
@@ -207,13 +208,14 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(ups: list[Upstre
     """R9: gateway, gateway, servers that fail: 120 requests came of 100."""
     asked = in_turn(ups, *[failure] * 1000)
     async with AsyncExitStack() as stack:
-        inner = [
+        hops = [
             await stack.enter_async_context(gateway(first_route(documents(ports(ups)), IDEMPOTENT), make=Inside))
             for _ in range(2)
         ]
-        outer, _ = await stack.enter_async_context(
-            gateway(first_route(documents([port for port, _ in inner]), IDEMPOTENT))
-        )
+        files = first_route(documents([port for port, _ in hops]), IDEMPOTENT)
+        outer, front = await stack.enter_async_context(gateway(files))
+        for core in (front, *(core for _, core in hops)):
+            still(core)
         client = await stack.enter_async_context(Client(outer))
         for _ in range(100):
             reply = await client.ask(INFER, b"x")
@@ -379,6 +381,7 @@ async def test_names_of_models_that_nobody_has_leave_something_of_the_budget(ups
     """Whoever asked for such names all the time kept everybody else's calls from a second try."""
     asked = in_turn(ups, *[ABSENT] * 1000)
     async with gateway(documents(ports(ups))) as (port, core), Client(port) as client:
+        still(core)
         for number in range(100):
             assert (await client.ask(f"/v2/models/m{number}/infer", b"x")).status == 404
         assert len(asked) == 105

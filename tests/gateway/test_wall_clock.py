@@ -85,7 +85,7 @@ async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[floa
         for jump in jumps:
             wall.ahead_s = jump
             with pytest.raises(InferenceServerException, match="waiting for a permit"):
-                await infer(address, "digits", BRONZE, extra={"x-request-timeout-ms": "300"})
+                await infer(address, "digits", BRONZE, extra={"x-request-timeout-ms": "1000"})
             assert len(core.pools["p"].admission.queue) == 3 and not any(each.done() for each in patient)
             assert len(core.pools["p"].grpc.usable) == 1
         # gRPC asks Python for the time of day when it tells its core a deadline, and the core's clock has not jumped.
