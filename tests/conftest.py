@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import ssl
+import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,11 @@ import uvloop
 from oriel_wire.engine import grpc_drain, listener
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# What was compiled is kept for the other test processes and for what they start, even where the environment says
+# otherwise, as in images of containers: compiling the tests alone takes a process 15 s.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 try:
     from hypothesis import HealthCheck, settings
@@ -163,10 +169,16 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
 def together(nodeid: str) -> str:
     """The name that a test has in common with those that must run in its process, one after the other."""
     file = nodeid.partition("::")[0]
-    # Whole stacks look for free ports and hand them to their units: two that do so at once could choose the same.
-    if file.startswith("tests/path/"):
+    if file.startswith("tests/path/") and uses_the_stack(file):
         return "tests/path"
     return file if shares(file) else nodeid
+
+
+@cache
+def uses_the_stack(file: str) -> bool:
+    """Whether the file's tests share the stack of tests/path/conftest.py, whose start is dear."""
+    text = (ROOT / file).read_text()
+    return "stack: Stack" in text or "client: httpx.Client" in text
 
 
 @cache

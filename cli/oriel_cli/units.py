@@ -3,6 +3,7 @@
 import errno
 import random
 import socket
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,22 +76,41 @@ def _is_free(address: Address) -> bool:
 def free_ports(host: str, count: int) -> list[int]:
     """`count` different ports that are free now, outside the range the kernel hands to outgoing connections.
 
-    A unit that is started again later must find its port still free: an ephemeral one could be taken meanwhile.
+    A unit that is started again later must find its port still free: an ephemeral one could be taken meanwhile. On
+    Linux this process also holds them until it ends, by sockets that do not listen: a search like this one passes
+    over them, and a unit may listen there, since it sets SO_REUSEADDR.
     """
     ceiling = _first_ephemeral_port()
     held: list[socket.socket] = []
     try:
         while len(held) < count:
-            port = random.randrange(10240, ceiling)
-            try:
-                held.append(listen(host, port, "free port"))
-            except StartFailed as refused:
-                if not isinstance(refused.__cause__, OSError) or refused.__cause__.errno != errno.EADDRINUSE:
-                    raise
-        return [sock.getsockname()[1] for sock in held]
+            sock = _bound(host, random.randrange(10240, ceiling))
+            if sock is not None:
+                held.append(sock)
+        ports = [sock.getsockname()[1] for sock in held]
+        if sys.platform == "linux":
+            for sock in held:
+                sock.detach()
+        return ports
     finally:
         for sock in held:
             sock.close()
+
+
+def _bound(host: str, port: int) -> socket.socket | None:
+    """A socket with this address, which others may listen on but not search out; None if the address is taken."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        # Without SO_REUSEADDR, binding is refused wherever another socket is bound.
+        sock.bind(address)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError as refused:
+        sock.close()
+        if refused.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return sock
 
 
 def _first_ephemeral_port() -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -101,6 +102,7 @@ async def test_a_unit_that_dies_is_started_again_and_said() -> None:
 async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(spec("one"), timings=Timings(start_s=120, probe_every_s=0.01, grace_s=30))
     slept: list[float] = []
+    enough = asyncio.Event()
     real_sleep, loop = asyncio.sleep, asyncio.get_running_loop()
 
     async def sleep(delay_s: float) -> None:
@@ -108,6 +110,8 @@ async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(mon
             return await real_sleep(delay_s)
         if delay_s >= 0.1:
             slept.append(delay_s)
+            if len(slept) == 7:
+                enough.set()
         await real_sleep(0.001)
 
     async with asyncio.TaskGroup() as group:
@@ -116,8 +120,7 @@ async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(mon
         monkeypatch.setattr(asyncio, "sleep", sleep)
         stage.units["one"].spec = spec("one", "fail")
         os.kill(stage.units["one"].pid, signal.SIGKILL)
-        while len(slept) < 7:
-            await real_sleep(0.01)
+        await enough.wait()
         stage.stop.set()
     assert slept[:7] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
@@ -260,7 +263,17 @@ def test_free_ports_are_different_and_below_the_ephemeral_range() -> None:
     ports = free_ports("127.0.0.1", 20)
     assert len(set(ports)) == 20 and max(ports) < 49152
     for port in ports:
-        listen("127.0.0.1", port, "x").close()
+        for _ in range(2):
+            listen("127.0.0.1", port, "x").close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody may listen where another socket is bound")
+def test_free_ports_are_passed_over_by_others_until_their_finder_ends() -> None:
+    """Two `oriel up --free-ports` at once could choose the same port, and a unit that died lost its own."""
+    ports = free_ports("127.0.0.1", 5)
+    for port in ports:
+        with socket.socket() as another, pytest.raises(OSError, match="in use"):
+            another.bind(("127.0.0.1", port))
 
 
 async def test_a_stop_names_whom_it_waits_for(tmp_path: Path) -> None:

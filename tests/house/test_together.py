@@ -10,7 +10,7 @@ from ..conftest import Run, together
 
 
 def test_whole_stacks_run_one_after_the_other() -> None:
-    names = {together(f"tests/path/{file}.py::test_{n}") for file in ("test_life", "test_http") for n in "ab"}
+    names = {together(f"tests/path/{file}.py::test_{n}") for file in ("test_trace", "test_http") for n in "ab"}
     assert len(names) == 1
 
 

@@ -6,10 +6,12 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import httpx
 from stacks import Stack
+from tests.waiting import wait_until
 
 TIMEOUT_MS = 300  # that calls have to live; they then lie unread for longer
 LAIN_S = 0.6
@@ -80,6 +82,7 @@ def stopped(pid: int) -> Iterator[None]:
     """The process is stopped meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

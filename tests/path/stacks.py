@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-START_S = 90
-STOP_S = 30
+START_S = 240.0
+STOP_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Stack:
     def base(self) -> str:
         return f"http://{self.gateway}"
 
-    def oriel(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def oriel(self, *words: str, timeout_s: float = START_S) -> subprocess.CompletedProcess[str]:
         """Run another `oriel` command beside the stack."""
         return subprocess.run(
             command(*words), env=self.environ, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -22,6 +22,7 @@ from oriel_wire.trace import ListSink
 from ..gateway.grpc_endpoints import MESSAGE, house
 from ..gateway.stack import GOLD
 from ..inference import models
+from ..waiting import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -39,7 +40,7 @@ class Load:
         infer = channel.unary_unary(INFER)
         while True:
             try:
-                await infer(message, metadata=metadata, timeout=60)
+                await infer(message, metadata=metadata, timeout=240)
             except aio.AioRpcError as error:
                 self.failed.append(f"{error.code().name}: {error.details()}")
                 return
@@ -48,9 +49,8 @@ class Load:
     async def reaches(self, count: int) -> None:
         """Wait until so many more calls were answered."""
         count += self.answered
-        while self.answered < count:
-            assert not self.failed
-            await asyncio.sleep(0.001)
+        await until(lambda: self.failed or self.answered >= count)
+        assert not self.failed
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def load(port: int, message: bytes, metadata: tuple[tuple[str, str], ...] 
     calls = Load()
     options = (("grpc.use_local_subchannel_pool", 1),)
     channels = [aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(CHANNELS)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         tasks = [asyncio.ensure_future(calls.call(channels[n % CHANNELS], message, metadata)) for n in range(CALLERS)]
         yield calls
         await asyncio.gather(*tasks)
@@ -88,7 +88,7 @@ async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
         async with load(it.ingress.port, MESSAGE, (("x-api-key", GOLD),)) as calls:
             await calls.reaches(500)  # among them are connections that grew old
             it.core.draining = True
-            await it.ingress.drain(20.0)
+            await it.ingress.drain(120.0)
         assert refused(calls), calls.failed
 
 
@@ -100,7 +100,7 @@ async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: 
         http_port=0,
         grpc_port=0,
         metrics_port=0,
-        drain_s=20.0,
+        drain_s=120.0,
         grpc_options=((grpc_drain.MAX_AGE, AGE_MS),),
     )
     tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])

@@ -17,10 +17,12 @@ MOST_BYTES = 256 * 1024  # that a server should take of it
 UNITS = pytest.mark.parametrize("unit", ["gateway", "inference"])
 
 
-async def attacked(stack: Stack, unit: str, *, acknowledges: bool) -> Outcome:
+async def attacked(
+    stack: Stack, unit: str, *, acknowledges: bool, seconds: float = SECONDS, bytes_per_s: float = BYTES_PER_S
+) -> Outcome:
     host, _, port = stack.address(unit, "grpc").rpartition(":")
     return await header_bombs(
-        host, int(port), METHOD.encode(), seconds=SECONDS, bytes_per_s=BYTES_PER_S, acknowledges=acknowledges
+        host, int(port), METHOD.encode(), seconds=seconds, bytes_per_s=bytes_per_s, acknowledges=acknowledges
     )
 
 
@@ -29,7 +31,7 @@ async def served(stack: Stack, unit: str) -> None:
     request = v2_pb2.ModelInferRequest(model_name="digits")
     request.inputs.add(name="image", datatype="FP32", shape=[1, 64]).contents.fp32_contents.extend([0.0] * 64)
     gold = [("authorization", key("gold")["authorization"])]
-    async with asyncio.timeout(60), grpc.aio.insecure_channel(stack.address(unit, "grpc")) as channel:
+    async with asyncio.timeout(240), grpc.aio.insecure_channel(stack.address(unit, "grpc")) as channel:
         infer = channel.unary_unary(METHOD)
         while True:
             try:
@@ -43,7 +45,8 @@ async def served(stack: Stack, unit: str) -> None:
 @UNITS
 async def test_a_client_that_knows_of_no_table_cannot_refer_to_it(stack: Stack, unit: str) -> None:
     """Once the server's settings are acknowledged, the second bomb is an error that ends the connection."""
-    outcome = await attacked(stack, unit, acknowledges=True)
+    # So slowly that a server on a busy machine has seconds to read the second one.
+    outcome = await attacked(stack, unit, acknowledges=True, seconds=60.0, bytes_per_s=MOST_BYTES / 20)
     assert outcome.closed and outcome.sent_bytes < MOST_BYTES, outcome
     await served(stack, unit)
 

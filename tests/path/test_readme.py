@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from stacks import Stack, command
+from stacks import START_S, STOP_S, Stack, command
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -25,7 +25,9 @@ def here(text: str, stack: Stack) -> str:
 
 
 def run(words: list[str], stack: Stack) -> str:
-    done = subprocess.run(words, cwd=ROOT, env=stack.environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=stack.environ, capture_output=True, text=True, timeout=START_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -72,12 +74,12 @@ def test_ones_own_service_answers_as_shown(tmp_path: Path) -> None:
             assert address is not None, first
             (line,) = [block for block in blocks("sh") if "8090/v1/services/shout" in block]
             asked = line.replace("127.0.0.1:8090", address[1]).replace("curl ", "curl -s ")
-            answer = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, timeout=60, check=True)
+            answer = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, timeout=START_S, check=True)
             assert f"It answers `{answer.stdout.strip()}`" in README
         finally:
             server.send_signal(signal.SIGINT)
             try:
-                server.wait(30)
+                server.wait(STOP_S)
             finally:
                 server.kill()
 

@@ -1,6 +1,5 @@
 """The three units in this process, with sockets between them, and models that wait at a gate."""
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.trace import ListSink
 
+from .. import waiting
 from ..inference import models
 from ..inference.gated import gated
 
@@ -123,7 +123,5 @@ def bound() -> socket.socket:
 async def until(check: Callable[[], bool]) -> float:
     """Seconds until it holds."""
     began = perf_counter()
-    async with asyncio.timeout(60):
-        while not check():
-            await asyncio.sleep(0.001)
+    await waiting.until(check)
     return perf_counter() - began

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.gateway.stack import GOLD, documents, gateway, grpc_server
 
-from oriel_cli.load import generator
 from oriel_cli.load.answers import MAX_JUDGED_BYTES, Events, body_of, stream_fault
 from oriel_cli.load.command import offer
 from oriel_cli.load.report import as_document
@@ -26,12 +25,6 @@ from oriel_wire.v2.proto import v2_pb2
 ENDED = b'data: {"error": "too late", "reason": "deadline_exceeded", "request_id": "x"}\n\n'
 EVENTS = "content-type: text/event-stream; charset=utf-8"
 JSON = "content-type: application/json"
-
-
-@pytest.fixture(autouse=True)
-def on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is sent, however late."""
-    monkeypatch.setattr(generator, "TOO_LATE_S", 60.0)
 
 
 def fault(head: str, *pieces: bytes) -> str:

@@ -24,15 +24,16 @@ from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.process import listen
 
+from ...waiting import until
+
 Handler = Callable[[Exchange], None]
 REFUSAL = b'{"error": "the queue is full", "reason": "queue_full", "request_id": "x"}'
 OTHER_REFUSAL = b'{"error": {"message": "slower", "reason": "rate_limited"}}'
 
 
 @pytest.fixture(autouse=True)
-def on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def lag_is_judged_by_the_schedule_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the machine does to the generator is no reason to fail; tests of the rule say their own."""
-    monkeypatch.setattr(generator, "TOO_LATE_S", 60.0)
     monkeypatch.setattr(report, "LagRule", partial(LagRule, max_busy=float("inf")))
 
 
@@ -289,16 +290,14 @@ async def test_grpc_calls_are_counted_with_code_reason_and_retry_after(tmp_path:
 
 
 async def test_interrupting_gives_what_there_is() -> None:
-    def held(exchange: Exchange) -> None:
-        pass
-
-    async with serving(held) as port:
-        asked = scenario(port, seconds=60)
+    came: list[Exchange] = []
+    async with serving(came.append) as port:
+        asked = scenario(port, seconds=600)
         task = asyncio.create_task(offer(asked))
-        await asyncio.sleep(0.3)
+        await until(lambda: came)
         os.kill(os.getpid(), signal.SIGINT)
         record = await task
     document = as_document(asked, record, version="0")
     (found,) = document["phases"]
     assert document["interrupted"] and not found["complete"]
-    assert 0.1 < found["seconds"] < 50 and list(found["tiers"]["gold"]["failed"]) == ["interrupted"]
+    assert 0 < found["seconds"] < 500 and list(found["tiers"]["gold"]["failed"]) == ["interrupted"]
