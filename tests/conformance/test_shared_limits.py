@@ -101,10 +101,16 @@ async def test_r12_r13_without_redis_each_admits_its_share_and_nobody_sees_an_er
             it.proxy.delay_s = 0.1
         else:
             await it.proxy.set(mode)
-        pressing = asyncio.ensure_future(it.press(0.8))
-        await it.until(up=False)
-        admitted = await pressing  # Desk.press fails on anything but a refusal
-        assert 0.25 * min(HIGH * it.lasted_s, it.tried) <= admitted <= 1.5 * HIGH * it.lasted_s + 2 * BURST
+        # Only calls open the breaker, and a busy machine may make too few of them in one press.
+        down = asyncio.ensure_future(it.until(up=False))
+        admitted, lasted_s, tried = 0, 0.0, 0
+        while True:
+            admitted += await it.press(0.8)  # Desk.press fails on anything but a refusal
+            lasted_s, tried = lasted_s + it.lasted_s, tried + it.tried
+            if down.done():
+                break
+        await down
+        assert 0.25 * min(HIGH * lasted_s, tried) <= admitted <= 1.5 * HIGH * lasted_s + 2 * BURST
         for desk in it.desks:
             desk.waits.clear()
         await it.press(0.2)

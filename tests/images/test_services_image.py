@@ -168,7 +168,7 @@ def test_what_cannot_be_built_is_one_line_with_the_remedy(
     assert "is not a requirement" in refusal(capsys, "sentiment")
     config.write_text(before)
     (here / "sentiment" / "secret.txt").symlink_to("/etc/hostname")
-    assert "leads out of it" in refusal(capsys, "sentiment")
+    assert "leads out of the folder" in refusal(capsys, "sentiment")
     assert not (here / "build" / "sentiment").exists()
 
 
