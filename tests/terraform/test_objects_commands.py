@@ -323,7 +323,7 @@ def test_what_only_pods_that_never_start_would_tell_is_refused_when_planning(
         "gateway.load_balancer_ip:", "gateway: cpu", "logic.replicas: whole", "workers a whole number", "logic: cpu",
         "redis: image", "whole seconds", "has no folder of models", "all of them whole numbers", "model_groups: cpu",
         "model_groups: credentials", "not the platform's own",
-        "the one in the cluster has no password",
+        "the Redis in the cluster has no password",
     ):  # fmt: skip
         assert each in said, each
     documents = {"a.json": "{}", "a.ndjson": "{}\n{"}
