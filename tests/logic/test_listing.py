@@ -100,7 +100,12 @@ def test_wrong_settings_are_reported_and_fixed(tmp_path: Path) -> None:
     assert repaired.problem == "" and repaired.stamp != broken.stamp and repaired.stands_alone
     packages = tmp_path / "digits/.venv/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
-    assert only(tmp_path).stamp != repaired.stamp, "what is installed is a part of it"
+    empty = only(tmp_path).stamp
+    assert empty != repaired.stamp, "what is installed is a part of it"
+    write(packages / "installed.py")
+    assert (installed := only(tmp_path).stamp) != empty
+    write(packages / "__pycache__/installed.pyc")
+    assert only(tmp_path).stamp == installed, "and what importing it leaves there is not: it was set up anew for that"
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Lists the handlers in the services folders, with a stamp for each that changes when the handler does.
 
 A stamp is made of modification time, size and inode of the files of a handler: all files in a service's own folder
-except hidden ones and environments; for a file directly in the services folder, the neighbours it imports. Listing an
-unchanged folder costs a `stat` per file.
+except hidden ones and environments, and the names of what is installed in its own environment; for a file directly in
+the services folder, the neighbours it imports. Listing an unchanged folder costs a `stat` per file.
 """
 
 import errno
@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def source_of(file: HandlerFile) -> Source:
     encoded = msgspec.json.encode(msgspec.structs.replace(source.config, weights={}))
     files = list(files_in(file.folder))
     packages = list(source.python.parent.parent.glob("lib/python*/site-packages")) if source.python else []
-    return replace(source, stamp=(encoded, source.problem, *stats([*files, *packages])))
+    stamp = (encoded, source.problem, *stats(files), *(entry for each in packages for entry in installed(each)))
+    return replace(source, stamp=stamp)
 
 
 def stats(paths: Iterable[Path]) -> Iterator[tuple[str, int, int, int]]:
@@ -129,6 +131,17 @@ def stats(paths: Iterable[Path]) -> Iterator[tuple[str, int, int, int]]:
                 raise
             found = path.lstat()
         yield str(path), found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def installed(packages: Path) -> list[tuple[str, int]]:
+    """Return name and inode of a site-packages and of everything in it, but for what importing it leaves there.
+
+    The folder's own modification time changes with the first `__pycache__`, so a set-up would seem out of date at once.
+    """
+    with suppress(FileNotFoundError), os.scandir(packages) as found:
+        inside = sorted((each.name, each.inode()) for each in found if each.name != "__pycache__")
+        return [(str(packages), packages.stat().st_ino), *inside]
+    return []
 
 
 def files_in(folder: Path) -> Iterator[Path]:

@@ -218,6 +218,6 @@ async def test_time_that_is_over_is_a_504_that_names_the_stage(served: Maker, in
     client, _ = await served()
     inference.hold = True
     with pytest.raises(openai.InternalServerError) as error:
-        await client.embeddings.create(model="words", input="a", extra_headers={"x-request-timeout-ms": "300"})
+        await client.embeddings.create(model="words", input="a", extra_headers={"x-request-timeout-ms": "3000"})
     assert error.value.status_code == 504 and isinstance(error.value.body, dict)
     assert error.value.body["stage"] == "infer" and error.value.type == "server_error"
