@@ -40,5 +40,13 @@ class ServerHooks(asyncio.Protocol):
         """
         raise NotImplementedError
 
+    def on_http2(self, data: bytes) -> bool:
+        """Called if a new connection begins with the preface of HTTP/2, or the first 18 bytes of it and more.
+
+        data: all that was received. True: another protocol has the transport from now on. False: this server does not
+        take HTTP/2, and refuses the request.
+        """
+        return False
+
     def on_writable(self, writable: bool) -> None:
         """Called when the client has stopped or resumed reading its answer."""

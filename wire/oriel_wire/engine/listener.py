@@ -15,6 +15,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.pulse import Pulse
 from oriel_wire.engine.tls_handshake import TlsHandshake, TlsListener
 from oriel_wire.h1 import LineMemo
+from oriel_wire.h2.known_fields import FieldMemo
 
 __all__ = ["HttpServer"]
 
@@ -39,7 +40,7 @@ class Connection(Protocol):
     @property
     def idle(self) -> bool: ...
     @property
-    def under_way(self) -> bool: ...
+    def under_way(self) -> int: ...
     @property
     def waits_for_head(self) -> bool: ...
     def evict(self) -> None: ...
@@ -54,8 +55,10 @@ class HttpServer:
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self.memo = LineMemo()
+        self.fields = FieldMemo()  # of HTTP/2
         self.connections: set[Connection] = set()
         self.handshakes: dict[TlsHandshake, None] = {}  # TLS handshakes under way, the oldest first
+        self.requests_open = 0  # requests under way at the last sweep
         self.kept_bytes = 0  # read beyond current requests, counted where it exceeds a head
         self.draining = False
         self.secure = False
@@ -230,5 +233,8 @@ class HttpServer:
         self._spared = stood_still and not self._spared
         if self._spared:
             return  # what clients sent meanwhile is not read yet: nobody is cut for it
+        under_way = 0
         for connection in list(self.connections):
             connection.sweep(now)
+            under_way += connection.under_way
+        self.requests_open = under_way

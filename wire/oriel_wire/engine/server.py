@@ -41,6 +41,7 @@ DRAIN: Final = 3
 CLOSED: Final = 4
 _DRAIN_S: Final = 1.0
 _LARGE: Final = 64 * 1024
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -54,6 +55,7 @@ class ServerConnection(ServerHooks):
         "_drained",
         "_kept",
         "_left",
+        "_new",
         "_paused",
         "_pulse",
         "_seen",
@@ -85,9 +87,9 @@ class ServerConnection(ServerHooks):
         self.head: RequestHead | None = None
         self.peer = self.peer_name = ""
         self._buffer = b""  # bytes of the next request, from `_start` on
-        self._start = 0
+        self._new = True  # no head has been read
         self._kept = 0  # bytes of `_buffer` that the server counts
-        self._left = self._body_since_due = self._drained = 0
+        self._start = self._left = self._body_since_due = self._drained = 0
         self._decoder: ChunkedDecoder | None = None
         self._paused, self._stalled_at = False, 0.0
         self._whole = False  # the current request's body arrived together with its head
@@ -299,11 +301,15 @@ class ServerConnection(ServerHooks):
                 return
             if data:
                 self.due = min(self.due, monotonic() + limits.head_timeout_s)
-            self._buffer = data
-            self._start = 0
+            self._buffer, self._start = data, 0
             return
         head = self._seen.find(data, start, stop)
         if head is None:
+            if self._new and data.startswith(_PREFACE) and self.on_http2(data):
+                self.state = CLOSED
+                self.server.connections.discard(self)
+                return
+            self._new = False
             try:
                 head = parse_request_head(data[start:stop], self.memo, max_fields=limits.max_fields)
             except BadMessage as error:
@@ -352,8 +358,7 @@ class ServerConnection(ServerHooks):
     def _keep_rest(self, data: bytes, start: int) -> None:
         """Keep the bytes behind the current request for the next one."""
         if len(data) > start:
-            self._buffer = data
-            self._start = start
+            self._buffer, self._start = data, start
             if len(data) > self.limits.max_head_bytes:
                 self._count_kept(len(data))
 
@@ -386,8 +391,7 @@ class ServerConnection(ServerHooks):
         if self._decoder is not None:
             self._read_chunks(self._decoder, data)
             return
-        size = len(data)
-        left = self._left
+        size, left = len(data), self._left
         if size < left:
             self._left = left - size
             self._came(size)
@@ -402,8 +406,7 @@ class ServerConnection(ServerHooks):
     def _read_chunks(self, decoder: ChunkedDecoder, data: bytes) -> None:
         try:
             pieces = decoder.feed(data)
-            for piece in pieces:
-                self._left -= len(piece)
+            self._left -= sum(map(len, pieces))
             if self._left < 0:
                 raise TooLarge(f"the body is larger than {self.limits.max_body_bytes} bytes")
         except BadMessage as error:
@@ -428,8 +431,7 @@ class ServerConnection(ServerHooks):
             self.on_end()
 
     def _hold(self, data: bytes) -> None:
-        self._buffer = self._buffer[self._start :] + data
-        self._start = 0
+        self._buffer, self._start = self._buffer[self._start :] + data, 0
         if len(self._buffer) > self.limits.max_head_bytes and not self._paused:
             self._paused = True
             self.transport.pause_reading()
@@ -444,8 +446,7 @@ class ServerConnection(ServerHooks):
     def _drain(self) -> None:
         """Read a little more of an incomplete body whose answer is sent, then close."""
         self.state = DRAIN
-        self.head = None
-        self._decoder = None
+        self.head = self._decoder = None
         self._buffer = b""
         self._count_kept(0)
         self.due = monotonic() + _DRAIN_S

@@ -1,0 +1,259 @@
+"""HTTP/2 server connections on a transport: reading, flushing, time limits, draining.
+
+A connection begins
+as HTTP/1.1 (`server.ServerConnection`), which hands it over when the first bytes are HTTP/2's preface. So a port takes
+both, and under TLS it makes no difference what ALPN has agreed on. A subclass handles the streams through the hooks of
+`oriel_wire.h2.hooks`.
+
+Time limits, judged by the server's sweep four times a second:
+
+* A connection without a stream ends after `idle_timeout_s`, with GOAWAY.
+* A client that does not acknowledge our settings within SETTINGS_S is cut: until then it may use a table for headers.
+* A stream whose client leaves its window closed for `write_stall_s` is reset, and a client that does not read its
+  connection for so long is cut. So is one, at once, behind whose unread answers another UNREAD_BYTES have gathered:
+  data waits while a client does not read, but heads and trailers are written.
+* A client that has been silent for KEEPALIVE_S while streams are open is sent a PING, and cut if nothing comes from
+  it within PONG_S.
+
+How long a request may take to arrive is its handler's limit.
+
+When the server drains, its next sweep tells the client to leave (`drain` of the codec). The connection ends when the
+client has acknowledged that and its last stream has ended, or, without a stream, when the server closes what is idle.
+"""
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from time import monotonic
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from oriel_wire.engine.h2_transport import H2Transport
+from oriel_wire.engine.kernel import arrival, closed_behind_unread
+from oriel_wire.engine.limits import SETTINGS_S
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.h2.frames import CANCEL, NO_ERROR
+from oriel_wire.h2.limits import H2Limits
+from oriel_wire.h2.streams import Stream
+
+__all__ = ["H2ServerConnection"]
+
+KEEPALIVE_S: Final = 60.0
+PONG_S: Final = 20.0
+LINGER_S: Final = 1.0
+UNREAD_BYTES: Final = 1024 * 1024
+_ALIVE: Final = b"oriel-up"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class H2ServerConnection(H2Transport):
+    """One client connection; the module's docstring describes its limits.
+
+    arrived_s: arrival of the bytes being handled, monotonic. late_s: how long they lay unread because the loop did not
+    poll. due: when an idle connection ends; it orders those that are closed to make room.
+    """
+
+    __slots__ = (
+        "_heard_s",
+        "_lingering",
+        "_most_unread",
+        "_opened_s",
+        "_pinged_s",
+        "_pulse",
+        "_stalled_s",
+        "_swept_id",
+        "arrived_s",
+        "due",
+        "late_s",
+        "peer",
+        "peer_name",
+        "server",
+    )
+
+    def __init__(self, server: HttpServer, limits: H2Limits) -> None:
+        super().__init__(server.loop, client=False, limits=limits, memo=server.fields)
+        self.server = server
+        self.peer = self.peer_name = ""
+        self.arrived_s = self.late_s = self.due = 0.0
+        self._pulse = server.pulse
+        self._lingering: deque[tuple[Stream, float]] = deque()
+        self._stalled_s = self._pinged_s = 0.0
+        self._opened_s = self._heard_s = 0.0
+        self._most_unread = 0  # bytes in the transport for which a client that does not read is cut
+        self._swept_id = 0  # last stream that the sweep has seen
+
+    # The transport ---------------------------------------------------------------------------------------------
+
+    def take_over(self, transport: asyncio.Transport, peer: str, peer_name: str, data: bytes) -> None:
+        """Begin on a connection whose first bytes are `data`."""
+        self.transport = transport
+        self.peer, self.peer_name = peer, peer_name
+        now = monotonic()
+        self._opened_s = now
+        self.due = now + self.server.limits.idle_timeout_s
+        self.server.connections.add(self)
+        transport.set_protocol(self)  # type: ignore[arg-type]  # it has a protocol's methods, and another base
+        self.open()
+        self.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        now = monotonic()
+        self.arrived_s = self._heard_s = now
+        self.late_s = 0.0
+        if now >= self._pulse.fresh_until and not self._judge_age(now):
+            return
+        self.receive(data, now)
+        if self.out:
+            self._write()
+
+    def _judge_age(self, now: float) -> bool:
+        """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left."""
+        if (found := arrival(self.transport)) is not None and found.gone:
+            self.evict()
+            return False
+        self.late_s = self._pulse.age_s(found, now)
+        self.arrived_s -= self.late_s
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        server = self.server
+        server.connections.discard(self)
+        self.closed = True
+        self.out = []
+        self._lingering.clear()
+        self._reset_all(CANCEL)
+        if server.draining:
+            server.note_empty()
+
+    def pause_writing(self) -> None:
+        self._stalled_s = monotonic()
+        self._most_unread = self.transport.get_write_buffer_size() + UNREAD_BYTES
+        self.pause()
+
+    def resume_writing(self) -> None:
+        self._stalled_s = 0.0
+        super().resume_writing()
+
+    # Hooks of the codec ----------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        super()._write()
+        if self._stalled_s and self.transport.get_write_buffer_size() > self._most_unread:
+            self.transport.abort()
+
+    def _reset_all(self, code: int) -> None:
+        for stream in self._end_streams():
+            self.on_reset(stream, code)
+
+    def _hang_up(self) -> None:
+        """Send what is queued and nothing more, and close.
+
+        What the client still sends is read and dropped for a moment where the transport can close one direction:
+        otherwise the kernel would answer it by a reset, for which some clients drop what they have not read yet.
+        """
+        if self.out:
+            self._write()
+        self.closed = True
+        transport = self.transport
+        if transport.is_closing() or not transport.can_write_eof():
+            transport.close()
+        else:
+            with suppress(OSError):  # the client has left
+                transport.write_eof()
+        unread = transport.get_write_buffer_size()
+        self.due = monotonic() + (self.server.limits.write_stall_s if unread else LINGER_S)
+
+    def connection_error(self, code: int, message: str) -> None:
+        self._reset_all(code)
+        self._hang_up()
+
+    def on_stream_error(self, stream: Stream, code: int, message: str) -> None:
+        self.on_reset(stream, code)
+
+    def on_drained(self) -> None:
+        """The client knows that we leave, and its last stream has ended."""
+        self._hang_up()
+
+    # What a subclass asks --------------------------------------------------------------------------------------
+
+    @property
+    def departed(self) -> bool:
+        """Whether the client has closed behind unread bytes, according to the kernel (Linux only)."""
+        return monotonic() >= self._pulse.fresh_until and closed_behind_unread(self.transport)
+
+    def linger(self, stream: Stream) -> None:
+        """Reset a stream whose answer is complete and whose client still sends, if it has not ended in LINGER_S.
+
+        At once, it would make some clients drop the answer's trailers, which they have not read yet. `on_reset` is
+        not called for that.
+        """
+        self._lingering.append((stream, monotonic()))
+
+    # What the server asks --------------------------------------------------------------------------------------
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have begun and are not answered."""
+        return len(self.streams)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self.streams
+
+    @property
+    def waits_for_head(self) -> bool:
+        """Whether no request of this client is under way."""
+        return not self.streams
+
+    def evict(self) -> None:
+        """Close this connection to make room for another client."""
+        if not self._stalled_s and not self.closed:
+            self.goaway(NO_ERROR, self.last_id)  # what the client has just sent was not executed
+            self._flush()
+        self.transport.abort()
+
+    def forget_head(self) -> None:
+        """Nothing is remembered by credentials here."""
+
+    def close_if_idle(self) -> None:
+        """Close a connection without a request, as the server drains."""
+        if self.streams:
+            self.drain()
+        elif not self.closed:
+            self.goaway(NO_ERROR, self.last_id)
+            self._hang_up()
+
+    def sweep(self, now: float) -> None:
+        """Judge the time limits."""
+        limits = self.server.limits
+        if self.closed:
+            if now >= self.due:
+                self.transport.abort()
+            return
+        if self.server.draining:
+            self.drain()
+        lingering = self._lingering
+        while lingering and now - lingering[0][1] > LINGER_S:
+            self.send_reset(lingering.popleft()[0], NO_ERROR)
+        if self.streams or self.last_id != self._swept_id:
+            self._swept_id = self.last_id
+            self.due = now + limits.idle_timeout_s
+        if self._stalled_s and now - self._stalled_s > limits.write_stall_s:
+            self.transport.abort()
+        elif not self.settings_acknowledged and now - self._opened_s > SETTINGS_S:
+            self.transport.abort()
+        elif self.streams:
+            for stream in self.stalled(now, limits.write_stall_s):
+                if not stream.closed:  # by the end of another one
+                    self.send_reset(stream, CANCEL)
+                    self.on_reset(stream, CANCEL)
+            if now - self._heard_s > KEEPALIVE_S:
+                if self._pinged_s < self._heard_s:
+                    self._pinged_s = now
+                    self.ping(_ALIVE)
+                elif now - self._pinged_s > PONG_S:
+                    self.transport.abort()
+        elif now >= self.due:
+            self.close_if_idle()

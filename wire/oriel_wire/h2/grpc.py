@@ -1,0 +1,260 @@
+"""gRPC over HTTP/2: the head of a call, its message frames, its status and trailers. Pure.
+
+After "gRPC over HTTP2" (github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md). A message is five bytes (compressed or not, its
+length) and the message itself. Metadata values are text; those of names that end in `-bin` are base64 and pass
+unread.
+"""
+
+import re
+from typing import Final
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.h1 import Field, LineMemo
+from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.known_fields import Field as HeaderField
+
+__all__ = [
+    "ABORTED",
+    "CANCELLED",
+    "CODES",
+    "DATA_LOSS",
+    "DEADLINE_EXCEEDED",
+    "HEAD",
+    "INTERNAL",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "OK",
+    "PERMISSION_DENIED",
+    "PREFIX_BYTES",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "UNIMPLEMENTED",
+    "UNKNOWN",
+    "RpcHead",
+    "decode_text",
+    "encode_text",
+    "encode_timeout",
+    "parse_timeout_s",
+    "prefix",
+    "read_head",
+    "status_of",
+]
+
+OK: Final = 0
+CANCELLED: Final = 1
+UNKNOWN: Final = 2
+INVALID_ARGUMENT: Final = 3
+DEADLINE_EXCEEDED: Final = 4
+NOT_FOUND: Final = 5
+PERMISSION_DENIED: Final = 7
+RESOURCE_EXHAUSTED: Final = 8
+ABORTED: Final = 10
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
+DATA_LOSS: Final = 15
+UNAUTHENTICATED: Final = 16
+CODES: Final = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+PREFIX_BYTES: Final = 5
+HEAD: Final = b"\x88" + literal(b"content-type", b"application/grpc")  # the head of every answer
+
+_UNITS: Final[dict[int, float]] = {
+    ord("H"): 3600.0,
+    ord("M"): 60.0,
+    ord("S"): 1.0,
+    ord("m"): 1e-3,
+    ord("u"): 1e-6,
+    ord("n"): 1e-9,
+}
+# A field of HTTP/2 has no space at its ends (RFC 9113 section 8.2.1).
+_ESCAPED: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]|^ | \Z")
+_CODED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
+# Of a status without gRPC's own trailers, from a proxy on the way.
+_OF_HTTP: Final[dict[bytes, int]] = {
+    b"400": INTERNAL,
+    b"401": UNAUTHENTICATED,
+    b"403": PERMISSION_DENIED,
+    b"404": UNIMPLEMENTED,
+    b"429": UNAVAILABLE,
+    b"502": UNAVAILABLE,
+    b"503": UNAVAILABLE,
+    b"504": UNAVAILABLE,
+}
+_CREDENTIAL: Final = 1
+_TRACEPARENT: Final = 2
+_TRACESTATE: Final = 3
+_REQUEST_ID: Final = 4
+_ASKED_MS: Final = 5
+_TIER: Final = 6
+_TIMEOUT: Final = 7
+_ENCODING: Final = 8
+_CONTENT_TYPE: Final = 9
+_OWN: Final[dict[bytes, int]] = {
+    b"authorization": _CREDENTIAL,
+    b"x-api-key": _CREDENTIAL,
+    b"traceparent": _TRACEPARENT,
+    b"tracestate": _TRACESTATE,
+    b"x-request-id": _REQUEST_ID,
+    b"x-request-timeout-ms": _ASKED_MS,
+    b"x-request-tier": _TIER,
+    b"grpc-timeout": _TIMEOUT,
+    b"grpc-encoding": _ENCODING,
+    b"content-type": _CONTENT_TYPE,
+}
+
+
+class RpcHead:
+    """The head of one gRPC call.
+
+    path: as it came. timeout_s: of `grpc-timeout`, None without one. encoding: of compressed messages, "" for none.
+    list_bytes: the size of its header list as RFC 9113 counts it. credentials: the fields of `authorization` and
+    `x-api-key`; one that was authenticated before is recognised by its hash, as over HTTP/1.1.
+    """
+
+    __slots__ = (
+        "asked_ms",
+        "content_type",
+        "credentials",
+        "encoding",
+        "fields",
+        "list_bytes",
+        "path",
+        "request_id",
+        "tier",
+        "timeout_s",
+        "traceparent",
+        "tracestate",
+    )
+
+    def __init__(self, fields: list[HeaderField]) -> None:
+        self.fields = fields
+        self.path = b""
+        self.list_bytes = 0
+        self.credentials: list[Field] | None = None
+        self.request_id: str | None = None
+        self.traceparent: str | None = None
+        self.tracestate: str | None = None
+        self.asked_ms: str | None = None
+        self.tier: str | None = None
+        self.timeout_s: float | None = None
+        self.encoding = b""
+        self.content_type = b""
+
+    def get(self, name: str) -> str | None:
+        """The first value of the field with this lower-case name."""
+        wanted = name.encode("latin-1", "replace")
+        for field, value in self.fields:
+            if field == wanted:
+                return value.decode("latin-1")
+        return None
+
+
+def read_head(fields: list[HeaderField], memo: LineMemo) -> RpcHead:
+    """Read the header list of a call. Raises BadMessage for what cannot be understood in only one way."""
+    head = RpcHead(fields)
+    size = 32 * len(fields)
+    encoding = b""
+    for name, value in fields:
+        size += len(name) + len(value)
+        kind = _OWN.get(name)
+        if kind is None:
+            if name == b":path":
+                head.path = value
+        elif kind == _TRACEPARENT:
+            head.traceparent = value.decode("latin-1") if head.traceparent is None else ""
+        elif kind == _REQUEST_ID:
+            if head.request_id is None:
+                head.request_id = value.decode("latin-1")
+        elif kind == _CREDENTIAL:
+            line = b"%b: %b" % (name, value)
+            field = memo.find_credential(line) or Field(line, name.decode(), value.decode("latin-1"), 0, -1)
+            if head.credentials is None:
+                head.credentials = [field]
+            else:
+                head.credentials.append(field)
+        elif kind == _TIMEOUT:
+            if head.timeout_s is not None:
+                raise BadMessage("grpc-timeout is given twice")
+            head.timeout_s = parse_timeout_s(value)
+            if head.timeout_s is None:
+                raise BadMessage("grpc-timeout has to be at most eight digits and a unit")
+        elif kind == _CONTENT_TYPE:
+            if head.content_type:
+                raise BadMessage("content-type is given twice")
+            head.content_type = value
+        elif kind == _ENCODING:
+            if encoding and encoding != value:
+                raise BadMessage("grpc-encoding is given twice")
+            encoding = value
+        elif kind == _TRACESTATE:
+            state = value.decode("latin-1")
+            head.tracestate = state if head.tracestate is None else f"{head.tracestate},{state}"
+        elif kind == _ASKED_MS:
+            if head.asked_ms is not None:
+                raise BadMessage("x-request-timeout-ms is given twice")
+            head.asked_ms = value.decode("latin-1")
+        else:
+            if head.tier is not None:
+                raise BadMessage("x-request-tier is given twice")
+            head.tier = value.decode("latin-1")
+    head.list_bytes = size
+    head.encoding = b"" if encoding == b"identity" else encoding
+    return head
+
+
+def parse_timeout_s(value: bytes) -> float | None:
+    """Seconds of a `grpc-timeout`; None if it is none."""
+    digits = value[:-1]
+    if not digits or len(digits) > 8 or not digits.isdigit() or value[-1] not in _UNITS:
+        return None
+    return int(digits) * _UNITS[value[-1]]
+
+
+def encode_timeout(seconds: float) -> bytes:
+    """The value of `grpc-timeout` for so many seconds, at least a millisecond."""
+    milliseconds = int(seconds * 1e3)
+    if milliseconds < 100_000_000:
+        return b"%dm" % (milliseconds if milliseconds > 0 else 1)
+    return b"%dS" % min(int(seconds), 99_999_999)
+
+
+def encode_text(text: str) -> bytes:
+    """The value of `grpc-message` for a text."""
+    data = text.encode("utf-8", "replace")
+    return _ESCAPED.sub(lambda match: b"%%%02X" % match[0][0], data) if _ESCAPED.search(data) else data
+
+
+def decode_text(value: bytes) -> str:
+    """The text of a `grpc-message`; what cannot be decoded is replaced."""
+    if b"%" in value:
+        value = _CODED.sub(lambda match: bytes((int(match[1], 16),)), value)
+    return value.decode("utf-8", "replace")
+
+
+def prefix(size: int) -> bytes:
+    """What stands before an uncompressed message of `size` bytes."""
+    return b"\0" + size.to_bytes(4, "big")
+
+
+def status_of(head: list[HeaderField], trailers: list[HeaderField]) -> tuple[int, bytes]:
+    """Return the status of a call and its `grpc-message` from the head and the trailers of its answer.
+
+    trailers: the head's own fields, if the answer has nothing else. A status that is none is UNKNOWN.
+    """
+    code, text = -1, b""
+    for name, value in trailers:
+        if name == b"grpc-status":
+            code = int(value) if value.isdigit() and len(value) < 4 else UNKNOWN
+        elif name == b"grpc-message":
+            text = value
+    if code >= 0:
+        return code if code < len(CODES) else UNKNOWN, text
+    status = head[0][1] if head else b""
+    if status != b"200":
+        return _OF_HTTP.get(status, UNKNOWN), b"the server answered HTTP status " + status
+    return UNKNOWN, b"the answer has no grpc-status"
