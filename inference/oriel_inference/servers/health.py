@@ -12,7 +12,7 @@ from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
 from oriel_wire.v2.proto import health_pb2
 
 POLL_S = 0.5
-LAST_WORD_S = 0.05
+LAST_WORD_S = 0.2
 
 _Response = health_pb2.HealthCheckResponse
 

@@ -31,6 +31,7 @@ from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
 NEXT_PORTS = 20
+TRIES = 4  # to list the models of a server that was named or started here
 
 
 class Session:
@@ -146,7 +147,11 @@ class Session:
             return f"{', '.join(self.models.names) or 'none'}: faked by {', '.join(map(shown_path, self._fakes))}"
         address = self.addresses[0] if self.addresses else ("127.0.0.1", 8000)
         where = f"http://{address[0]}:{address[1]}"
-        found = await models_of(address)
+        found = None
+        for _ in range(TRIES if self.addresses else 1):  # a server that was named, or started here, may be slow
+            found = await models_of(address)
+            if found is not None:
+                break
         if found is None:
             return (
                 f"nobody answers at {where}: write a fakes.py, or pass --model-repository DIR or --inference HOST:PORT"
