@@ -172,7 +172,7 @@ def test_what_is_read_of_a_head() -> None:
         ("x-api-key", "two"),
     ]
     assert (head.traceparent, head.tracestate) == ("00-0-0-01", "a=1,b=2")
-    assert (head.request_id, head.asked_ms, head.tier) == ("first", "50", "gold")
+    assert (head.request_id, head.requested_ms, head.tier) == ("first", "50", "gold")
     assert head.timeout_s == pytest.approx(0.1) and head.encoding == b"gzip"
     assert head.get("x-own") == "\xff" and head.get("x-other") is None and head.get("x-\u0142") is None
     assert head.list_bytes == sum(len(name) + len(value) + 32 for name, value in [*CALL, *more])

@@ -89,7 +89,7 @@ _CREDENTIAL: Final = 1
 _TRACEPARENT: Final = 2
 _TRACESTATE: Final = 3
 _REQUEST_ID: Final = 4
-_ASKED_MS: Final = 5
+_REQUESTED_MS: Final = 5
 _TIER: Final = 6
 _TIMEOUT: Final = 7
 _ENCODING: Final = 8
@@ -100,7 +100,7 @@ _OWN: Final[dict[bytes, int]] = {
     b"traceparent": _TRACEPARENT,
     b"tracestate": _TRACESTATE,
     b"x-request-id": _REQUEST_ID,
-    b"x-request-timeout-ms": _ASKED_MS,
+    b"x-request-timeout-ms": _REQUESTED_MS,
     b"x-request-tier": _TIER,
     b"grpc-timeout": _TIMEOUT,
     b"grpc-encoding": _ENCODING,
@@ -117,7 +117,7 @@ class RpcHead:
     """
 
     __slots__ = (
-        "asked_ms",
+        "requested_ms",
         "content_type",
         "credentials",
         "encoding",
@@ -139,7 +139,7 @@ class RpcHead:
         self.request_id: str | None = None
         self.traceparent: str | None = None
         self.tracestate: str | None = None
-        self.asked_ms: str | None = None
+        self.requested_ms: str | None = None
         self.tier: str | None = None
         self.timeout_s: float | None = None
         self.encoding = b""
@@ -194,10 +194,10 @@ def read_head(fields: list[HeaderField], memo: LineMemo) -> RpcHead:
         elif kind == _TRACESTATE:
             state = value.decode("latin-1")
             head.tracestate = state if head.tracestate is None else f"{head.tracestate},{state}"
-        elif kind == _ASKED_MS:
-            if head.asked_ms is not None:
+        elif kind == _REQUESTED_MS:
+            if head.requested_ms is not None:
                 raise BadMessage("x-request-timeout-ms is given twice")
-            head.asked_ms = value.decode("latin-1")
+            head.requested_ms = value.decode("latin-1")
         else:
             if head.tier is not None:
                 raise BadMessage("x-request-tier is given twice")
