@@ -66,8 +66,11 @@ async def test_the_service_that_holds_the_loop_is_named_with_its_line_and_logged
             for _ in range(2):
                 reported.clear()
                 while not reported.is_set():
-                    before = watchdog.stack_reads
-                    await module.slow(lambda before=before: watchdog.stack_reads > before)
+                    # It ends by itself as well: the watchdog may have read a stack just before, and waits for the loop.
+                    before, ends_s = watchdog.stack_reads, time.monotonic() + 0.5
+                    await module.slow(
+                        lambda before=before, ends_s=ends_s: watchdog.stack_reads > before or time.monotonic() > ends_s
+                    )
                     await asyncio.sleep(0.001)
     finally:
         watchdog.stop()
