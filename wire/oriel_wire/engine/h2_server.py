@@ -1,9 +1,8 @@
 """HTTP/2 server connections on a transport: reading, flushing, time limits, draining.
 
-A connection begins
-as HTTP/1.1 (`server.ServerConnection`), which hands it over when the first bytes are HTTP/2's preface. So a port takes
-both, and under TLS it makes no difference what ALPN has agreed on. A subclass handles the streams through the hooks of
-`oriel_wire.h2.hooks`.
+A connection begins as HTTP/1.1 (`server.ServerConnection`). When its first bytes are HTTP/2's preface, it is offered to
+the server's `on_http2` hook, which may hand it over to a subclass of `H2ServerConnection`; a port whose handler does so
+takes both versions. The subclass handles the streams through the hooks of `oriel_wire.h2.hooks`.
 
 Time limits, judged by the server's sweep four times a second:
 
