@@ -150,7 +150,7 @@ def upload(server: ObjectServer, name: str, factor: float, version: int = 1) -> 
 # R16 ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "read_s"), [("dead", 60.0), ("silent", 0.5), ("errors", 60.0)])
+@pytest.mark.parametrize(("mode", "read_s"), [("dead", 60.0), ("silent", 3.0), ("errors", 60.0)])
 async def test_an_outage_of_the_store_takes_nothing_down(
     server: ObjectServer, network: BadNetwork, tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
