@@ -2,7 +2,18 @@
 
 import pytest
 
-from oriel_wire.h2.frames import CANCEL, DATA, HEADERS, MAX_ID, NO_ERROR, REFUSED_STREAM, RST_STREAM, WINDOW_UPDATE
+from oriel_wire.h2.frames import (
+    CANCEL,
+    DATA,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_ID,
+    NO_ERROR,
+    REFUSED_STREAM,
+    RST_STREAM,
+    WINDOW_UPDATE,
+    settings,
+)
 from oriel_wire.h2.streams import Stream
 
 from .recorders import ANSWER, REQUEST, TRAILERS, Recorder, block, client, exchange, server
@@ -104,6 +115,32 @@ def test_a_full_transport_keeps_data() -> None:
     one.resume()
     exchange(one, other)
     assert other.seen[1].body == b"a" * 10 and other.seen[1].ended
+
+
+def test_an_end_without_data_needs_neither_window_nor_transport() -> None:
+    """It was not queued for the transport if the stream's window was used up, and was never sent."""
+    one, other = pair(stream_window_bytes=1000)
+    other.consumes = False
+    call = one.start()
+    assert one.send_data(call, b"a" * 1000, False)
+    one.pause()
+    assert one.send_data(call, b"", True)
+    one.resume()
+    exchange(one, other)
+    assert other.seen[1].ended and len(other.seen[1].body) == 1000
+
+
+def test_an_end_without_data_is_sent_while_the_window_is_below_zero() -> None:
+    """It was written as a frame of a negative length, which raised."""
+    one, other = pair(stream_window_bytes=1000)
+    other.consumes = False
+    call = one.start()
+    assert one.send_data(call, b"a" * 600, False)
+    one.receive(settings({INITIAL_WINDOW_SIZE: 100}), 0.0)
+    assert call.send_window == -500
+    assert one.send_data(call, b"", True)
+    exchange(one, other)
+    assert other.seen[1].ended and other.failed is None
 
 
 def test_a_window_is_widened_to_a_known_length() -> None:

@@ -4,7 +4,8 @@ Theory of operation. Every frame is appended to `out`; the engine flushes it onc
 `wants_write` is called. Data goes out at once if the stream's window, the connection's window and the transport
 (`pause`, `resume`) have room for all of it. Otherwise what is left waits in `Stream.pending`: for its own
 stream's window outside any queue, for the connection's window or the transport in `_waiting`, from which each stream
-sends one frame in turn. So while `_waiting` has a stream that could send, there is no room on the connection.
+sends one frame in turn. So while `_waiting` has a stream that could send, there is no room on the connection. Frames
+without data wait for nothing but data of their own stream.
 """
 
 from collections import deque
@@ -309,8 +310,13 @@ class Sender(H2Hooks):
     def _send_slowly(self, stream: Stream, data: bytes | memoryview, end: bool) -> bool:
         if self.closed or stream.sending != BODY or stream.end_pending:
             return True
+        if not data and stream.pending is None:
+            if end:  # it uses no window, and like a head it does not wait for the transport
+                self._queue(FRAME.pack(0, END_STREAM, stream.id))
+                self._sent_end(stream)
+            return True
         if not data and not end:
-            return stream.pending is None
+            return False
         stream.end_pending = end
         if stream.pending is not None:
             if data:
@@ -329,7 +335,7 @@ class Sender(H2Hooks):
             data = pending[0]
             size = len(data)
             most = min(size, stream.send_window, self.send_window, self.send_frame_bytes)
-            if (most <= 0 and size) or self.paused:
+            if most <= 0 or self.paused:
                 break
             frames -= 1
             if most == size:
@@ -344,8 +350,7 @@ class Sender(H2Hooks):
             stream.stalled_since = 0.0
             last = stream.end_pending and not pending and stream.trailers is None
             self._queue(FRAME.pack(most << 8, END_STREAM if last else 0, stream.id))
-            if most:
-                self.out.append(data)
+            self.out.append(data)
         if pending:
             if stream.send_window > 0 and not stream.waiting:
                 stream.waiting = True
