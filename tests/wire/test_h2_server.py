@@ -292,6 +292,9 @@ class Paused:
     def age_s(self, arrival: object, now: float) -> float:
         return 0.75
 
+    def shared_age_s(self, arrival: object, now: float, before_s: float) -> float:
+        return 0.75
+
     def close(self) -> None: ...
 
 

@@ -95,6 +95,19 @@ def test_without_the_kernel_only_what_is_read_at_once_after_a_long_pause_is_old(
     assert pulse.age_s(None, loop.now) == 0.0
 
 
+def test_bytes_that_came_after_a_pause_do_not_make_those_before_them_new(loop: Loop, pulse: Pulse) -> None:
+    """A connection of HTTP/2 carries many requests, and the kernel knows of its latest bytes alone."""
+    before_s = loop.now
+    loop.pass_(2.7, polling=False)
+    late, recent = Arrival(gone=False, age_s=2.5), Arrival(gone=False, age_s=0.0)
+    assert pulse.shared_age_s(late, loop.now, before_s) == 2.5
+    assert pulse.shared_age_s(recent, loop.now, before_s) == pytest.approx(2.7, abs=BEAT_S)
+    assert pulse.shared_age_s(recent, loop.now, loop.now) == 0.0  # what came in the pause was read before
+    loop.resume()
+    loop.pass_(2 * BEAT_S)
+    assert pulse.shared_age_s(recent, loop.now, before_s) == 0.0
+
+
 def test_a_closed_pulse_doubts_nothing(loop: Loop, pulse: Pulse) -> None:
     pulse.close()
     loop.pass_(10 * PAUSE_S, polling=False)

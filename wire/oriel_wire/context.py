@@ -126,6 +126,23 @@ class ContextPlan(msgspec.Struct, frozen=True):
             connection=connection,
         )
 
+    def of_request(self, get: Callable[[str], str | None]) -> "ContextPlan":
+        """This plan with what `get` has of one request alone: its timeouts, its id and its trace."""
+        request_id = get(REQUEST_ID) or ""
+        traceparent = get("traceparent")
+        return ContextPlan(
+            parse_timeout_ms(get(TIMEOUT_MS) or "") if self.trusted else None,
+            parse_timeout_ms(get(CLIENT_TIMEOUT_MS) or "") or None,
+            self.tier,
+            self.band,
+            self.tenant,
+            self.models,
+            request_id if request_id and valid_request_id(request_id) else "",
+            parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None,
+            self.sample,
+            self.trusted,
+        )
+
 
 def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: bool) -> ContextPlan:
     """Read the context of an incoming request; `get` takes lower-case header names.
@@ -133,22 +150,15 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: boo
     Malformed values count as absent: a request between units is never refused because of its context. `sample` decides
     whether a trace that starts here is sampled; a caller's own decision is kept.
     """
-    timeout_s: float | None = None
     tier, band, tenant, models = "", 0, "", ()  # type: str, int, str, tuple[str, ...]
     if trusted:
-        timeout_s = parse_timeout_ms(get(TIMEOUT_MS) or "")
         tier = _name(get(TIER))
         tenant = _name(get(TENANT))
         priority = get(PRIORITY) or ""
         band = min(int(priority), _MAX_BAND) if priority.isascii() and priority.isdigit() and len(priority) < 5 else 0
         listed = get(MODELS)
         models = tuple(part for part in (p.strip() for p in listed.split(",")) if part) if listed else ()
-    request_id = get(REQUEST_ID) or ""
-    traceparent = get("traceparent")
-    trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
-    valid = request_id if request_id and valid_request_id(request_id) else ""
-    client_timeout_s = parse_timeout_ms(get(CLIENT_TIMEOUT_MS) or "") or None
-    return ContextPlan(timeout_s, client_timeout_s, tier, band, tenant, models, valid, trace, sample, trusted)
+    return ContextPlan(None, None, tier, band, tenant, models, "", None, sample, trusted).of_request(get)
 
 
 def from_headers(

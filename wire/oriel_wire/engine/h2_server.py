@@ -88,8 +88,7 @@ class H2ServerConnection(H2Transport):
         """Begin on a connection whose first bytes are `data`."""
         self.transport = transport
         self.peer, self.peer_name = peer, peer_name
-        now = monotonic()
-        self._opened_s = now
+        self._opened_s = self._heard_s = now = monotonic()
         self.due = now + self.server.limits.idle_timeout_s
         self.server.connections.add(self)
         transport.set_protocol(self)  # type: ignore[arg-type]  # it has a protocol's methods, and another base
@@ -98,20 +97,24 @@ class H2ServerConnection(H2Transport):
 
     def data_received(self, data: bytes) -> None:
         now = monotonic()
+        before_s = self._heard_s
         self.arrived_s = self._heard_s = now
         self.late_s = 0.0
-        if now >= self._pulse.fresh_until and not self._judge_age(now):
+        if now >= self._pulse.fresh_until and not self._judge_age(now, before_s):
             return
         self.receive(data, now)
         if self.out:
             self._write()
 
-    def _judge_age(self, now: float) -> bool:
-        """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left."""
+    def _judge_age(self, now: float, before_s: float) -> bool:
+        """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left.
+
+        before_s: when something was read before.
+        """
         if (found := arrival(self.transport)) is not None and found.gone:
             self.evict()
             return False
-        self.late_s = self._pulse.age_s(found, now)
+        self.late_s = self._pulse.shared_age_s(found, now, before_s)
         self.arrived_s -= self.late_s
         return True
 

@@ -84,6 +84,17 @@ class Pulse:
             return arrival.age_s
         return self._unknown_s()
 
+    def shared_age_s(self, arrival: Arrival | None, now: float, before_s: float) -> float:
+        """`age_s` for a connection that carries many requests, on which something was read last at `before_s`.
+
+        Where its latest bytes came when the loop had resumed, and nothing was read from it since, they may hide
+        requests that came during the pause, so the kernel's record says nothing about these.
+        """
+        age_s = self.age_s(arrival, now)
+        if arrival is not None and age_s <= now - self._resumed_at and before_s < self._resumed_at:
+            return max(age_s, self._unknown_s())
+        return age_s
+
     def _unknown_s(self) -> float:
         return self._paused_s if self._just_resumed and self._paused_s >= UNKNOWN_S else 0.0
 

@@ -100,7 +100,7 @@ _TYPED = {
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
     **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
 }
-RawPiece = tuple[bytes, int, int]  # bytes, start of the tensor in them, its size
+RawPiece = tuple[bytes | memoryview, int, int]  # bytes, start of the tensor in them, its size
 _INT64_MIN, _INT64_END, _UINT64_END = -(2**63), 2**63, 2**64
 
 

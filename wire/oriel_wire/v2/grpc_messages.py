@@ -32,6 +32,7 @@ _RAW_INPUT, _RAW_OUTPUT = 0x3A, b"\x32"
 _TAGS = frozenset(range(0x0A, 0x3B, 8))
 
 Pieces = list[tuple[int, int]]
+Body = bytes | memoryview
 
 
 class RequestHead:
@@ -60,14 +61,14 @@ class RequestHead:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def arrays(self, data: bytes, pieces: Pieces) -> dict[str, Array]:
+    def arrays(self, data: Body, pieces: Pieces) -> dict[str, Array]:
         """The inputs by name, views of `data` at `pieces`. Raises BadMessage if these do not fill the shapes."""
         return {
             name: decode_raw(data, start, size, entry, shape, what)
             for (name, _, entry, shape, what, _), (start, size) in zip(self._inputs, pieces, strict=True)
         }
 
-    def request(self, data: bytes, pieces: Pieces) -> InferRequest:
+    def request(self, data: Body, pieces: Pieces) -> InferRequest:
         """The whole request. Raises BadMessage as `arrays` does."""
         arrays = self.arrays(data, pieces)
         return InferRequest(
@@ -89,17 +90,17 @@ class InferMessages:
     __slots__ = ("_heads",)
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, RequestHead] = {}
+        self._heads: dict[Body, RequestHead] = {}
 
-    def find(self, data: bytes) -> tuple[RequestHead, Pieces] | None:
+    def find(self, data: Body) -> tuple[RequestHead, Pieces] | None:
         """The cached head of a request, and the positions of its raw contents in `data`."""
         found = cut(data)
-        if found is None:
+        if found is None or len(found[0]) > MAX_HEAD_BYTES:
             return None
         head = self._heads.get(found[0])
         return None if head is None or len(head) != len(found[1]) else (head, found[1])
 
-    def remember(self, data: bytes, request: InferRequest) -> None:
+    def remember(self, data: Body, request: InferRequest) -> None:
         """Cache the head of `request`, which was just decoded from `data`."""
         found = None if request.id else cut(data)  # heads with an id are rarely repeated
         if found is not None and found[1] and len(found[0]) <= MAX_HEAD_BYTES:
@@ -144,7 +145,7 @@ class RawAnswers:
         return head
 
 
-def read(data: bytes) -> tuple[Any, list[RawPiece] | None]:
+def read(data: Body) -> tuple[Any, list[RawPiece] | None]:
     """A ModelInferRequest without its raw contents, which are not copied; None for these if they are in it.
 
     Raises BadMessage.
@@ -155,13 +156,13 @@ def read(data: bytes) -> tuple[Any, list[RawPiece] | None]:
     return parse(v2_pb2.ModelInferRequest, found[0]), [(data, start, size) for start, size in found[1]]
 
 
-def cut(data: bytes, limit: int = MAX_FIELDS) -> tuple[bytes, Pieces] | None:
+def cut(data: Body, limit: int = MAX_FIELDS) -> tuple[Body, Pieces] | None:
     """The bytes of a ModelInferRequest without its raw contents, and where those are: (start, size) each.
 
     None if it has to be read by protobuf as a whole. limit: of fields. Raises TooLarge for more besides raw contents
     than may be copied, and for a large message with more fields than `limit`, unless that is the default.
     """
-    kept: list[bytes] = []
+    kept: list[Body] = []
     pieces: Pieces = []
     at = since = 0
     end = len(data)
@@ -169,8 +170,10 @@ def cut(data: bytes, limit: int = MAX_FIELDS) -> tuple[bytes, Pieces] | None:
         if at == end:
             if pieces and end - since > MAX_CUT_BYTES:
                 raise _large_head()
+            if not pieces:
+                return data, pieces
             kept.append(data[since:end])
-            return (b"".join(kept) if len(kept) > 1 else kept[0]), pieces
+            return b"".join(kept), pieces
         tag = data[at]
         if tag not in _TAGS:
             at = _past(data, at)
@@ -208,7 +211,7 @@ def _large_head() -> TooLarge:
     return TooLarge(f"what the message says besides its raw contents is more than {MAX_CUT_BYTES} bytes in one piece")
 
 
-def _past(data: bytes, at: int) -> int:
+def _past(data: Body, at: int) -> int:
     """The end of the field at `at`, whose number this module does not handle; 0 if it cannot be found."""
     tag, at = _read_varint(data, at)
     # A tag encoded in more bytes than it needs may be one of those above.
@@ -223,7 +226,7 @@ def _past(data: bytes, at: int) -> int:
     return at + 8 if wire == 1 else at + 4 if wire == 5 else 0
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: Body, at: int) -> tuple[int, int]:
     """(value, its end); an end of 0 if there is none."""
     value = 0
     for shift, byte in enumerate(data[at : at + 10]):

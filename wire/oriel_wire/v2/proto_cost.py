@@ -31,17 +31,17 @@ _FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _MESSAGE, _INTEGERS, _TEXT = range(3)
 
 
-def parse(kind: type[Message], data: bytes) -> Any:
+def parse(kind: type[Message], data: bytes | memoryview) -> Any:
     """Parse a message. Raises BadMessage if the bytes are not one, TooLarge if parsing it would cost too much."""
     if len(data) > FREE_BYTES:
         _walk(data, kind.DESCRIPTOR)
     try:
-        return kind.FromString(data)
+        return kind.FromString(data)  # type: ignore[arg-type]  # it takes any buffer
     except DecodeError as error:
         raise BadMessage("the message is not what this method takes") from error
 
 
-def _walk(data: bytes, descriptor: Any) -> None:
+def _walk(data: bytes | memoryview, descriptor: Any) -> None:
     fields = integers = text = 0
     waiting = [(0, len(data), descriptor)]
     while waiting:
@@ -110,7 +110,7 @@ def _known(descriptor: Any) -> dict[int, tuple[int, str, Any]]:
     return found
 
 
-def _ends(data: bytes, at: int, size: int, most: int) -> int:
+def _ends(data: bytes | memoryview, at: int, size: int, most: int) -> int:
     """The number of varints, or some number above `most`. Only the last byte of a varint is below 128."""
     view = np.frombuffer(data, np.uint8, size, at)
     found = 0
@@ -121,7 +121,7 @@ def _ends(data: bytes, at: int, size: int, most: int) -> int:
     return found
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
