@@ -13,7 +13,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ import httpx
 import pytest
 from botocore.loaders import JSONFileLoader
 from object_servers import tool
+from tests.waiting import wait_until
 
 from oriel_gateway.documents.source import store_location
 from oriel_gateway.documents.stored import LIMITS, StoredDocuments
@@ -106,11 +106,15 @@ class ObjectServer:
         with log.open("wb") as output:
             guard = [sys.executable, "-S", "-c", GUARD, str(pid), *command]
             subprocess.run(guard, stdout=output, stderr=output, start_new_session=True, check=True)
-        while not (found := re.search(r"(?:listening on |http://127\.0\.0\.1:)([0-9]+)\D", log.read_text())):
-            if "ended: " in log.read_text():
-                raise RuntimeError(f"{command[0]} did not start: {log.read_text()[-500:]}")
-            time.sleep(0.01)
-        self.port = int(found[1])
+
+        def printed_port() -> str | None:
+            text = log.read_text()
+            if "ended: " in text:
+                raise RuntimeError(f"{command[0]} did not start: {text[-500:]}")
+            found = re.search(r"(?:listening on |http://127\.0\.0\.1:)([0-9]+)\D", text)
+            return found and found[1]
+
+        self.port = int(wait_until(printed_port))
 
     def make_bucket(self) -> None:
         self._request("PUT", self.address(""), params=self.bucket_query())

@@ -1,6 +1,7 @@
-"""A real redis-server on a free port: that on PATH, else the one that `make test` puts below build. And a bad network.
+"""A real redis-server on a free port, and a proxy that plays a bad network in front of it.
 
-ORIEL_TEST_REDIS=6.2: the one of them that is a 6.2, and a failure if none is.
+The server is the one on PATH, or else the one that `make test` builds below build/. With ORIEL_TEST_REDIS=6.2 in the
+environment it has to be of that version: tests fail if neither is.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from oriel_cli.units import free_ports
 
@@ -62,13 +64,15 @@ class RedisServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        async with asyncio.timeout(60):
-            while True:
-                with suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                    writer.close()
-                    return
-                await asyncio.sleep(0.01)
+        await until(self._listens)
+
+    async def _listens(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     async def kill(self) -> None:
         if self._process is not None:

@@ -1,6 +1,5 @@
 """What every ledger has to do: the one in memory and the Lua script in a real Redis give the same answers."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +8,7 @@ from time import time
 import pytest
 
 from oriel_gateway.limits import redis_ledger
-from oriel_gateway.limits.ledger import SLOT_TTL_S, Ledger, MemoryLedger, Presence
+from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, Ledger, MemoryLedger, Presence
 from oriel_gateway.limits.redis_ledger import PREFIX, RedisLedger
 from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 
@@ -157,35 +156,11 @@ async def test_a_flushed_ledger_takes_quotas_from_what_gateways_saw_last(ledgers
     assert got.used == 9, "what is seen counts only after a flush"
 
 
-async def test_gateways_are_counted(ledgers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "redis_ledger" if isinstance(ledgers, InRedis) else "ledger"
-
-    async def silent(yes: bool) -> None:
-        """Whoever has not said anything since is silent from now on; or nobody is, however slow the machine is."""
-        monkeypatch.setattr(f"oriel_gateway.limits.{module}.PRESENCE_S", 0.001 if yes else 3600.0)
-        await asyncio.sleep(0.01)
-
-    await silent(False)
-    assert await ledgers.one.hello(1.0) == Presence(1)
-    assert await ledgers.two.hello(0.25) == Presence(2)
-    assert await ledgers.one.hello(0.5) == Presence(2)
-    await silent(True)
-    assert await ledgers.one.hello(0.5) == Presence(2, 1, 0.25), "the silent one may admit its share"
-    await silent(False)
-    assert await ledgers.two.hello(1.0) == Presence(2)
-    await silent(True)
-    assert await ledgers.one.hello(0.5) == Presence(2), "one that knew of nobody else has died"
-    if isinstance(ledgers, InRedis):
-        await ledgers.two.close()
-        assert await ledgers.one.hello(0.5) == Presence(1), "who says goodbye is gone"
-    else:
-        monkeypatch.setattr("oriel_gateway.limits.ledger.MISSED_S", 0.01)
-        await asyncio.sleep(0.05)
-        assert await ledgers.one.hello(0.5) == Presence(1), "and so is who is silent for long"
-
-
 class Jumping:
-    """Two gateways on a ledger whose clock may be set; the test sets their own."""
+    """The time of a ledger and of its gateways, which a test sets.
+
+    now: the gateways' monotonic clock. ahead_s: how far the ledger's clock, which may jump, is ahead of it.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.ahead_s = 1000.0, 0.0
@@ -207,17 +182,46 @@ class Jumping:
             await ledger._redis.mset({"clock": int(whole), "us": int(part * 1e6)})
 
 
+@asynccontextmanager
+async def pair_on_a_set_clock(kind: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, Jumping]]:
+    clock = Jumping(monkeypatch)
+    async with pair(kind) as it:
+        if isinstance(it, InMemory):
+            memory = MemoryLedger(lambda: clock.wall_s * 1e6, clock=lambda: clock.now)
+            it.one, it.two = memory.seat("one"), memory.seat("two")
+        yield it, clock
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_gateways_are_counted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair_on_a_set_clock(kind, monkeypatch) as (it, clock):
+
+        async def passes(seconds: float) -> None:
+            await clock.passes(seconds, it.one)
+
+        await passes(0.0)
+        assert await it.one.hello(1.0) == Presence(1)
+        assert await it.two.hello(0.25) == Presence(2)
+        assert await it.one.hello(0.5) == Presence(2)
+        await passes(PRESENCE_S + 1.0)
+        assert await it.one.hello(0.5) == Presence(2, 1, 0.25), "the silent one may admit its share"
+        assert await it.two.hello(1.0) == Presence(2)
+        await passes(PRESENCE_S + 1.0)
+        assert await it.one.hello(0.5) == Presence(2), "one that knew of nobody else has died"
+        await passes(MISSED_S)
+        assert await it.one.hello(0.5) == Presence(1), "one that is silent for long is not counted any more"
+        assert await it.two.hello(0.5) == Presence(2)
+        await it.two.close()
+        assert await it.one.hello(0.5) == Presence(1), "nor is one that says goodbye"
+
+
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 @pytest.mark.parametrize("jump_s", [-7200.0, -0.7, 7200.0])
 async def test_r14_a_rate_stays_what_it_is_when_the_ledgers_clock_jumps(
     kind: str, jump_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two gateways ask 40 times a second for calls of which 10 a second may pass; forward, there is one more burst."""
-    clock = Jumping(monkeypatch)
-    async with pair(kind) as it:
-        if isinstance(it, InMemory):
-            memory = MemoryLedger(lambda: clock.wall_s * 1e6, clock=lambda: clock.now)
-            it.one, it.two = memory.seat("one"), memory.seat("two")
+    async with pair_on_a_set_clock(kind, monkeypatch) as (it, clock):
         passed: list[float] = []
         for turn in range(200):
             await clock.passes(0.05, it.one)
@@ -237,11 +241,7 @@ async def test_r14_a_ledger_whose_clock_jumps_knows_who_is_there_and_what_they_h
     kind: str, jump_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a step back each gateway was the only one until the others spoke again, and free to admit all alone."""
-    clock = Jumping(monkeypatch)
-    async with pair(kind) as it:
-        if isinstance(it, InMemory):
-            memory = MemoryLedger(lambda: clock.wall_s * 1e6, clock=lambda: clock.now)
-            it.one, it.two = memory.seat("one"), memory.seat("two")
+    async with pair_on_a_set_clock(kind, monkeypatch) as (it, clock):
 
         async def passes(seconds: float) -> None:
             await clock.passes(seconds, it.one)

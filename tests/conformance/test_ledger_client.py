@@ -12,7 +12,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits import ledger_client as module
 from oriel_gateway.limits.ledger import LedgerLost, MemoryLedger, Presence, Question
-from oriel_gateway.limits.ledger_client import LedgerClient
+from oriel_gateway.limits.ledger_client import LedgerClient, LedgerClientLimits
 from oriel_policies.ledger import RATE, Answer, Ask
 
 from ..waiting import until
@@ -106,13 +106,11 @@ async def test_a_lost_ledger_never_becomes_an_error(caplog: pytest.LogCaptureFix
         assert not await it.admitted()
 
 
-async def test_what_waits_for_a_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
-    monkeypatch.setattr(module, "MAX_BATCH", 2)
-    monkeypatch.setattr(module, "MAX_LANES", 1)
+async def test_what_waits_for_a_ledger_is_bounded() -> None:
     ledger = Moody()
     ledger.go.clear()
-    ledger_client = LedgerClient(ledger, budget_s=5.0)
+    limits = LedgerClientLimits(max_waiting=3, max_batch=2, max_lanes=1)
+    ledger_client = LedgerClient(ledger, budget_s=5.0, limits=limits)
     heard: list[list[Answer] | None] = []
     for _ in range(5):
         ledger_client.send("t", [Ask(key="r", kind=RATE, limit=1, step=1.0)], heard.append)
@@ -174,7 +172,7 @@ async def test_who_is_alone_is_careful_until_the_others_have_made_room() -> None
         ledger_client._failed("gone")
     assert not ledger_client.up and ledger_client.share == pytest.approx(1 / 6)
     ledger.lost = True
-    now += module.CAREFUL_S
+    now += module.DEFAULTS.careful_s
     ledger_client._tick()
     assert ledger_client.share == 0.375
     ledger.lost = False

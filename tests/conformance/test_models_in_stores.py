@@ -7,7 +7,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,14 +116,20 @@ def serve_through(
         store.put("models/double/2/model.onnx", onnx_files.DOUBLE[: len(onnx_files.DOUBLE) // 2])
         store.put("models/double/3/model.onnx", onnx_files.DOUBLE.replace(b"Add", b"Mul"))
         store.put("models/double/3/SHA256SUMS", sums(onnx_files.DOUBLE))
-        while not (running.reason("2") and running.reason("3")):
+
+        def refused() -> bool:
             assert running.answer("1") == doubled
-            time.sleep(0.05)
+            return bool(running.reason("2") and running.reason("3"))
+
+        wait_until(refused)
         assert "SHA256SUMS" in running.reason("3")
         store.put("models/double/2/model.onnx", onnx_files.DOUBLE)
-        while running.answer("2") != doubled:
+
+        def fixed() -> bool:
             assert running.answer("1") == doubled
-            time.sleep(0.05)
+            return running.answer("2") == doubled
+
+        wait_until(fixed)
         # The store dies: what is loaded serves, the server stays ready.
         set_mode("refuse")
         wait_until(lambda: "StoreUnavailable" in running.metrics() or "cannot be listed" in running.log.read_text())

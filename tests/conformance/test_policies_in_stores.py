@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,11 +82,10 @@ class Running:
         headers = {"x-api-key": key}
         return self._client.get(f"http://127.0.0.1:{self.http}/v2/models/digits", headers=headers).status_code != 401
 
-    def look(self, seen: Callable[[], bool]) -> None:
-        """Ask for a look at the store now, and again until `seen`; the test's timeout is the bound."""
-        while not seen():
-            self.process.send_signal(signal.SIGHUP)
-            time.sleep(0.5)
+    def reload(self, seen: Callable[[], bool]) -> None:
+        """Have the gateway read the store now, and wait until `seen`."""
+        self.process.send_signal(signal.SIGHUP)
+        wait_until(seen)
 
 
 @contextmanager
@@ -122,19 +120,19 @@ def live_on_policies(
         assert running.takes("one") and not running.takes("two")
         assert running.policies()["store"]["url"] == url
         server.put("live/tenants.toml", tenant("two"))
-        running.look(lambda: running.takes("two"))
+        running.reload(lambda: running.takes("two"))
         assert not running.takes("one")
         # A document with a mistake: the old ones stay, file and reason are named.
         server.put("live/routes.toml", POLICIES.replace('pool = "p"', 'pool = "q"').encode())
-        running.look(lambda: running.policies()["mistakes"] != [])
+        running.reload(lambda: running.policies()["mistakes"] != [])
         (mistake,) = running.policies()["mistakes"]
         assert mistake["file"] == "routes.toml" and "'q'" in mistake["reason"] and running.takes("two")
         server.put("live/routes.toml", POLICIES.encode())
-        running.look(lambda: running.policies()["mistakes"] == [])
+        running.reload(lambda: running.policies()["mistakes"] == [])
         assert "oriel_gateway_policy_store_up 1.0" in running.metrics()
         # The store dies. Nothing changes but what is said of it.
         set_mode("refuse")
-        running.look(lambda: running.policies()["store"]["reason"] != "")
+        running.reload(lambda: running.policies()["store"]["reason"] != "")
         assert running.takes("two") and "oriel_gateway_policy_store_up 0.0" in running.metrics()
         arguments = Path(f"/proc/{running.process.pid}/cmdline")
         told = [running.log.read_text(), running.metrics(), str(running.policies()), arguments.read_text()]

@@ -13,10 +13,13 @@ import pytest
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.ledger import PRESENCE_S
+from oriel_gateway.limits.ledger_client import DEFAULTS, LedgerClientLimits
 from oriel_gateway.limits.metrics import LedgerClientCollector
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_policies.ledger import Ask
 
+from ..waiting import until
 from .desk import Desk
 from .redis_server import PASSWORD, Proxy, RedisServer, redis_server
 
@@ -50,29 +53,28 @@ class Rig:
         """Press until what is admitted is what the limit allows. On a busy machine Redis may answer late once more."""
         async with asyncio.timeout(60):
             while await self.press(0.6) > 1.05 * rate * self.lasted_s + burst:
-                await self.until(up=True)
+                await self.answering(True)
 
-    async def until(self, up: bool) -> None:
-        async with asyncio.timeout(60):
-            while any(limiter.ledger_client.up is not up for limiter in self.limiters):
-                await asyncio.sleep(0.01)
+    async def answering(self, up: bool) -> None:
+        """Wait until both gateways ask the ledger, or neither does."""
+        await until(lambda: all(limiter.ledger_client.up is up for limiter in self.limiters))
 
     async def settled(self) -> None:
-        """Both know of one another, and the burst is used up."""
-        async with asyncio.timeout(60):
-            while any(limiter.ledger_client.replicas < 2 for limiter in self.limiters):
-                await asyncio.sleep(0.01)
+        """Wait until all gateways know of one another, and use up the burst."""
+        gateways = len(self.limiters)
+        await until(lambda: all(limiter.ledger_client.replicas == gateways for limiter in self.limiters))
         await self.press(0.3)
 
 
 @asynccontextmanager
-async def rig(rate: int) -> AsyncIterator[Rig]:
+async def rig(rate: int, limits: LedgerClientLimits = DEFAULTS, presence_s: float = PRESENCE_S) -> AsyncIterator[Rig]:
     async with redis_server() as server:
         proxy = Proxy(server.port)
         await proxy.open()
         limiters, desks = [], []
         for name in ("one", "two"):
-            limiter = SharedLimiter(RedisLedger(proxy.url, holder=name, password=PASSWORD), replicas=2)
+            ledger = RedisLedger(proxy.url, holder=name, password=PASSWORD, presence_s=presence_s)
+            limiter = SharedLimiter(ledger, replicas=2, limits=limits)
             limiter.open()
             limiters.append(limiter)
             desks.append(Desk(limiter, f"limit = {{ requests_per_s = {rate}, burst = {BURST} }}"))
@@ -102,7 +104,7 @@ async def test_r12_r13_without_redis_each_admits_its_share_and_nobody_sees_an_er
         else:
             await it.proxy.set(mode)
         # Only calls open the breaker, and a busy machine may make too few of them in one press.
-        down = asyncio.ensure_future(it.until(up=False))
+        down = asyncio.ensure_future(it.answering(False))
         admitted, lasted_s, tried = 0, 0.0, 0
         while True:
             admitted += await it.press(0.8)  # Desk.press fails on anything but a refusal
@@ -117,7 +119,7 @@ async def test_r12_r13_without_redis_each_admits_its_share_and_nobody_sees_an_er
         assert not any(desk.waits for desk in it.desks), "while the breaker is open no call waits"
         it.proxy.delay_s = 0.0
         await it.proxy.set("through")
-        await it.until(up=True)
+        await it.answering(True)
         await it.exact(HIGH, HIGH // 4)
 
 
@@ -147,44 +149,32 @@ async def test_r12_r14_a_flush_and_a_redis_that_was_replaced_cost_one_burst_at_m
         await it.server.kill()
         assert 0 < await it.press(0.6) <= 1.5 * LOW * it.lasted_s + 2 * BURST
         await it.server.start()
-        await it.until(up=True)
+        await it.answering(True)
         await it.exact(LOW, BURST)
 
 
-async def test_r12_two_of_three_that_are_cut_off_exceed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r12_two_of_three_that_are_cut_off_exceed_nothing() -> None:
     """They used to admit a whole limit on top of that which the third had from Redis: 2 x."""
-    for name, value in (
-        ("ledger_client.BEAT_S", 0.1),
-        ("ledger_client.CAREFUL_S", 1.0),
-        ("redis_ledger.PRESENCE_S", 0.5),
-    ):
-        monkeypatch.setattr(f"oriel_gateway.limits.{name}", value)
-    async with rig(HIGH) as it:
-        third = SharedLimiter(RedisLedger(it.server.url, holder="three", password=PASSWORD), replicas=3)
+    limits, presence_s = LedgerClientLimits(beat_s=0.1, careful_s=1.0), 0.5
+    async with rig(HIGH, limits, presence_s) as it:
+        ledger = RedisLedger(it.server.url, holder="three", password=PASSWORD, presence_s=presence_s)
+        third = SharedLimiter(ledger, replicas=3, limits=limits)
         third.open()
         desk = Desk(third, f"limit = {{ requests_per_s = {HIGH}, burst = {BURST} }}")
         it.desks.append(desk)
         it.limiters.append(third)
-        async with asyncio.timeout(60):
-            while any(limiter.ledger_client.replicas < 3 for limiter in it.limiters):
-                await asyncio.sleep(0.01)
-        await it.press(0.3)
+        await it.settled()
         await it.proxy.set("reset")
         assert await it.press(0.7) <= 1.55 * HIGH * it.lasted_s + 2 * BURST, "before the third knows"
-        async with asyncio.timeout(60):
-            while third.ledger_client.rest == 1.0 or any(
-                limiter.ledger_client.share < 0.5 for limiter in it.limiters[:2]
-            ):
-                await asyncio.sleep(0.01)
+        others = [limiter.ledger_client for limiter in it.limiters[:2]]
+        await until(lambda: third.ledger_client.rest < 1.0 and all(other.share >= 0.5 for other in others))
         assert third.ledger_client.rest == pytest.approx(0.5)
         families = {family.name: family for family in LedgerClientCollector(third.ledger_client).collect()}
         assert families["oriel_gateway_limiter_rest"].samples[0].value == third.ledger_client.rest
         await it.press(0.1)
         assert await it.press(0.7) <= 1.55 * HIGH * it.lasted_s + HIGH // 4, "when it has made room"
         await it.proxy.set("through")
-        async with asyncio.timeout(60):
-            while third.ledger_client.rest < 1.0:
-                await asyncio.sleep(0.01)
+        await until(lambda: third.ledger_client.rest == 1.0)
 
 
 async def test_a_quota_outlives_a_flush_and_one_gateway() -> None:
@@ -208,11 +198,10 @@ async def test_a_quota_outlives_a_flush_and_one_gateway() -> None:
         assert not await one.admitted()
 
 
-async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oriel_gateway.limits.redis_ledger.SLOT_TTL_S", 2.0)
+async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out() -> None:
     async with redis_server() as server, AsyncExitStack() as exits:
         limits = "limit = { concurrency = 3 }"
-        ledgers = [RedisLedger(server.url, holder=name, password=PASSWORD) for name in ("one", "two")]
+        ledgers = [RedisLedger(server.url, holder=name, password=PASSWORD, slot_ttl_s=2.0) for name in ("one", "two")]
         limiters = [SharedLimiter(ledger, replicas=2, budget_s=2.0) for ledger in ledgers]
         for limiter in limiters:
             exits.push_async_callback(limiter.close)
@@ -224,9 +213,7 @@ async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out(monkeypatch:
         ticking.cancel()  # it says nothing more, as if it had died
         assert await two.take()
         assert not await two.admitted()
-        async with asyncio.timeout(60):
-            while not await two.admitted():
-                await asyncio.sleep(0.02)
+        await until(two.admitted)
 
 
 async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
@@ -27,20 +28,36 @@ _log = logging.getLogger(__name__)
 
 BUDGET_S = 0.02
 LOST_S = 0.5  # a batch without an answer is given up after this
-BEAT_S = 1.0
 PROBE_S = 0.9  # together with the tick, a probe about once a second
 TICK_S = 0.0625
 CLOSE_S = 0.25
-MAX_BATCH = 64  # one turn of the loop can build so many asks well within the budget
 MAX_TICKED = 2000  # meters that are polled per tick; the others are next
-MAX_LANES = 4  # batches within their budget
 MAX_UNDER_WAY = 16
-MAX_WAITING = 100_000
 MAX_SHARE = 1.5
 DOUBTFUL_S = 0.005
-CAREFUL_S = PRESENCE_S + BEAT_S + 0.5  # the other gateways know after this
 
 Done = Callable[[list[Answer] | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerClientLimits:
+    """The pace and the bounds of a ledger client.
+
+    beat_s: seconds between two announcements of this gateway.
+    careful_s: seconds of silence after which the other gateways have noticed it, and left this one its share.
+    max_batch: asks in one batch; one turn of the loop can build so many well within the budget.
+    max_lanes: batches under way within their budget.
+    max_waiting: asks that wait to be sent; a further one counts as lost.
+    """
+
+    beat_s: float = 1.0
+    careful_s: float = PRESENCE_S + 1.5
+    max_batch: int = 64
+    max_lanes: int = 4
+    max_waiting: int = 100_000
+
+
+DEFAULTS = LedgerClientLimits()
 
 
 class Reporting(Protocol):
@@ -70,10 +87,17 @@ class LedgerClient:
     """
 
     def __init__(
-        self, ledger: Ledger, *, replicas: int = 1, budget_s: float = BUDGET_S, clock: Callable[[], float] = monotonic
+        self,
+        ledger: Ledger,
+        *,
+        replicas: int = 1,
+        budget_s: float = BUDGET_S,
+        limits: LedgerClientLimits = DEFAULTS,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ledger = ledger
         self._budget_s = budget_s
+        self._limits = limits
         self._clock = clock
         self._breaker = Breaker(probe_s=PROBE_S)
         self._least = max(1, replicas)
@@ -110,7 +134,7 @@ class LedgerClient:
 
     def send(self, tenant: str, asks: Sequence[Ask], done: Done) -> None:
         """Send asks soon. `done` is called later with the answers, or with None if they are lost."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= self._limits.max_waiting:
             asyncio.get_running_loop().call_soon(done, None)
             return
         self._waiting.append(((tenant, asks), done))
@@ -132,8 +156,8 @@ class LedgerClient:
         questions: list[Question] = [(tenant, [ask]) for tenant, ask in final if ask is not None]
         try:
             async with asyncio.timeout(CLOSE_S):
-                for start in range(0, len(questions), MAX_BATCH):
-                    await self._ledger.ask(questions[start : start + MAX_BATCH])
+                for start in range(0, len(questions), self._limits.max_batch):
+                    await self._ledger.ask(questions[start : start + self._limits.max_batch])
         except (LedgerLost, TimeoutError):
             _log.info("what this gateway had leased was not given back: it runs out by itself")
         for task in self._tasks:
@@ -144,8 +168,8 @@ class LedgerClient:
 
     def _pump(self) -> None:
         self._pumping = False
-        while self._waiting and self._lanes < MAX_LANES and len(self._tasks) < MAX_UNDER_WAY:
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        while self._waiting and self._lanes < self._limits.max_lanes and len(self._tasks) < MAX_UNDER_WAY:
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._limits.max_batch))]
             if not self.up:
                 for _, done in batch:
                     done(None)
@@ -199,13 +223,13 @@ class LedgerClient:
         now = self._clock()
         probe = not self._beating and self._breaker.probe(now)
         if probe or (self.up and now >= self._beat_s and not self._beating):
-            self._beat_s = now + BEAT_S
+            self._beat_s = now + self._limits.beat_s
             self._beating = True
             task = asyncio.get_running_loop().create_task(self._beat(probe=probe))
             self._tasks.add(task)
             task.add_done_callback(self._sent)
         up = self.up
-        if self._alone_s is not None and now >= self._alone_s + CAREFUL_S:
+        if self._alone_s is not None and now >= self._alone_s + self._limits.careful_s:
             self.share = _share(self.replicas)
         for _ in range(min(len(self._active), MAX_TICKED)):
             meter, _ = self._active.popitem(last=False)

@@ -133,12 +133,23 @@ class RedisLedger:
     for in the certificate: a managed Redis with an authority of its own (Memorystore) has no address in there.
     """
 
-    def __init__(self, url: str, *, holder: str, password: str | None = None, authorities: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        holder: str,
+        password: str | None = None,
+        authorities: Path | None = None,
+        slot_ttl_s: float = SLOT_TTL_S,
+        presence_s: float = PRESENCE_S,
+    ) -> None:
         parts = urlsplit(url)
         username = unquote(parts.username) if parts.username else None
         if password is None and parts.password:
             password = unquote(parts.password)
         self._holder = holder
+        self._slot_ttl_s = slot_ttl_s
+        self._presence_s = presence_s
         self._sha = ""
         self._heard_s = 0.0  # when the last `hello` that was answered was sent
         self._named: set[str] = set()  # tenants with unreadable records, each logged once
@@ -185,7 +196,7 @@ class RedisLedger:
     async def hello(self, share: float) -> Presence:
         now = monotonic()
         since = now - self._heard_s if self._heard_s else -1.0
-        bounds = (PRESENCE_S, int(MISSED_S), WHOLE_SHARE)
+        bounds = (self._presence_s, int(MISSED_S), WHOLE_SHARE)
         try:
             count, silent, alone = await self._redis.eval(
                 _HELLO, 1, _PRESENT, self._holder, share, *bounds, since, STEP_S
@@ -233,7 +244,7 @@ class RedisLedger:
     async def _run(self, questions: Sequence[Question], which: Sequence[int]) -> list[Any]:
         if not self._sha:
             await self._load()
-        ttl_us = int(SLOT_TTL_S * 1e6)
+        ttl_us = int(self._slot_ttl_s * 1e6)
         async with self._redis.pipeline(transaction=False) as pipe:
             for number in which:
                 tenant, asks = questions[number]

@@ -9,7 +9,7 @@ from oriel_gateway.limits.grants import Grant
 from oriel_gateway.limits.leased import LeasedMeter
 from oriel_gateway.limits.leased_kinds import leased_meter
 from oriel_gateway.limits.ledger import Ledger
-from oriel_gateway.limits.ledger_client import BUDGET_S, LedgerClient
+from oriel_gateway.limits.ledger_client import BUDGET_S, DEFAULTS, LedgerClient, LedgerClientLimits
 from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
 from oriel_gateway.limits.meters import Meter
 from oriel_policies.calendar import CalendarClock
@@ -28,12 +28,13 @@ class SharedLimiter(MeteredLimiter):
         *,
         replicas: int = 1,
         budget_s: float = BUDGET_S,
+        limits: LedgerClientLimits = DEFAULTS,
         wall: Callable[[], float] = time,
         clock: Callable[[], float] = monotonic,
         max_accounts: int = MAX_ACCOUNTS,
     ) -> None:
         super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
-        self.ledger_client = LedgerClient(ledger, replicas=replicas, budget_s=budget_s, clock=clock)
+        self.ledger_client = LedgerClient(ledger, replicas=replicas, budget_s=budget_s, limits=limits, clock=clock)
         self._calendar = CalendarClock(wall)
         self._clock = clock
 
