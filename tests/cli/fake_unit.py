@@ -1,6 +1,6 @@
 """A unit for supervisor tests: answers every path on one port; what it does besides is in its arguments.
 
-python fake_unit.py PORT [fail|deaf|slow FILE|child PIDFILE]: slow ends when FILE is there
+python fake_unit.py PORT [fail|deaf|slow PIPE|child PIDFILE]: slow ends when it can read from PIPE
 """
 
 import asyncio
@@ -27,6 +27,11 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
+def pass_gate(path: str) -> None:
+    with open(path, "rb", 0) as gate:
+        gate.read(1)
+
+
 async def main(stop: asyncio.Event) -> None:
     port, how = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
     if how == "fail":
@@ -43,8 +48,8 @@ async def main(stop: asyncio.Event) -> None:
     await stop.wait()
     global stopping
     stopping = True
-    while how == "slow" and not Path(sys.argv[3]).exists():
-        await asyncio.sleep(0.01)
+    if how == "slow":
+        await asyncio.to_thread(pass_gate, sys.argv[3])
     if how == "deaf":
         await asyncio.Event().wait()
     server.close()

@@ -16,7 +16,7 @@ from oriel_cli.units import Address, UnitSpec, free_ports, refuse_busy_ports
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
-from ..waiting import until
+from ..waiting import pipe_gate, until
 
 FAKE = Path(__file__).with_name("fake_unit.py")
 QUICK = Timings(start_s=120, probe_every_s=0.01, first_delay_s=0.01, longest_delay_s=0.05, grace_s=30)
@@ -279,13 +279,14 @@ def test_free_ports_are_passed_over_by_others_until_their_finder_ends() -> None:
 async def test_a_stop_names_whom_it_waits_for(tmp_path: Path) -> None:
     """Ctrl-C showed nothing while calls were under way."""
     quick = replace(QUICK, say_after_s=0.01, say_every_s=0.01)
-    stage = Stage(spec("one"), spec("two", "slow", str(tmp_path / "go")), timings=quick)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(stage.run())
-        await stage.ready.wait()
-        stage.stop.set()
-        await stage.until_said("waiting for two, at most ")
-        (tmp_path / "go").touch()
+    stage = Stage(spec("one"), spec("two", "slow", str(tmp_path / "gate")), timings=quick)
+    with pipe_gate(tmp_path / "gate") as finish_two:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await stage.ready.wait()
+            stage.stop.set()
+            await stage.until_said("waiting for two, at most ")
+            finish_two()
     assert stage.said[0] == "stopping one, then two: at most 30 s, a second Ctrl-C ends them at once"
     told = next(line for line in stage.said if line.startswith("waiting for two, "))
     assert told.endswith(" s more: it is stopping, 2 call(s) under way")

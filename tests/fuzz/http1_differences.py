@@ -20,12 +20,14 @@ from oriel_cli.units import free_ports
 
 if __package__:
     from ..gateway.stack import Seen, Upstream, documents, gateway, upstream
+    from ..waiting import until
     from .http1 import with_h11
     from .http1_cases import CASES, Case
 else:  # run as a script
     from gateway.stack import Seen, Upstream, documents, gateway, upstream
     from http1 import with_h11
     from http1_cases import CASES, Case
+    from waiting import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http-differences.md"
 NGINX = shutil.which("nginx")
@@ -92,6 +94,11 @@ def by_h11(case: Case) -> str:
     return told(said, seen(up))
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
 async def by_nginx(cases: Sequence[Case]) -> list[str]:
     """What nginx does, one process with a port per case."""
     assert NGINX is not None
@@ -112,12 +119,7 @@ async def by_nginx(cases: Sequence[Case]) -> list[str]:
         )
         process = subprocess.Popen([NGINX, "-p", folder, "-c", f"{folder}/nginx.conf"], stderr=subprocess.DEVNULL)
         try:
-            for _ in range(2400):
-                try:
-                    socket.create_connection(("127.0.0.1", ports[-1])).close()
-                    break
-                except OSError:
-                    await asyncio.sleep(0.05)
+            await until(lambda: listens(ports[-1]))
             said = await asyncio.gather(
                 *(ask(port, case.data, TOGETHER_TICKS) for port, case in zip(ports, cases, strict=True))
             )

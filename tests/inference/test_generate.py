@@ -15,7 +15,7 @@ import pytest
 from oriel_inference.app import Unit
 from oriel_inference.errors import InvalidRequest, Outcome
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.servers.generate import decode_generate, encode_generate
+from oriel_inference.servers.generate import _Events, decode_generate, encode_generate
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import InferResponse, tensor
 
@@ -130,7 +130,17 @@ async def test_client_that_leaves_ends_the_run(unit: Unit, http: httpx.AsyncClie
     assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
 
 
-async def test_slow_reader_holds_the_model_not_the_server(unit: Unit, http: httpx.AsyncClient) -> None:
+async def test_slow_reader_holds_the_model_not_the_server(
+    unit: Unit, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, emit = asyncio.Event(), _Events.emit
+
+    def watched(events: _Events, *args: Any) -> None:
+        emit(events, *args)
+        if events._unread:
+            held.set()
+
+    monkeypatch.setattr(_Events, "emit", watched)
     words = 7500
     body = json.dumps({"text_input": " ".join(["x" * 500] * words)}).encode()
     head = f"POST {STREAM} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -141,8 +151,7 @@ async def test_slow_reader_holds_the_model_not_the_server(unit: Unit, http: http
     reader, writer = await asyncio.open_connection(sock=sock, limit=4096)
     writer.write(head.encode() + body)
     batcher = unit.catalog.get("words").batcher
-    await until(lambda: batcher.running)
-    await asyncio.sleep(0.5)
+    await held.wait()
     assert batcher.running == 1
     assert (await http.post("/v2/models/double/generate", json={"x": [1, 2, 3, 4]})).status_code == 200
     got = bytearray()

@@ -28,7 +28,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
 
-from ..waiting import until
+from ..waiting import pipe_gate, until
 from . import models
 from .clients import client_of
 from .python_calls import BEHAVE, body, put
@@ -79,20 +79,21 @@ async def test_a_new_version_of_the_code_takes_over_without_a_gap(tmp_path: Path
         load_models=("*",),
         load_defaults=LoadDefaults(python_environment=("TRACE",)),
     )
-    async with open_unit(settings, sink=ListSink()) as unit:
-        assert trace.read_text().splitlines() == ["initialize life_0_0 hello", "execute hello"]
-        slow = asyncio.create_task(ask(unit.http_port, "slow"))
-        await until(lambda: "execute slow" in trace.read_text())
-        put_life(root, "good day", LIFE + WARM)
-        await unit.surface.control.load("life")
-        assert await ask(unit.http_port, "x") == "good day"
-        assert not slow.done()
-        (tmp_path / "go").touch()
-        assert await slow == "hello"
-        await until(lambda: "finalize" in trace.read_text())
-        assert not list(root.rglob("__pycache__")), "the repository would look changed to whoever follows it"
-        await unit.surface.control.unload("life")
-        await until(lambda: trace.read_text().count("finalize") == 2)
+    with pipe_gate(tmp_path / "gate") as finish_slow:
+        async with open_unit(settings, sink=ListSink()) as unit:
+            assert trace.read_text().splitlines() == ["initialize life_0_0 hello", "execute hello"]
+            slow = asyncio.create_task(ask(unit.http_port, "slow"))
+            await until(lambda: "execute slow" in trace.read_text())
+            put_life(root, "good day", LIFE + WARM)
+            await unit.surface.control.load("life")
+            assert await ask(unit.http_port, "x") == "good day"
+            assert not slow.done()
+            finish_slow()
+            assert await slow == "hello"
+            await until(lambda: "finalize" in trace.read_text())
+            assert not list(root.rglob("__pycache__")), "the repository would look changed to whoever follows it"
+            await unit.surface.control.unload("life")
+            await until(lambda: trace.read_text().count("finalize") == 2)
 
 
 async def test_the_benchs_model_for_triton_runs_unchanged(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ..waiting import until
+from ..waiting import pipe_gate, until
 from .processes import STOP_S, LogicServer, linux
 
 SOURCE = """
@@ -23,10 +23,9 @@ SOURCE = """
 
     @service(name="slow")
     def slow(request):
-        import os, time
         print("begun", flush=True)
-        while not os.path.exists(request.text()):
-            time.sleep(0.01)
+        with open(request.text(), "rb", 0) as gate:
+            gate.read(1)
         return "done"
 """
 
@@ -66,7 +65,6 @@ class Caller:
 async def test_a_stop_under_load_fails_no_request(process: LogicServer, tmp_path: Path) -> None:
     url = httpx.URL(process.url)
     admin = process.admin
-    go = tmp_path / "go"
     seen: list[tuple[int, bool]] = []
 
     async def ready(client: httpx.AsyncClient) -> int:
@@ -87,23 +85,24 @@ async def test_a_stop_under_load_fails_no_request(process: LogicServer, tmp_path
         except httpx.TransportError:
             return True
         if (503, True) in seen:
-            go.touch()
+            finish_the_slow_call()
         return False
 
-    async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as group:
+    with pipe_gate(tmp_path / "gate") as finish_the_slow_call:
+        async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as group:
 
-        async def is_ready() -> bool:
-            return await ready(client) == 200
+            async def is_ready() -> bool:
+                return await ready(client) == 200
 
-        await until(is_ready)
-        callers = [Caller(url) for _ in range(8)]
-        for caller in callers:
-            group.create_task(caller.run())
-        slow = group.create_task(client.post(f"{url}/slow", content=str(go).encode()))
-        await until(lambda: "begun" in process.log.read_text() and min(each.answered for each in callers) >= 5)
-        process.popen.send_signal(signal.SIGTERM)
-        await until(lambda: admin_is_gone(client))
-        answer = await slow
+            await until(is_ready)
+            callers = [Caller(url) for _ in range(8)]
+            for caller in callers:
+                group.create_task(caller.run())
+            slow = group.create_task(client.post(f"{url}/slow", content=str(tmp_path / "gate").encode()))
+            await until(lambda: "begun" in process.log.read_text() and min(each.answered for each in callers) >= 5)
+            process.popen.send_signal(signal.SIGTERM)
+            await until(lambda: admin_is_gone(client))
+            answer = await slow
     assert answer.json() == "done" and answer.headers["connection"] == "close"
     assert all(each.was_told.is_set() for each in callers)
     assert (503, True) in seen, "it says that it is not ready while it still takes connections"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..waiting import until
+from ..waiting import pipe_gate, until
 
 GOOD = """
     from oriel_logic import service
@@ -29,10 +29,9 @@ SLOW = """
     async def echo(request, models, ctx):
         with open(request.text(), "w") as gate:
             gate.write("here")
-        while not Path(request.text() + ".go").exists():
-            await asyncio.sleep(0.01)
+        with open(request.text() + ".go", "rb", 0) as gate:
+            await asyncio.to_thread(gate.read, 1)
         return 1
-    from pathlib import Path
 """
 
 
@@ -89,23 +88,24 @@ async def test_what_is_under_way_ends_on_the_release_it_began_on(stack: Any, ser
     folder = services(echo=SLOW)
     logic = await stack(folder)
     gate = tmp_path / "gate"
-    slow = asyncio.create_task(logic.post("echo", str(gate).encode()))
-    await until(lambda: gate.exists())
-    write(folder / "echo.py", GOOD.format(2))
-    write(folder / "helper.py", "WHO = 'a'")
-    for _ in range(2):
-        await logic.unit.updates.poll()
+    with pipe_gate(tmp_path / "gate.go") as finish:
+        slow = asyncio.create_task(logic.post("echo", str(gate).encode()))
+        await until(lambda: gate.exists())
+        write(folder / "echo.py", GOOD.format(2))
+        write(folder / "helper.py", "WHO = 'a'")
+        for _ in range(2):
+            await logic.unit.updates.poll()
 
-    async def is_replaced() -> bool:
-        return bool((await row(logic, "echo"))["release"] == 2)
+        async def is_replaced() -> bool:
+            return bool((await row(logic, "echo"))["release"] == 2)
 
-    await until(is_replaced)
-    assert (await logic.post("echo", b"x")).json()[0] == 2
-    assert not slow.done() and len(logic.unit.updates.deployments) == 2
-    Path(f"{gate}.go").touch()
-    assert (await slow).json() == 1
-    await logic.unit.updates.settled()
-    assert (await logic.post("echo", b"x")).json()[0] == 2
+        await until(is_replaced)
+        assert (await logic.post("echo", b"x")).json()[0] == 2
+        assert not slow.done() and len(logic.unit.updates.deployments) == 2
+        finish()
+        assert (await slow).json() == 1
+        await logic.unit.updates.settled()
+        assert (await logic.post("echo", b"x")).json()[0] == 2
 
 
 BROKEN = [
@@ -330,21 +330,21 @@ async def test_two_are_set_up_at_a_time(stack: Any, services: Any, tmp_path: Pat
     logic = await stack(folder)
     for name in "abcd":
         source = f"""
-            import os, time
             from oriel_logic import service
             open({str(tmp_path / name)!r}, "w").close()
-            while not os.path.exists({str(tmp_path / "go")!r}): time.sleep(0.01)
+            with open({str(tmp_path / "gate")!r}, "rb", 0) as gate: gate.read(1)
             @service
             def f(request): return 1
         """
         write(folder / f"{name}.py", source)
-    for _ in range(3):
-        await logic.unit.updates.poll()
-    await until(lambda: sum((tmp_path / name).exists() for name in "abcd") >= 2)
-    assert logic.unit.updates.states() == {"serving": 0, "draining": 0, "setting_up": 4, "failed": 0}
-    assert sum((tmp_path / name).exists() for name in "abcd") == 2
-    (tmp_path / "go").touch()
-    await logic.unit.updates.settled()
+    with pipe_gate(tmp_path / "gate", passes=1000) as set_up:
+        for _ in range(3):
+            await logic.unit.updates.poll()
+        await until(lambda: sum((tmp_path / name).exists() for name in "abcd") >= 2)
+        assert logic.unit.updates.states() == {"serving": 0, "draining": 0, "setting_up": 4, "failed": 0}
+        assert sum((tmp_path / name).exists() for name in "abcd") == 2
+        set_up()
+        await logic.unit.updates.settled()
     assert logic.unit.updates.states()["serving"] == 4
 
 

@@ -23,6 +23,7 @@ from redis_server import binary
 
 from oriel_cli.units import free_ports
 
+from .. import waiting
 from .conftest import Shared
 from .objects import Object, objects, of, pods
 
@@ -192,10 +193,11 @@ async def says(client: httpx.AsyncClient, url: str, line: str) -> bool:
 async def until(
     holds: Callable[[], Awaitable[bool]], processes: list[asyncio.subprocess.Process] | None = None
 ) -> None:
-    async with asyncio.timeout(START_S):
-        while not await holds():
-            assert all(process.returncode is None for process in processes or ()), "a unit ended; why is on stderr"
-            await asyncio.sleep(0.05)
+    async def holds_while_all_run() -> bool:
+        assert all(process.returncode is None for process in processes or ()), "a unit ended; why is on stderr"
+        return await holds()
+
+    await waiting.until(holds_while_all_run, START_S)
 
 
 @pytest.mark.long
