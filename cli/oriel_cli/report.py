@@ -12,11 +12,12 @@ from oriel_cli.demo_assets import DEMO_KEYS, DemoAssets
 from oriel_cli.state import DEFAULT_ADMIN_PORT
 from oriel_cli.supervisor import Unit
 from oriel_cli.table import columns
-from oriel_wire.distribution import installed_version
+from oriel_wire.distribution import installed_version, is_compiled
 
 __all__ = ["as_json", "as_text"]
 
 _COMPLETION = '{"model": "tiny", "prompt": "The weather is", "max_tokens": 8}'
+PURE = "this is the pure Python build; images and the wheel that `make wheel` builds are compiled: docs/images.md"
 Models = Sequence[Mapping[str, Any]]
 
 
@@ -46,7 +47,7 @@ def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
 def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
     """The tables of units and models, and with `assets` four commands to try."""
     del traces
-    lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", ""]
+    lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", *([] if is_compiled() else [PURE]), ""]
     lines += [*_unit_lines(units), "", _pages(units[0])]
     if models:
         lines += ["", *_model_lines(models)]

@@ -1,8 +1,8 @@
-"""`oriel version`."""
+"""`oriel version`: the version, and whether this is the compiled build."""
 
 import argparse
 
-from oriel_wire.distribution import installed_version
+from oriel_wire.distribution import build, installed_version
 
 __all__ = ["add_arguments", "run"]
 
@@ -12,5 +12,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(f"oriel {installed_version()}")
+    print(f"oriel {installed_version()} ({build()})")
     return 0

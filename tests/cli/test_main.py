@@ -109,8 +109,8 @@ def test_a_bug_in_our_own_imports_is_not_called_a_missing_package(monkeypatch: p
         main(["gateway"])
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0 and re.fullmatch(r"oriel [\w.]+\n", capsys.readouterr().out)
+def test_the_version_is_printed_with_the_build(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0 and re.fullmatch(r"oriel [\w.]+ \(pure Python\)\n", capsys.readouterr().out)
     assert main(["--version"]) == 0
 
 

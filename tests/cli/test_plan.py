@@ -105,3 +105,16 @@ def test_what_is_printed_when_all_is_up_leads_to_the_page_and_the_clients(assets
     secure = plan.units(parsed("--tls-cert", "tls.crt", "--tls-key", "tls.key"), assets)
     units = [SimpleNamespace(spec=spec, name=spec.name, state="ready", pid=1) for spec in secure]
     assert "https://127.0.0.1:8080/docs" in report.as_text(units, [], None, traces="", took_s=1.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_line_says_that_a_checkout_is_not_what_is_deployed(
+    compiled: bool, assets: DemoAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "is_compiled", lambda: compiled)
+    units: Any = [
+        SimpleNamespace(spec=spec, name=spec.name, state="ready", pid=1) for spec in plan.units(parsed(), assets)
+    ]
+    shown = report.as_text(units, [], None, traces="", took_s=1.0).splitlines()
+    assert (report.PURE in shown) is not compiled
+    assert "pure" not in report.as_json(units, [], None, traces="", took_s=1.0).lower()

@@ -1,6 +1,9 @@
-"""The installed distribution, which contains all units in one version."""
+"""The installed distribution, which contains all units in one version, and which of its two builds it is."""
 
-__all__ = ["NAME", "installed_version"]
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+
+__all__ = ["NAME", "build", "installed_version", "is_compiled"]
 
 NAME = "oriel-serving"
 
@@ -13,3 +16,17 @@ def installed_version() -> str:
         return version(NAME)
     except PackageNotFoundError:
         return "unknown"
+
+
+def is_compiled() -> bool:
+    """Whether the modules that every call runs through are compiled, as in images and published wheels.
+
+    A checkout is never compiled: Python would import the library and ignore what is edited in the source.
+    """
+    found = find_spec("oriel_wire.h1_response")
+    return found is not None and (found.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
+
+
+def build() -> str:
+    """The name of the build that runs, for people: "compiled" or "pure Python"."""
+    return "compiled" if is_compiled() else "pure Python"

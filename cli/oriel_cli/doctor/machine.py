@@ -14,7 +14,7 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.plan import PORTS
 from oriel_cli.probe import get
 from oriel_cli.state import state_folder
-from oriel_wire.distribution import installed_version
+from oriel_wire.distribution import build, installed_version
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
@@ -36,7 +36,7 @@ def packages() -> Iterator[Finding]:
     if version == "unknown":
         yield warn("packages", "oriel-serving is not installed, it runs from a folder", "'make setup' in the checkout")
     else:
-        yield good("packages", f"oriel-serving {version}")
+        yield good("packages", f"oriel-serving {version}, {build()}")
     from oriel_inference.backends.distributions import check_distributions
 
     conflict = check_distributions()
