@@ -26,7 +26,7 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 
 # Every test that takes seconds, or another SUITE:
 #   pythons     the same with each Python from 3.11 to 3.14 found here (or PYTHONS="/opt/a/bin/python3 ..."); logs in build
-#   compiled    the gateway, wire and policies against the installed wheel of `make compiled`, not against this checkout
+#   compiled    what differs between the builds, against the installed compiled wheel instead of this checkout
 #   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   embeddings  DEMO=embeddings against the published similarities
@@ -78,13 +78,17 @@ BENCH ?= gateway_hop
 bench: $(DEV)
 	@exec $(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
-# What is installed on other machines for as long as no package index has it: dist/oriel_serving-*.whl, pure Python.
-wheel: $(VENV)/.base-$(HERE)
-	@rm -f dist/oriel_serving-*.whl && mkdir -p dist build
-	@ORIEL_COMPILE=0 $(BIN)/python -m hatchling build -t wheel -d dist >build/wheel.log 2>&1 || { tail -n 5 build/wheel.log >&2; exit 1; }
-	@for wheel in "$$PWD"/dist/oriel_serving-*.whl; do echo "$$wheel"; echo "pip install '$$wheel[cpu]'"; done
+# What is published, in dist: the wheel compiled for this platform and this Python, which needs a C compiler; the pure one
+# for all others; the source distribution.
+wheel: build/wheels/.made-$(HERE)
+	@rm -f dist/oriel_serving-* && mkdir -p dist
+	@ORIEL_COMPILE=0 $(BIN)/python -m build --no-isolation --outdir dist . >build/wheel.log 2>&1 || \
+		{ tail -n 5 build/wheel.log >&2; exit 1; }
+	@cp build/wheels/oriel_serving-*.whl dist
+	@ls "$$PWD"/dist/oriel_serving-*
+	@for wheel in build/wheels/*.whl; do echo "pip install '$$PWD/dist/$${wheel##*/}[cpu]'"; done
 
-# The gateway with its hot path compiled: build/compiled/bin/oriel, and its wheel in build/wheels. Needs a C compiler.
+# An environment with the compiled wheel, as it is deployed: build/compiled/bin/oriel. Needs a C compiler.
 compiled: build/compiled/.wheel-$(HERE)
 
 # podman and buildah leave HEALTHCHECK out of their own format.

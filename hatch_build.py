@@ -1,7 +1,8 @@
-"""A wheel with the gateway's hot path compiled by mypyc, where ORIEL_COMPILE=1 asks for one; else it is pure Python.
+"""Compiles the modules that every call runs through with mypyc, where ORIEL_COMPILE=1 asks for a compiled wheel.
 
-What is compiled is listed in pyproject.toml, with this hook. The sources go into the wheel as well, for tracebacks and
-type checkers; Python prefers the compiled module beside them. A checkout never gets one: an editable install is pure.
+Images and published wheels are compiled; without ORIEL_COMPILE=1 a wheel is pure Python. The list of modules is in
+pyproject.toml, with this hook. The sources go into the wheel as well, for tracebacks and type checkers; Python prefers
+the compiled module beside them. A checkout is never compiled: an editable install is pure.
 """
 
 import os
@@ -47,7 +48,7 @@ def compiled(root: Path, modules: list[str], folder: Path) -> list[Path]:
         from mypyc.build import mypycify
         from setuptools import setup
     except ImportError:
-        sys.exit("oriel: ORIEL_COMPILE=1 needs mypy and setuptools; `make compiled` has both")
+        sys.exit("oriel: ORIEL_COMPILE=1 needs mypy and setuptools; `make wheel` has both")
     before = Path.cwd()
     os.chdir(root)
     try:

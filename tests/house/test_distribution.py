@@ -136,18 +136,21 @@ def test_the_other_name_is_seen(text: str) -> None:
     assert not TAKEN.search(text.replace("oriel", NAME))
 
 
-def test_the_make_target_builds_the_wheel_and_prints_how_to_install_it(tmp_path: Path) -> None:
-    """In a copy whose set-up counts as done; a wheel of an earlier version goes."""
+def test_the_make_target_leaves_both_wheels_and_the_sdist_and_prints_how_to_install_them(tmp_path: Path) -> None:
+    """In a copy whose set-up and compilation count as done; what lies there of an earlier version goes."""
     for name in (*PACKAGES, "examples"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "Makefile"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "dist").mkdir()
-    (tmp_path / "dist" / "oriel_serving-0.0.9-py3-none-any.whl").touch()
-    ready = ["HERE=here", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.base-here"]
+    compiled = f"oriel_serving-{installed_version()}-cp311-cp311-linux_x86_64.whl"
+    for name in ("dist/oriel_serving-0.0.9-py3-none-any.whl", f"build/wheels/{compiled}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    ready = ["HERE=here", f"VENV={sys.prefix}", "-o", "build/wheels/.made-here"]
     command = ["make", "--no-print-directory", "wheel", *ready]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    assert done.stdout.splitlines() == [str(wheel), f"pip install '{wheel}[cpu]'"]
-    assert wheel.name == f"oriel_serving-{installed_version()}-py3-none-any.whl"
+    names = [compiled, f"oriel_serving-{installed_version()}-py3-none-any.whl"]
+    wanted = [str(tmp_path / "dist" / each) for each in (*names, f"oriel_serving-{installed_version()}.tar.gz")]
+    assert sorted(map(str, (tmp_path / "dist").iterdir())) == wanted
+    assert done.stdout.splitlines() == [*wanted, f"pip install '{wanted[0]}[cpu]'"]

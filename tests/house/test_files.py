@@ -48,7 +48,7 @@ def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
 def test_every_target_has_its_lock() -> None:
     targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "minilm", "openvino", "redis", "stores"}
     targets |= {"test-openvino", "uv"}
-    images = {"build", "compile", "gateway", "logic"}
+    images = {"build", "gateway", "logic"}
     images |= {f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt")}
     assert {path.stem for path in LOCKS} == targets | {f"image-{each}" for each in images}
 

@@ -1,7 +1,8 @@
 """The images built for real, where ORIEL_TEST_ENGINE names an engine:
 `make test SUITE=images ENGINE=buildah`.
 
-On a base of nothing but Python and glibc that is made here, so no registry is asked. Then their root is mounted
+On a base of nothing but Python and glibc that is made here, so no registry is asked; it has no C compiler, so the wheel
+is pure. `test_stages.py` compiles it. Then their root is mounted
 read-only, and the unit is started with what the image's own configuration says.
 """
 
@@ -54,7 +55,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def build(unit: str, target: str, python: str, *more: str, check: bool = True) -> str:
-    arguments = {"BASE_IMAGE": BASE, "UV_IMAGE": UV, "PYTHON": python, "REVISION": "abc", "SOURCE": "https://x.example"}
+    arguments = {"BASE_IMAGE": BASE, "BUILD_IMAGE": BASE, "ORIEL_COMPILE": "0", "UV_IMAGE": UV, "PYTHON": python}
+    arguments |= {"REVISION": "abc", "SOURCE": "https://x.example"}
     given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     words = ["build", *given, *more, "--target", target, "-f", f"{unit}/Dockerfile", "-t", f"localhost/test-{target}:1"]
     return engine(*words, ".", check=check)

@@ -1,5 +1,6 @@
 """`oriel logic build`: its context and its Dockerfile, judged as our own are, and its RUN lines executed."""
 
+import hashlib
 import json
 import os
 import re
@@ -33,6 +34,9 @@ def sentiment(text: str) -> dict[str, str]:
     return {"as_toml": tomlkit.dumps({"text": text})}
 """
 CALL = '{"text": "fine"}'
+# What `make wheel` leaves, and one of a version before, which is not taken.
+WHEELS = [f"oriel_serving-{each}.whl" for each in ("0.0.9-py3-none-any", "0.1.0-cp311-cp311-linux_x86_64")]
+WHEELS.append("oriel_serving-0.1.0-py3-none-any.whl")
 LOCK = "oriel-serving==0.1.0 \\\n    --hash=sha256:abc\n"
 
 
@@ -42,7 +46,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     assert main(["logic", "new", "sentiment"]) == 0
     (tmp_path / "dist").mkdir()
-    (tmp_path / "dist" / "oriel_serving-0.1.0-py3-none-any.whl").write_bytes(b"wheel")
+    for name in WHEELS:
+        (tmp_path / "dist" / name).write_bytes(name.encode())
+    os.utime(tmp_path / "dist" / WHEELS[0], (0, 0))
     return tmp_path
 
 
@@ -88,8 +94,7 @@ def test_the_context_holds_the_service_and_not_its_tests(here: Path, unresolved:
     out = here / "build" / "sentiment"
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     service = {"handler.py", "pyproject.toml", "sample.json", "README.md", "prep/words.txt"}
-    wheel = "wheels/oriel_serving-0.1.0-py3-none-any.whl"
-    own = {"Dockerfile", ".dockerignore", "requirements.txt", wheel}
+    own = {"Dockerfile", ".dockerignore", "requirements.txt", *(f"wheels/{name}" for name in WHEELS[1:])}
     assert found == own | {f"services/sentiment/{each}" for each in service}
     assert unresolved == [["oriel-serving==0.1.0"]]
 
@@ -180,6 +185,15 @@ def test_what_a_name_holds_is_never_read_as_dockerfile(here: Path, unresolved: l
     text = (here / "build" / "sentiment" / "Dockerfile").read_text()
     assert "\nRUN evil" not in text and "${PATH}" not in text.replace("/opt/oriel/bin:${PATH}", "")
     assert faults(parse(text), "logic", here / "build" / "sentiment") == []
+
+
+def test_only_the_given_wheels_can_be_installed(here: Path) -> None:
+    """Whatever an index has under the same name and version."""
+    wheels = sorted((here / "dist").glob("*-0.1.0-*.whl"))
+    resolved = "httpx==0.28 \\\n    --hash=sha256:aa\noriel-serving[s3]==0.1.0 \\\n    --hash=sha256:bb\nuvloop==0.22\n"
+    hashes = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels]
+    own = f"oriel-serving==0.1.0 \\\n    --hash=sha256:{hashes[0]} \\\n    --hash=sha256:{hashes[1]}\n"
+    assert command.pinned(resolved, wheels) == f"httpx==0.28 \\\n    --hash=sha256:aa\n{own}uvloop==0.22\n"
 
 
 @pytest.mark.long

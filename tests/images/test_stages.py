@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,14 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+def compiled_files() -> set[str]:
+    """The libraries in a compiled wheel: one for each module that pyproject.toml lists, and the one that they share."""
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    suffix = EXTENSION_SUFFIXES[0]
+    modules = [path.partition("/")[2].removesuffix(".py") for path in hooks["custom"]["modules"]]
+    return {f"{module}{suffix}" for module in [*modules, "oriel_compiled__mypyc"]}
+
+
 @pytest.fixture(scope="module")
 def wheel(folder: Path) -> Path:
     """The stage `wheel`, once: the three Dockerfiles have the same. Its /dist."""
@@ -85,11 +95,12 @@ def image(request: pytest.FixtureRequest, folder: Path, wheel: Path) -> Iterator
     shutil.rmtree(root.folder)
 
 
-def test_the_wheel_of_the_context_is_the_wheel(wheel: Path) -> None:
+def test_the_wheel_of_the_context_is_the_whole_wheel_compiled(wheel: Path) -> None:
     """.dockerignore keeps nothing back that belongs in."""
-    (built,) = wheel.glob("oriel_serving-*-py3-none-any.whl")
+    (built,) = wheel.glob("oriel_serving-*.whl")
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())
+    assert "py3-none-any" not in built.name and {name for name in names if name.endswith(".so")} == compiled_files()
     for room in ("wire", "policies", "gateway", "logic", "inference", "cli"):
         files = [path for path in (ROOT / room / f"oriel_{room}").rglob("*") if path.is_file()]
         wanted = {str(path.relative_to(ROOT / room)) for path in files if "__pycache__" not in path.parts}
@@ -205,12 +216,14 @@ def test_tensorrt_is_asked_for_by_its_argument(sha256: str, tmp_path: Path) -> N
     assert root.environment("tensorrt")["LD_LIBRARY_PATH"] == str(root.at("/opt/oriel/tensorrt"))
 
 
-@pytest.mark.skipif(os.environ.get("ORIEL_TEST_IMAGES") != "1", reason="compiles: make test SUITE=images")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_the_gateway_compiled_is_a_build_argument(folder: Path) -> None:
-    root = Root(folder / "compiled", ROOT, file_of("gateway"), build_args={"ORIEL_COMPILE": "1"})
-    build(root, "wheel", "build", "gateway")
-    assert [path.name for path in root.at("/dist").glob("*-none-any.whl")] == []
-    assert list(root.at("/opt/oriel/lib").glob("python3.*/site-packages/oriel_gateway/core.*.so"))
-    told = run_unit("gateway", root)
-    assert told.get("healthy") is True and told["code"] == 0, told
+def test_an_image_runs_the_compiled_build(image: tuple[str, Root]) -> None:
+    _, root = image
+    told = subprocess.run([root.at("/opt/oriel/bin/oriel"), "version"], capture_output=True, text=True, check=True)
+    assert told.stdout.endswith(" (compiled)\n")
+
+
+def test_a_pure_wheel_is_a_build_argument(folder: Path) -> None:
+    """For a base whose Python has no image with a C compiler."""
+    root = Root(folder / "pure", ROOT, file_of("gateway"), build_args={"ORIEL_COMPILE": "0"})
+    build(root, "wheel")
+    assert [path.name.partition("-py3")[2] for path in root.at("/dist").glob("*.whl")] == ["-none-any.whl"]

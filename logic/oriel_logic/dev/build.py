@@ -2,7 +2,7 @@
 
 build/NAME/Dockerfile        like logic/Dockerfile of Oriel itself: docs/images.md
 build/NAME/requirements.txt  the dependencies in the services' `pyproject.toml`, Oriel included, pinned by hash
-build/NAME/wheels/           Oriel's wheel
+build/NAME/wheels/           Oriel's wheels: the compiled one, and the pure one for an image with another Python
 build/NAME/services/         the services: no tests, no fakes, no hidden files, no environment of this machine
 """
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wheel",
         type=Path,
         metavar="FILE",
-        help="Oriel's wheel; 'make wheel' in a checkout of Oriel builds it (dist/*.whl)",
+        help="Oriel's wheel, with those of its version beside it; 'make wheel' in a checkout of Oriel builds both",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to write (default build/NAME)")
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     target = find(args.target)
     name = _REFERENCE.sub("-", (target.root.stem if target.root.is_file() else target.root.name).lower()).strip("-.")
     out = args.out or Path("build") / (name or "services")
-    version = build(target, name or "services", wheel_of(args.wheel), out)
+    version = build(target, name or "services", wheels_of(args.wheel), out)
     tag = f"{name or 'services'}:{version}"
     sys.stdout.write(
         f"{out}  Dockerfile, requirements.txt, wheels, services\n\n"
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def build(target: Target, name: str, wheel: Path, out: Path) -> str:
+def build(target: Target, name: str, wheels: Sequence[Path], out: Path) -> str:
     """Write the context into `out`; return the version of the image. Raises StartFailed, and leaves `out` unchanged
     then.
     """
@@ -78,10 +78,11 @@ def build(target: Target, name: str, wheel: Path, out: Path) -> str:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".oriel-build-") as made:
         context = Path(made) / "context"
         (context / "wheels").mkdir(parents=True)
-        shutil.copyfile(wheel, context / "wheels" / wheel.name)
+        for wheel in wheels:
+            shutil.copyfile(wheel, context / "wheels" / wheel.name)
         copy_services(target, out, context / "services")
         extra = f"[{','.join(extras)}]" if extras else ""
-        wanted = [f"{DISTRIBUTION}{extra}=={wheel_version(wheel)}", *requirements]
+        wanted = [f"{DISTRIBUTION}{extra}=={wheel_version(wheels[0])}", *requirements]
         (context / "requirements.txt").write_text(locked(wanted, context))
         (context / "Dockerfile").write_text(dockerfile(target, name, version, projects))
         (context / ".dockerignore").write_text("*\n!requirements.txt\n!wheels\n!services\n**/__pycache__\n")
@@ -160,21 +161,22 @@ def requirements_of(projects: Iterable[dict[str, Any]]) -> tuple[list[str], list
     return list(others), sorted(extras)
 
 
-def wheel_of(given: Path | None) -> Path:
-    """Find Oriel's wheel. Raises StartFailed, which says how to make one."""
-    if given is not None:
-        if not given.is_file() or wheel_version(given) == "":
-            raise StartFailed(
-                f"{given} is not a wheel of Oriel: 'make wheel' in a checkout of Oriel builds dist/oriel_serving-*.whl"
-            )
-        return given
+def wheels_of(given: Path | None) -> list[Path]:
+    """Find Oriel's newest wheel, or take the given one, with all wheels of its version beside it: the compiled one and
+    the pure one. Raises StartFailed, which says how to make them.
+    """
+    if given is not None and (not given.is_file() or wheel_version(given) == ""):
+        raise StartFailed(
+            f"{given} is not a wheel of Oriel: 'make wheel' in a checkout of Oriel builds dist/oriel_serving-*.whl"
+        )
     checkout = Path(__file__).resolve().parents[3]
-    found = sorted(path for dist in (Path("dist"), checkout / "dist") for path in dist.glob("oriel_serving-*.whl"))
-    if not found:
+    found = [path for dist in (Path("dist"), checkout / "dist") for path in dist.glob("oriel_serving-*.whl")]
+    if given is None and not found:
         raise StartFailed(
             "there is no wheel of Oriel here: build one with 'make wheel' in a checkout of Oriel, and pass --wheel"
         )
-    return max(found, key=lambda path: path.stat().st_mtime)
+    newest = given or max(found, key=lambda path: path.stat().st_mtime)
+    return sorted(newest.parent.glob(f"oriel_serving-{wheel_version(newest)}-*.whl"))
 
 
 def wheel_version(wheel: Path) -> str:
@@ -245,10 +247,12 @@ def locked(wanted: Sequence[str], context: Path) -> str:
         raise StartFailed(f"uv did not resolve the dependencies within {LOCK_TIMEOUT_S:.0f} s") from late
     if done.returncode:
         raise StartFailed(f"uv cannot resolve the dependencies: {done.stderr.strip()[-600:]}")
-    # This wheel is installed, whatever an index has under its name.
-    (wheel,) = (context / "wheels").iterdir()
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    pinned = f"{DISTRIBUTION}=={wheel_version(wheel)} \\\n    --hash=sha256:{digest}\n"
-    return re.sub(
-        rf"^{DISTRIBUTION}(\[[^\]]*\])?==.*\n(?:    .*\n)*", lambda _: pinned, done.stdout, flags=re.MULTILINE
-    )
+    return pinned(done.stdout, sorted((context / "wheels").iterdir()))
+
+
+def pinned(resolved: str, wheels: Sequence[Path]) -> str:
+    """Put the hashes of these wheels into the resolved requirements, so that no other wheel is installed."""
+    digests = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels]
+    hashes = " \\\n".join(f"    --hash=sha256:{digest}" for digest in digests)
+    pin = f"{DISTRIBUTION}=={wheel_version(wheels[0])} \\\n{hashes}\n"
+    return re.sub(rf"^{DISTRIBUTION}(\[[^\]]*\])?==.*\n(?:    .*\n)*", lambda _: pin, resolved, flags=re.MULTILINE)
