@@ -12,7 +12,7 @@ import pytest
 from oriel_logic.client import upstreams
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import BoundModels, InferenceServers
-from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_logic.client.upstreams import http_client
 from oriel_logic.errors import (
     DeadlineExceeded,
@@ -45,7 +45,7 @@ async def servers() -> AsyncIterator[Callable[..., InferenceServers]]:
     def connect(*ports: int, clock: Callable[[], float] = monotonic) -> InferenceServers:
         endpoints: Endpoints[Client] = Endpoints(http_client, clock=clock)
         endpoints.replace(("127.0.0.1", port) for port in ports)
-        made.append(InferenceServers(endpoints, StreamServers(Endpoints(StreamClient)), clock=clock))
+        made.append(InferenceServers(endpoints, StreamServers(Endpoints(stream_client)), clock=clock))
         return made[-1]
 
     yield connect

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -11,10 +12,9 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from oriel_logic.client import model_streams
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import BoundModels, InferenceServers
-from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_logic.client.model_streams import MAX_ANSWER_BYTES, StreamServers, stream_client
 from oriel_logic.client.upstreams import http_client
 from oriel_logic.errors import (
     DeadlineExceeded,
@@ -99,10 +99,12 @@ Connect = Callable[..., BoundModels]
 async def connect(inference: Any, call: Any) -> AsyncIterator[Connect]:
     async with AsyncExitStack() as opened:
 
-        def connected(*ports: int, context: CallContext | None = None, **bounds: float) -> BoundModels:
+        def connected(
+            *ports: int, context: CallContext | None = None, max_answer_bytes: int = MAX_ANSWER_BYTES, **bounds: float
+        ) -> BoundModels:
             http: Endpoints[Client] = Endpoints(http_client)
             http.replace([("127.0.0.1", inference.port)])
-            streams: Endpoints[StreamClient] = Endpoints(StreamClient)
+            streams = Endpoints(partial(stream_client, max_answer_bytes=max_answer_bytes))
             streams.replace(("127.0.0.1", port) for port in ports)
             servers = InferenceServers(http, StreamServers(streams, **bounds))
             opened.push_async_callback(servers.close)
@@ -235,9 +237,6 @@ async def test_two_ports_share_streams(connect: Connect, fake: FakeStreams) -> N
     await server.stop(0)
 
 
-async def test_an_answer_past_the_bound_fails(
-    connect: Connect, fake: FakeStreams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_streams, "MAX_ANSWER_BYTES", 1024)
+async def test_an_answer_past_the_bound_fails(connect: Connect, fake: FakeStreams) -> None:
     with pytest.raises(ModelFailed, match="larger than 1024 bytes"):
-        await everything(connect(fake.port), {"x": np.zeros((1000, 2), np.float32)})
+        await everything(connect(fake.port, max_answer_bytes=1024), {"x": np.zeros((1000, 2), np.float32)})

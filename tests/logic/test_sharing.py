@@ -10,7 +10,7 @@ import pytest
 
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import InferenceServers
-from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_logic.client.upstreams import AddressWatch, http_client
 from oriel_logic.errors import ModelBusy, ModelFailed, ModelUnavailable
 from oriel_logic.observe.stages import Ledger
@@ -27,7 +27,7 @@ async def connect() -> AsyncIterator[Callable[..., tuple[InferenceServers, Endpo
     def connected(*ports: int) -> tuple[InferenceServers, Endpoints[Client]]:
         endpoints: Endpoints[Client] = Endpoints(http_client)
         endpoints.replace(("127.0.0.1", port) for port in ports)
-        made.append(InferenceServers(endpoints, StreamServers(Endpoints(StreamClient))))
+        made.append(InferenceServers(endpoints, StreamServers(Endpoints(stream_client))))
         return made[-1], endpoints
 
     yield connected
@@ -120,7 +120,7 @@ async def test_a_pod_that_dies_at_work_fails_its_requests_alone(
 
 async def test_pods_come_and_go_by_lookup(inference: Any, second_inference: Any, call: Any) -> None:
     endpoints: Endpoints[Client] = Endpoints(http_client)
-    servers = InferenceServers(endpoints, StreamServers(Endpoints(StreamClient)))
+    servers = InferenceServers(endpoints, StreamServers(Endpoints(stream_client)))
     name = ScriptedDiscovery([("127.0.0.1", inference.port)])
     watch = AddressWatch([name], endpoints.replace)
     await watch.start()

@@ -1,16 +1,15 @@
-"""Streams from models: `ModelStreamInfer` over grpcio, one request and all its answers per call.
+"""Streams from models: `ModelStreamInfer` over HTTP/2, one request and all its answers per call.
 
 The request's deadline bounds the first answer; after that the time between two answers and the total time are bounded.
-A call that no server has received is sent to another one. grpc is imported with the first stream.
+A call that no server has received is sent to another one. What needs protobuf is imported with the first stream.
 """
 
 import asyncio
 import contextlib
 import importlib
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Sequence
+from time import monotonic
 
 from oriel_logic.client.endpoints import Endpoint, Endpoints
 from oriel_logic.client.upstream_errors import ELSEWHERE
@@ -25,62 +24,24 @@ from oriel_logic.errors import (
 )
 from oriel_wire.context import CallContext, to_headers
 from oriel_wire.engine.discovery import Address
-from oriel_wire.engine.large_messages import READ_AHEAD
-from oriel_wire.errors import BadMessage
+from oriel_wire.engine.grpc_client import GrpcCall, GrpcClient
+from oriel_wire.errors import BadMessage, TooLarge, UpstreamBroken, UpstreamUnreachable, UpstreamUnread
+from oriel_wire.h2.grpc import CODES, OK
 from oriel_wire.trace import TraceContext
 from oriel_wire.v2.messages import InferRequest, InferResponse
 
-if TYPE_CHECKING:
-    import grpc.aio
-
-
 STAGE = "stream"
-METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+PATH = b"/inference.GRPCInferenceService/ModelStreamInfer"
 IDLE_S = 30.0
 MAX_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
 RETRY_S = 1.0
-NEEDED = ("grpc.aio", "oriel_wire.v2.grpc")
-NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+MESSAGES = "oriel_wire.v2.grpc_messages"
 
 
-class StreamClient:
-    """The gRPC port of one inference server. The channel is made on first use and reconnects by itself."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._call: Any = None
-        self._channel: grpc.aio.Channel | None = None
-
-    def open(self, metadata: list[tuple[str, str]], timeout_s: float) -> Any:
-        """Return a new `grpc.aio.StreamStreamCall`; nothing has been sent."""
-        if self._channel is None:
-            import grpc.aio
-
-            from oriel_wire.v2.proto import v2_pb2
-
-            host, port = self._address
-            self._channel = grpc.aio.insecure_channel(
-                f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-                options=(
-                    ("grpc.max_send_message_length", -1),
-                    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-                    ("grpc.enable_http_proxy", 0),
-                    ("grpc.initial_reconnect_backoff_ms", 250),
-                    ("grpc.max_reconnect_backoff_ms", 1000),
-                    READ_AHEAD,
-                ),
-            )
-            self._call = self._channel.stream_stream(
-                METHOD,
-                request_serializer=v2_pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=v2_pb2.ModelStreamInferResponse.FromString,
-            )
-        return self._call(metadata=metadata, timeout=timeout_s)
-
-    async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close(None)
+def stream_client(address: Address, *, max_answer_bytes: int = MAX_ANSWER_BYTES) -> GrpcClient:
+    """The gRPC port of one inference server."""
+    return GrpcClient(host=address[0], port=address[1], max_message_bytes=max_answer_bytes)
 
 
 class StreamServers:
@@ -89,16 +50,8 @@ class StreamServers:
     idle_s, max_s: the time between two answers, and the total time of one stream.
     """
 
-    def __init__(
-        self,
-        endpoints: Endpoints[StreamClient],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        idle_s: float = IDLE_S,
-        max_s: float = MAX_S,
-    ) -> None:
+    def __init__(self, endpoints: Endpoints[GrpcClient], *, idle_s: float = IDLE_S, max_s: float = MAX_S) -> None:
         self._endpoints = endpoints
-        self._clock = clock
         self._idle_s = idle_s
         self._max_s = max_s
 
@@ -115,36 +68,42 @@ class StreamServers:
         """
         if not len(self._endpoints):
             raise ModelUnreachable("this server has no gRPC address of an inference server: pass --inference-grpc")
-        if not all(name in sys.modules for name in NEEDED):
-            await asyncio.to_thread(load)
-        from oriel_wire.v2.grpc import decode_infer_response, encode_infer_request
+        if MESSAGES not in sys.modules:  # importing them takes long enough to block the loop
+            await asyncio.to_thread(importlib.import_module, MESSAGES)
+        from oriel_wire.v2.grpc_messages import encode_request, read_stream_answer
 
+        model = request.model_name
         try:
-            message = encode_infer_request(request)
+            message = encode_request(request)
         except BadMessage as error:
-            raise ModelInputWrong(f"model '{request.model_name}': {error.message}") from error
-        tried: list[Endpoint[StreamClient]] = []
+            raise ModelInputWrong(f"model '{model}': {error.message}") from error
+        tried: list[Endpoint[GrpcClient]] = []
         refusal: LogicError | None = None
-        while (endpoint := self._endpoints.pick(tried, request.model_name)) is not None:
+        while (endpoint := self._endpoints.pick(tried, model)) is not None:
             tried.append(endpoint)
             endpoint.outstanding += 1
             try:
-                one = self._one(endpoint.client, message, request.model_name, call, trace)
+                one = self._one(endpoint.client, message, model, call, trace)
                 async with contextlib.aclosing(one):
-                    async for answer in one:
+                    async for data in one:
                         if endpoint.failures:
                             self._endpoints.mark_up(endpoint)
-                        yield decode_infer_response(answer)
+                        failure, answer = read_stream_answer(data)
+                        if failure:
+                            raise ModelFailed(f"model '{model}' failed: {failure[:300]}")
+                        yield answer
                 return
-            except NotExecuted as news:
-                if news.refusal is None:
-                    self._endpoints.mark_down(endpoint)
-                else:
-                    self._endpoints.mark_lacking(endpoint, request.model_name)
-                    refusal = refusal or news.refusal
+            except UpstreamUnreachable:
+                self._endpoints.mark_down(endpoint)
+            except UpstreamUnread:
+                pass
+            except NotServed as news:
+                self._endpoints.mark_lacking(endpoint, model)
+                refusal = refusal or news.refusal
+            except TooLarge as error:
+                raise ModelFailed(f"an answer of model '{model}' is {error.message}") from error
             except BadMessage as error:
-                sentence = f"an answer of model '{request.model_name}' cannot be read: {error.message}"
-                raise ModelFailed(sentence) from error
+                raise ModelFailed(f"an answer of model '{model}' cannot be read: {error.message}") from error
             finally:
                 endpoint.outstanding -= 1
         if refusal is not None:
@@ -152,85 +111,79 @@ class StreamServers:
         raise ModelUnreachable("no inference server can be reached: try again later", retry_after_s=RETRY_S)
 
     async def _one(
-        self, client: StreamClient, message: Any, model: str, call: CallContext, trace: TraceContext
-    ) -> AsyncGenerator[Any]:
-        import grpc.aio
-
-        now = self._clock()
+        self,
+        client: GrpcClient,
+        message: Sequence[bytes | memoryview],
+        model: str,
+        call: CallContext,
+        trace: TraceContext,
+    ) -> AsyncGenerator[bytes]:
+        """Yield the messages of one server."""
+        now = monotonic()
         if call.deadline <= now:
             raise DeadlineExceeded(STAGE)
+        ends = now + self._max_s
         # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
         metadata = [*to_headers(call, now=now, trace=trace), ("triton_grpc_error", "true")]
-        end: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-        stream = client.open(metadata, self._max_s)
+        stream = client.call(PATH, metadata, message, self._max_s)
         try:
-            async with asyncio.timeout(call.deadline - now) as limit:
-                await stream.write(message)
-                await stream.done_writing()
-                answer = await stream.read()
-            while answer is not end:
-                if answer.error_message:
-                    raise ModelFailed(f"model '{model}' failed: {answer.error_message[:300]}")
-                yield answer.infer_response
-                async with asyncio.timeout(self._idle_s) as limit:
-                    answer = await stream.read()
-            if await stream.code() is not grpc.StatusCode.OK:
-                raise refused(model, await stream.code(), await stream.details() or "", await trailing(stream))
-        except grpc.aio.AioRpcError as error:
-            raise refused(model, error.code(), error.details() or "", error.trailing_metadata()) from error
-        except TimeoutError as error:
-            if limit.expired():
+            until = min(call.deadline, ends)
+            while (answer := await next_message(stream, until)) is not None:
+                yield answer
+                until = min(monotonic() + self._idle_s, ends)
+        except UpstreamBroken as error:
+            if monotonic() >= ends:  # the server knows as well when it has to end
                 raise DeadlineExceeded(STAGE) from error
-            raise
-        except asyncio.InvalidStateError as error:  # written to after the server had ended the call
-            raise refused(model, await stream.code(), await stream.details() or "", await trailing(stream)) from error
+            raise cut(model) from error
         finally:
             stream.cancel()
+        if stream.code != OK:
+            raise refused(model, stream)
 
 
-def load() -> None:
-    """Import grpc, which takes about 70 ms and so must not happen on the loop."""
-    for name in NEEDED:
-        importlib.import_module(name)
+async def next_message(stream: GrpcCall, until: float) -> bytes | None:
+    """Return the next message, None at the end of the stream. Raises DeadlineExceeded if none has come by `until`."""
+    if stream.ready:
+        return await stream.read()
+    limit = asyncio.timeout(until - monotonic())
+    try:
+        async with limit:
+            return await stream.read()
+    except TimeoutError as error:
+        if limit.expired():
+            raise DeadlineExceeded(STAGE) from error
+        raise
 
 
-class NotExecuted(Exception):
-    """Another server may be tried: nothing was sent (refusal: None), or this one does not have the model. Never
-    leaves here.
-    """
+class NotServed(Exception):
+    """This server does not have the model, another one may. Never leaves here."""
 
-    def __init__(self, refusal: LogicError | None = None) -> None:
+    def __init__(self, refusal: LogicError) -> None:
         self.refusal = refusal
 
 
-async def trailing(stream: Any) -> Any:
-    return await stream.trailing_metadata()
+def cut(model: str) -> ModelFailed:
+    return ModelFailed(f"the stream of model '{model}' was cut: try again")
 
 
-def refused(model: str, code: Any, details: str, metadata: Any) -> LogicError | NotExecuted:
-    """Convert a gRPC status other than OK to an error. Only the status text tells whether it came from the server."""
-    sentence = details[:300] or "it gave no reason"
-    match code.name:
+def refused(model: str, stream: GrpcCall) -> LogicError | NotServed:
+    """Convert the status other than OK that a call has ended with to an error."""
+    sentence = stream.text[:300] or "it gave no reason"
+    match CODES[stream.code]:
         case "INVALID_ARGUMENT":
             return ModelInputWrong(f"model '{model}' refused its inputs: {sentence}")
         case "NOT_FOUND":
-            return NotExecuted(ModelUnavailable(f"model '{model}' is not served: {sentence}", retry_after_s=RETRY_S))
+            return NotServed(ModelUnavailable(f"model '{model}' is not served: {sentence}", retry_after_s=RETRY_S))
         case "UNIMPLEMENTED":
             return ModelUnavailable(f"model '{model}' is not served: {sentence}", retry_after_s=RETRY_S)
-        case "RESOURCE_EXHAUSTED" if (
-            "larger than max" in details
-        ):  # the client library's own text about what it received
-            return ModelFailed(f"an answer of model '{model}' is larger than {MAX_ANSWER_BYTES} bytes")
         case "RESOURCE_EXHAUSTED":
             return ModelBusy(f"model '{model}': {sentence}", retry_after_s=RETRY_S, too_many=True)
         case "DEADLINE_EXCEEDED":
             return DeadlineExceeded(STAGE)
         case "UNAVAILABLE":
-            if details.startswith(NOT_CONNECTED):
-                return NotExecuted()
-            reason = dict(metadata or ()).get("x-oriel-reason")
+            reason = dict(stream.trailers).get(b"x-oriel-reason")
             if reason is None:
-                return ModelFailed(f"the stream of model '{model}' was cut: try again")
+                return cut(model)
             busy = ModelBusy(f"model '{model}' is not available now: {sentence}", retry_after_s=RETRY_S)
-            return NotExecuted(busy) if reason in ELSEWHERE else busy
+            return NotServed(busy) if reason.decode("latin-1") in ELSEWHERE else busy
     return ModelFailed(f"model '{model}' failed: {sentence}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import InferenceServers
-from oriel_logic.client.model_streams import StreamClient, StreamServers
+from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, discovery_of
 
@@ -20,7 +20,7 @@ class Upstreams:
 
     def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = ()) -> None:
         endpoints: Endpoints[Client] = Endpoints(http_client)
-        streams: Endpoints[StreamClient] = Endpoints(StreamClient)
+        streams = Endpoints(stream_client)
         self.servers = InferenceServers(endpoints, StreamServers(streams))
         self._watches = (
             AddressWatch([discovery_of(each) for each in http], endpoints.replace),

@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage, TooLarge
-from oriel_wire.v2.grpc import decode_infer, encode_infer, encode_infer_request
-from oriel_wire.v2.grpc_messages import MAX_FIELDS, MAX_HEADS, MAX_SHAPES, InferMessages, RawAnswers, cut, read
+from oriel_wire.v2.grpc import decode_infer, decode_infer_response, encode_infer, encode_infer_request
+from oriel_wire.v2.grpc_messages import (
+    MAX_FIELDS,
+    MAX_HEADS,
+    MAX_SHAPES,
+    InferMessages,
+    RawAnswers,
+    cut,
+    read,
+    read_stream_answer,
+)
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
 from oriel_wire.v2.proto import v2_pb2
 
@@ -209,3 +218,37 @@ def test_many_inputs_are_read_without_copies() -> None:
     message, raw = read(data)
     assert raw is not None and len(raw) == 1000 and not message.raw_input_contents
     assert decode_infer(message, raw).inputs[999].array.tolist() == [0, 1]
+
+
+# A client's answers --------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def stream_answers(draw: st.DrawFn) -> bytes:
+    """The bytes of a ModelStreamInferResponse, some with two answers, an error, typed contents, or damaged."""
+    message = encode_infer(InferResponse(model_name="m", parameters=draw(PARAMETERS), outputs=draw(tensors())))
+    if draw(st.booleans()):
+        message.outputs.add(name="typed", datatype="INT32", shape=[1]).contents.int_contents.append(7)
+    error = draw(st.sampled_from(["", "", "failed"]))
+    wire = v2_pb2.ModelStreamInferResponse(error_message=error, infer_response=message).SerializeToString()
+    if draw(st.integers(0, 3)) == 0:
+        wire += v2_pb2.ModelStreamInferResponse(infer_response=message).SerializeToString()
+    if wire and draw(st.integers(0, 2)) == 0:
+        at = draw(st.integers(0, len(wire) - 1))
+        wire = wire[:at] + draw(st.binary(max_size=2)) + wire[at + draw(st.integers(0, 2)) :]
+    return wire
+
+
+@given(wire=stream_answers())
+@settings(max_examples=300, deadline=None)
+def test_a_clients_answer_is_what_protobuf_reads(wire: bytes) -> None:
+    try:
+        message = v2_pb2.ModelStreamInferResponse.FromString(wire)
+        expected: Any = message.error_message, decode_infer_response(message.infer_response)
+    except (DecodeError, BadMessage):
+        expected = None
+    try:
+        found: Any = read_stream_answer(wire)
+    except BadMessage:
+        found = None
+    assert repr(found) == repr(expected)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2 import grpc, http
+from oriel_wire.v2 import grpc, grpc_messages, http
 from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor
 from oriel_wire.v2.proto import v2_pb2
@@ -126,6 +126,31 @@ def test_grpc_request(sent: InferRequest) -> None:
     assert_same_tensors(got.inputs, sent.inputs)
     assert got.parameters == sent.parameters
     assert (got.model_name, got.model_version, got.id, got.outputs) == ("m", sent.model_version, sent.id, sent.outputs)
+
+
+@given(sent=requests())
+@settings(max_examples=40, deadline=None)
+def test_a_clients_grpc_request_is_the_same_without_copies(sent: InferRequest) -> None:
+    message = v2_pb2.ModelInferRequest.FromString(b"".join(grpc_messages.encode_request(sent)))
+    assert message == grpc.encode_infer_request(sent)
+
+
+@given(sent=responses())
+@settings(max_examples=40, deadline=None)
+def test_a_clients_grpc_answer_is_read_without_copies(sent: InferResponse) -> None:
+    wire = v2_pb2.ModelStreamInferResponse(infer_response=grpc.encode_infer(sent)).SerializeToString()
+    error, got = grpc_messages.read_stream_answer(wire)
+    assert not error
+    assert_same_tensors(got.outputs, sent.outputs)
+    assert (got.model_name, got.model_version, got.id, got.parameters) == (
+        "m",
+        sent.model_version,
+        sent.id,
+        sent.parameters,
+    )
+    held = np.frombuffer(wire, np.uint8)
+    for each in got.outputs:
+        assert each.datatype == "BYTES" or not each.array.size or np.shares_memory(each.array, held)
 
 
 @given(sent=responses())

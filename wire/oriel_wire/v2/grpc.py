@@ -131,18 +131,27 @@ def encode_infer(response: InferResponse) -> v2_pb2.ModelInferResponse:
     )
     _set_parameters(message.parameters, response.parameters, "response")
     for output in response.outputs:
-        _add_tensor("output", output, message.outputs.add(), message.raw_output_contents)
+        message.raw_output_contents.append(bytes(_add_tensor("output", output, message.outputs.add())))
     return message
 
 
-def encode_infer_request(request: InferRequest) -> v2_pb2.ModelInferRequest:
-    """Encode a request with raw contents. Raises BadMessage if an array is not of its datatype."""
+def encode_infer_request(
+    request: InferRequest, raw: list[bytes | memoryview] | None = None
+) -> v2_pb2.ModelInferRequest:
+    """Encode a request with raw contents. Raises BadMessage if an array is not of its datatype.
+
+    raw: takes views of the raw contents, which are then not in the message.
+    """
     message = v2_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version, id=request.id
     )
     _set_parameters(message.parameters, request.parameters, "request")
     for each in request.inputs:
-        _add_tensor("input", each, message.inputs.add(), message.raw_input_contents)
+        contents = _add_tensor("input", each, message.inputs.add())
+        if raw is None:
+            message.raw_input_contents.append(bytes(contents))
+        else:
+            raw.append(contents)
     for output in request.outputs or ():
         parameters = dict(output.parameters)
         if output.classification:
@@ -151,14 +160,17 @@ def encode_infer_request(request: InferRequest) -> v2_pb2.ModelInferRequest:
     return message
 
 
-def decode_infer_response(message: v2_pb2.ModelInferResponse) -> InferResponse:
-    """Decode a response with raw or typed contents. Raises BadMessage."""
+def decode_infer_response(message: v2_pb2.ModelInferResponse, raw: Sequence[RawPiece] | None = None) -> InferResponse:
+    """Decode a response with raw or typed contents. raw: the raw contents, if they are not in the message.
+
+    Raises BadMessage.
+    """
     return InferResponse(
         model_name=message.model_name,
         model_version=message.model_version,
         id=message.id,
         parameters=_parameters(message.parameters, "response"),
-        outputs=_tensors("output", message.outputs, _pieces(message.raw_output_contents)),
+        outputs=_tensors("output", message.outputs, _pieces(message.raw_output_contents) if raw is None else raw),
     )
 
 
@@ -287,11 +299,12 @@ def _set_parameters(target: Any, parameters: Mapping[str, ParameterValue], what:
             raise BadMessage(f"{what}: parameter {quoted(name)} does not fit in 64 bits")
 
 
-def _add_tensor(kind: str, each: Tensor, target: Any, raw: Any) -> None:
+def _add_tensor(kind: str, each: Tensor, target: Any) -> bytes | memoryview:
+    """Describe a tensor in `target`, and return its raw contents."""
     what = f"{kind} {quoted(each.name)}"
     target.name = each.name
     target.datatype = each.datatype
     target.shape.extend(each.shape)
     if each.parameters:
         _set_parameters(target.parameters, each.parameters, what)
-    raw.append(bytes(raw_view(each.array, each.datatype, each.shape, what)))
+    return raw_view(each.array, each.datatype, each.shape, what)

@@ -5,20 +5,23 @@ contents (field 7) are found without copying them. The rest, the head, is small 
 equal heads are decoded once. Anything unusual (a group, a length that passes the end or is not in its shortest form,
 too many fields) is left to protobuf.
 
-An answer is a head that depends on names and shapes alone, then raw contents, joined in one copy.
+An answer is a head that depends on names and shapes alone, then raw contents, joined in one copy. A client's requests
+and the answers that it gets are treated alike.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from oriel_wire.errors import TooLarge
+from google.protobuf.message import DecodeError
+
+from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.datatypes import decode_raw, lookup, quoted, raw_view
-from oriel_wire.v2.grpc import RawPiece
-from oriel_wire.v2.messages import MAX_TENSORS, Array, InferRequest, Tensor
+from oriel_wire.v2.grpc import RawPiece, decode_infer_response, encode_infer_request
+from oriel_wire.v2.messages import MAX_TENSORS, Array, InferRequest, InferResponse, Tensor
 from oriel_wire.v2.proto import v2_pb2
 from oriel_wire.v2.proto_cost import FREE_BYTES, parse
 
-__all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut", "read"]
+__all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut", "encode_request", "read", "read_stream_answer"]
 
 MAX_FIELDS = 64
 # The accepted number of inputs, outputs, parameters and raw contents, and a few more.
@@ -27,7 +30,8 @@ MAX_CUT_BYTES = 4 << 20
 MAX_HEAD_BYTES = 4096
 MAX_HEADS = 256
 MAX_SHAPES = 64
-_RAW_INPUT, _RAW_OUTPUT = 0x3A, b"\x32"
+_RAW_INPUT, _RAW_OUTPUT = 0x3A, 0x32
+_INFER_RESPONSE = 0x12  # of a ModelStreamInferResponse
 # model_name to raw_input_contents, each length-delimited.
 _TAGS = frozenset(range(0x0A, 0x3B, 8))
 
@@ -130,7 +134,7 @@ class RawAnswers:
         for (_, datatype, what), array in zip(self._outputs, arrays, strict=True):
             view = raw_view(array, datatype, array.shape, what)
             size = len(view)
-            parts.append(_RAW_OUTPUT)
+            parts.append(_OUTPUT_TAG)
             parts.append(_SHORT[size] if size < 128 else _varint(size))
             parts.append(view)
         return b"".join(parts)
@@ -156,22 +160,53 @@ def read(data: Body) -> tuple[Any, list[RawPiece] | None]:
     return parse(v2_pb2.ModelInferRequest, found[0]), [(data, start, size) for start, size in found[1]]
 
 
-def cut(data: Body, limit: int = MAX_FIELDS) -> tuple[Body, Pieces] | None:
+def encode_request(request: InferRequest) -> list[bytes | memoryview]:
+    """The pieces of a ModelInferRequest with raw contents, which are views of its arrays.
+
+    Raises BadMessage if an array is not of its datatype.
+    """
+    raw: list[bytes | memoryview] = []
+    parts: list[bytes | memoryview] = [encode_infer_request(request, raw).SerializeToString()]
+    for contents in raw:
+        parts += (_INPUT_TAG, _varint(len(contents)), contents)
+    return parts
+
+
+def read_stream_answer(data: bytes) -> tuple[str, InferResponse]:
+    """The error text of a ModelStreamInferResponse, "" if it has none, and its answer. Raises BadMessage.
+
+    The answer's numbers are views of `data`, if they are raw and the answer is all that it holds.
+    """
+    try:
+        if data and data[0] == _INFER_RESPONSE:
+            size, at = _read_varint(data, 1)
+            found = cut(data, MAX_ANY_FIELDS, at, _RAW_OUTPUT) if at and at + size == len(data) else None
+            if found is not None and found[1]:
+                raw = [(data, start, size) for start, size in found[1]]
+                return "", decode_infer_response(v2_pb2.ModelInferResponse.FromString(found[0]), raw)
+        message = v2_pb2.ModelStreamInferResponse.FromString(data)
+    except DecodeError as error:
+        raise BadMessage("it is no ModelStreamInferResponse") from error
+    return message.error_message, decode_infer_response(message.infer_response)
+
+
+def cut(data: Body, limit: int = MAX_FIELDS, start: int = 0, raw: int = _RAW_INPUT) -> tuple[Body, Pieces] | None:
     """The bytes of a ModelInferRequest without its raw contents, and where those are: (start, size) each.
 
-    None if it has to be read by protobuf as a whole. limit: of fields. Raises TooLarge for more besides raw contents
-    than may be copied, and for a large message with more fields than `limit`, unless that is the default.
+    None if it has to be read by protobuf as a whole. limit: of fields. start, raw: where the message begins in `data`,
+    and the tag of its raw contents. Raises TooLarge for more besides raw contents than may be copied, and for a large
+    message with more fields than `limit`, unless that is the default.
     """
     kept: list[Body] = []
     pieces: Pieces = []
-    at = since = 0
+    at = since = start
     end = len(data)
     for _ in range(limit):
         if at == end:
             if pieces and end - since > MAX_CUT_BYTES:
                 raise _large_head()
             if not pieces:
-                return data, pieces
+                return data[start:], pieces
             kept.append(data[since:end])
             return b"".join(kept), pieces
         tag = data[at]
@@ -194,7 +229,7 @@ def cut(data: Body, limit: int = MAX_FIELDS) -> tuple[Body, Pieces] | None:
             return None
         if size > end - at:
             return None
-        if tag == _RAW_INPUT:
+        if tag == raw:
             if begin > since:
                 if begin - since > MAX_CUT_BYTES:
                     raise _large_head()
@@ -246,3 +281,4 @@ def _varint(value: int) -> bytes:
 
 
 _SHORT = [_varint(size) for size in range(128)]
+_INPUT_TAG, _OUTPUT_TAG = bytes((_RAW_INPUT,)), bytes((_RAW_OUTPUT,))
