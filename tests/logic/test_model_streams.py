@@ -14,7 +14,7 @@ import pytest
 
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import BoundModels, InferenceServers
-from oriel_logic.client.model_streams import MAX_ANSWER_BYTES, StreamServers, stream_client
+from oriel_logic.client.model_streams import MAX_ANSWER_BYTES, MAX_S, StreamServers, stream_client
 from oriel_logic.client.upstreams import http_client
 from oriel_logic.errors import (
     DeadlineExceeded,
@@ -40,6 +40,8 @@ class FakeStreams:
 
     def __init__(self) -> None:
         self.metadata: list[dict[str, str]] = []
+        self.peers: set[str] = set()
+        self.left_s: float | None = None
         self.answers = 3
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.reason = ""
@@ -50,6 +52,8 @@ class FakeStreams:
 
     async def serve(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.metadata.append(dict(context.invocation_metadata()))
+        self.peers.add(context.peer())
+        self.left_s = context.time_remaining()
         try:
             async for message in messages:
                 request = decode_infer(message)
@@ -70,8 +74,8 @@ class FakeStreams:
             self.left.set()
             raise
 
-    async def start(self) -> grpc.aio.Server:
-        server = grpc.aio.server()
+    async def start(self, **options: int) -> grpc.aio.Server:
+        server = grpc.aio.server(options=[(f"grpc.{name}", value) for name, value in options.items()])
         method = grpc.stream_stream_rpc_method_handler(
             self.serve,
             request_deserializer=v2_pb2.ModelInferRequest.FromString,
@@ -134,6 +138,7 @@ async def test_what_the_request_carries_goes_along(connect: Connect, fake: FakeS
     (said,) = fake.metadata
     assert [said[f"x-oriel-{name}"] for name in ("tier", "priority", "tenant")] == ["gold", "1", "acme"]
     assert 4000 < int(said["x-oriel-timeout-ms"]) <= 5000 and said["x-request-id"] == "req-1"
+    assert fake.left_s is not None and MAX_S / 2 < fake.left_s <= MAX_S
     parent = parse_traceparent(said["traceparent"])
     (span,) = models._ledger.spans()
     assert parent is not None and (parent.trace_id, parent.span_id) == (context.trace.trace_id, span.context.span_id)
@@ -225,6 +230,33 @@ async def test_one_that_has_not_the_model_is_passed_over(connect: Connect, fake:
     for _ in range(4):
         assert len(await everything(models)) == 3
     assert len(other.metadata) <= 1
+    await server.stop(0)
+
+
+async def test_a_server_that_is_lost_in_the_middle_ends_the_stream(connect: Connect) -> None:
+    other = FakeStreams()
+    server = await other.start()
+    other.hold_at = 1
+    got = 0
+    with pytest.raises(ModelFailed):
+        async for _ in connect(other.port).stream("double", {"x": ROW}):
+            got += 1
+            stopping = asyncio.create_task(server.stop(0))
+    await stopping
+    assert got == 1
+
+
+async def test_no_stream_is_lost_when_the_server_ends_connections_for_their_age(connect: Connect) -> None:
+    """It answers streams that have begun, and no new ones on that connection."""
+    other = FakeStreams()
+    server = await other.start(max_connection_age_ms=50)
+    models = connect(other.port)
+
+    async def ask() -> None:
+        while len(other.peers) < 4:
+            assert len(await everything(models)) == 3
+
+    await asyncio.gather(*(ask() for _ in range(4)))
     await server.stop(0)
 
 
