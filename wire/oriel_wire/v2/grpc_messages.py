@@ -183,7 +183,7 @@ def read_stream_answer(data: bytes) -> tuple[str, InferResponse]:
             found = cut(data, MAX_ANY_FIELDS, at, _RAW_OUTPUT) if at and at + size == len(data) else None
             if found is not None and found[1]:
                 raw = [(data, start, size) for start, size in found[1]]
-                return "", decode_infer_response(v2_pb2.ModelInferResponse.FromString(found[0]), raw)
+                return "", decode_infer_response(v2_pb2.ModelInferResponse.FromString(bytes(found[0])), raw)
         message = v2_pb2.ModelStreamInferResponse.FromString(data)
     except DecodeError as error:
         raise BadMessage("it is no ModelStreamInferResponse") from error
