@@ -22,6 +22,7 @@ from oriel_wire.h2.frames import (
     NO_ERROR,
     PREFACE,
     PROTOCOL_ERROR,
+    RST_STREAM,
     SETTINGS,
     SETTINGS_ACK,
     frame,
@@ -288,6 +289,8 @@ class Paused:
     """The pulse of a loop that has just resumed."""
 
     fresh_until = -inf
+    pauses = 1
+    paused_s = 10.0
 
     def age_s(self, arrival: object, now: float) -> float:
         return 0.75
@@ -320,6 +323,33 @@ async def test_a_request_whose_client_left_during_a_pause_is_not_begun(ours: tup
         sock.sendall(head(1, b"/hold"))
     await until(lambda: not server.connections)
     assert app.calls == []
+
+
+async def resumed(server: HttpServer, app: App, data: bytes) -> None:
+    """A client has sent this on a connection from before, while the loop was paused."""
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(PREFACE + frame(SETTINGS, 0, 0) + SETTINGS_ACK)
+        connection = await only(app)
+        connection._pulse = cast(Any, Paused())
+        sock.sendall(data + head(2**20 + 1, b"/last"))
+        await until(lambda: app.calls and app.calls[-1].path == b"/last" or connection.closed)
+        assert not connection.closed
+
+
+def cancel(stream_id: int) -> bytes:
+    return frame(RST_STREAM, 0, stream_id, CANCEL.to_bytes(4, "big"))
+
+
+async def test_a_request_that_was_reset_during_a_pause_is_not_begun(ours: tuple[HttpServer, App]) -> None:
+    await resumed(*ours, head(1, b"/gone") + head(3, b"/hold") + cancel(1))
+    assert [call.path for call in ours[1].calls] == [b"/hold", b"/last"]
+
+
+async def test_calls_that_ended_at_their_deadline_during_a_pause_are_no_flood(ours: tuple[HttpServer, App]) -> None:
+    """A client whose calls were reset while nothing was read lost the connection, and the other calls on it."""
+    server, app = ours
+    await resumed(server, app, head(1, b"/hold") + b"".join([head(n, b"/x") + cancel(n) for n in range(3, 6003, 2)]))
+    assert [(call.path, call.reset) for call in app.calls] == [(b"/hold", None), (b"/last", None)]
 
 
 # Draining ------------------------------------------------------------------------------------------------------------

@@ -149,6 +149,18 @@ def test_streams_that_we_are_made_to_reset(bad: Callable[[int], bytes]) -> None:
     assert frames_until_failure(made, lambda count: pieces[count]) == BURST
 
 
+def test_what_gathered_while_nothing_was_read_is_no_flood_up_to_a_bound() -> None:
+    """A client may have reset each of its streams `rapid_reset_s` after its begin: 4 in a tenth of a second."""
+    made = flooded(resets_per_s=0.0, controls_per_s=0.0, max_streams=4)
+    made.excuse(10.0)
+    pieces = [request(REQUEST, stream_id=2 * i + 3) + frame(RST_STREAM, 0, 2 * i + 3, bytes(4)) for i in range(999)]
+    assert frames_until_failure(made, lambda count: pieces[count]) == 400 + BURST
+    made = flooded(controls_per_s=5.0, max_streams=4)
+    for _ in range(2):  # the second pause adds nothing to what the first one allowed
+        made.excuse(10.0)
+    assert frames_until_failure(made, lambda _: frame(PING, 0, 0, bytes(8))) == 4 * 400 + 50 + BURST + 2
+
+
 def test_malformed_requests() -> None:
     made = flooded(resets_per_s=0.0)
     malformed = [request([(b":path", b"/")], stream_id=2 * i + 3) for i in range(200)]

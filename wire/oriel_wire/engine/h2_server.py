@@ -16,6 +16,10 @@ Time limits, judged by the server's sweep four times a second:
 
 How long a request may take to arrive is its handler's limit.
 
+After a pause of the loop (`pulse`) a request counts as old as the latest bytes of its connection. It is not begun if
+its client has left, or has reset its stream in the same bytes. What gathered during the pause is no flood, and nobody
+is cut for the pause before what he sent was read (`listener`).
+
 When the server drains, its next sweep tells the client to leave (`drain` of the codec). The connection ends when the
 client has acknowledged that and its last stream has ended, or, without a stream, when the server closes what is idle.
 """
@@ -58,6 +62,7 @@ class H2ServerConnection(H2Transport):
         "_lingering",
         "_most_unread",
         "_opened_s",
+        "_pauses",
         "_pinged_s",
         "_pulse",
         "_stalled_s",
@@ -76,6 +81,7 @@ class H2ServerConnection(H2Transport):
         self.peer = self.peer_name = ""
         self.arrived_s = self.late_s = self.due = 0.0
         self._pulse = server.pulse
+        self._pauses = server.pulse.pauses  # that this connection has been excused for
         self._lingering: deque[tuple[Stream, float]] = deque()
         self._stalled_s = self._pinged_s = 0.0
         self._opened_s = self._heard_s = 0.0
@@ -100,13 +106,13 @@ class H2ServerConnection(H2Transport):
         before_s = self._heard_s
         self.arrived_s = self._heard_s = now
         self.late_s = 0.0
-        if now >= self._pulse.fresh_until and not self._judge_age(now, before_s):
+        if now >= self._pulse.fresh_until and not self._judge_age(data, now, before_s):
             return
         self.receive(data, now)
         if self.out:
             self._write()
 
-    def _judge_age(self, now: float, before_s: float) -> bool:
+    def _judge_age(self, data: bytes, now: float, before_s: float) -> bool:
         """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left.
 
         before_s: when something was read before.
@@ -114,8 +120,14 @@ class H2ServerConnection(H2Transport):
         if (found := arrival(self.transport)) is not None and found.gone:
             self.evict()
             return False
-        self.late_s = self._pulse.shared_age_s(found, now, before_s)
+        pulse = self._pulse
+        self.late_s = pulse.shared_age_s(found, now, before_s)
         self.arrived_s -= self.late_s
+        if self._pauses != pulse.pauses:
+            self._pauses = pulse.pauses
+            self.excuse(pulse.paused_s)
+        if self.late_s > 0.0:
+            self.look_ahead(data)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:

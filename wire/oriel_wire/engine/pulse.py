@@ -40,7 +40,7 @@ class Pulse:
     """Detects the pauses of one loop. Single writer: that loop.
 
     fresh_until: data that is read before this monotonic time has just arrived; for later reads call `age_s`.
-    pauses: number of pauses so far.
+    pauses: number of pauses so far. paused_s: how long the latest one lasted.
     """
 
     __slots__ = (
@@ -48,10 +48,10 @@ class Pulse:
         "_clock",
         "_just_resumed",
         "_loop",
-        "_paused_s",
         "_resumed_at",
         "_timer",
         "fresh_until",
+        "paused_s",
         "pauses",
     )
 
@@ -59,7 +59,7 @@ class Pulse:
         self._loop = loop
         self._clock = clock
         self._beat_at = clock()
-        self._paused_s = 0.0
+        self.paused_s = 0.0
         self._just_resumed = False
         self._resumed_at = -inf
         self.pauses = 0
@@ -96,11 +96,11 @@ class Pulse:
         return age_s
 
     def _unknown_s(self) -> float:
-        return self._paused_s if self._just_resumed and self._paused_s >= UNKNOWN_S else 0.0
+        return self.paused_s if self._just_resumed and self.paused_s >= UNKNOWN_S else 0.0
 
     def _resume(self, now: float) -> None:
         self.pauses += 1
-        self._paused_s = now - self._beat_at
+        self.paused_s = now - self._beat_at
         self._resumed_at = self._beat_at = now
         self._just_resumed = True
         self.fresh_until = -inf

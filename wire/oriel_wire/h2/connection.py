@@ -151,6 +151,20 @@ class H2Connection(Control):
         if self.draining and not self.streams:
             self._note_drained()
 
+    def look_ahead(self, data: bytes) -> None:
+        """Take note of the streams that the peer resets in `data`, which `receive` gets next.
+
+        Their requests are not begun. For data that has lain unread for a while: who sent them waits for no answer.
+        """
+        if self._rest is not None:
+            data = bytes(self._rest) + data
+        start, size = self._preface_bytes, len(data)
+        while size - start >= 9:
+            head, _, stream_id = FRAME.unpack_from(data, start)
+            if head & 255 == RST_STREAM:
+                self._reset_ahead.add(stream_id & MAX_ID)
+            start += 9 + (head >> 8)
+
     def _fail(self, code: int, message: str) -> None:
         """End the connection with an error."""
         self._queue(goaway(self.last_id, code, message.encode("ascii", "replace")))
@@ -364,6 +378,10 @@ class H2Connection(Control):
 
     def _request(self, stream_id: int, fields: list[Field] | None, end: bool) -> None:
         """Open a stream for a client's request."""
+        if self._reset_ahead and stream_id in self._reset_ahead:
+            self._charge(1)
+            self._remember_reset(stream_id)
+            return
         if len(self.streams) >= self.limits.max_streams:
             if self.settings_acknowledged:
                 self._charge_reset()

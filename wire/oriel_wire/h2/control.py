@@ -55,6 +55,7 @@ class Control(Sender):
         "decoder",
         "_finished_then",
         "_peer_last_id",
+        "_reset_ahead",
         "_reset_bucket",
         "_stream_window",
         "_useful_then",
@@ -72,6 +73,7 @@ class Control(Sender):
         self._controls = Bucket(limits.control_burst, limits.controls_per_s)
         self._reset_bucket = Bucket(limits.reset_burst, limits.resets_per_s)
         self._useful_then = self._finished_then = 0
+        self._reset_ahead: set[int] = set()  # streams that the bytes being handled open or reset, and reset later on
 
     def _control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Handle the frames that are rare."""
@@ -167,6 +169,7 @@ class Control(Sender):
         if stream is None:
             if self._idle(stream_id):
                 raise H2Error(PROTOCOL_ERROR, "RST_STREAM on an idle stream")
+            self._reset_ahead.discard(stream_id)
             self._charge(1)
             return
         if not self.client and self.now - stream.opened_s < self.limits.rapid_reset_s:
@@ -210,6 +213,17 @@ class Control(Sender):
         if stream is not None:
             self._drop(stream)
             self.on_stream_error(stream, code, message)
+
+    def excuse(self, seconds: float) -> None:
+        """Note that nothing was read for so long: what the peer sent meanwhile comes at once, and is no flood for that.
+
+        Of streams that it has reset meanwhile it is not known how long they were open: as many are excused as it could
+        have reset in that time, each `rapid_reset_s` after its begin, and a few frames of each.
+        """
+        limits = self.limits
+        resets = seconds * limits.max_streams / limits.rapid_reset_s
+        self._reset_bucket.excuse(resets)
+        self._controls.excuse(seconds * limits.controls_per_s + 4.0 * resets)
 
     def _charge(self, cost: int) -> None:
         """Pay for a frame that brings nothing. Raises H2Error."""

@@ -63,6 +63,10 @@ class Bucket:
         self._tokens -= cost
         return self._tokens >= 0.0
 
+    def excuse(self, tokens: float) -> None:
+        """Let through so many more than the burst, until the next refill."""
+        self._tokens = min(self._tokens, self._burst) + tokens
+
     def refill(self, earned: float, now: float) -> bool:
         """Add what time and useful work allow after `take` has returned False. False: it is still not enough."""
         tokens = self._tokens + earned + (now - self._filled_s) * self._per_s
