@@ -1,8 +1,6 @@
 """Exchanges over HTTP/2: our endpoint and our server, both with the `h2` library, our server with other clients."""
 
-import asyncio
 import operator
-import shutil
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -15,6 +13,7 @@ from oriel_wire.h2.limits import H2Limits
 from ..waiting import until
 from .h2.recorders import TRAILERS
 from .h2_peers import App, Borrower, LibraryServer, connections_of, endpoint_of, library_client, serve
+from .judges import run
 
 LARGE = bytes(range(256)) * 8192  # 2 MiB
 
@@ -143,17 +142,6 @@ async def test_answers_that_end_while_their_borrower_pauses_keep_no_window(ours:
 
 
 # Judges that were not written here -----------------------------------------------------------------------------------
-
-
-async def run(*command: str) -> str:
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed")
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0, out
-    return out.decode()
 
 
 async def test_curl_speaks_http2_and_http1_on_one_port(ours: tuple[HttpServer, App]) -> None:

@@ -127,7 +127,7 @@ class H2ServerConnection(H2Transport):
             self._pauses = pulse.pauses
             self.excuse(pulse.paused_s)
         if self.late_s > 0.0:
-            self.look_ahead(data)
+            self.note_resets(data)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -41,11 +41,16 @@ class ServerHooks(asyncio.Protocol):
         raise NotImplementedError
 
     def on_http2(self, data: bytes) -> bool:
-        """Called if a new connection begins with the preface of HTTP/2, or the first 18 bytes of it and more.
+        """Called if a new connection begins with the preface of HTTP/2, or the first 18 bytes of it and more; over TLS
+        if the handshake has chosen HTTP/2, before anything is received.
 
         data: all that was received. True: another protocol has the transport from now on. False: this server does not
         take HTTP/2, and refuses the request.
         """
+        return False
+
+    def eof_received(self) -> bool:
+        """Treat a half-closed client as gone, because it cannot be distinguished from one that left."""
         return False
 
     def on_writable(self, writable: bool) -> None:

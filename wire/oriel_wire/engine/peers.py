@@ -1,11 +1,12 @@
-"""The peers whose headers about deadline, tier and tenant are honoured."""
+"""The names of peers, and those whose headers about deadline, tier and tenant are honoured."""
 
+import asyncio
 import ipaddress
 from collections.abc import Sequence
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["TrustedPeers", "address_of_grpc_peer"]
+__all__ = ["TrustedPeers", "address_of_grpc_peer", "peer_names"]
 
 _MEMO = 4096
 
@@ -45,3 +46,11 @@ def address_of_grpc_peer(peer: str) -> str:
         return peer
     host = rest.rpartition(":")[0]
     return host.replace("%5B", "").replace("%5D", "").strip("[]")
+
+
+def peer_names(transport: asyncio.BaseTransport) -> tuple[str, str]:
+    """The peer's address, and a name of its connection that is unique among open ones."""
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return "unix", f"unix {id(transport)}"
+    return str(peer[0]), f"{peer[0]} {peer[1]}"

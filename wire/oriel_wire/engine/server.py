@@ -28,7 +28,9 @@ from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.hooks import ServerHooks
 from oriel_wire.engine.kernel import arrival, closed_behind_unread
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.peers import peer_names
 from oriel_wire.engine.recognition import Recognition
+from oriel_wire.engine.tls_handshake import negotiated_http2
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import RequestHead, parse_request_head
 
@@ -78,9 +80,7 @@ class ServerConnection(ServerHooks):
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
-        self.limits = server.limits
-        self.memo = server.memo
-        self._pulse = server.pulse
+        self.limits, self.memo, self._pulse = server.limits, server.memo, server.pulse
         self.state, self.due = HEAD, 0.0
         self.arrived_s = 0.0  # arrival of the last bytes of the current head, monotonic
         self.late_s = 0.0  # how long they lay unread because the loop did not poll
@@ -128,10 +128,10 @@ class ServerConnection(ServerHooks):
             self.transport.abort()
             return
         server.connections.add(self)
-        peer = self.transport.get_extra_info("peername")
-        self.peer = str(peer[0]) if isinstance(peer, tuple) else "unix"
-        self.peer_name = f"{self.peer} {peer[1]}" if isinstance(peer, tuple) else f"unix {id(self)}"
+        self.peer, self.peer_name = peer_names(self.transport)
         self.due = monotonic() + self.limits.idle_timeout_s
+        if server.secure and negotiated_http2(self.transport):
+            self._hand_over(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         waiting = self.state in (BODY, WAIT)
@@ -145,10 +145,6 @@ class ServerConnection(ServerHooks):
         if waiting:
             self.on_lost()
         self.head = None
-
-    def eof_received(self) -> bool:
-        """Treat a half-closed client as gone, because it cannot be distinguished from one that left."""
-        return False
 
     def pause_writing(self) -> None:
         self._stalled_at = monotonic()
@@ -305,9 +301,7 @@ class ServerConnection(ServerHooks):
             return
         head = self._seen.find(data, start, stop)
         if head is None:
-            if self._new and data.startswith(_PREFACE) and self.on_http2(data):
-                self.state = CLOSED
-                self.server.connections.discard(self)
+            if self._new and data.startswith(_PREFACE) and not self.server.secure and self._hand_over(data):
                 return
             self._new = False
             try:
@@ -354,6 +348,12 @@ class ServerConnection(ServerHooks):
             self.data_received(data[stop:])
         elif self.state == BODY:
             self._came(0)
+
+    def _hand_over(self, data: bytes) -> bool:
+        if self.on_http2(data):
+            self.state = CLOSED
+            self.server.connections.discard(self)
+        return self.state == CLOSED
 
     def _keep_rest(self, data: bytes, start: int) -> None:
         """Keep the bytes behind the current request for the next one."""

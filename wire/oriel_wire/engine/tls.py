@@ -24,16 +24,18 @@ _Stamp = tuple[tuple[int, int, int, int], ...]
 
 
 class Certificates:
-    """One certificate chain and its key, in PEM, TLS 1.2 and later, ALPN `http/1.1`.
+    """One certificate chain and its key, in PEM, TLS 1.2 and later.
 
+    http2: whether the listener's `on_http2` takes connections; then ALPN offers `h2` before `http/1.1`.
     context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that pair, for
     a listener of another library. expires_at: when the first certificate of its chain ends, seconds since the epoch.
     Single writer: the task that runs `watch`. Raises StartFailed if there is no usable pair.
     """
 
-    def __init__(self, chain: Path, key: Path) -> None:
+    def __init__(self, chain: Path, key: Path, *, http2: bool = False) -> None:
         self._chain = chain
         self._key = key
+        self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._named: _Stamp | None = None  # the unusable pair that was logged last; () if the files cannot be read
         try:
             self._stamp = self._read_stamp()
@@ -85,6 +87,7 @@ class Certificates:
             raise ValueError(f"a file is larger than {MAX_FILE_BYTES} bytes")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         _restrict(context)
+        context.set_alpn_protocols(self._protocols)
         context.load_cert_chain(self._chain, self._key, password=_no_password)
         return context, (self._chain.read_bytes(), self._key.read_bytes())
 
@@ -101,7 +104,6 @@ def _expires_at(chain: bytes) -> float:
 
 def _restrict(context: ssl.SSLContext) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
     # A renegotiating or compressing client costs much and gains nothing.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from oriel_wire.context import new_request_id
 from oriel_wire.engine.limits import HttpLimits
 
-__all__ = ["TlsHandshake", "TlsListener"]
+__all__ = ["TlsHandshake", "TlsListener", "negotiated_http2"]
 
 SHUTDOWN_S = 5.0  # for the client's close_notify
 ACCEPTED = 64  # connections accepted per turn of the event loop
@@ -159,6 +159,12 @@ class TlsListener:
                 left = MAX_IGNORED
                 while left > 0 and (piece := await self._received(accepted, most=left)):
                     left -= len(piece)
+
+
+def negotiated_http2(transport: asyncio.BaseTransport) -> bool:
+    """Whether the handshake of a TLS connection has chosen HTTP/2 (RFC 7301)."""
+    connection: ssl.SSLObject = transport.get_extra_info("ssl_object")
+    return connection.selected_alpn_protocol() == "h2"
 
 
 def plain_http_answer() -> bytes:

@@ -151,7 +151,7 @@ class H2Connection(Control):
         if self.draining and not self.streams:
             self._note_drained()
 
-    def look_ahead(self, data: bytes) -> None:
+    def note_resets(self, data: bytes) -> None:
         """Take note of the streams that the peer resets in `data`, which `receive` gets next.
 
         Their requests are not begun. For data that has lain unread for a while: who sent them waits for no answer.
