@@ -1,0 +1,453 @@
+"""A row for every field of `config.pbtxt`: whether it works, is only shown, is warned about or refused, and with which
+words. Also the pieces of configurations that tests put together.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from onnx import save_model
+
+from oriel_inference.repository.load import LoadedVersion
+
+from . import models
+
+INPUT = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]'
+OUTPUT = 'output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]'
+BASE = f'backend: "onnxruntime" max_batch_size: 8 {INPUT} {OUTPUT} '
+WORKS, SHOWN, WARNED, REFUSED = "works", "shown", "warned", "refused"
+
+
+class Row(NamedTuple):
+    """text: of the refusal or the warning. effect: what shows that it works. alone: the whole configuration."""
+
+    field: str
+    snippet: str
+    verdict: str
+    text: str = ""
+    effect: Callable[[LoadedVersion], Any] | None = None
+    alone: bool = False
+
+
+def shown(field: str, snippet: str, text: str = "", **more: Any) -> Row:
+    return Row(field, snippet, SHOWN, text, **more)
+
+
+def warned(field: str, snippet: str, text: str = "", **more: Any) -> Row:
+    return Row(field, snippet, WARNED, text or field.partition(".")[0], **more)
+
+
+def refused(field: str, snippet: str, text: str, **more: Any) -> Row:
+    return Row(field, snippet, REFUSED, text, **more)
+
+
+def works(field: str, snippet: str, effect: Callable[[LoadedVersion], Any], **more: Any) -> Row:
+    return Row(field, snippet, WORKS, "", effect, **more)
+
+
+def tensor(more: str, output: str = OUTPUT) -> str:
+    start = 'backend: "onnxruntime" max_batch_size: 8 '
+    return start + f'input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 4 ] {more} }} ] {output}'
+
+
+def out(more: str) -> str:
+    return tensor("", f'output [ {{ name: "y" data_type: TYPE_FP32 dims: [ 4 ] {more} }} ]')
+
+
+def group(more: str) -> str:
+    return f"instance_group [ {{ {more} }} ]"
+
+
+def optimization(more: str) -> str:
+    return f"optimization {{ {more} }}"
+
+
+def accelerator(kind: str, name: str, parameters: str = "") -> str:
+    return optimization(
+        f'execution_accelerators {{ {kind}_execution_accelerator [ {{ name: "{name}" {parameters} }} ] }}'
+    )
+
+
+def option(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value: "{value}" }}'
+
+
+def sequence(more: str) -> str:
+    return f"sequence_batching {{ {more} }}"
+
+
+def control(more: str) -> str:
+    return sequence(f'control_input [ {{ name: "START" control [ {{ {more} }} ] }} ]')
+
+
+START = "kind: CONTROL_SEQUENCE_START"
+STATE = 'input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: [ 1 ]'
+BATCH_INPUT = 'kind: BATCH_ELEMENT_COUNT target_name: "n" data_type: TYPE_FP32 source_input: "x"'
+FAMILY = 'metric_identifier { family: "f" }'
+SPEC = 'batch_size: 4 input { key: "x" value { dim: [ 4 ] } }'
+NOT_YET = "is understood, but not executed by this server yet"
+
+ROWS = [
+    works("name", 'name: "double"', lambda v: v.spec.name == "double"),
+    refused("name", 'name: "other"', "name: 'other' differs from the folder's name 'double'"),
+    works("platform", 'platform: "onnxruntime_onnx"', lambda v: v.spec.platform == "onnxruntime_onnx"),
+    refused("platform", 'platform: "tensorrt_plan"', "engine files are not executed by this version", alone=True),
+    refused("platform", 'platform: "pytorch_libtorch"', "docs/convert-to-onnx.md", alone=True),
+    refused("platform", 'platform: "torch_aoti"', "docs/convert-to-onnx.md", alone=True),
+    refused("platform", 'platform: "tensorflow_graphdef"', "docs/convert-to-onnx.md", alone=True),
+    refused("platform", 'platform: "tensorflow_savedmodel"', "docs/convert-to-onnx.md", alone=True),
+    refused("platform", 'platform: "caffe2_netdef"', "docs/convert-to-onnx.md", alone=True),
+    refused("platform", 'platform: "steam_engine"', "'steam_engine' is not supported", alone=True),
+    refused("platform", 'platform: "tensorrt_plan"', "contradicts platform"),
+    works("backend", "", lambda v: v.spec.backend == "onnxruntime"),
+    refused("backend", 'backend: "tensorrt"', 'gpu_execution_accelerator { name: "tensorrt" }', alone=True),
+    refused("backend", 'backend: "openvino"', 'cpu_execution_accelerator { name: "openvino" }', alone=True),
+    refused("backend", 'backend: "pytorch"', "docs/convert-to-onnx.md", alone=True),
+    refused("backend", 'backend: "tensorflow"', "docs/convert-to-onnx.md", alone=True),
+    refused("backend", 'backend: "vllm"', "behind the gateway", alone=True),
+    refused("backend", 'backend: "tensorrtllm"', "behind the gateway", alone=True),
+    refused("backend", 'backend: "dali"', "logic service", alone=True),
+    refused("backend", 'backend: "fil"', "docs/convert-to-onnx.md", alone=True),
+    refused("backend", 'backend: "identity"', "example backends", alone=True),
+    refused("backend", 'backend: "steam"', "'steam' is not supported", alone=True),
+    warned("runtime", 'runtime: "libtriton_onnxruntime.so"'),
+    works(
+        "version_policy.latest.num_versions", "version_policy { latest { num_versions: 1 } }", lambda v: v.spec.version
+    ),
+    works("version_policy.all", "version_policy { all { } }", lambda v: v.spec.version == 1),
+    works("version_policy.specific.versions", "version_policy { specific { versions: 1 } }", lambda v: v.spec.version),
+    refused("version_policy.specific.versions", "version_policy { specific { versions: 0 } }", "positive numbers"),
+    works("max_batch_size", "", lambda v: v.spec.max_batch_size == 8),
+    refused("max_batch_size", "max_batch_size: -1", "must not be negative", alone=True),
+    works("default_model_filename", 'default_model_filename: "other.onnx"', lambda v: v.spec.name),
+    refused("default_model_filename", 'default_model_filename: "../x.onnx"', "stay inside the model's folder"),
+    works("cc_model_filenames", 'cc_model_filenames { key: "9.0" value: "h.onnx" }', lambda v: v.spec.name),
+    refused("cc_model_filenames", 'cc_model_filenames { key: "new" value: "h.onnx" }', "compute capability"),
+    refused("cc_model_filenames", 'cc_model_filenames { key: "9.0" value: "" }', "names no file"),
+    # input and output
+    works("input.name", "", lambda v: v.spec.inputs[0].name == "x"),
+    works("input.data_type", "", lambda v: v.spec.inputs[0].datatype == "FP32"),
+    works("input.dims", "", lambda v: v.spec.inputs[0].dims == (4,)),
+    works(
+        "input.reshape.shape", tensor("reshape { shape: [ 4 ] }"), lambda v: v.spec.inputs[0].engine_dims, alone=True
+    ),
+    refused("input.reshape.shape", tensor("reshape { shape: [ 5 ] }"), "number of elements", alone=True),
+    works("input.format", tensor("format: FORMAT_NONE"), lambda v: v.spec.name, alone=True),
+    refused("input.format", tensor("format: FORMAT_NCHW"), "FORMAT_NCHW needs three dims, not 1", alone=True),
+    refused("input.is_shape_tensor", tensor("is_shape_tensor: true"), "only TensorRT engine files have", alone=True),
+    refused("input.allow_ragged_batch", tensor("allow_ragged_batch: true"), NOT_YET, alone=True),
+    works("input.optional", tensor("optional: true"), lambda v: v.spec.inputs[0].optional, alone=True),
+    refused("input.is_non_linear_format_io", tensor("is_non_linear_format_io: true"), "row-major", alone=True),
+    works("output.name", "", lambda v: v.spec.outputs[0].name == "y"),
+    works("output.data_type", "", lambda v: v.spec.outputs[0].datatype == "FP32"),
+    works("output.dims", "", lambda v: v.spec.outputs[0].dims == (4,)),
+    works(
+        "output.label_filename",
+        out('label_filename: "l.txt"'),
+        lambda v: v.spec.outputs[0].labels == ("a", "b"),
+        alone=True,
+    ),
+    refused(
+        "output.label_filename",
+        out('label_filename: "no.txt"'),
+        "no.txt, named as label_filename, is missing",
+        alone=True,
+    ),
+    refused("output.label_filename", out('label_filename: "../l.txt"'), "stay inside the model's folder", alone=True),
+    works("output.reshape.shape", out("reshape { shape: [ 4 ] }"), lambda v: v.spec.outputs[0].engine_dims, alone=True),
+    refused("output.is_shape_tensor", out("is_shape_tensor: true"), "only TensorRT engine files have", alone=True),
+    refused("output.is_non_linear_format_io", out("is_non_linear_format_io: true"), "row-major", alone=True),
+    # ragged helpers: judged, then refused
+    refused("batch_input.kind", f"batch_input [ {{ {BATCH_INPUT} }} ]", f"batch_input[0]: {NOT_YET}"),
+    refused(
+        "batch_input.target_name", 'batch_input { data_type: TYPE_FP32 source_input: "x" }', "target_name: is missing"
+    ),
+    refused("batch_input.data_type", "batch_input { data_type: TYPE_INT8 }", "must be TYPE_INT32 or TYPE_FP32"),
+    refused("batch_input.source_input", f'batch_input {{ {BATCH_INPUT} source_input: "z" }}', "has no input 'z'"),
+    refused("batch_output.kind", 'batch_output { target_name: "y" source_input: "x" }', f"batch_output[0]: {NOT_YET}"),
+    refused("batch_output.target_name", 'batch_output { target_name: "z" source_input: "x" }', "has no output 'z'"),
+    refused("batch_output.source_input", 'batch_output { target_name: "y" }', "must name exactly one input"),
+    # instances
+    works("instance_group.name", group('name: "front"'), lambda v: len(v.sessions) == 1),
+    works("instance_group.count", group("count: 3"), lambda v: len(v.sessions) == 3 == v.spec.instances),
+    refused("instance_group.count", group("count: -1"), "must not be negative"),
+    works("instance_group.kind", group("kind: KIND_CPU"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
+    works("instance_group.kind", group("kind: KIND_AUTO"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
+    works("instance_group.kind", group("kind: KIND_MODEL"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
+    refused("instance_group.kind", group("kind: KIND_GPU"), "the extra oriel-serving[gpu]"),
+    refused("instance_group.gpus", group("gpus: [ 0 ]"), "the extra oriel-serving[gpu]"),
+    refused("instance_group.gpus", group("kind: KIND_CPU gpus: [ 0 ]"), "does not go with KIND_CPU"),
+    refused("instance_group.gpus", group("gpus: [ 0, 0 ]"), "each once"),
+    warned("instance_group.profile", group('profile: "0"')),
+    refused("instance_group.profile", group('profile: "fast"'), "not the number of an optimisation profile"),
+    refused("instance_group.passive", group("passive: true"), NOT_YET),
+    works("instance_group.host_policy", group('host_policy: "cpu"'), lambda v: v.spec.name),
+    refused("instance_group.host_policy", group('host_policy: "numa1"'), NOT_YET),
+    refused("instance_group.rate_limiter.priority", group("rate_limiter { priority: 2 }"), NOT_YET),
+    refused(
+        "instance_group.rate_limiter.resources.name",
+        group("rate_limiter { resources { count: 1 } }"),
+        "name: is missing",
+    ),
+    refused(
+        "instance_group.rate_limiter.resources.count",
+        group('rate_limiter { resources { name: "R" count: 1 } }'),
+        NOT_YET,
+    ),
+    refused(
+        "instance_group.rate_limiter.resources.global",
+        group('rate_limiter { resources { name: "R" global: true } }'),
+        NOT_YET,
+    ),
+    refused("instance_group.secondary_devices.kind", group("secondary_devices { kind: KIND_NVDLA }"), "NVDLA"),
+    refused("instance_group.secondary_devices.device_id", group("secondary_devices { device_id: 0 }"), "NVDLA"),
+    # optimisation
+    works("optimization.graph.level", optimization("graph { level: -1 }"), lambda v: v.config.optimization.graph.level),
+    works("optimization.graph.level", optimization("graph { level: 2 }"), lambda v: v.config.optimization.graph.level),
+    refused(
+        "optimization.graph.level", optimization("graph { level: 7 }"), "must be -1 (basic), 0 (all), 1 (extended)"
+    ),
+    warned("optimization.priority", optimization("priority: PRIORITY_MAX"), "optimization.priority"),
+    warned("optimization.cuda.graphs", optimization("cuda { graphs: true }"), "optimization.cuda"),
+    warned("optimization.cuda.busy_wait_events", optimization("cuda { busy_wait_events: true }"), "optimization.cuda"),
+    warned(
+        "optimization.cuda.output_copy_stream", optimization("cuda { output_copy_stream: true }"), "optimization.cuda"
+    ),
+    warned(
+        "optimization.cuda.graph_spec.batch_size",
+        optimization(f"cuda {{ graph_spec {{ {SPEC} }} }}"),
+        "optimization.cuda",
+    ),
+    refused(
+        "optimization.cuda.graph_spec.batch_size",
+        optimization("cuda { graph_spec { batch_size: 9 } }"),
+        "max_batch_size 8",
+    ),
+    refused(
+        "optimization.cuda.graph_spec.input.dim",
+        optimization('cuda { graph_spec { input { key: "x" value { dim: 0 } } } }'),
+        "positive",
+    ),
+    refused(
+        "optimization.cuda.graph_spec.input.dim",
+        optimization('cuda { graph_spec { input { key: "z" value { dim: 1 } } } }'),
+        "no input 'z'",
+    ),
+    refused(
+        "optimization.cuda.graph_spec.graph_lower_bound.batch_size",
+        optimization("cuda { graph_spec { batch_size: 2 graph_lower_bound { batch_size: 3 } } }"),
+        "the batch_size above it",
+    ),
+    refused(
+        "optimization.cuda.graph_spec.graph_lower_bound.input.dim",
+        optimization('cuda { graph_spec { graph_lower_bound { input { key: "x" value { dim: 0 } } } } }'),
+        "positive",
+    ),
+    refused(
+        "optimization.execution_accelerators.gpu_execution_accelerator.name",
+        accelerator("gpu", "tensorrt"),
+        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt]",
+    ),
+    refused(
+        "optimization.execution_accelerators.gpu_execution_accelerator.name",
+        accelerator("gpu", "cuda"),
+        "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu]",
+    ),
+    refused(
+        "optimization.execution_accelerators.gpu_execution_accelerator.name",
+        accelerator("gpu", "steam"),
+        "'steam' is not one of tensorrt, cuda",
+    ),
+    refused(
+        "optimization.execution_accelerators.gpu_execution_accelerator.parameters",
+        accelerator("gpu", "tensorrt", option("trt_flux", "1")),
+        "parameters['trt_flux']: is not an option of tensorrt",
+    ),
+    refused(
+        "optimization.execution_accelerators.cpu_execution_accelerator.name",
+        accelerator("cpu", "openvino"),
+        "pip install 'oriel-serving[openvino]'",
+    ),
+    refused(
+        "optimization.execution_accelerators.cpu_execution_accelerator.name",
+        accelerator("cpu", "steam"),
+        "'steam' is not one of openvino",
+    ),
+    refused(
+        "optimization.execution_accelerators.cpu_execution_accelerator.parameters",
+        accelerator("cpu", "openvino", option("num_streams", "many")),
+        "must be a whole number",
+    ),
+    warned(
+        "optimization.input_pinned_memory.enable",
+        optimization("input_pinned_memory { enable: true }"),
+        "optimization.input_pinned_memory",
+    ),
+    warned(
+        "optimization.output_pinned_memory.enable",
+        optimization("output_pinned_memory { enable: true }"),
+        "optimization.output_pinned_memory",
+    ),
+    warned(
+        "optimization.gather_kernel_buffer_threshold",
+        optimization("gather_kernel_buffer_threshold: 1"),
+        "gather_kernel_buffer",
+    ),
+    warned("optimization.eager_batching", optimization("eager_batching: true"), "optimization.eager_batching"),
+    # sequences: judged, then refused
+    refused("sequence_batching.max_sequence_idle_microseconds", sequence("max_sequence_idle_microseconds: 1"), NOT_YET),
+    refused("sequence_batching.control_input.name", sequence("control_input { }"), "control_input[0].name: is missing"),
+    refused(
+        "sequence_batching.control_input.control.kind",
+        control(f"{START} int32_false_true: [ 0, 1 ]"),
+        f"sequence_batching: {NOT_YET}",
+    ),
+    refused(
+        "sequence_batching.control_input.control.int32_false_true",
+        control(f"{START} int32_false_true: [ 0 ]"),
+        "needs two values",
+    ),
+    refused(
+        "sequence_batching.control_input.control.fp32_false_true",
+        control(f"{START} fp32_false_true: [ 0 ]"),
+        "needs two values",
+    ),
+    refused(
+        "sequence_batching.control_input.control.bool_false_true",
+        control(START),
+        "needs exactly one of bool_false_true",
+    ),
+    refused(
+        "sequence_batching.control_input.control.data_type", control("kind: CONTROL_SEQUENCE_CORRID"), "not a datatype"
+    ),
+    refused(
+        "sequence_batching.state.input_name", sequence('state { output_name: "o" }'), "needs input_name and output_name"
+    ),
+    refused(
+        "sequence_batching.state.output_name", sequence('state { input_name: "i" }'), "needs input_name and output_name"
+    ),
+    refused(
+        "sequence_batching.state.data_type", sequence('state { input_name: "i" output_name: "o" }'), "not a datatype"
+    ),
+    refused("sequence_batching.state.dims", sequence(f"state {{ {STATE} }}"), f"sequence_batching: {NOT_YET}"),
+    refused(
+        "sequence_batching.state.initial_state.name",
+        sequence(f'state {{ {STATE} initial_state {{ name: "s" }} }}'),
+        "needs zero_data or data_file",
+    ),
+    refused(
+        "sequence_batching.state.initial_state.data_type",
+        sequence(f"state {{ {STATE} initial_state {{ data_type: TYPE_FP32 zero_data: true }} }}"),
+        NOT_YET,
+    ),
+    refused(
+        "sequence_batching.state.initial_state.dims",
+        sequence(f"state {{ {STATE} initial_state {{ dims: 1 zero_data: true }} }}"),
+        NOT_YET,
+    ),
+    refused(
+        "sequence_batching.state.initial_state.zero_data",
+        sequence(f"state {{ {STATE} initial_state {{ zero_data: true }} }}"),
+        NOT_YET,
+    ),
+    refused(
+        "sequence_batching.state.initial_state.data_file",
+        sequence(f'state {{ {STATE} initial_state {{ data_file: "f" }} }}'),
+        NOT_YET,
+    ),
+    refused(
+        "sequence_batching.state.use_same_buffer_for_input_output",
+        sequence(f"state {{ {STATE} use_same_buffer_for_input_output: true }}"),
+        NOT_YET,
+    ),
+    refused(
+        "sequence_batching.state.use_growable_memory",
+        sequence(f"state {{ {STATE} use_growable_memory: true }}"),
+        NOT_YET,
+    ),
+    refused(
+        "sequence_batching.direct.max_queue_delay_microseconds",
+        sequence("direct { max_queue_delay_microseconds: 1 }"),
+        NOT_YET,
+    ),
+    refused(
+        "sequence_batching.direct.minimum_slot_utilization",
+        sequence("direct { minimum_slot_utilization: 2 }"),
+        "between 0 and 1",
+    ),
+    refused(
+        "sequence_batching.oldest.max_candidate_sequences",
+        sequence("oldest { max_candidate_sequences: -1 }"),
+        "negative",
+    ),
+    refused("sequence_batching.oldest.preferred_batch_size", sequence("oldest { preferred_batch_size: 4 }"), NOT_YET),
+    refused(
+        "sequence_batching.oldest.max_queue_delay_microseconds",
+        sequence("oldest { max_queue_delay_microseconds: 1 }"),
+        NOT_YET,
+    ),
+    refused("sequence_batching.oldest.preserve_ordering", sequence("oldest { preserve_ordering: true }"), NOT_YET),
+    refused("sequence_batching.iterative_sequence", sequence("iterative_sequence: true"), NOT_YET),
+    # the rest
+    works(
+        "parameters.string_value",
+        'parameters { key: "k" value { string_value: "v" } }',
+        lambda v: v.spec.parameters == {"k": "v"},
+    ),
+    works(
+        "parameters.string_value",
+        'parameters { key: "enable_mem_arena" value { string_value: "0" } }',
+        lambda v: v.spec.name,
+    ),
+    refused(
+        "parameters.string_value",
+        'parameters { key: "enable_mem_arena" value { string_value: "no" } }',
+        "must be 0 or 1",
+    ),
+    warned(
+        "parameters.string_value",
+        'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "x.so" } }',
+        "TRITON_BATCH_STRATEGY_PATH",
+    ),
+    refused(
+        "parameters.string_value",
+        'parameters { key: "intra_op_thread_count" value { string_value: "257" } }',
+        "must be a number from 0 to 256",
+    ),
+    refused("model_operations.op_library_filename", 'model_operations { op_library_filename: "ops.so" }', NOT_YET),
+    refused(
+        "model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }", "exactly one response"
+    ),
+    refused("model_repository_agents.agents.name", 'model_repository_agents { agents { name: "checksum" } }', NOT_YET),
+    warned("model_repository_agents.agents.name", 'model_repository_agents { agents { name: "mirror" } }', "mirror"),
+    warned(
+        "model_repository_agents.agents.parameters",
+        'model_repository_agents { agents { name: "m" parameters { key: "a" value: "b" } } }',
+        "(m)",
+    ),
+    warned("response_cache.enable", "response_cache { enable: true }", "there is no cache"),
+    refused("metric_tags", 'metric_tags { key: "a b" value: "c" }', "must be a label name"),
+    refused(
+        "model_metrics.metric_control.metric_identifier.family",
+        "model_metrics { metric_control { } }",
+        "family: is missing",
+    ),
+    refused(
+        "model_metrics.metric_control.histogram_options.buckets",
+        f"model_metrics {{ metric_control {{ {FAMILY} histogram_options {{ buckets: [ 2, 1 ] }} }} }}",
+        "must rise",
+    ),
+    # what no field is
+    refused("", "\n\nflux: 3", 'line 3, column 1: "ModelConfig" has no field named "flux"'),
+    refused("", "optimization { flux: 3 }", 'has no field named "flux"'),
+    refused("", "max_batch_size: many", "Couldn't parse integer: many", alone=True),
+    refused("", group("kind: KIND_TPU"), "has no value named KIND_TPU, it is one of KIND_AUTO, KIND_GPU, KIND_CPU"),
+    refused("", "max_batch_sise: 3", "did you mean 'max_batch_size'?"),
+]
+
+
+def write(root: Path, row: Row) -> None:
+    folder = models.put(root, "double", models.double(), row.snippet if row.alone else BASE + row.snippet)
+    for name in ("other.onnx", "h.onnx"):
+        save_model(models.double(), str(folder / "1" / name))
+    (folder / "l.txt").write_text("a\nb\n")

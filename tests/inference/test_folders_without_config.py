@@ -1,0 +1,62 @@
+"""Model folders that have no `config.pbtxt`, or one that names no backend."""
+
+from pathlib import Path
+
+import pytest
+
+from oriel_inference.backends import find_backend
+from oriel_inference.errors import LoadFailed
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.stores.local import LocalStore
+
+from . import models
+from .config_rows import OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (
+            "model.pt",
+            "PyTorch models are not executed by this server, export the model to ONNX: docs/convert-to-onnx.md",
+        ),
+        ("model.pt2", "docs/convert-to-onnx.md"),
+        ("resnet.pth", "docs/convert-to-onnx.md"),
+        ("model.savedmodel/saved_model.pb", "TensorFlow models are not executed by this server"),
+        ("model.graphdef", "docs/convert-to-onnx.md"),
+        ("model.plan", "TensorRT engine files are not executed by this version"),
+        ("model.xml", "OpenVINO IR files are not executed by this version"),
+        ("xgboost.json", "docs/convert-to-onnx.md"),
+        ("notes.txt", "names no backend and holds no model.onnx"),
+    ],
+)
+@pytest.mark.parametrize("config", [None, "max_batch_size: 4"])
+def test_folder_of_another_framework_is_recognised(tmp_path: Path, file: str, text: str, config: str | None) -> None:
+    path = models.put(tmp_path, "double", None, config) / "1" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
+    with pytest.raises(LoadFailed) as caught:
+        load_model(Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1))
+    assert text in caught.value.reason and "double" in caught.value.reason
+
+
+def test_optional_input_with_a_default_in_the_file_may_be_left_out(tmp_path: Path) -> None:
+    bias = models.numpy_helper.from_array(models.np.full(4, 2, dtype=models.np.float32), "b")
+    ends = [("x", models.FLOAT, ["n", 4]), ("b", models.FLOAT, [4])]
+    model = models.graph(
+        [models.helper.make_node("Add", ["x", "b"], ["y"])], ends, [("y", models.FLOAT, ["n", 4])], [bias]
+    )
+    config = f"""
+        max_batch_size: 0 {OUTPUT.replace("[ 4 ]", "[ -1, 4 ]")}
+        input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }},
+                {{ name: "b" data_type: TYPE_FP32 dims: [ 4 ] optional: true }} ]
+    """
+    models.put(tmp_path, "double", model, config)
+    (version,) = load_model(
+        Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1)
+    ).values()
+    assert isinstance(version, LoadedVersion), version
+    x = models.np.ones((2, 4), dtype=models.np.float32)
+    (session,) = version.sessions
+    assert session.run({"x": x}, ["y"])[0].tolist() == (x + 2).tolist()
+    assert session.run({"x": x, "b": x[0]}, ["y"])[0].tolist() == (x + 1).tolist()
