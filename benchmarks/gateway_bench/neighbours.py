@@ -35,7 +35,7 @@ from tests.gateway.pods import INFER, PROBED, Pod, files, pod
 from tests.gateway.process import Process, cpu_s, gateway_process
 from tests.gateway.stack import BRONZE, GOLD, Client
 
-from oriel_gateway.pools.lending import SUSPEND_AFTER_S
+from oriel_gateway.pools.pool import SUSPEND_AFTER_S
 
 HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n" % BRONZE.encode()
 LARGE_HEAD = HEAD.replace(b"digits", b"large")

@@ -5,9 +5,9 @@ would keep the permit from others for nothing: twelve such streams of the lowest
 So the stream's permit is *suspended*: others use it, and that time is neither charged nor a sample of how long calls
 take. When the stream goes on, its permit is *resumed*.
 
-After SUSPEND_AFTER_S any call may have it. A more urgent call, or one of another tenant, gets the permit of a client
-that does not read at once if it would have to wait. Calls of the stream's own tenant do not, or the upstream would hold
-an answer for every one of them.
+After `suspend_after_s` of its pool any call may have it. A more urgent call, or one of another tenant, gets the permit
+of a client that does not read at once if it would have to wait. Calls of the stream's own tenant do not, or the
+upstream would hold an answer for every one of them.
 
 A gRPC stream *rests* when each of its messages has had its last answer (`Exchange.rests`) and the client has taken it.
 Then any call has its permit at once, also one of its own tenant, and the stream's next message queues like any other
@@ -17,7 +17,7 @@ decoupled model of a server that does not mark its last answer), the permit goes
 to other tenants of its own tier when the client sends the next message.
 
 A message that its model answers with nothing looks like one that takes long. So a gRPC stream with unanswered messages
-whose server has been silent for SUSPEND_AFTER_S gives its permit to those same others if they would have to wait. But
+whose server has been silent for `suspend_after_s` gives its permit to those same others if they would have to wait. But
 the server may be at work: that time is charged, and the permit is to be resumed (`PoolGate.to_resume`). When a permit
 is free and none of those others waits, it goes back to the stream, not to the next call of the stream's tenant. The
 stream's further messages pass meanwhile: a stream has one permit for all of them anyway.
@@ -32,8 +32,6 @@ from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.exchanges import Exchange
 from oriel_policies.queue import Ticket
-
-SUSPEND_AFTER_S = 0.5
 
 
 class PermitLending:
@@ -123,7 +121,7 @@ class PermitLending:
     def client_took_answer(self) -> None:
         """The client has taken the answer of a gRPC stream, and no further answer is expected."""
         assert self.exchange is not None
-        if self._since_s and self.exchange.rests(monotonic(), SUSPEND_AFTER_S):
+        if self._since_s and self.exchange.rests(monotonic(), self._gate.suspend_after_s):
             self._wake()
             if not self.suspended and not self._over:
                 self.rests = self.pauses = True
@@ -238,13 +236,13 @@ class PermitLending:
         """
         if self._gate.admission.queue.rows_ahead(self.tenant.tier.band):
             return True
-        return monotonic() - self._turn_s >= SUSPEND_AFTER_S
+        return monotonic() - self._turn_s >= self._gate.suspend_after_s
 
     async def _wait_for_rest(self, exchange: Exchange) -> None:
-        """Wait until the stream rests, for SUSPEND_AFTER_S at most."""
+        """Wait until the stream rests, for `PoolGate.suspend_after_s` at most."""
         self._resting = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(SUSPEND_AFTER_S):
+            async with asyncio.timeout(self._gate.suspend_after_s):
                 await self._resting
         except TimeoutError:
             exchange.held()
@@ -294,14 +292,14 @@ class PermitLending:
 
     def _poll_later(self) -> None:
         if self._timer is None and not self.suspended:
-            self._timer = asyncio.get_running_loop().call_later(SUSPEND_AFTER_S, self._poll)
+            self._timer = asyncio.get_running_loop().call_later(self._gate.suspend_after_s, self._poll)
 
     def _poll(self) -> None:
         self._timer = None
         since_s = self._since_s or self._moved_s
         if not since_s or self.suspended:
             return
-        left_s = since_s + SUSPEND_AFTER_S - monotonic()
+        left_s = since_s + self._gate.suspend_after_s - monotonic()
         if left_s > 0.0:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._poll)
             return

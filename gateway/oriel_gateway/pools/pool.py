@@ -19,6 +19,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.h1_response import ResponseMemo
 from oriel_wire.orca import parse_report
 
+SUSPEND_AFTER_S: Final = 0.5
 LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as a part of its share
 # the highest charge, as a multiple of the time a call held its permit: a service may have called several models
 MOST_CHARGE: Final = 4.0
@@ -71,6 +72,7 @@ class PoolGate:
     """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop.
 
     slow_s: a call with more time left than this is never refused as infeasible.
+    suspend_after_s: how long a client or a stream's server may be silent before the pool lends its permit.
     wants_load_report: whether the next request should ask its server for a load report.
     most_s: how long calls may take in the pool so that its concurrency can be learned.
     """
@@ -99,6 +101,7 @@ class PoolGate:
             limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
         )
         self.slow_s = 0.0
+        self.suspend_after_s = SUSPEND_AFTER_S
         self.wants_load_report = False
         self._times: dict[str, AnswerTimes] = {}
         self._answers = 0
