@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -296,6 +297,37 @@ async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path, mon
     await until(lambda: started[0].returncode is not None)  # the thread that waits for it collects it
     monkeypatch.undo()
     assert (await compile_folder(tmp_path)).tenants["g"].name == "g"
+
+
+async def test_a_compiler_whose_reload_is_cancelled_while_no_thread_is_free_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for it was dropped before it began, and the killed process stayed."""
+    write(tmp_path, documents([1]))
+    real = compiler._start
+    started: list[subprocess.Popen[bytes]] = []
+    blocks, free = threading.Event(), threading.Event()
+    threads = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+
+    def block() -> None:
+        blocks.set()
+        free.wait()
+
+    def start(*args: Any) -> "subprocess.Popen[bytes]":
+        started.append(real(*args))
+        threads.submit(block)
+        return started[0]
+
+    monkeypatch.setattr(compiler, "_start", start)
+    compiling = asyncio.ensure_future(compile_folder(tmp_path))
+    await until(lambda: blocks.is_set() and threads._work_queue.qsize() == 1)  # the wait for the compiler
+    compiling.cancel()
+    await asyncio.sleep(0)
+    free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await compiling
+    await until(lambda: started[0].returncode is not None)
 
 
 async def test_only_some_of_many_mistakes_are_logged(

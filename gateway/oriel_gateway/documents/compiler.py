@@ -104,13 +104,11 @@ async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[byt
     except OSError as error:
         raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
     try:
-        _, stderr = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
+        stderr = await _stderr_of(child, COMPILE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         child.kill()
-        await asyncio.to_thread(child.communicate)
+        await _stderr_of(child)
         raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
-    finally:
-        child.kill()  # no effect if it has ended; the thread in `communicate` reaps it
     if child.returncode != 0:
         end = stderr[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {end[:300]}")
@@ -136,8 +134,24 @@ async def _started(
     except asyncio.CancelledError:
         child = await starting  # the thread goes on, and its child must be ended
         child.kill()
-        await asyncio.to_thread(child.communicate)
+        await _stderr_of(child)
         raise
+
+
+async def _stderr_of(child: "subprocess.Popen[bytes]", timeout_s: float | None = None) -> bytes:
+    """Wait in a thread for the end of the child and return its error output. Raises TimeoutExpired.
+
+    If the wait is cancelled, the child is killed, and is waited for all the same: a call that is cancelled while no
+    thread is free would never run.
+    """
+    waiting = asyncio.ensure_future(asyncio.to_thread(child.communicate, timeout=timeout_s))
+    try:
+        _, stderr = await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        child.kill()
+        await waiting
+        raise
+    return stderr
 
 
 def _start(folder: Path, pools: Sequence[str], out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":

@@ -228,7 +228,7 @@ class Deployer:
             async with asyncio.timeout(self._sample_timeout_s):
                 reply = await self._serve(release, inbound, visit)
                 await consumed(reply)
-        except TimeoutError as error:
+        except (TimeoutError, DeadlineExceeded) as error:
             why = f"there was no answer within {self._sample_timeout_s:g} s"
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
         except LogicError as error:
