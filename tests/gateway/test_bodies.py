@@ -114,10 +114,8 @@ async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -
         reader, writer = await asyncio.open_connection(sock=sock)
         writer.write(b"POST /v2/models/digits/generate_stream HTTP/1.1\r\nhost: x\r\nx-api-key: key-gold\r\n\r\n")
         await reader.readuntil(b"data: 000000 ")
-        before = -1
-        while sent != before:
-            before = sent
-            await asyncio.sleep(0.05)
+        (connection,) = core_connections(core)
+        await until(lambda: not connection.call.connection.transport.is_reading())
         assert sent < total
         (gate,) = core.pools.values()
         assert gate.admission.inflight == 1

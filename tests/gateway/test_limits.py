@@ -15,7 +15,7 @@ import pytest
 from oriel_gateway.app import _limiter
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter, embedded
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger, Presence, Question
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.settings import Settings
@@ -23,6 +23,7 @@ from oriel_policies.documents import compile_documents
 from oriel_policies.ledger import Answer
 
 from ..waiting import TIMEOUT_S, until
+from .fake_transport import core_connections
 from .limit_desk import INFER, Desk, on, tenant_t
 from .stack import LIMITED, Client, Seen, Upstream, documents, gateway, upstream
 
@@ -214,10 +215,9 @@ async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None
         await desk.limiter.close()
 
 
-def test_what_is_kept_of_forgotten_quotas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "MAX_WINDOWS", 3)
+def test_what_is_kept_of_forgotten_quotas_is_bounded() -> None:
     limits = "limit = { requests_per_day = 1 }"
-    desk = Desk(limits, max_accounts=2)
+    desk = Desk(limits, max_accounts=2, max_windows=3)
     for number in range(20):
         tenant = dataclasses.replace(compile_documents(tenant_t(limits)).tenants["t"], name=f"n{number}")
         desk.limiter.acquire(tenant, dataclasses.replace(desk.target(), allowances=tenant.allowances), 0, desk.now)
@@ -501,13 +501,12 @@ async def test_the_body_is_collected_while_the_limiter_thinks(up: Upstream) -> N
     ledger = Thinking()
     files = on(up.port, tenant_t("limit = { requests_per_s = 0.001, burst = 2 }"))
     limiter = SharedLimiter(ledger, budget_s=30.0)
-    async with gateway(files, limiter=limiter) as (port, _), Client(port) as one, Client(port) as two:
+    async with gateway(files, limiter=limiter) as (port, core), Client(port) as one, Client(port) as two:
         one.send(INFER, b"whole", key="key-t")
         two.writer.write(f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n".encode())
         two.writer.write(b"content-length: 200000\r\n\r\n" + bytes(199_000))
-        async with asyncio.timeout(60):
-            await until(lambda: ledger.asked >= 2)
-        await asyncio.sleep(0.01)
+        await until(lambda: ledger.asked >= 2)
+        await until(lambda: {connection.call.body_bytes for connection in core_connections(core)} == {5, 199_000})
         assert not up.seen
         ledger.go.set()
         assert (await one.reply()).status == 200

@@ -18,7 +18,7 @@ import pytest
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.app import compiler_of, load
 from oriel_gateway.core import Gateway
-from oriel_gateway.documents import compiler, reload
+from oriel_gateway.documents import compiler
 from oriel_gateway.documents.compiler import FolderCompiler, compile_folder
 from oriel_gateway.documents.reload import CALM_S, Reloader
 from oriel_gateway.documents.source import FolderSource, Stamp
@@ -47,11 +47,12 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 @asynccontextmanager
-async def watched(folder: Path, files: dict[str, bytes]) -> AsyncIterator[tuple[int, Gateway, Reloader]]:
+async def watched(folder: Path, files: dict[str, bytes], **more: float) -> AsyncIterator[tuple[int, Gateway, Reloader]]:
+    """A gateway on the documents of a folder: its port, its core, and what reloads them."""
     write(folder, files)
     source = FolderSource(folder)
     async with gateway(files) as (port, core):
-        yield port, core, Reloader(core, source, lambda: compile_folder(folder), seen=source.stamp())
+        yield port, core, Reloader(core, source, lambda: compile_folder(folder), seen=source.stamp(), **more)
 
 
 async def test_keys_come_and_go_on_an_open_connection(up: Upstream) -> None:
@@ -267,10 +268,8 @@ async def test_too_many_documents_are_refused(tmp_path: Path) -> None:
 
 async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, documents([1]))
-    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT_S", 0.001)
-    with pytest.raises(BadDocument, match="took more than"):
-        await compile_folder(tmp_path)
-    monkeypatch.undo()
+    with FolderCompiler(tmp_path, timeout_s=0.001) as folder, pytest.raises(BadDocument, match="took more than"):
+        await folder.compile()
     monkeypatch.setattr(compiler, "CHILD", "oriel_gateway.no_such_module")
     with pytest.raises(BadDocument, match="ended with code 1: .*No module named"):
         await compile_folder(tmp_path)
@@ -364,9 +363,12 @@ async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplo
 
 async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream) -> None:
     """Pools that come, go and change, other keys, other limits: every call is answered, and everything given back."""
+    swapped, asked = asyncio.Event(), 0
 
     async def answer(seen: Seen) -> bytes:
-        await asyncio.sleep(0.002)
+        nonlocal asked
+        asked += 1
+        await swapped.wait()
         return await up.ok(seen)
 
     up.answer = answer
@@ -400,9 +402,13 @@ async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream)
         number = 0
         while not callers.done():
             number += 1
+            before = asked + len(statuses)
             core.adopt(sets[number % len(sets)])
             await core.close_left_pools()
-            await asyncio.sleep(0.003)
+            swapped.set()  # what was under way is answered by a gateway with other documents
+            swapped = asyncio.Event()
+            await until(lambda before=before: callers.done() or asked + len(statuses) > before)  # type: ignore[misc]
+        swapped.set()
         await callers
         await until(lambda: all(gate.unused for gate in (*core.pools.values(), *core.left_pools)))
         await core.close_left_pools()
@@ -505,14 +511,11 @@ async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monk
     assert started[0].returncode is not None
 
 
-async def test_many_tenants_are_not_left_out_by_a_copy_that_stalls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_tenants_are_not_left_out_by_a_copy_that_stalls(tmp_path: Path) -> None:
     """Compiling what changed takes less time than a network may stall in the middle of a file."""
-    monkeypatch.setattr(reload, "SHRUNK_S", 0.05)
     lines = [json.dumps({"name": f"n{n}", "tier": "gold", "models": ["*"]}) for n in range(300)]
     whole = documents([1]) | {"tenants.ndjson": "\n".join(lines).encode()}
-    async with watched(tmp_path, whole) as (_, core, reloader):
+    async with watched(tmp_path, whole, shrunk_s=0.05) as (_, core, reloader):
         half = b"\n".join(whole["tenants.ndjson"].split(b"\n")[:150])
         for data, tenants in ((half, 303), (whole["tenants.ndjson"], 303), (half, 153)):
             (tmp_path / "tenants.ndjson").write_bytes(data)

@@ -21,6 +21,7 @@ from oriel_wire.h1 import Field, LineMemo
 
 from ..waiting import TIMEOUT_S, until
 from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, still, with_probe
+from .fake_transport import core_connections
 from .gate import INFER, idle
 from .special_routes import CACHED, SHADOWED, copies, house, ok
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
@@ -85,10 +86,11 @@ def outstanding(core: Gateway) -> int:
 
 async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
     """Only errors whose head and body came in one packet were read: servers that write twice were not asked again."""
-    asked = 0
+    asked = connected = 0
 
     async def twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
+        nonlocal asked, connected
+        connected += 1
         try:
             while await reader.readuntil(b"body"):
                 asked += 1
@@ -98,11 +100,12 @@ async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
                 writer.write(body)
         except asyncio.IncompleteReadError:
             writer.close()
+            connected -= 1
 
     async with served(twice) as one, served(twice) as other:
         async with gateway(documents([one, other])) as (port, core), Client(port) as client:
             assert (await client.ask(INFER, b"body")).status == 200 and asked == 2 and idle(core)
-        await asyncio.sleep(0.01)
+        await until(lambda: not connected)
 
 
 async def test_a_hedged_route_goes_elsewhere_at_once_when_it_is_refused(ups: list[Upstream]) -> None:
@@ -182,7 +185,8 @@ async def test_a_session_stays_with_its_server_also_when_that_is_full(ups: list[
         asked = in_turn(ups, late)
         saying = asyncio.ensure_future(say())
         await until(lambda: len(asked) == 1)
-        await asyncio.sleep(0.02)  # twenty times what a second copy would wait
+        (hedge,) = [connection.call._trouble._hedge for connection in core_connections(core)]
+        await until(lambda: hedge._timer.when() < asyncio.get_running_loop().time())
         late.go.set()
         assert await saying == 200 and core.pools["p"].retries.spent == 1  # no second copy elsewhere
 
@@ -253,7 +257,7 @@ async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:
             client.send(INFER)
             await client.reader.readuntil(b"ok\r\n")
             came_s = monotonic() - began
-            await asyncio.sleep(0.1)
+            await until(lambda: monotonic() > began + 3 * came_s)
         await until(lambda: idle(core))
         assert 0.0 < core.pools["p"].endpoints[0].cost.cost_s <= came_s
 

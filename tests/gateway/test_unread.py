@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_gateway.call.unread import READER_BYTES, Unread
+from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.tls_pieces import PIECE_BYTES, InPieces
 from oriel_wire.engine.limits import HttpLimits
 
 from ..waiting import until
-from .fake_transport import ASKED, HEAD, FakeTransport, wired
+from .fake_transport import ASKED, HEAD, FakeTransport, core_connections, wired
 from .gate import INFER, Gate, idle
 from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
 
@@ -133,6 +135,23 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
         await until(lambda: idle(core) and not core.unread.bytes, 60)
 
 
+async def abort_unread(core: Gateway, clients: list[Client]) -> None:
+    """Send more than the gateway reads of a next request, and abort the connections behind it."""
+
+    def reads_no_more() -> bool:
+        for client in clients:
+            client.writer.write(b"x")
+        return sum(connection._paused for connection in core_connections(core)) == len(clients)
+
+    await until(reads_no_more)
+    await until(lambda: not any(client.writer.transport.get_write_buffer_size() for client in clients))
+    for client in clients:
+        client.writer.transport.abort()
+    for client in clients:
+        with suppress(ConnectionError):
+            await client.writer.wait_closed()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
 async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> None:
     """Reading stops at a head's worth of the next request; that it had closed was seen with the answer, or never."""
@@ -154,10 +173,7 @@ async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> No
         async with Client(port) as last:
             last.send(INFER, b"last")
             await until(lambda: len(queue) == 4)
-            await asyncio.sleep(0.05)
-            for client in leaving:
-                client.writer.transport.abort()
-            await asyncio.sleep(0.05)
+            await abort_unread(core, leaving)
             for _ in range(2):
                 hold.go.release()
             assert [(await client.reply()).status for client in (first, last)] == [200, 200]
@@ -199,9 +215,7 @@ async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
             client.send(INFER, b"x")
         await until(lambda: core.pools["p"].endpoints.parked == 2)
         leaving.writer.write(b"GET /" + b"x" * 100_000)
-        await asyncio.sleep(0.05)
-        leaving.writer.transport.abort()
-        await asyncio.sleep(0.05)
+        await abort_unread(core, [leaving])
         server = await asyncio.start_server(up.serve, sock=later)
         assert (await stays.reply()).status == 200
         assert len(up.seen) == 1

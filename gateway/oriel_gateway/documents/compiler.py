@@ -55,11 +55,13 @@ class FolderCompiler:
     """Compiles a folder again and again; what has not changed is taken from the previous output.
 
     pools: names of pools that the documents must contain.
+    timeout_s: for one compilation.
     """
 
-    def __init__(self, folder: Path, pools: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, pools: Collection[str] = (), *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
         self._folder = folder
         self._pools = sorted(pools)
+        self._timeout_s = timeout_s
         self._last: IO[bytes] | None = None  # the previous output, which had no mistakes
 
     def __enter__(self) -> Self:
@@ -83,7 +85,7 @@ class FolderCompiler:
             raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
         try:
             try:
-                await _fill(out, folder, self._pools, self._last)
+                await _fill(out, folder, self._pools, self._last, self._timeout_s)
             except BadDocument:
                 self.close()  # start from nothing after a child that failed
                 raise
@@ -96,7 +98,7 @@ class FolderCompiler:
         return snapshot
 
 
-async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[bytes] | None) -> None:
+async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[bytes] | None, timeout_s: float) -> None:
     """Let the child write to `out`. Raises BadDocument if it fails."""
     try:
         # In a thread: asyncio would fork on the event loop, which stops while a large process is copied.
@@ -104,11 +106,11 @@ async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[byt
     except OSError as error:
         raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
     try:
-        stderr = await _stderr_of(child, COMPILE_TIMEOUT_S)
+        stderr = await _stderr_of(child, timeout_s)
     except subprocess.TimeoutExpired as error:
         child.kill()
         await _stderr_of(child)
-        raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
+        raise BadDocument(folder.name, "", f"compiling took more than {timeout_s:g} s") from error
     if child.returncode != 0:
         end = stderr[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {end[:300]}")

@@ -54,7 +54,7 @@ class Reloader:
     Documents that change while they are compiled may be half of one set and half of another, or include a file that is
     still being written: half of the tenants would be unknown. They are compiled again at the next poll until they stay
     the same; but a source that changes for `CALM_S` is adopted as it is, so that a revoked key is not valid for longer
-    than that. Documents that would drop many tenants have to stay the same for `SHRUNK_S`: a copy over a network may
+    than that. Documents that would drop many tenants have to stay the same for `shrunk_s`: a copy over a network may
     stall for longer than compiling takes.
 
     Documents with a mistake leave those in force as they are, except for what they drop: see `documents.withdrawn`.
@@ -67,9 +67,11 @@ class Reloader:
         build: Callable[[], Awaitable[Snapshot]],
         *,
         seen: Stamp,
+        shrunk_s: float = SHRUNK_S,
         now: Callable[[], float] = monotonic,
     ) -> None:
         self._gateway = gateway
+        self._shrunk_s = shrunk_s
         self._source = source
         self._build = build
         self._seen = seen
@@ -143,7 +145,7 @@ class Reloader:
             snapshot = error
         left = snapshot.remaining if isinstance(snapshot, BadFolder) else snapshot
         if isinstance(left, Snapshot) and _shrunk(gateway.snapshot, left):
-            await asyncio.sleep(SHRUNK_S)
+            await asyncio.sleep(self._shrunk_s)
         if await self._moved(stamp):
             self._again = True
             return

@@ -17,6 +17,7 @@ class EmbeddedLimiter(MeteredLimiter):
 
     file: where quota counters are kept; None keeps them in memory only.
     wall: the wall clock, in epoch seconds.
+    max_windows: windows of forgotten quotas that are kept in memory.
     """
 
     def __init__(
@@ -25,10 +26,12 @@ class EmbeddedLimiter(MeteredLimiter):
         file: QuotaFile | None = None,
         wall: Callable[[], float] = time,
         max_accounts: int = MAX_ACCOUNTS,
+        max_windows: int = MAX_WINDOWS,
     ) -> None:
         super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
         self._clock = CalendarClock(wall)
         self._file = file
+        self._max_windows = max_windows
         # windows of quotas whose meters were dropped, if no file keeps them
         self._windows: dict[tuple[str, str], Window] = {}
 
@@ -47,7 +50,7 @@ class EmbeddedLimiter(MeteredLimiter):
             return
         if self._file is not None:
             self._file.keep(tenant, meter.bound, meter.window)
-        elif len(self._windows) < MAX_WINDOWS:
+        elif len(self._windows) < self._max_windows:
             self._windows[tenant, meter.bound.name] = meter.window
 
     async def close(self) -> None:
