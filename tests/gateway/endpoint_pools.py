@@ -60,3 +60,7 @@ def first_route(files: dict[str, bytes], lines: str) -> dict[str, bytes]:
 FULL = b'{"error":"the queue is full","reason":"queue_full"}'
 
 HEDGED = '[[routes]]\nmodel = "*"\npool = "p"\nidempotent = true\nhedge_ms = 30\n'
+
+
+def not_ready(status: int = 503) -> bytes:
+    return b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status

@@ -11,6 +11,7 @@ from oriel_policies.routing import RouteTable
 from .stack import digest, documents
 
 INFER = "/v2/models/digits/infer"
+NOON = 1_790_000_000.0 // 86400 * 86400 + 43200  # epoch seconds
 
 
 def tenant_t(limits: str) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from oriel_gateway.admin.routing_metrics import RoutingCollector
 from oriel_gateway.core import Gateway
 
-from .stack import GOLD, Seen, Upstream, digest, gateway, upstream
+from .stack import GOLD, Client, Reply, Seen, Upstream, digest, gateway, upstream
 
 INFER = "/v2/models/digits/infer"
 
@@ -106,3 +106,9 @@ SHADOWED = '[[routes]]\nmodel = "*"\nname = "s"\npool = "p0"\nshadow = { pool = 
 
 def copies(core: Gateway) -> dict[str, float]:
     return {labels[2]: count for labels, count in metric(core, "oriel_gateway_shadow_copies_total").items()}
+
+
+async def ask(port: int, target: str = INFER, body: bytes = b"x", **more: str | None) -> Reply:
+    """Make one call on a connection of its own."""
+    async with Client(port) as client:
+        return await client.ask(target, body, **more)

@@ -1,16 +1,14 @@
-"""The endpoints of a pool: who is asked, who is left alone, and what happens to calls meanwhile."""
+"""The endpoints of a pool: which are ejected, probed, discovered, and what waits while there is none."""
 
 import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from time import monotonic
 
 import pytest
 
-from oriel_gateway.call import trouble
-from oriel_gateway.call.hedge import Hedge, Hedged
 from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoints import Reach
 from oriel_gateway.pools.health import Watch
@@ -19,7 +17,7 @@ from oriel_policies.ejection import Cause
 from oriel_wire.engine.discovery import Address, DiscoveryFailed, ScriptedDiscovery
 
 from ..waiting import until
-from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, PROBED, endpoints, first_route, served, still, with_probe
+from .endpoint_pools import PROBED, endpoints, not_ready, served, with_probe
 from .gate import INFER, idle
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, nobody, upstream
 
@@ -28,13 +26,6 @@ from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, nob
 async def two() -> AsyncIterator[tuple[Upstream, Upstream]]:
     async with upstream() as a, upstream() as b:
         yield a, b
-
-
-def not_ready(status: int = 503) -> bytes:
-    return b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status
-
-
-# The set alone ---------------------------------------------------------------------------------------------------
 
 
 async def test_at_most_half_are_ejected_and_what_is_left_is_used() -> None:
@@ -113,9 +104,6 @@ async def test_addresses_come_and_go_with_their_records() -> None:
     assert these.gone() == [goes]
 
 
-# Probes ----------------------------------------------------------------------------------------------------------
-
-
 async def test_an_endpoint_that_is_not_ready_is_not_asked_until_it_is(two: tuple[Upstream, Upstream]) -> None:
     a, b = two
     ready = False
@@ -187,9 +175,6 @@ async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_aga
         assert len(these.usable) == 2 and not two[0].seen  # no path to probe: it was only connected to
 
 
-# Discovery -------------------------------------------------------------------------------------------------------
-
-
 async def test_discovery_adds_and_removes_without_dropping_a_call(
     two: tuple[Upstream, Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,188 +214,6 @@ async def test_discovery_adds_and_removes_without_dropping_a_call(
         assert [e.port for e in these] == [b.port] and (await client.ask(INFER)).status == 200
 
 
-# What is sent again ----------------------------------------------------------------------------------------------
-
-
-async def ask_both(client: Client, two: tuple[Upstream, Upstream], times: int = 20) -> list[int]:
-    return [(await client.ask(INFER, b"body")).status for _ in range(times)]
-
-
-async def test_what_a_full_server_did_not_execute_goes_to_another(two: tuple[Upstream, Upstream]) -> None:
-    asked, fulls = 0, 1
-
-    async def answer(seen: Seen) -> bytes:
-        nonlocal asked
-        asked += 1
-        if asked > fulls:
-            return await two[0].ok(seen)
-        return b"HTTP/1.1 503 No\r\ncontent-length: %d\r\n\r\n" % len(FULL) + FULL
-
-    two[0].answer = two[1].answer = answer
-    async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
-        still(core)
-        assert await ask_both(client, two, 1) == [200]
-        assert [up.seen[0].body for up in two] == [b"body", b"body"] and core.pools["p"].retries.spent == 1
-        fulls = 1000
-        assert await ask_both(client, two, 49) == [503] * 49  # both are full: the storm gets its tenth, no more
-        assert core.pools["p"].retries.spent == 5 and asked == 55 and idle(core)
-
-
-async def test_a_503_that_says_nothing_of_execution_is_passed_on(two: tuple[Upstream, Upstream]) -> None:
-    async def broken(seen: Seen) -> bytes:
-        return not_ready()
-
-    two[0].answer = two[1].answer = broken
-    async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
-        assert set(await ask_both(client, two)) == {503}
-        assert len(two[0].seen) + len(two[1].seen) == 20 and core.pools["p"].retries.spent == 0
-
-
-async def test_only_a_route_that_says_so_is_sent_again_after_it_broke(two: tuple[Upstream, Upstream]) -> None:
-    broken = 0
-
-    async def once(seen: Seen) -> bytes:
-        nonlocal broken
-        broken += 1
-        return b"" if broken == 1 else await two[0].ok(seen)
-
-    two[0].answer = two[1].answer = once
-    files = documents([up.port for up in two])
-    async with gateway(files) as (port, core), Client(port) as client:
-        assert await ask_both(client, two, 3) == [502, 200, 200]
-        assert core.pools["p"].retries.spent == 0 and idle(core)
-    for up in two:
-        up.seen.clear()
-    broken = 0
-    async with gateway(first_route(files, IDEMPOTENT)) as (port, core), Client(port) as client:
-        assert await ask_both(client, two, 3) == [200] * 3
-        assert core.pools["p"].retries.spent == 1 and idle(core)
-        assert sum(len(up.seen) for up in two) == 4
-        assert [up.seen[0].body for up in two] == [b"body", b"body"]  # the second time at the other one
-
-
-@pytest.mark.parametrize("size_bytes", [4, 100_000])
-async def test_an_endpoint_that_breaks_is_ejected_whatever_the_size_of_the_body(
-    two: tuple[Upstream, Upstream], size_bytes: int
-) -> None:
-    """A body of more than 64 KiB is not kept: its failure was not counted, and the endpoint went on failing calls."""
-
-    async def nothing(_: Seen) -> bytes:
-        return b""
-
-    two[0].answer = two[1].answer = nothing
-    async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
-        these = core.pools["p"].endpoints
-        while not these.ejections:
-            assert (await client.ask(INFER, bytes(size_bytes))).status == 502
-            assert len(two[0].seen) + len(two[1].seen) <= 20
-        assert these.ejections == {Cause.BROKEN: 1} and idle(core)
-
-
-async def test_no_call_is_sent_more_than_twice(two: tuple[Upstream, Upstream]) -> None:
-    async def nothing(_: Seen) -> bytes:
-        return b""
-
-    two[0].answer = two[1].answer = nothing
-    async with gateway(first_route(documents([up.port for up in two]), IDEMPOTENT)) as (port, core):
-        async with Client(port) as client:
-            assert (await client.ask(INFER, b"body")).status == 502
-            assert len(two[0].seen) + len(two[1].seen) == 2 and idle(core)
-
-
-async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins(two: tuple[Upstream, Upstream]) -> None:
-    slow: list[Upstream] = []
-
-    def late(up: Upstream) -> None:
-        async def answer(seen: Seen) -> bytes:
-            if not slow or slow[0] is up:  # whoever is asked first never answers
-                slow[:] = [up]
-                await asyncio.Event().wait()
-            return b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecond"
-
-        up.answer = answer
-
-    late(two[0])
-    late(two[1])
-    async with gateway(first_route(documents([up.port for up in two]), HEDGED)) as (port, core), Client(port) as client:
-        reply = await client.ask(INFER, b"body")
-        assert (reply.status, reply.body) == (200, b"second")
-        assert [up.seen[0].body for up in two] == [b"body", b"body"] and core.pools["p"].retries.spent == 1
-        await until(lambda: slow[0].departures == 1)  # the loser saw its caller leave
-        assert idle(core)
-
-
-async def test_a_call_that_is_answered_in_time_has_no_second_copy(
-    two: tuple[Upstream, Upstream], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timers: list[asyncio.TimerHandle] = []
-
-    class Timed(Hedge):
-        __slots__ = ()
-
-        def __init__(self, call: Hedged, after_s: float) -> None:
-            super().__init__(call, after_s)
-            timers.append(self._timer)
-
-    monkeypatch.setattr(trouble, "Hedge", Timed)
-    files = first_route(documents([up.port for up in two]), HEDGED.replace("30", "60000"))
-    async with gateway(files) as (port, core), Client(port) as client:
-        assert set(await ask_both(client, two)) == {200}
-        assert len(timers) == 20 and all(timer.cancelled() for timer in timers)
-        assert len(two[0].seen) + len(two[1].seen) == 20 and core.pools["p"].retries.spent == 0 and idle(core)
-
-
-async def test_a_second_copy_saves_a_call_whose_first_one_breaks(two: tuple[Upstream, Upstream]) -> None:
-    asked = 0
-
-    async def answer(seen: Seen) -> bytes:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            await until(lambda: asked == 2)
-            return b""
-        await until(lambda: sum(endpoint.outstanding for endpoint in core.pools["p"].endpoints) == 1)
-        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-
-    two[0].answer = two[1].answer = answer
-    async with gateway(first_route(documents([up.port for up in two]), HEDGED)) as (port, core), Client(port) as client:
-        assert (await client.ask(INFER, b"body")).status == 200 and asked == 2 and idle(core)
-
-
-async def test_a_post_meets_a_kept_connection_that_is_being_closed(two: tuple[Upstream, Upstream]) -> None:
-    """The FIN is in the gateway's kernel, its loop has not seen it, and the request is written: it used to be a 502."""
-    import socket
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(5)
-    seen = []
-
-    def serve_one(close: bool) -> socket.socket:
-        connection, _ = listener.accept()
-        connection.settimeout(5)
-        seen.append(connection.recv(65536))
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        return connection
-
-    loop = asyncio.get_running_loop()
-    async with gateway(documents([listener.getsockname()[1]])) as (port, core), Client(port) as client:
-        client.send(INFER, b"one")
-        kept = await loop.run_in_executor(None, serve_one, False)
-        assert (await client.reply()).status == 200
-        (connection,) = core.pools["p"].endpoints[0].idle
-        kept.close()  # without giving the loop a turn, the next request is begun
-        client.send(INFER, b"two")
-        answer = loop.run_in_executor(None, serve_one, True)
-        assert not connection.transport.is_closing()
-        assert (await client.reply()).status == 200
-        (await answer).close()
-        assert [each.rpartition(b"\r\n\r\n")[2] for each in seen] == [b"one", b"two"] and idle(core)
-    listener.close()
-
-
-# Nobody is there: R19 --------------------------------------------------------------------------------------------
-
-
 async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two: tuple[Upstream, Upstream]) -> None:
     late, held = Upstream(), socket.socket()
     held.bind(("127.0.0.1", 0))  # refuses connections until it listens
@@ -442,150 +245,3 @@ async def test_a_call_that_waits_for_a_server_leaves_at_once_with_its_client(two
                 client.send(INFER, b"x")
                 await until(lambda: core.pools["p"].endpoints.parked == 1)
             await until(lambda: core.pools["p"].endpoints.parked == 0 and idle(core))
-
-
-# Malicious upstreams: R28, R29 -----------------------------------------------------------------------------------
-
-
-async def test_a_redirect_is_the_clients_to_judge_and_never_followed(two: tuple[Upstream, Upstream]) -> None:
-    a, sink = two
-
-    async def redirect(_: Seen) -> bytes:
-        return b"HTTP/1.1 307 T\r\nlocation: http://127.0.0.1:%d/x\r\ncontent-length: 0\r\n\r\n" % sink.port
-
-    a.answer = redirect
-    async with gateway(documents([a.port])) as (port, _), Client(port) as client:
-        assert (await client.ask(INFER, headers=f"host-override: 127.0.0.1:{sink.port}\r\n")).status == 307
-        # Neither an absolute target nor any header names the upstream.
-        reply = await client.ask(f"http://127.0.0.1:{sink.port}{INFER}", headers=f"x-oriel-pool: {sink.port}\r\n")
-        assert reply.status == 307 and len(a.seen) == 2 and not sink.seen
-
-
-BIG = 'probe = ""\nmax_response_bytes = 100000'
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\ncontent-length: 100001\r\n\r\nx",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffff\r\n" + b"x" * 100_001,
-        b"HTTP/1.1 100 Continue\r\n\r\n" * 20 + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
-        b"HTTP/1.1 101 Switching\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nxxx",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\nxxx",
-        b"HTTP/1.1 200 OK\r\nx: a\nb: c\r\ncontent-length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000,
-        b"SSH-2.0-nonsense\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-    ],
-)
-async def test_a_malicious_answer_is_a_502_with_retry_after(two: tuple[Upstream, Upstream], answer: bytes) -> None:
-    async def malicious(_: Seen) -> bytes:
-        return answer
-
-    two[0].answer = malicious
-    async with gateway(documents([two[0].port], pool=BIG)) as (port, core), Client(port) as client:
-        reply = await client.ask(INFER, b"x")
-        assert reply.status == 502 and 1 <= int(reply.headers["retry-after"]) <= 60
-        assert json.loads(reply.body)["reason"] == "upstream_broken" and len(reply.body) < 500
-        assert idle(core)
-
-
-@pytest.mark.parametrize("head", [b"transfer-encoding: chunked", b"x-until: close"])
-async def test_an_answer_without_a_length_is_cut_at_its_bound(two: tuple[Upstream, Upstream], head: bytes) -> None:
-    began = asyncio.Event()
-    cut = asyncio.Event()
-
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n2\r\nxx\r\n")
-        await began.wait()
-        writer.write(b"20000\r\n" + b"x" * 0x20000)  # more is announced than comes, and what comes is too much
-        with suppress(ConnectionError):
-            await reader.read()
-        writer.close()
-        cut.set()
-
-    async with (
-        served(endless) as upstream_port,
-        gateway(documents([upstream_port], pool=BIG)) as (port, core),
-        Client(port) as client,
-    ):
-        client.send(INFER)
-        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        began.set()
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            async with asyncio.timeout(60):
-                await client.reader.readexactly(1_000_000)  # cut before its end, so that nobody takes it for whole
-        await until(lambda: idle(core) and cut.is_set())
-
-
-@pytest.mark.parametrize("drip", [b"HTTP/1.1 200 OK\r\nx-a: ", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"])
-async def test_an_answer_that_drips_ends_with_the_deadline(two: tuple[Upstream, Upstream], drip: bytes) -> None:
-    async def loris(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(drip)
-        try:
-            while True:
-                writer.write(b"a")
-                await writer.drain()
-                await asyncio.sleep(0.01)
-        except ConnectionError:
-            pass
-        finally:
-            writer.transport.abort()
-
-    async with (
-        served(loris) as upstream_port,
-        gateway(documents([upstream_port])) as (port, core),
-        Client(port) as client,
-    ):
-        before = monotonic()
-        client.send(INFER, headers="x-request-timeout-ms: 100\r\n")
-        async with asyncio.timeout(60):
-            if b"content-length" in drip:
-                await client.reader.read()  # the head went out: all that is left is to cut
-            else:
-                assert (await client.reply()).status == 504
-        assert monotonic() - before >= 0.1
-        await until(lambda: idle(core))
-
-
-async def test_the_second_half_of_a_split_answer_reaches_nobody(two: tuple[Upstream, Upstream]) -> None:
-    stolen = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nstolen"
-    honest = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhonest"
-
-    async def split(_: Seen) -> bytes:
-        return honest + stolen
-
-    two[0].answer = split
-    async with gateway(documents([two[0].port])) as (port, core), Client(port) as victim, Client(port) as other:
-        for client in (victim, other, victim, other):
-            assert (await client.ask(INFER)).body == b"honest"
-        assert idle(core)
-
-
-async def test_an_answer_nobody_asked_for_closes_its_connection(two: tuple[Upstream, Upstream]) -> None:
-    writers: list[asyncio.StreamWriter] = []
-
-    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        try:
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhonest")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-
-    async with (
-        served(late) as upstream_port,
-        gateway(documents([upstream_port])) as (port, core),
-        Client(port) as client,
-    ):
-        assert (await client.ask(INFER)).body == b"honest"
-        endpoint = core.pools["p"].endpoints[0]
-        assert len(endpoint.idle) == 1
-        writers[0].write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nstolen")
-        await until(lambda: not endpoint.idle)
-        assert (await client.ask(INFER)).body == b"honest"
-    for writer in writers:
-        writer.close()

@@ -1,0 +1,179 @@
+"""Documents are compiled by a child process: what it refuses, how it ends, and what it takes from the last time."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oriel_gateway.documents import compiler
+from oriel_gateway.documents.compiler import FolderCompiler, compile_folder
+from oriel_gateway.documents.source import FolderSource
+from oriel_policies.errors import BadDocument
+
+from ..waiting import TIMEOUT_S, until
+from .reloading import write
+from .stack import digest, documents
+
+
+async def test_documents_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadDocument, match=r"no \.toml document"):
+        await compile_folder(tmp_path)
+    with pytest.raises(BadDocument, match="cannot be read"):
+        await compile_folder(tmp_path / "missing")
+    (tmp_path / "a.toml").write_bytes(b"x = 1\n" * 3_000_000)
+    with pytest.raises(BadDocument, match="larger than"):
+        await compile_folder(tmp_path)
+    assert FolderSource(tmp_path / "missing").stamp() == ()
+
+
+async def test_too_many_documents_are_refused(tmp_path: Path) -> None:
+    for number in range(257):
+        (tmp_path / f"{number}.toml").touch()
+    with pytest.raises(BadDocument, match="more than 256 documents"):
+        await compile_folder(tmp_path)
+
+
+async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, documents([1]))
+    with FolderCompiler(tmp_path, timeout_s=0.001) as folder, pytest.raises(BadDocument, match="took more than"):
+        await folder.compile()
+    monkeypatch.setattr(compiler, "CHILD", "oriel_gateway.no_such_module")
+    with pytest.raises(BadDocument, match="ended with code 1: .*No module named"):
+        await compile_folder(tmp_path)
+    monkeypatch.setattr(compiler, "CHILD", "this")  # writes something else
+    with pytest.raises(BadDocument, match="cannot be read"):
+        await compile_folder(tmp_path)
+
+
+async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, documents([1]))
+    real = compiler._start
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any) -> "subprocess.Popen[bytes]":
+        started.append(real(*args))
+        return started[0]
+
+    monkeypatch.setattr(compiler, "_start", start)
+    compiling = asyncio.ensure_future(compile_folder(tmp_path))
+    await until(lambda: started)
+    compiling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await compiling
+    await until(lambda: started[0].returncode is not None)  # the thread that waits for it collects it
+    monkeypatch.undo()
+    assert (await compile_folder(tmp_path)).tenants["g"].name == "g"
+
+
+async def test_a_compiler_whose_reload_is_cancelled_while_no_thread_is_free_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for it was dropped before it began, and the killed process stayed."""
+    write(tmp_path, documents([1]))
+    real = compiler._start
+    started: list[subprocess.Popen[bytes]] = []
+    blocks, free = threading.Event(), threading.Event()
+    threads = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+
+    def block() -> None:
+        blocks.set()
+        free.wait()
+
+    def start(*args: Any) -> "subprocess.Popen[bytes]":
+        started.append(real(*args))
+        threads.submit(block)
+        return started[0]
+
+    monkeypatch.setattr(compiler, "_start", start)
+    compiling = asyncio.ensure_future(compile_folder(tmp_path))
+    await until(lambda: blocks.is_set() and threads._work_queue.qsize() == 1)  # the wait for the compiler
+    compiling.cancel()
+    await asyncio.sleep(0)
+    free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await compiling
+    await until(lambda: started[0].returncode is not None)
+
+
+async def test_compiling_needs_no_place_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    write(tmp_path, documents([1]))
+    monkeypatch.setattr(compiler.tempfile, "TemporaryFile", full)
+    if hasattr(os, "memfd_create"):
+        assert len((await compile_folder(tmp_path)).tenants) == 3
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with pytest.raises(BadDocument, match="no place to compile to: Read-only"):
+        await compile_folder(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(BadDocument, match="cannot be started: No such file"):
+        await compile_folder(tmp_path)
+
+
+async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, documents([1]))
+    real = compiler._start
+    started: list[subprocess.Popen[bytes]] = []
+    entered, go = threading.Event(), threading.Event()
+
+    def start(*args: Any) -> "subprocess.Popen[bytes]":
+        entered.set()
+        go.wait(TIMEOUT_S)
+        started.append(real(*args))
+        return started[0]
+
+    monkeypatch.setattr(compiler, "_start", start)
+    running = asyncio.ensure_future(compile_folder(tmp_path))
+    await asyncio.to_thread(entered.wait, TIMEOUT_S)
+    running.cancel()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert started[0].returncode is not None
+
+
+async def test_a_key_of_many_is_revoked_and_rotated_without_compiling_the_others(tmp_path: Path) -> None:
+    """A hundred thousand tenants used to be compiled for each: 2 to 7 s in which a revoked key went on to be served."""
+    lines = [
+        json.dumps({"name": f"n{n}", "tier": "gold", "keys": [{"sha256": digest(f"k{n}")}], "models": ["*"]})
+        for n in range(200)
+    ]
+    write(tmp_path, documents([1]) | {"tenants.ndjson": "\n".join(lines).encode()})
+    with FolderCompiler(tmp_path) as folder:
+        whole = await folder.compile()
+        lines[7] = lines[7].replace(digest("k7"), digest("new"))
+        write(tmp_path, {"tenants.ndjson": "\n".join(lines).encode()})
+        first = await folder.compile()
+        lines.append("{")
+        write(tmp_path, {"tenants.ndjson": "\n".join(lines).encode()})
+        with pytest.raises(BadDocument, match="tenants.ndjson:201: not JSON"):
+            await folder.compile()
+        lines[-1] = ""
+        write(tmp_path, {"tenants.ndjson": "\n".join(lines[100:]).encode()})
+        second = await folder.compile()
+    old, new, last = (sha256(key.encode()).digest() for key in ("k7", "new", "k199"))
+    assert old in whole.keys and old not in first.keys and first.keys[new].tenant.name == "n7"
+    assert new not in second.keys and second.keys[last].tenant.name == "n199" and len(second.tenants) == 103
+    assert old in whole.keys  # what is in force stays whole until it is let go
+
+
+async def test_a_compiler_that_dies_of_what_was_before_begins_from_nothing(tmp_path: Path) -> None:
+    write(tmp_path, documents([1]))
+    with FolderCompiler(tmp_path) as folder:
+        await folder.compile()
+        assert folder._last is not None
+        os.truncate(folder._last.fileno(), 9)
+        with pytest.raises(BadDocument, match="ended with code 1: .*not a packed snapshot"):
+            await folder.compile()
+        assert len((await folder.compile()).tenants) == 3
