@@ -18,8 +18,7 @@ from oriel_gateway.documents.mirror import Mirror, StoreFailed
 from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource, PolicySource
 from oriel_gateway.documents.stored import LIMITS, StoredDocuments
-from oriel_gateway.ingress.grpc import serve_grpc
-from oriel_gateway.ingress.http import ClientConnection
+from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.observe.access_log import AccessLog
@@ -27,9 +26,7 @@ from oriel_gateway.settings import Settings
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
-from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.process import connection_limit, listen
+from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
@@ -106,11 +103,6 @@ async def _limiter(settings: Settings) -> Limiter:
     return limiter
 
 
-def public_limits() -> HttpLimits:
-    """Return the limits of the HTTP port. A body's size is limited by its pool, once its sender is known."""
-    return HttpLimits(max_connections=connection_limit(HttpLimits().max_connections), max_body_bytes=1 << 40)
-
-
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
     policies = settings.policies
@@ -153,7 +145,6 @@ async def _serve(
         more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
         raise StartFailed(f"the policies are not usable: {error}{more}") from error
     certificates = _certificates(settings)
-    limits = public_limits()
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
@@ -170,10 +161,9 @@ async def _serve(
     gateway.records.access_log = access_log
     gateway.documents.store = mirror.state if mirror is not None else None
     try:
-        http: HttpServer = HttpServer(limits)
         tls = certificates.context if certificates is not None else None
-        await http.open(lambda: ClientConnection(http, gateway), http_socket, tls=tls)
-        grpc = await serve_grpc(gateway, grpc_socket, certificates)
+        http = await serve_public(gateway, http_socket, tls=tls)
+        grpc = await serve_public(gateway, grpc_socket, tls=tls)
         # All objects of now live as long as the process: they are kept out of every later collection.
         gc.collect()
         gc.freeze()

@@ -64,7 +64,7 @@ class Client(Protocol):
     def must_close(self) -> bool:
         """Whether the answer being written ends the connection."""
 
-    def write_answer(self, call: Any, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
+    def write_answer(self, call: Any, head: Any, data: bytes, complete: bool, now: float) -> bool:
         """Write the head of an upstream's answer and the beginning of its body, or all of it (`complete`).
 
         Sets `call.stream` if the answer goes on and is more than its bytes. Returns what `answered` is to be told.
@@ -120,7 +120,7 @@ class RouteHooks(Protocol):
     def before_queue(self, call: Any) -> bool:
         """The request is complete. False: the call does not queue, it is answered or waits for something else."""
 
-    def response(self, call: Any, head: ResponseHead, data: bytes) -> None:
+    def response(self, call: Any, head: Any, data: bytes) -> None:
         """The upstream's head is about to be passed on, and may be changed."""
 
     def data(self, data: bytes) -> None:

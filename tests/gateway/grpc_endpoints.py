@@ -13,11 +13,12 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.grpc import GrpcIngress, serve_grpc
+from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_policies.documents import compile_documents
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.trace import ListSink
 
 from .endpoint_pools import first_route, still
@@ -104,7 +105,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
 class House:
     channel: aio.Channel
     core: Gateway
-    ingress: GrpcIngress
+    ingress: HttpServer
     asked: list[Script]
     steps: list[Step]
     servers: list[Script] = field(default_factory=list)
@@ -155,7 +156,7 @@ async def house(route: str = "", *, servers: int = 2, calls: int = 0, probed: bo
             core.pools["p"].retries.requested(monotonic())
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
-        ingress = await serve_grpc(core, sock)
+        ingress = await serve_public(core, sock)
         try:
             async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
                 yield House(channel, core, ingress, asked, steps, scripts)

@@ -14,10 +14,11 @@ from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.grpc import aio as triton
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
+from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.trace import ListSink
 
 from .stack import documents, grpc_server
@@ -76,6 +77,7 @@ async def stack(
     *,
     files: Callable[[int], dict[str, bytes]] | None = None,
     shared: bool = False,
+    limits: HttpLimits | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[str, Gateway]]:
     async with grpc_server(backend) as port:
@@ -85,7 +87,7 @@ async def stack(
         core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
-        ingress = await serve_grpc(core, sock)
+        ingress = await serve_public(core, sock, limits=limits)
         try:
             yield f"127.0.0.1:{ingress.port}", core
         finally:

@@ -9,15 +9,17 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.app import public_limits
 from oriel_gateway.errors import Refused
 from oriel_gateway.identity.keys import identify
+from oriel_gateway.ingress import h2
 from oriel_gateway.ingress.forwarded import MAX_HOPS, forwarded_for
-from oriel_gateway.ingress.grpc import GrpcLimits
+from oriel_gateway.ingress.grpc_rules import GrpcLimits
+from oriel_gateway.ingress.http import public_limits
 from oriel_gateway.pools import pool
 from oriel_policies.documents import compile_documents
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine import tls
+from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import BadMessage, StartFailed
@@ -130,10 +132,10 @@ def test_a_certificate_without_end_is_not_read(tmp_path: Path, monkeypatch: pyte
 async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GrpcLimits, "MAX_MESSAGE_BYTES", 1000)
     monkeypatch.setattr(GrpcLimits, "MAX_METADATA_BYTES", 2000)
-    monkeypatch.setattr(GrpcLimits, "MAX_CALLS", 1)
+    monkeypatch.setattr(h2, "MAX_REQUESTS", 1)
     backend = Backend()
     backend.hold = asyncio.Event()
-    async with stack(backend) as (address, _), aio.insecure_channel(address) as channel:
+    async with stack(backend) as (address, core), aio.insecure_channel(address) as channel:
 
         def ask(size: int = 0, **more: str) -> "aio.UnaryUnaryCall[bytes, bytes]":
             request = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(size)])
@@ -146,15 +148,16 @@ async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.
         assert await ask(long="x" * 2000).code() is exhausted
         first = ask()
         await until(lambda: backend.seen)
-        assert await ask().code() is exhausted, "one at once"
+        (server,) = core.fronts
+        await until(lambda: server.requests_open == 1)
+        assert await ask().code() is grpc.StatusCode.UNAVAILABLE, "one at once"
         backend.hold.set()
         assert await first.code() is grpc.StatusCode.OK
 
 
-async def test_a_grpc_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grpc_connection_that_does_not_begin_is_closed() -> None:
     """It was left open for two minutes."""
-    monkeypatch.setattr(GrpcLimits, "HANDSHAKE_S", 0.2)
-    async with stack(Backend()) as (address, _), asyncio.timeout(60):
+    async with stack(Backend(), limits=HttpLimits(head_timeout_s=0.2)) as (address, _), asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"PRI * HTTP/2.0\r\n")
         while await reader.read(1000):
@@ -162,20 +165,22 @@ async def test_a_grpc_connection_that_does_not_begin_is_closed(monkeypatch: pyte
         writer.close()
 
 
-async def test_grpc_connections_are_bounded_and_do_not_idle_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They could take every file of the process, and with them the HTTP port's."""
-    monkeypatch.setattr(GrpcLimits, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(GrpcLimits, "IDLE_S", 1.0)
-    begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-    async with stack(Backend()) as (address, _), asyncio.timeout(60):
+async def test_grpc_connections_are_bounded_and_do_not_idle_for_ever() -> None:
+    """They could take every file of the process. Who has no call makes room for who comes."""
+    settings = b"\0\0\0\4\0\0\0\0\0"
+    begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + b"\0\0\0\4\1\0\0\0\0"
+    limits = HttpLimits(max_connections=2, idle_timeout_s=1.0)
+    async with stack(Backend(), limits=limits) as (address, core), asyncio.timeout(60):
         opened = []
-        for _ in range(4):
+        for number in range(4):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
             writer.write(begun)
             opened.append((reader, writer))
-            answer = await reader.read(9)
-            assert bool(answer) is (len(opened) <= 2), "the third and fourth are closed"
+            assert await reader.read(9), "a new one is welcome"
+            await until(lambda: sum(len(server.connections) for server in core.fronts) <= 2)
+            if number > 1:
+                left, _ = opened[number - 2]
+                await left.read()  # to its end
         for reader, writer in opened:
-            while await reader.read(1000):
-                pass
+            await reader.read()
             writer.close()

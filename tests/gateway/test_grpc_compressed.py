@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from grpc import aio
@@ -13,10 +12,12 @@ from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
-from oriel_gateway.ingress.grpc_compressed import PIECE_BYTES, is_compressed
+from oriel_gateway.ingress.grpc_compressed import PIECE_BYTES
+from oriel_wire.h2.grpc import CODES
 from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
 
 from .grpc_stack import Backend, headers, idle, stack
+from .raw_grpc import framed, raw_call
 from .stack import BRONZE, GOLD, documents
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -73,13 +74,9 @@ async def test_where_a_pattern_decides_it_is_refused_with_the_reason() -> None:
         assert len(backend.seen) == 1 and idle(core)
 
 
-async def refused(address: str, sent: bytes, method: str = INFER) -> tuple[grpc.StatusCode, str]:
-    """Sent as it is: the bytes are compressed, and gRPC does not know."""
-    async with aio.insecure_channel(address) as channel:
-        call: Any = channel.unary_unary(method)(sent, metadata=(("x-api-key", BRONZE),))
-        with pytest.raises(aio.AioRpcError) as caught:
-            await call
-        return caught.value.code(), dict(caught.value.trailing_metadata())["x-oriel-reason"]
+async def refused(address: str, sent: bytes, method: str = INFER) -> tuple[str, str]:
+    answer = await raw_call(address, method, {"x-api-key": BRONZE}, framed(sent, compressed=True))
+    return CODES[answer.status], answer.trailers["x-oriel-reason"]
 
 
 def _then(tail: bytes) -> Callable[[bytes], bytes]:
@@ -123,15 +120,15 @@ async def test_what_does_not_decompress_into_one_bounded_message_is_refused(
     backend = Backend()
     async with stack(backend, files=exact) as (address, core):
         sent = fold(message())
-        assert is_compressed(sent)
         assert (await refused(address, sent))[1] == reason
         assert not backend.seen and idle(core) and not core.pools["p"].held_bytes
 
 
 async def test_a_second_name_inside_does_not_run() -> None:
     backend = Backend()
-    async with stack(backend, files=exact) as (address, _), aio.insecure_channel(address) as channel:
-        await channel.unary_unary(INFER)(gzip.compress(message() + SECOND_NAME), metadata=(("x-api-key", BRONZE),))
+    async with stack(backend, files=exact) as (address, _):
+        sent = framed(gzip.compress(message() + SECOND_NAME), compressed=True)
+        assert (await raw_call(address, INFER, {"x-api-key": BRONZE}, sent)).status == 0
         assert [request.model_name for _, request, _, _ in backend.seen] == ["digits"]
 
 
@@ -139,21 +136,18 @@ async def test_what_is_decompressed_is_on_the_byte_budget_of_its_pool() -> None:
     backend = Backend()
     async with stack(backend, files=lambda port: exact(port, max_queue_bytes=2 * MIB)) as (address, core):
         sent = gzip.compress(message(tensor=bytes(3 * MIB)))
-        assert await refused(address, sent) == (grpc.StatusCode.UNAVAILABLE, "queue_full")
+        assert await refused(address, sent) == ("UNAVAILABLE", "queue_full")
         assert not core.pools["p"].held_bytes
 
 
 async def test_each_message_of_a_stream_is_judged_so() -> None:
     backend = Backend()
-    async with stack(backend, files=exact) as (address, core), aio.insecure_channel(address) as channel:
-        call = channel.stream_stream(STREAM)
-        compressed, other = gzip.compress(message()), gzip.compress(message("mlp"))
-        answers = call(iter((compressed, message(), compressed)), metadata=(("x-api-key", BRONZE),))
-        assert len([answer async for answer in answers]) == 3
-        with pytest.raises(aio.AioRpcError) as caught:
-            async for _ in call(iter((compressed, other)), metadata=(("x-api-key", BRONZE),)):
-                pass
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND and idle(core)
+    async with stack(backend, files=exact) as (address, core):
+        compressed, other = (framed(gzip.compress(message(model)), compressed=True) for model in ("digits", "mlp"))
+        answer = await raw_call(address, STREAM, {"x-api-key": BRONZE}, compressed + framed(message()) + compressed)
+        assert answer.status == 0 and len(backend.seen) == 3
+        answer = await raw_call(address, STREAM, {"x-api-key": BRONZE}, compressed + other)
+        assert CODES[answer.status] == "NOT_FOUND" and idle(core)
         assert {request.model_name for _, request, _, _ in backend.seen} == {"digits"}
 
 

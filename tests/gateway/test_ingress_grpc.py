@@ -16,9 +16,9 @@ from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from oriel_gateway.call import grpc as grpc_call
+from oriel_gateway.call import http as any_call
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
@@ -211,7 +211,7 @@ async def test_a_permit_that_comes_after_the_deadline_sends_nothing(monkeypatch:
         first, *late = [asyncio.ensure_future(infer(address, "digits", GOLD)) for _ in range(3)]
         gate = core.pools["p"]
         await until(lambda: backend.seen and len(gate.admission.queue) >= 2)
-        monkeypatch.setattr(grpc_call, "monotonic", lambda: monotonic() + 3600.0)
+        monkeypatch.setattr(any_call, "monotonic", lambda: monotonic() + 3600.0)
         backend.hold.set()
         said = await asyncio.gather(first, *late, return_exceptions=True)
         refused = [each for each in said if isinstance(each, InferenceServerException)]
@@ -406,7 +406,7 @@ async def several(backends: Sequence[Backend], **more: Any) -> AsyncIterator[tup
         core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
-        ingress = await serve_grpc(core, sock)
+        ingress = await serve_public(core, sock)
         try:
             yield f"127.0.0.1:{ingress.port}", core, ports
         finally:
@@ -442,7 +442,7 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
     core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
+    ingress = await serve_public(core, sock)
     address = f"127.0.0.1:{ingress.port}"
     server = aio.server()
     server.add_generic_rpc_handlers((backend,))

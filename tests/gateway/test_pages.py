@@ -11,12 +11,13 @@ from oriel_gateway.api_docs import document, pages, published, reading
 from oriel_gateway.call import unread
 from oriel_gateway.errors import Outcome
 from oriel_gateway.http_status import STATUS
-from oriel_gateway.ingress.grpc import _CODES
+from oriel_gateway.ingress.grpc_rules import CODES
 from oriel_gateway.limits import error_text, ledger_client
 from oriel_gateway.observe import decisions, top_tenants
 from oriel_gateway.routing import target_cache
 from oriel_gateway.shared import state
 from oriel_wire.engine import control, lines, listener, spans
+from oriel_wire.h2 import grpc
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -31,7 +32,7 @@ def test_every_reason_has_one_row_with_its_statuses_and_what_to_do(outcome: Outc
     (row,) = [row for row in rows("errors.md") if row[0] == f"`{outcome.value}`"]
     if outcome in STATUS:
         assert str(STATUS[outcome]) in row[1].split(", ")
-        assert _CODES[outcome].name in row[2].split(", ")
+        assert grpc.CODES[CODES[outcome]] in row[2].split(", ")
 
 
 def test_no_row_of_a_reason_that_is_gone() -> None:
@@ -40,7 +41,7 @@ def test_no_row_of_a_reason_that_is_gone() -> None:
 
 def test_every_refusal_has_a_status_on_both_protocols() -> None:
     refusals = set(Outcome) - {Outcome.ANSWERED, Outcome.CALLER_LEFT}
-    assert set(STATUS) >= refusals and set(_CODES) >= refusals
+    assert set(STATUS) >= refusals and set(CODES) >= refusals
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.routing.targets import chosen
 from oriel_policies.documents import compile_documents
@@ -47,8 +47,8 @@ class House:
         gates = self.core.pools.values()
         return (
             all(g.admission.inflight == 0 and not len(g.admission.queue) and not g.held_bytes for g in gates)
-            and not len(self.ingress._special._flights)
-            and not self.ingress._special._work
+            and not len(self.core.routing.flights)
+            and not self.core.routing.detached
             and not self.core.routing.shadows
         )
 
@@ -70,7 +70,7 @@ async def house(routes: str) -> AsyncIterator[House]:
         )
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
-        ingress = await serve_grpc(core, sock)
+        ingress = await serve_public(core, sock)
         try:
             async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
                 yield House(channel, core, backends, ingress)
@@ -147,8 +147,8 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         backend, asked_s = it.backends[0], monotonic()
         backend.hold = asyncio.Event()
         asking = [asyncio.ensure_future(it.infer(x_request_id=f"r{n}")) for n in range(4)]
-        await until(lambda: bool(backend.seen) and len(it.ingress._special._flights._open) == 1)
-        flight = next(iter(it.ingress._special._flights._open.values()))
+        await until(lambda: bool(backend.seen) and len(it.core.routing.flights._open) == 1)
+        flight = next(iter(it.core.routing.flights._open.values()))
         await until(lambda: len(flight.members) == 4)
         backend.hold.set()
         answers = await asyncio.gather(*asking)
@@ -184,7 +184,7 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
         backend.hold = asyncio.Event()
         founder = asyncio.ensure_future(it.infer())
         await until(lambda: bool(backend.seen))
-        flight = next(iter(it.ingress._special._flights._open.values()))
+        flight = next(iter(it.core.routing.flights._open.values()))
         follower = asyncio.ensure_future(it.infer())
         await until(lambda: len(flight.members) == 2)
         founder.cancel()
@@ -195,7 +195,7 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
         backend.hold = asyncio.Event()
         failing = [asyncio.ensure_future(it.infer(model="broken")) for _ in range(2)]
         await until(lambda: len(backend.seen) == 2)
-        flight = next(iter(it.ingress._special._flights._open.values()))
+        flight = next(iter(it.core.routing.flights._open.values()))
         await until(lambda: len(flight.members) == 2)
         backend.hold.set()
         for outcome in await asyncio.gather(*failing, return_exceptions=True):
@@ -205,12 +205,12 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
         # One of those that followed leads once more, and after that each asks for itself.
         failing = [asyncio.ensure_future(it.infer(model="broken")) for _ in range(5)]
         await until(lambda: len(backend.seen) == 4)
-        flight = next(iter(it.ingress._special._flights._open.values()))
+        flight = next(iter(it.core.routing.flights._open.values()))
         await until(lambda: len(flight.members) == 5)
         hold, backend.hold = backend.hold, asyncio.Event()
         hold.set()
         await until(lambda: len(backend.seen) == 5)
-        flight = next(iter(it.ingress._special._flights._open.values()))
+        flight = next(iter(it.core.routing.flights._open.values()))
         await until(lambda: len(flight.members) == 4)
         backend.hold.set()
         await asyncio.gather(*failing, return_exceptions=True)

@@ -18,8 +18,7 @@ import pytest
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.app import serve
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.grpc import serve_grpc
-from oriel_gateway.ingress.http import ClientConnection
+from oriel_gateway.ingress.http import ClientConnection, serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.settings import Settings
 from oriel_policies.documents import compile_documents
@@ -95,7 +94,7 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         await server.open(lambda: ClientConnection(server, core), sockets[0], tls=certificates.context)
         exits.push_async_callback(server.drain, 0.0)
-        ingress = await serve_grpc(core, sockets[1], certificates)
+        ingress = await serve_public(core, sockets[1], tls=certificates.context)
         exits.push_async_callback(ingress.drain, 0.0)
         context = trusting(*pairs.values())
 

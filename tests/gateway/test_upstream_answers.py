@@ -2,9 +2,8 @@
 
 import grpc
 import pytest
-from grpc import aio
 
-from oriel_gateway.pools.grpc_errors import classify_error as over_grpc
+from oriel_gateway.pools.grpc_answers import GrpcAnswer
 from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
 from oriel_wire.h1_response import ResponseMemo, parse_response_head
 
@@ -34,8 +33,14 @@ def http(status: int, body: bytes, lines: str = "", *, model: bool = True) -> An
     )
 
 
-def status(code: grpc.StatusCode, words: str, *metadata: tuple[str, str]) -> aio.AioRpcError:
-    return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(*metadata), words, None)
+def status(code: grpc.StatusCode, words: str, *metadata: tuple[str, str]) -> GrpcAnswer:
+    number: int = code.value[0]
+    trailers = [(b"grpc-status", b"%d" % number), (b"grpc-message", words.encode())]
+    return GrpcAnswer([], [*trailers, *[(name.encode(), value.encode()) for name, value in metadata]])
+
+
+def over_grpc(answer: GrpcAnswer, *, model: bool) -> AnswerKind:
+    return answer.kind(model=model)
 
 
 @pytest.mark.parametrize(("number", "words", "said"), WORDS, ids=[words[:50] for _, words, _ in WORDS])

@@ -16,7 +16,7 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.grpc import serve_grpc
+from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import WARM_RESPONSES
@@ -106,7 +106,7 @@ async def test_tritonclient_streams_through_the_gateway(unit: Unit) -> None:
     core = Gateway(compile_documents(documents([unit.grpc_port])), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
+    ingress = await serve_public(core, sock)
     try:
         await asyncio.to_thread(with_tritonclient, f"127.0.0.1:{ingress.port}", {"authorization": f"Bearer {GOLD}"})
     finally:

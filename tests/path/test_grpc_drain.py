@@ -12,7 +12,7 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.ingress.grpc import GrpcLimits
+from oriel_gateway.ingress.grpc_rules import GrpcLimits
 from oriel_inference.app import open_unit
 from oriel_inference.servers import stream
 from oriel_inference.settings import Settings

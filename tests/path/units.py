@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.grpc import serve_grpc
-from oriel_gateway.ingress.http import ClientConnection
+from oriel_gateway.ingress.http import ClientConnection, serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
@@ -87,7 +86,7 @@ async def path(
         http: HttpServer = HttpServer(HttpLimits())
         await http.open(lambda: ClientConnection(http, core), bound())
         opened.push_async_callback(http.drain, 0.0)
-        grpc = await serve_grpc(core, bound())
+        grpc = await serve_public(core, bound())
         opened.push_async_callback(grpc.drain, 0.0)
         serving = {model.spec.name: model for model in inference.catalog.serving()}
         batchers = [model.batcher for model in serving.values()]

@@ -254,6 +254,10 @@ class Call(Lifecycle):
         if self.target.plan.hedge_s and self.kept:
             self.in_trouble().hedge(self.target.plan.hedge_s)
 
+    def shared_lines(self, left_out: tuple[bytes, ...]) -> bytes | None:
+        """Return the lines of a call that is made for several callers; see `heads.head_lines`."""
+        return head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant), left_out)
+
     def put(self, connection: UpstreamConnection, now: float) -> None:
         """Write the whole request to a connection. A body of up to 64 KiB is kept: it may have to be sent again."""
         mark = self.mark

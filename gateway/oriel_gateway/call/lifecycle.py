@@ -201,6 +201,10 @@ class Lifecycle:
             body = self._body = b"".join(body)
         return body
 
+    def hold_already(self, size: int) -> None:
+        """So many bytes of the body are on the pool's byte budget already; they are the call's from now on."""
+        self._held_bytes = size
+
     def hold_body(self) -> bool:
         """Put the body on the byte budget if it came with the head; False: there are not enough bytes."""
         size = self.body_bytes - self._held_bytes
@@ -323,7 +327,7 @@ class Lifecycle:
             return
         self.state = DONE
         self.outcome = outcome
-        gateway, gate, tenant, stream, trouble = self.gateway, self.gate, self.tenant, self.stream, self._trouble
+        gateway, gate, stream, trouble = self.gateway, self.gate, self.stream, self._trouble
         if self.slot == YOUNG:
             del gateway.clock.young[self]
             self.slot = 0
@@ -350,11 +354,7 @@ class Lifecycle:
             late = outcome is not _ANSWERED and now >= self.deadline and not unbounded
             left = outcome is _LEFT and not late
             good = None if left else outcome is _ANSWERED and self.status < 500
-            size_bytes = -1 if unbounded or self.status >= 300 else self.body_bytes
-            held_s = now - self.permit_s
-            if stream is not None and stream.lending is not None:
-                held_s -= stream.lending.finish()
-            cost_s = gate.release_permit(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good, late)
+            cost_s = self.give_permit(now, good, late)
         elif ticket is not None:
             gate.leave_queue(ticket)
         elif trouble is not None and trouble.parked:
@@ -366,8 +366,25 @@ class Lifecycle:
             executed = self.sent_s > 0.0 or outcome is _ANSWERED
             if state == JOINED and not executed and self.extras is not None:
                 executed, cost_s = self.extras.abandoned(self, now)
-            self.grant.settle(round(cost_s * 1e6), executed, now)
+            self.settle(cost_s, executed, now)
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if self.extras is not None:
             self.extras.ended(self)
+
+    def give_permit(self, now: float, good: bool | None, late: bool) -> float:
+        """Give the permit back at the end. Returns what the call is charged, in seconds. See `PoolGate`."""
+        stream = self.stream
+        unbounded = stream is not None and stream.unbounded
+        size_bytes = -1 if unbounded or self.status >= 300 else self.body_bytes
+        held_s = now - self.permit_s
+        if stream is not None and stream.lending is not None:
+            held_s -= stream.lending.finish()
+        return self.gate.release_permit(
+            self.target, self.tenant, self._ticket, held_s, self.cost_us, size_bytes, good, late
+        )
+
+    def settle(self, cost_s: float, executed: bool, now: float) -> None:
+        """Settle what the limits granted, once, at the end."""
+        if self.grant is not None:
+            self.grant.settle(round(cost_s * 1e6), executed, now)

@@ -6,7 +6,6 @@ are taken from the upstream for one that does not read, so that its permit comes
 holds up to 64 KiB more, and the last piece, uncounted. Single writer: the loop.
 """
 
-import asyncio
 from typing import Protocol
 
 __all__ = ["NOTED_BYTES", "Unread"]
@@ -17,9 +16,10 @@ NOTED_BYTES = 16 << 10
 
 
 class Reader(Protocol):
-    """The connection of a client."""
+    """A client: its connection, or its stream of one."""
 
-    transport: asyncio.Transport
+    def abort(self) -> None:
+        """Drop the client."""
 
 
 class Unread:
@@ -39,7 +39,7 @@ class Unread:
             slowest = next(iter(self._sizes))
             self.read(slowest)
             self.cut += 1
-            slowest.transport.abort()  # its call ends when the connection is lost
+            slowest.abort()  # its call ends when the connection is lost
         return size > (READER_BYTES if 2 * self.bytes <= self.max_bytes else READER_BYTES // 4)
 
     def read(self, reader: Reader) -> int:

@@ -1,481 +1,474 @@
-"""gRPC ingress: a generic pass-through for the v2 service that never decodes a tensor.
+"""gRPC ingress: a pass-through for the v2 service that never decodes a tensor. One `GrpcClient` is one call's stream.
 
-A call is identified by its metadata. Its first message is read as far as the name of the model; the name is authorised
-and appended (see `oriel_wire.v2.grpc_names`), and the bytes are sent on. Waiting and deadlines are as over HTTP.
+A call is identified by its metadata, before a byte of its message is awaited. Its first message is read as far as the
+name of the model; the name is authorised and appended (see `oriel_wire.v2.grpc_names`), and the bytes are sent on.
 """
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import grpc
-from grpc import aio
-
-from oriel_gateway.call.grpc import GrpcCall, answer_metadata
-from oriel_gateway.core import Gateway
-from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.call.grpc import GrpcCall, GrpcRequest, RpcLine
+from oriel_gateway.call.grpc_stream import GrpcStreamCall
+from oriel_gateway.call.lifecycle import DONE
+from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.http_status import STATUS
-from oriel_gateway.ingress.grpc_compressed import decompress, is_compressed
-from oriel_gateway.ingress.grpc_first_message import ReceiveTurns
-from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.pools.grpc_errors import passed_on, refusal, reported_cost_us
-from oriel_gateway.routing.targets import absent, check_model, chosen
-from oriel_gateway.shared.grpc_special import GrpcSpecial
-from oriel_policies.documents import ApiKey, Pool, Tenant
-from oriel_wire.engine import grpc_drain
-from oriel_wire.engine.large_messages import READ_AHEAD
-from oriel_wire.engine.limits import GRPC_HEADERS
-from oriel_wire.engine.process import connection_limit
-from oriel_wire.engine.pulse import GrpcPulse
-from oriel_wire.engine.tls import Certificates
-from oriel_wire.errors import BadMessage
-from oriel_wire.v2.grpc_names import append_model, append_schedule, peek_model
-
-SERVICE = "inference.GRPCInferenceService"
-HEALTH = "grpc.health.v1.Health"
-_TIER = "x-request-tier"
-_ALIVE = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
-_MODEL_METHODS = frozenset({"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"})
-_OPERATOR_METHODS = frozenset(
-    {"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"}
-    | {f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")}
+from oriel_gateway.ingress.grpc_compressed import decompress
+from oriel_gateway.ingress.grpc_incoming import Incoming
+from oriel_gateway.ingress.grpc_rules import (
+    ALIVE_METHODS,
+    CODES,
+    METHODS,
+    MODEL_METHODS,
+    OPERATOR_METHODS,
+    STREAMING,
+    GrpcLimits,
+    bound_message,
+    no_message,
+    too_much_metadata,
 )
-_UNARY_METHODS = _MODEL_METHODS | _OPERATOR_METHODS | {"ServerMetadata"}
-_CODES = {
-    Outcome.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    Outcome.AMBIGUOUS_CREDENTIALS: grpc.StatusCode.INVALID_ARGUMENT,
-    Outcome.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    Outcome.IDENTITY_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    Outcome.TIER_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
-    Outcome.NOT_READY: grpc.StatusCode.UNAVAILABLE,
-    Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
-    Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Outcome.ENCODING_UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
-    Outcome.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Outcome.CONCURRENCY_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Outcome.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Outcome.QUEUE_FULL: grpc.StatusCode.UNAVAILABLE,
-    Outcome.DISPLACED: grpc.StatusCode.UNAVAILABLE,
-    Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
-    Outcome.UPSTREAM_BROKEN: grpc.StatusCode.UNAVAILABLE,
-    Outcome.INFEASIBLE: grpc.StatusCode.UNAVAILABLE,
-    Outcome.DEADLINE_TOO_SHORT: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Outcome.SERVER_STOPPING: grpc.StatusCode.UNAVAILABLE,
-}
-# Counters and logs use these HTTP statuses for an upstream's errors; any other error is the caller's mistake.
-_STATUS = {
-    grpc.StatusCode.UNKNOWN: 500,
-    grpc.StatusCode.INTERNAL: 500,
-    grpc.StatusCode.DATA_LOSS: 500,
-    grpc.StatusCode.UNAVAILABLE: 503,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-}
-_Failure = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # the arguments of `abort`
+from oriel_gateway.ingress.grpc_stream import StreamIngress
+from oriel_gateway.ingress.grpc_trailers import OK, about, answer_trailers, refusal
+from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.grpc_answers import GrpcAnswer
+from oriel_gateway.routing.targets import Target, absent, check_model, chosen
+from oriel_gateway.shared.special import attach
+from oriel_policies.documents import Tenant
+from oriel_wire.errors import BadMessage
+from oriel_wire.h2 import grpc
+from oriel_wire.h2.frames import CANCEL
+from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RpcHead, prefix, read_head
+from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.known_fields import Field as HeaderField
+from oriel_wire.h2.streams import ENDED, Stream
+from oriel_wire.v2.grpc_names import append_model, peek_model
+
 if TYPE_CHECKING:
-    Context = aio.ServicerContext[bytes, bytes]
-    _GenericHandler = grpc.GenericRpcHandler[bytes, bytes]
-    _Handler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
-else:
-    _GenericHandler = grpc.GenericRpcHandler
+    from oriel_gateway.ingress.h2 import PlainClient, PublicConnection
+
+__all__ = ["GrpcClient"]
+
+_ALIVE: Final = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
+_JOINED: Final = 64 * 1024
 
 
-class GrpcLimits:
-    """Bounds of the gRPC listener."""
+class GrpcClient(Stream):
+    """One call's stream at its client; the `contracts.Client` of its call.
 
-    MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-    MAX_METADATA_BYTES = 16 * 1024
-    MAX_STREAMS = 128
-    MAX_CALLS = 4096
-    FIRST_MESSAGE_S = 10.0
-    HANDSHAKE_S = 10.0
-    MAX_CONNECTIONS = 4096
-    AGE_S = 15.0  # the age of a connection: see `grpc_drain`
-    IDLE_S = 300.0  # the time of a connection without a call
-    PACE_S = 1.0  # a message that is held back is checked again after this
+    call: None until the first message is here, and after the end. plain: the request of a stream that is none of gRPC.
+    forwarded: unused over gRPC.
+    """
 
+    __slots__ = (
+        "_deadline",
+        "_incoming",
+        "_line",
+        "_mark",
+        "_noted",
+        "_received_s",
+        "_rpc",
+        "_slot",
+        "_task",
+        "_tenant",
+        "call",
+        "connection",
+        "forwarded",
+        "plain",
+    )
 
-async def serve_grpc(gateway: Gateway, sock: socket.socket, certificates: Certificates | None = None) -> "GrpcIngress":
-    """Listen at the address of `sock`, over TLS with `certificates`; the socket is closed in favour of gRPC's own."""
-    ingress = GrpcIngress(gateway)
-    await ingress.open(sock, certificates)
-    return ingress
+    def __init__(self, connection: "PublicConnection") -> None:
+        super().__init__()
+        self.connection = connection
+        self.call: GrpcCall | None = None
+        self.plain: PlainClient | None = None
+        self.forwarded = ""
+        self._rpc: RpcHead | None = None
+        self._line: RpcLine | None = None
+        self._mark: Mark | None = None
+        self._tenant: Tenant | None = None
+        self._received_s = self._deadline = 0.0
+        self._incoming: Incoming | None = None  # of messages that do not come in one piece
+        self._slot = 0  # among the deadlines, while there is no call
+        self._noted = False
+        self._task: asyncio.Task[None] | None = None
 
+    # From the client -------------------------------------------------------------------------------------------
 
-class GrpcIngress(_GenericHandler):
-    """The public gRPC service."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._special = GrpcSpecial(gateway, gateway.routing, self._forward)
-        self._turns = ReceiveTurns()
-        self._arrivals = grpc_drain.Arrivals()
-        self._pulse = GrpcPulse(asyncio.get_running_loop())
-        self._age_ms = int(GrpcLimits.AGE_S * 1000)
-        self._server: aio.Server | None = None
-        self.port = 0
-
-    async def open(self, sock: socket.socket, certificates: Certificates | None = None) -> None:
-        host, port = sock.getsockname()[:2]
-        sock.close()
-        self._server = aio.server(
-            options=(
-                ("grpc.max_receive_message_length", GrpcLimits.MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", -1),
-                # Twice the accepted size, so that a refusal can give its reason. Beyond it gRPC answers by itself.
-                ("grpc.max_metadata_size", 2 * GrpcLimits.MAX_METADATA_BYTES),
-                ("grpc.absolute_max_metadata_size", 2 * GrpcLimits.MAX_METADATA_BYTES),
-                ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
-                ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", int(GrpcLimits.HANDSHAKE_S * 1000)),
-                # These are half of the connections that the HTTP port and its upstreams may have.
-                ("grpc.max_allowed_incoming_connections", connection_limit(2 * GrpcLimits.MAX_CONNECTIONS) // 2),
-                ("grpc.max_connection_idle_ms", int(GrpcLimits.IDLE_S * 1000)),
-                (grpc_drain.MAX_AGE, self._age_ms),
-                # An unread message is held back after 64 KiB; a message that is read gets a window of its size.
-                ("grpc.http2.bdp_probe", 0),
-                ("grpc.http2.lookahead_bytes", 64 * 1024),
-                READ_AHEAD,
-                *GRPC_HEADERS,
-                # Compressed messages arrive as they are: see `grpc_compressed`.
-                ("grpc.per_message_decompression", 0),
-            ),
-            maximum_concurrent_rpcs=GrpcLimits.MAX_CALLS,
-        )
-        self._server.add_generic_rpc_handlers((self._arrivals, self))
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if certificates is None:
-            self.port = self._server.add_insecure_port(address)
-        else:
-            self.port = self._server.add_secure_port(address, _credentials(certificates))
-        await self._server.start()
-
-    async def drain(self, grace_s: float) -> None:
-        """Accept no new calls, let calls under way finish, and close: see `grpc_drain`."""
-        if self._server is not None:
-            await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
-        self._pulse.close()
-        await self._special.close()
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
-        """Return the handler of a method.
-
-        Every handler is a stream handler, which is the same on the wire: it starts at the headers, so that a caller is
-        identified before a byte of its message is awaited.
-        """
-        service, _, method = handler_call_details.method.lstrip("/").rpartition("/")
-        handler: _Handler
-        if service == HEALTH and method == "Check":
-            handler = self._alive
-        elif service == SERVICE and method in ("ServerLive", "ServerReady"):
-            handler = self._alive
-        elif service == SERVICE and (method == "ModelStreamInfer" or method in _UNARY_METHODS):
-            handler = self._handler(method)
-        else:
-            handler = self._unknown
-        return grpc.stream_stream_rpc_method_handler(handler)
-
-    async def _alive(self, _: AsyncIterator[bytes], context: "Context") -> None:
-        mark = self._gateway.mark(None, None, None)
-        context.set_trailing_metadata(answer_metadata(mark, 0.0, 0.0))
-        await context.write(_ALIVE if self._gateway.ready else b"")
-
-    async def _unknown(self, _: AsyncIterator[bytes], context: "Context") -> None:
-        caller = self._arrived(context)
-        refused = Refused(Outcome.NOT_FOUND, "this gRPC method is not served here")
-        self._gateway.records.turned_away(
-            refused, caller.mark, None, "", caller.received_s, protocol="grpc", status=404
-        )
-        await context.abort(*_refusal(refused, caller, None, grpc.StatusCode.UNIMPLEMENTED))
-
-    def _handler(self, method: str) -> "_Handler":
-        async def handle(_: AsyncIterator[bytes], context: "Context") -> None:
-            # `abort` is called only here: its exception is kept for a while, with all that its frames hold, such as a
-            # message.
-            if (failure := await self._serve(context, method)) is not None:
-                await context.abort(*failure)
-
-        return handle
-
-    async def _serve(self, context: "Context", method: str) -> _Failure | None:
-        """Answer a call, or return how it has to be aborted."""
-        caller = self._arrived(context)
-        call: GrpcCall | None = None
+    def began(self, fields: list[HeaderField], end: bool) -> None:
+        """The call's metadata is here."""
+        connection = self.connection
+        gateway = connection.gateway
+        self._received_s = connection.arrived_s
         try:
-            self._identify(caller, method)
-            first = await self._first_message(caller, context)
-            if is_compressed(first):
-                first = await self._decompressed(caller, first)
-            self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
-            call = self._begin(caller, method, first)
-            if method == "ModelStreamInfer":
-                await call.permit()
-                path = f"/{SERVICE}/{method}"
-                messages = self._authorised_stream(caller, call, first, context)
-                async for answer in call.forward_stream(path, messages):
-                    call.moved(answer)
-                    await context.write(answer)
-                context.set_trailing_metadata(call.answer_metadata())
+            rpc = self._rpc = read_head(fields, connection.server.memo)
+        except BadMessage as error:
+            self.turn_away(Refused(Outcome.INVALID_REQUEST, error.message))
+            return
+        self._mark = gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
+        line = self._line = METHODS.get(rpc.path)
+        if line is None:
+            if rpc.path in ALIVE_METHODS:
+                self._write_alive()
             else:
-                forward = self._special.unary if call.target.special else self._forward
-                answer = await forward(call, first)
-                context.set_trailing_metadata(call.answer_metadata())
-                await context.write(answer)
-            return None
-        except Refused as refused:
-            if call is not None:
-                call.status = STATUS[refused.outcome]
-                call.end(refused.outcome, refused.message)
-            else:
-                self._gateway.records.turned_away(
-                    refused,
-                    caller.mark,
-                    caller.tenant,
-                    method,
-                    caller.received_s,
-                    protocol="grpc",
-                    status=STATUS[refused.outcome],
-                )
-            return _refusal(refused, caller, call)
-        except aio.AioRpcError as error:
-            assert call is not None
-            if (lost := refusal(error)) is not None:
-                call.status = STATUS[lost.outcome]
-                call.end(lost.outcome, lost.message)
-                return _refusal(lost, caller, call)
-            call.cost_us = reported_cost_us(error.trailing_metadata())
-            text, metadata = passed_on(error)
-            call.status = _STATUS.get(error.code(), 400)
-            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            call.end(Outcome.DEADLINE_EXCEEDED if late else Outcome.ANSWERED, text)
-            return error.code(), text, metadata + call.answer_metadata()
-        finally:
-            if call is not None:
-                call.end(Outcome.CALLER_LEFT)  # without effect if it has ended before
-                call.gate.release_bytes(call.size_bytes)
-            self._gateway.bodies.ended(caller.size_bytes)
-
-    async def _forward(self, call: GrpcCall, message: bytes) -> bytes:
-        await call.permit()
-        return await call.forward_unary(f"/{SERVICE}/{call.method}", self._authorised(call, message))
-
-    async def _authorised_stream(
-        self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
-    ) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield the messages, each with the model it is for."""
-        yield call.target.name, self._authorised(call, first)
+                self.turn_away(Refused(Outcome.NOT_FOUND, "this gRPC method is not served here"), grpc.UNIMPLEMENTED)
+            return
         try:
-            while isinstance(message := await context.read(), bytes):
-                if is_compressed(message):
-                    message = await self._decompressed(caller, message)
-                while (model := await self._judge(caller, call, message)) is None:
-                    pass  # it was held back
-                call.bytes_in += len(message)
-                yield model, self._authorised(call, message)
+            if rpc.list_bytes > GrpcLimits.MAX_METADATA_BYTES:
+                raise too_much_metadata()
+            self._identify()
+            if (decoder := connection.decoder).fresh:
+                connection.server.fields.keep(decoder.fresh)
+            if end:
+                raise no_message()
         except Refused as refused:
-            call.refuse(refused)
+            self.turn_away(refused)
+            return
+        connection.begun.append(self)
+        if line is STREAMING:
+            self._task = connection.server.loop.create_task(StreamIngress(self).serve())
 
-    async def _decompressed(self, caller: "_Caller", message: bytes) -> bytes:
-        tenant = self._gateway.identify(caller.credentials).tenant
-        return await decompress(self._gateway, tenant, message)
+    def too_large(self) -> None:
+        """The metadata was larger than the limits of the connection."""
+        self._received_s = self.connection.arrived_s
+        self.turn_away(too_much_metadata())
 
-    async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> str | None:
-        """Return the model of a further message of a stream that may pass; None if it was held back. Raises Refused.
+    def came(self, data: bytes | memoryview, end: bool) -> None:
+        """Bytes of a message came."""
+        connection = self.connection
+        if self._tenant is None or self.sending == ENDED:
+            connection.consumed(self, len(data))
+            return
+        incoming, streaming = self._incoming, self._line is STREAMING
+        try:
+            if streaming:
+                incoming = self.incoming
+                incoming.complete = end
+                if incoming.add(data):
+                    self.unwatch()
+                return
+            if not end:
+                self.incoming.keep(data)
+                return
+            whole = incoming.whole(data) if incoming is not None else bytes(data)
+            connection.consumed(self, self.held_bytes)
+            self.unwatch()
+            if len(whole) != PREFIX_BYTES + int.from_bytes(whole[1:PREFIX_BYTES], "big") or whole[0] > 1:
+                raise no_message()
+            if len(whole) - PREFIX_BYTES > GrpcLimits.MAX_MESSAGE_BYTES:
+                raise Refused(Outcome.TOO_LARGE, f"the message is larger than {GrpcLimits.MAX_MESSAGE_BYTES} bytes")
+            if whole[0]:
+                self._task = connection.server.loop.create_task(self._decompressed(whole[PREFIX_BYTES:]))
+            else:
+                self._begin(whole[PREFIX_BYTES:])
+        except Refused as refused:
+            self.turn_away(refused)
 
-        A stream outlives keys, tokens and documents: a sender whose key was revoked sends no further message. And a
-        stream must not get around the limits of requests, or of a model other than its first.
-        """
-        gateway = self._gateway
-        caller.key = gateway.identify(caller.credentials)
-        tenant = caller.key.tenant
-        name, version = self._authorise(tenant, "ModelStreamInfer", message)
-        _bounded(message, call.gate.pool)
-        if not tenant.allowances and not gateway.targets.tiers_differ:
-            call.moved(message, name)
-            return name
-        requested_tier = caller.metadata.get(_TIER)
-        target = gateway.targets.of_method(tenant, "ModelStreamInfer", "model", name, version, requested_tier)
-        if target.choices is not None:
-            target = chosen(target, caller.metadata.get, caller.mark.request_id)
-        # The tier of the first message's route today counts as well: new documents alone end no stream.
-        tier, of_stream = (
-            target.tenant.tier.name,
-            gateway.targets.served(tenant, call.target.plan, requested_tier).tier.name,
-        )
-        if tier != of_stream:
-            why = f"this stream is served by tier {of_stream!r}, model {name!r} by {tier!r}: open another for it"
-            raise Refused(Outcome.INVALID_REQUEST, why)
-        if not tenant.allowances:
-            call.moved(message, name)
-            return name
-        wait_s = await call.further(tenant, target, len(message))
-        if wait_s > 0.0:
-            await asyncio.sleep(min(wait_s, GrpcLimits.PACE_S))
-        return name if wait_s <= 0.0 else None
+    def left(self) -> None:
+        """The client reset the stream, or its connection is lost."""
+        call = self.call
+        self._end()
+        if call is not None:
+            call.client_left()
 
-    def _arrived(self, context: "Context") -> "_Caller":
-        received_s = now = monotonic()
-        if now >= self._pulse.fresh_until:
-            received_s -= self._pulse.call_age_s(context.peer(), now)
-        given = context.invocation_metadata() or ()
-        size_bytes = sum([len(key) + len(value) + 32 for key, value in given])  # counted as in RFC 9113, 6.5.2
-        pairs = [(str(key), value) for key, value in given if isinstance(value, str)]
-        metadata = dict(reversed(pairs))  # the first value of each name, as over HTTP
-        mark = self._gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
-        credentials = [pair for pair in pairs if pair[0] in ("authorization", "x-api-key")]
-        return _Caller(metadata, size_bytes, credentials, mark, received_s, context.time_remaining())
+    def expired(self) -> None:
+        """The first message did not come in time."""
+        self._slot = 0
+        self.turn_away(Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request"))
 
-    def _identify(self, caller: "_Caller", method: str) -> None:
+    def stopping(self) -> None:
+        """The gateway is about to end."""
+        self.unwatch()
+        self.turn_away(stopping())
+
+    def watch(self) -> None:
+        """Bound the wait for the first message, if it did not come together with the metadata."""
+        if self.call is None and self._tenant is not None and self.sending != ENDED and not self._slot:
+            by_s = min(self._deadline, self._received_s + GrpcLimits.FIRST_MESSAGE_S)
+            self._slot = self.connection.gateway.clock.watch(self, by_s, monotonic())
+
+    def unwatch(self) -> None:
+        slot, self._slot = self._slot, 0
+        if slot:
+            self.connection.gateway.clock.unwatch(self, slot)
+
+    # Judging ---------------------------------------------------------------------------------------------------
+
+    @property
+    def incoming(self) -> Incoming:
+        """The call's messages, as far as they did not come in one piece."""
+        incoming = self._incoming
+        if incoming is None:
+            incoming = self._incoming = Incoming(self)
+        return incoming
+
+    @property
+    def rpc(self) -> RpcHead:
+        """The call's metadata."""
+        assert self._rpc is not None
+        return self._rpc
+
+    @property
+    def tenant(self) -> Tenant:
+        """Who calls, by the tier that serves the call."""
+        assert self._tenant is not None
+        return self._tenant
+
+    def _identify(self) -> None:
         """Identify the caller and set the deadline, from the metadata alone. Raises Refused."""
-        gateway = self._gateway
-        if caller.metadata_bytes > GrpcLimits.MAX_METADATA_BYTES:
-            raise Refused(Outcome.TOO_LARGE, f"the metadata is larger than {GrpcLimits.MAX_METADATA_BYTES} bytes")
-        caller.key = gateway.identify(caller.credentials)
-        caller.tenant = tenant = caller.key.tenant
-        if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
-            raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")
-        self._set_deadline(caller, tenant)
+        rpc, line = self._rpc, self._line
+        assert rpc is not None and line is not None
+        connection = self.connection
+        tenant = connection.gateway.identify_fields(rpc.credentials, connection.server.memo).tenant
+        if line.method in OPERATOR_METHODS and "operator" not in tenant.scopes:
+            raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{line.method} is not offered here")
+        self._set_deadline(tenant)
 
-    def _set_deadline(self, caller: "_Caller", tenant: Tenant) -> None:
-        timeout_ms = caller.metadata.get("x-request-timeout-ms")
-        caller.deadline = self._gateway.deadline(tenant, caller.received_s, timeout_ms)
-        if caller.remaining_s is not None:
-            caller.deadline = min(caller.deadline, caller.received_s + caller.remaining_s)
+    def _set_deadline(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+        rpc = self.rpc
+        self._deadline = self.connection.gateway.deadline(tenant, self._received_s, rpc.asked_ms)
+        if rpc.timeout_s is not None:
+            self._deadline = min(self._deadline, self._received_s + rpc.timeout_s)
 
-    async def _first_message(self, caller: "_Caller", context: "Context") -> bytes:
-        assert caller.tenant is not None
-        wait_s = min(caller.deadline - monotonic(), GrpcLimits.FIRST_MESSAGE_S)
-        try:
-            async with asyncio.timeout(wait_s):
-                turn = await self._turns.acquire(caller.tenant.name)
-                try:
-                    message = await context.read()
-                finally:
-                    self._turns.release(turn)
-        except TimeoutError:
-            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request") from None
-        if not isinstance(message, bytes):
-            raise Refused(Outcome.INVALID_REQUEST, "the call carries no message, or one that is larger than 64 MiB")
-        caller.size_bytes = len(message)
-        return message
+    def identify_again(self) -> Tenant:
+        """Return whose key it is now: it may have been revoked while a message was awaited. Raises Refused."""
+        return self.connection.gateway.identify_fields(self.rpc.credentials, self.connection.server.memo).tenant
 
-    def _begin(self, caller: "_Caller", method: str, message: bytes) -> GrpcCall:
-        """Authorise the model, route the call and apply its limits. Raises Refused."""
-        gateway, tenant = self._gateway, caller.tenant
-        assert tenant is not None
-        model = method in _MODEL_METHODS or method == "ModelStreamInfer"
-        name, version = self._authorise(tenant, method, message) if model else ("", "")
-        requested_tier = caller.metadata.get(_TIER)
-        target = gateway.targets.of_method(
-            tenant, method, "model" if model else "server", name, version, requested_tier
-        )
+    def target(self, tenant: Tenant, name: str, version: str) -> Target:
+        """Return what a message asks for. Raises Refused."""
+        gateway, rpc, line = self.connection.gateway, self.rpc, self._line
+        assert line is not None
+        kind = "model" if line.method in MODEL_METHODS or line is STREAMING else "server"
+        target = gateway.targets.of_method(tenant, line.method, kind, name, version, rpc.tier)  # type: ignore[arg-type]
         if target.choices is not None:
-            target = chosen(target, caller.metadata.get, caller.mark.request_id)
-        if target.tenant is not tenant:
-            caller.tenant = tenant = target.tenant
-            self._set_deadline(caller, tenant)
-        gate = gateway.pools[target.pool]
-        if not gate.speaks_grpc:
-            raise absent("model", name)
-        if target.side:
-            gateway.routing.took_side(target.plan.name, target.side)
-        _bounded(message, gate.pool)
-        if (left_s := caller.deadline - caller.received_s) < gate.slow_s and method != "ModelStreamInfer":
-            gate.judge(target, len(message), left_s)
-        size = len(message)
-        if not gate.reserve_bytes(size, urgent=tenant.tier.band == gateway.top_band):
-            retry_after_s = gate.admission.retry_after_s()
-            raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
-        try:
-            grant = gateway.limiter.acquire(tenant, target, size, monotonic()) if target.allowances else None
-        except Refused:
-            gate.release_bytes(size)
-            raise
-        received_s, deadline = caller.received_s, caller.deadline
-        return GrpcCall(
-            gateway, gate, method, tenant, target, caller.mark, caller.metadata, size, received_s, deadline, grant
-        )
+            assert self._mark is not None
+            target = chosen(target, rpc.get, self._mark.request_id)
+        return target
 
-    def _authorise(self, tenant: Tenant, method: str, message: bytes) -> tuple[str, str]:
+    def authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]:
         """Return the model and version that a message names, if this tenant may use it; "" only where that means all
-        models.
+        models. Raises Refused.
         """
+        line = self._line
+        assert line is not None
+        if line.method not in MODEL_METHODS and line is not STREAMING:
+            return "", ""
         try:
             name, version = peek_model(message)
         except BadMessage as error:
             raise Refused(Outcome.INVALID_REQUEST, error.message) from error
-        if not name and method == "ModelStatistics" and "operator" in tenant.scopes:
+        if not name and line.method == "ModelStatistics" and "operator" in tenant.scopes:
             return name, version
         check_model(tenant, name, version)
         return name, version
 
-    def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
-        """Return the message with the authorised model in force, and with the tier's priority where the pool maps
-        it.
-        """
-        if call.target.kind != "model":
-            return message
-        name, version = peek_model(message)
-        if not version and name == call.target.name:
-            version = call.target.version  # the side of a split
-        message = append_model(message, name, version)
-        priorities = call.gate.pool.triton_priorities if call.infers else None
-        if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
-            # The deadline of a stream bounds its first answer only.
-            left_s = None if call.method == "ModelStreamInfer" else call.deadline - monotonic()
-            message = append_schedule(message, priority, left_s)
-        return message
+    def _begin(self, message: bytes) -> None:
+        """Authorise the model, route the call, apply its limits, and let it go. Raises Refused."""
+        connection, line, tenant = self.connection, self._line, self.identify_again()
+        gateway, now = connection.gateway, monotonic()
+        assert line is not None and self._mark is not None
+        if tenant is not self._tenant:
+            self._set_deadline(tenant)
+        name, version = self.authorise(tenant, message)
+        self.unwatch()
+        target = self.target(tenant, name, version)
+        if target.tenant is not tenant:
+            tenant = target.tenant
+            self._set_deadline(tenant)
+        gate = gateway.pools[target.pool]
+        if not gate.speaks_grpc:
+            raise absent("model", name)
+        size = len(message)
+        bound_message(size, gate.pool)
+        streaming = line is STREAMING
+        if not streaming and (left_s := self._deadline - self._received_s) < gate.slow_s:
+            gate.judge(target, size, left_s)
+        held = 0 if self._incoming is None else self._incoming.hand_over(gate)
+        grant = gateway.limiter.acquire(tenant, target, size, now) if target.allowances else None
+        head = GrpcRequest(line, self.rpc)
+        make = GrpcStreamCall if streaming else GrpcCall
+        call = make(gateway, self, gate, head, tenant, target, self._mark, self._received_s, self._deadline)
+        self.call = call
+        if held:
+            call.hold_already(held)
+        if grant is not None:
+            call.limited(grant)
+        if target.special:
+            if streaming:
+                if target.side:
+                    gateway.routing.took_side(target.plan.name, target.side)
+                if target.plan.sticky not in ("", "stream"):
+                    call.stick = self.rpc.get(target.plan.sticky) or ""
+            else:
+                attach(call, gateway.routing)
+        if target.kind == "model":
+            message = append_model(message, name, version or (target.version if name == target.name else ""))
+        call.whole(message, now)
 
+    async def _decompressed(self, message: bytes) -> None:
+        try:
+            whole = await self.decompress(message)
+            self._task = None
+            self._begin(whole)
+        except Refused as refused:
+            self._task = None
+            self.turn_away(refused)
 
-def _bounded(message: bytes, pool: Pool) -> None:
-    if len(message) > pool.max_body_bytes:
-        raise Refused(Outcome.TOO_LARGE, f"the message is larger than {pool.max_body_bytes} bytes")
+    async def decompress(self, message: bytes) -> bytes:
+        """Decompress a message within the bounds of its pool. Raises Refused."""
+        if self.rpc.encoding not in (b"gzip", b"deflate"):
+            raise Refused(Outcome.ENCODING_UNSUPPORTED, "messages can be compressed as gzip or deflate")
+        return await decompress(self.connection.gateway, self.identify_again(), message)
 
+    def begin_stream(self, message: bytes) -> GrpcStreamCall:
+        """Begin the call of a stream by its first message. Raises Refused."""
+        self._begin(message)
+        call = self.call
+        if call is None:
+            raise asyncio.CancelledError  # it was refused, and its client knows
+        assert isinstance(call, GrpcStreamCall)
+        return call
 
-def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return credentials that gRPC asks before each handshake, on a thread of its own; None keeps the present ones."""
-    given = certificates.pem
+    # To the client ---------------------------------------------------------------------------------------------
 
-    def configuration() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal given
-        chain, key = pem = certificates.pem
-        if pem is given:
-            return None
-        given = pem
-        return grpc.ssl_server_certificate_configuration([(key, chain)])
+    @property
+    def departed(self) -> bool:
+        """See `contracts.Client`."""
+        return self.connection.departed
 
-    first = grpc.ssl_server_certificate_configuration([(given[1], given[0])])
-    return grpc.dynamic_ssl_server_credentials(first, configuration)  # type: ignore[arg-type]
+    @property
+    def keeps_up(self) -> bool:
+        """See `contracts.Client`."""
+        return self.pending is None
 
+    @property
+    def must_close(self) -> bool:
+        """See `contracts.Client`: an answer never ends a connection that other calls use."""
+        return False
 
-@dataclass(slots=True)
-class _Caller:
-    """What is known of a call before its message.
+    def answered(self, *, close: bool, now: float = 0.0) -> None:
+        """See `contracts.Client`."""
+        self._end()
+        if self.receiving != ENDED:
+            self.connection.linger(self)
 
-    remaining_s: the seconds until the caller's own deadline; None without one.
-    size_bytes: the size of the first message, once it is here.
-    """
+    def abort(self) -> None:
+        """See `contracts.Client`."""
+        self._end()
+        self.connection.send_reset(self, CANCEL)
 
-    metadata: dict[str, str]
-    metadata_bytes: int
-    credentials: list[tuple[str, str]]
-    mark: Mark
-    received_s: float
-    remaining_s: float | None
-    size_bytes: int = 0
-    tenant: Tenant | None = None
-    key: ApiKey | None = None
-    deadline: float = 0.0
+    def _end(self) -> None:
+        """Let go of everything but what waits to be read."""
+        self.call = None
+        self.unwatch()
+        if self._incoming is not None:
+            self._incoming.drop()
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        if self._noted and self.pending is None:
+            self._noted = False
+            self.connection.gateway.unread.read(self)
 
+    def on_writable(self, writable: bool) -> None:
+        """See `contracts.Client`."""
+        unread = self.connection.gateway.unread
+        if writable:
+            self._noted = False
+            unread.read(self)
+        else:
+            self._noted = True
+            if not unread.note(self, sum(map(len, self.pending or ()))):
+                return
+        if self.call is not None:
+            self.call.client_writable(writable)
 
-def _refusal(refused: Refused, caller: _Caller, call: GrpcCall | None, code: grpc.StatusCode | None = None) -> _Failure:
-    metadata = [("x-oriel-reason", refused.outcome.value)]
-    if refused.retry_after_s is not None:
-        metadata.append(("retry-after", str(refused.retry_after_s)))
-    metadata += [(name, value) for name, value in refused.headers if name.startswith(("ratelimit", "www-auth"))]
-    metadata += call.answer_metadata() if call is not None else answer_metadata(caller.mark, 0.0, 0.0)
-    return code or _CODES[refused.outcome], refused.message, tuple(metadata)
+    def write_answer(self, call: GrpcCall, head: GrpcAnswer, data: bytes, complete: bool, now: float) -> bool:
+        """See `contracts.Client`."""
+        if call.extras is not None:
+            head = head.copy()
+            call.extras.response(call, head, data)
+            if complete:
+                call.answer = head
+        connection = self.connection
+        if complete and head.code:
+            connection.send_headers(self, HEAD + answer_trailers(call, now), True)
+            return False
+        connection.send_headers(self, HEAD, False)
+        if call.streams:
+            if data:
+                connection.send_data(self, data, False)
+        elif len(data) <= _JOINED:
+            connection.send_data(self, prefix(head.message_bytes) + data, False)
+        else:
+            connection.send_data(self, prefix(head.message_bytes), False)
+            connection.send_data(self, data, False)
+        if complete:
+            connection.send_headers(self, answer_trailers(call, now), True)
+        return False
+
+    def write_more(self, call: GrpcCall, data: bytes, complete: bool) -> None:
+        """See `contracts.Client`."""
+        if data:
+            self.connection.send_data(self, data, False)
+        if complete:
+            self.connection.send_headers(self, answer_trailers(call, monotonic()), True)
+
+    def write_kept(self, lines: list[bytes], body: bytes) -> bool:
+        """See `contracts.Client`. The fields become trailers, as those of every answer."""
+        connection = self.connection
+        connection.send_headers(self, HEAD, False)
+        connection.send_data(self, prefix(len(body)) + body, False)
+        pairs = [line.partition(b":") for line in lines]
+        connection.send_headers(
+            self, OK + b"".join([literal(name.lower(), value.strip()) for name, _, value in pairs]), True
+        )
+        return False
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
+        """See `contracts.Client`."""
+        self._write_refusal(refused, mark, CODES[refused.outcome], queued_s)
+
+    def cut_answer(self, call: GrpcCall, refused: Refused, *, v2: bool) -> None:
+        """See `contracts.Client`: the status says why the answer does not go on."""
+        queued_s = call.permit_s - call.queued_s
+        block = refusal(refused, CODES[refused.outcome]) + about(call.mark, queued_s, monotonic() - call.sent_s)
+        if self.pending is not None:
+            self.pending.clear()  # nobody reads it
+            self.pending = None
+        self.connection.send_headers(self, block, True)
+        self.answered(close=False)
+
+    def turn_away(self, refused: Refused, code: int = -1) -> None:
+        """Answer a request that does not become a call."""
+        connection = self.connection
+        gateway = connection.gateway
+        mark = self._mark or gateway.mark(None, None, None)
+        method = self._line.method if self._line is not None else ""
+        call = self.call
+        if call is not None and call.state != DONE:
+            call.refuse(refused)
+            return
+        gateway.records.turned_away(
+            refused,
+            mark,
+            self._tenant,
+            method,
+            self._received_s,
+            protocol="grpc",
+            status=STATUS[refused.outcome],
+        )
+        self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0)
+        self.answered(close=False)
+
+    def _write_refusal(self, refused: Refused, mark: Mark, code: int, queued_s: float) -> None:
+        self.connection.send_headers(self, HEAD + refusal(refused, code) + about(mark, queued_s, 0.0), True)
+
+    def _write_alive(self) -> None:
+        connection, mark = self.connection, self._mark
+        assert mark is not None
+        message = _ALIVE if connection.gateway.ready else b""
+        connection.send_headers(self, HEAD, False)
+        connection.send_data(self, prefix(len(message)) + message, False)
+        connection.send_headers(self, OK + about(mark, 0.0, 0.0), True)
+        self.answered(close=False)

@@ -1,8 +1,6 @@
 """Decompress gRPC messages within bounds, and only where the route names one model.
 
-gRPC delivers them as they came (its own decompression has no bound of ours), and does not say that they are compressed.
-It need not: a v2 message begins neither as gzip nor as zlib does (0x1F is no field's tag, 0x78 is field 15's), and the
-decompressed message is what is checked and sent on.
+The decompressed message is what is checked and sent on.
 
 If the name were known only after decompression, any caller could make the gateway decompress bombs. So 64 KiB are
 decompressed first: the name has to be in them, the caller has to be allowed to use it, and a route has to name exactly
@@ -25,22 +23,19 @@ PIECE_BYTES = 256 * 1024  # decompressed at a time, in about a millisecond
 _GZIP, _ZLIB = zlib.MAX_WBITS | 16, zlib.MAX_WBITS
 
 
-def is_compressed(message: bytes) -> bool:
-    """Whether `message` begins like a compressed one."""
-    return message[:2] == b"\x1f\x8b" or _begins_as_zlib(message)
-
-
-def _begins_as_zlib(message: bytes) -> bool:
-    return message[:1] == b"\x78" and len(message) > 1 and (0x7800 | message[1]) % 31 == 0
+def names_of_compressed(beginning: bytes) -> tuple[str, str]:
+    """Return the model's name and version in the first bytes of a compressed message. Raises Refused."""
+    form = _GZIP if beginning[:1] == b"\x1f" else _ZLIB
+    try:
+        return peek_beginning(zlib.decompressobj(form).decompress(beginning[:PIECE_BYTES], MAX_PEEK))
+    except (zlib.error, BadMessage):
+        raise _unreadable() from None
 
 
 async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
     """Return the decompressed message. Raises Refused. If this is cancelled, the reserved bytes are released."""
     form = _GZIP if message[:1] == b"\x1f" else _ZLIB
-    try:
-        name, version = peek_beginning(zlib.decompressobj(form).decompress(message[:PIECE_BYTES], MAX_PEEK))
-    except (zlib.error, BadMessage):
-        raise _unreadable() from None
+    name, version = names_of_compressed(message)
     gate = _gate(gateway, tenant, name, version)
     urgent = tenant.tier.band == gateway.top_band
     held = 0

@@ -1,6 +1,8 @@
 """HTTP/1.1 ingress: a client connection judges each head, makes a `Call` of it, or answers that it does not."""
 
 import asyncio
+import socket
+import ssl
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final, cast
@@ -15,23 +17,24 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.identity.keys import still_valid
-from oriel_gateway.identity.named_models import judge_head
 from oriel_gateway.ingress.forwarded import forwarded_for
+from oriel_gateway.ingress.h2 import PublicConnection
+from oriel_gateway.ingress.judging import open_call
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
 from oriel_gateway.ingress.tls_pieces import InPieces
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
-from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
-from oriel_gateway.shared.special import attach
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.chunked import LAST_CHUNK, chunk
+from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.process import connection_limit
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["ClientConnection"]
+__all__ = ["ClientConnection", "public_limits", "serve_public"]
 
 _SMALL: Final = 64 * 1024
 _MAX_STRIKES = 8  # refused credentials in a row on one connection, which is then closed
@@ -85,6 +88,11 @@ class ClientConnection(ServerConnection):
             self.transport = cast(asyncio.Transport, InPieces(self.transport))
         self.address = self.peer
 
+    def on_http2(self, data: bytes) -> bool:
+        """The client begins with HTTP/2's preface: hand the connection over."""
+        PublicConnection(self.server, self.gateway).take_over(self.transport, self.peer, self.peer_name, data)
+        return True
+
     def forget_head(self) -> None:
         super().forget_head()
         self._judged = None  # and the documents it was judged by
@@ -126,31 +134,10 @@ class ClientConnection(ServerConnection):
                 target = chosen(target, head.get, mark.request_id)
                 if target.tenant is not tenant:
                     tenant, lines = target.tenant, None  # the lines name another tier
-            if target.names:
-                judge_head(head, target.names)
-            deadline = gateway.deadline(tenant, received_s, head.timeout)
-            gate = gateway.pools[target.pool]
-            bound = gate.pool.max_body_bytes
-            if head.content_length is not None and head.content_length > bound:
-                raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
-            if 0.0 < (left_s := deadline - received_s - self.late_s) < gate.slow_s:
-                gate.judge(target, head.content_length or 0, left_s)
-            grant = None
-            if target.allowances:
-                now = received_s + self.late_s
-                grant = gateway.limiter.acquire(tenant, target, head.content_length or 0, now)
+            self.call = open_call(gateway, self, head, tenant, target, mark, received_s, self.late_s, lines)
         except Refused as refused:
             self._turn_away(refused, head, mark, tenant, target, received_s)
             return
-        receiver = None
-        if target.names in ("list", "entry"):
-            lines, receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
-        call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)
-        self.call = call
-        if grant is not None:
-            call.limited(grant)
-        if target.special:
-            attach(call, gateway.routing)
         if head.expect_continue:
             self.continue_body()
 
@@ -420,3 +407,20 @@ class ClientConnection(ServerConnection):
                 head_only=head is not None and head.line.method == "HEAD",
             )
         )
+
+
+def public_limits() -> HttpLimits:
+    """Return the limits of a public port. A body's size is limited by its pool, once its sender is known."""
+    return HttpLimits(max_connections=connection_limit(HttpLimits().max_connections), max_body_bytes=1 << 40)
+
+
+async def serve_public(
+    gateway: Gateway, sock: socket.socket, *, limits: HttpLimits | None = None, tls: ssl.SSLContext | None = None
+) -> HttpServer:
+    """Serve clients on `sock`, which the server owns from here on: HTTP/1.1, HTTP/2 and gRPC on one port.
+
+    With `tls`, ALPN offers both versions; without it, HTTP/2 begins with prior knowledge.
+    """
+    server = HttpServer(limits or public_limits())
+    await server.open(lambda: ClientConnection(server, gateway), sock, tls=tls)
+    return server

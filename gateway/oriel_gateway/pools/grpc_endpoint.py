@@ -1,135 +1,131 @@
-"""One gRPC upstream address: its channel, its calls under way, and its readiness probe."""
+"""One gRPC upstream address: its connections, its calls under way, and its probes."""
 
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-
-import grpc
-from grpc import aio
+from typing import Any, Final
 
 from oriel_gateway.pools.endpoints import EndpointState, Reach
-from oriel_gateway.pools.grpc_errors import broken, surely_not_executed
+from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
+from oriel_policies.documents import Pool
 from oriel_wire.engine.discovery import Address
-from oriel_wire.engine.large_messages import READ_AHEAD
+from oriel_wire.engine.h2_upstream import H2Endpoint
+from oriel_wire.errors import UpstreamError, UpstreamUnreachable
+from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE, UNIMPLEMENTED, encode_timeout, prefix
+from oriel_wire.h2.hpack import literal
 from oriel_wire.v2.grpc_names import append_model
 
-_SERVER_READY = "/inference.GRPCInferenceService/ServerReady"
-_MODEL_READY = "/inference.GRPCInferenceService/ModelReady"
-_READY, _FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
-_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    READ_AHEAD,
-    # A lost connection is made again soon: meanwhile calls are parked or sent to other endpoints.
-    ("grpc.initial_reconnect_backoff_ms", 250),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
+_HEAD: Final = b"\x83\x86" + literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
+_SERVER_READY: Final = literal(b":path", b"/inference.GRPCInferenceService/ServerReady")
+_MODEL_READY: Final = literal(b":path", b"/inference.GRPCInferenceService/ModelReady")
+_TRUE: Final = b"\x08\x01"
 
 
-class GrpcEndpoint(EndpointState):
-    """A gRPC address of a pool. The channel is made on first use. outstanding: calls under way."""
+class GrpcEndpoint(H2Endpoint, EndpointState):
+    """A gRPC address of a pool."""
 
-    def __init__(self, address: Address, *, max_response_bytes: int) -> None:
-        super().__init__(address)
-        self.host, self.port = address
-        self.outstanding = 0
-        self.heard = False
-        self._max_response_bytes = min(max_response_bytes, 2**31 - 1)
-        self._channel: aio.Channel | None = None
-        self._asking: set[asyncio.Task[None]] = set()
-        self.connect_s = 0.0
-        self._connecting_s = 0.0  # since when a call has been waiting for a connection
+    def __init__(self, address: Address, pool: Pool) -> None:
+        H2Endpoint.__init__(
+            self, *address, GrpcExchange, connect_timeout_s=pool.connect_timeout_s, max_idle_s=pool.idle_timeout_s
+        )
+        EndpointState.__init__(self, address)
 
-    @property
-    def channel(self) -> aio.Channel:
-        """The channel to this address."""
-        if self._channel is None:
-            host, port = self.address
-            options = (*_OPTIONS, ("grpc.max_receive_message_length", self._max_response_bytes))
-            name = f"[{host}]" if ":" in host else host
-            self._channel = aio.insecure_channel(f"{name}:{port}", options=options)
-        return self._channel
+    def adopt(self, pool: Pool) -> None:
+        """Adopt the new bounds of the pool."""
+        self.connect_timeout_s = pool.connect_timeout_s
+        self.max_idle_s = pool.idle_timeout_s
 
-    async def probe(self, timeout_s: float, ready: bool, done: Callable[[Reach | None], None]) -> None:
+    def probe(self, timeout_s: float, ready: bool, done: Callable[[Reach | None], None]) -> None:
         """Probe the endpoint with `ServerReady`.
 
         ready: whether the answer counts; False if a connection is enough.
-        done: called once with the result, also if the probe is cancelled; None means no usable answer.
+        done: called once with the result; None means no usable answer.
         """
-        reach: Reach | None = None
-        try:
-            answer: bytes = await self.channel.unary_unary(_SERVER_READY, None, None)(b"", timeout=timeout_s)
-            self._connecting_s = 0.0
-            reach = Reach.READY if answer[:2] == b"\x08\x01" or not ready else Reach.NOT_READY
-        except aio.AioRpcError as error:
-            if surely_not_executed(error):
-                reach = Reach.UNREACHABLE
-            elif error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                reach = Reach.READY  # it speaks gRPC but has no readiness method
-            elif error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                reach = Reach.NOT_READY
-        finally:
-            done(reach)
+        GrpcProbe(self, _SERVER_READY, b"", timeout_s, lambda found: done(_reach(found, ready)))
 
     def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
         name, _, version = model.partition("/versions/")
-        task = asyncio.get_running_loop().create_task(self._model_ready(name, version, timeout_s, done))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        question = append_model(b"", name, version)
+        GrpcProbe(self, _MODEL_READY, question, timeout_s, lambda found: done(_has_model(found)))
 
-    async def _model_ready(
-        self, name: str, version: str, timeout_s: float, done: Callable[[bool | None], None]
-    ) -> None:
-        ready: bool | None = None
-        try:
-            question = append_model(b"", name, version)
-            answer: bytes = await self.channel.unary_unary(_MODEL_READY, None, None)(question, timeout=timeout_s)
-            ready = answer[:2] == b"\x08\x01"
-        except aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND or (
-                error.code() is grpc.StatusCode.UNAVAILABLE and not (surely_not_executed(error) or broken(error))
-            ):
-                ready = False
-        finally:
-            done(ready)
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-        if self.channel.get_state() is not _READY:
-            return False
-        self._connecting_s = 0.0
-        return True
-
-    async def connect(self, timeout_s: float, deadline: float) -> bool:
-        """Connect. Returns False if the connection is refused, or takes longer than `timeout_s` since the first call
-        waits.
-
-        Raises TimeoutError at the deadline, which says nothing about the endpoint.
-        """
-        channel, now = self.channel, monotonic()
-        self._connecting_s = self._connecting_s or now
-        self.outstanding += 1  # so that the channel is not closed meanwhile
-        try:
-            ends_s = self._connecting_s + timeout_s
-            async with asyncio.timeout(min(ends_s, deadline) - now):
-                while (state := channel.get_state(try_to_connect=True)) is not _READY:
-                    if state is _FAILED:
-                        break
-                    await channel.wait_for_state_change(state)
-        except TimeoutError:
-            if deadline < ends_s:
-                raise
-            return False
-        finally:
-            self.outstanding -= 1
-        self.connect_s = max(self.connect_s, monotonic() - self._connecting_s) if state is _READY else self.connect_s
-        self._connecting_s = 0.0
-        return state is _READY
+    def tidy(self, now: float) -> None:
+        self.close_stale(now)
 
     async def close(self) -> None:
-        for task in self._asking:
-            task.cancel()
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close(None)
+        await H2Endpoint.close(self)
+
+
+# The answer of a probe, the error instead of one, or None if none came in time.
+Found = tuple[GrpcAnswer, bytes] | UpstreamError | None
+
+
+class GrpcProbe:
+    """One call of our own; a ResponseSink. done: called once."""
+
+    __slots__ = ("_done", "_endpoint", "_exchange", "_message", "_path", "_timeout_s", "_timer")
+
+    def __init__(
+        self, endpoint: GrpcEndpoint, path: bytes, message: bytes, timeout_s: float, done: Callable[[Found], None]
+    ) -> None:
+        self._endpoint = endpoint
+        self._path = path
+        self._message = message
+        self._timeout_s = timeout_s
+        self._done: Callable[[Found], None] | None = done
+        self._exchange: GrpcExchange | None = None
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
+        exchange = endpoint.begin(self, monotonic())
+        if exchange is not None:
+            self.connected(exchange)
+
+    def connected(self, connection: Any) -> None:
+        self._exchange = connection
+        timeout = literal(b"grpc-timeout", encode_timeout(self._timeout_s))
+        block = _HEAD + self._endpoint.authority_block + self._path + timeout
+        connection.send(block, prefix(len(self._message)) + self._message, True)
+
+    def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
+        if complete:
+            self._exchange = None
+        self._end((head, data))
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """Never called: the answer is whole, or the probe has ended."""
+
+    def failed(self, error: UpstreamError) -> None:
+        self._exchange = None
+        self._end(error)
+
+    def _end(self, found: Found) -> None:
+        done, self._done = self._done, None
+        if done is None:
+            return
+        self._timer.cancel()
+        if self._exchange is not None:
+            self._exchange.abandon()
+            self._exchange = None
+        elif found is None:
+            self._endpoint.forget(self)
+        done(found)
+
+
+def _reach(found: Found, ready: bool) -> Reach | None:
+    if found is None:
+        return None
+    if isinstance(found, UpstreamError):
+        return Reach.UNREACHABLE if isinstance(found, UpstreamUnreachable) else Reach.NOT_READY
+    answer, data = found
+    if answer.status == 200:
+        return Reach.READY if data[:2] == _TRUE or not ready else Reach.NOT_READY
+    if answer.code == UNIMPLEMENTED:
+        return Reach.READY  # it speaks gRPC but has no readiness method
+    return None if answer.code == DEADLINE_EXCEEDED else Reach.NOT_READY
+
+
+def _has_model(found: Found) -> bool | None:
+    if found is None or isinstance(found, UpstreamError):
+        return None
+    answer, data = found
+    if answer.status == 200:
+        return data[:2] == _TRUE
+    return False if answer.code in (NOT_FOUND, UNAVAILABLE) else None

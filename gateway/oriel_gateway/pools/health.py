@@ -200,7 +200,7 @@ class Watch:
         if isinstance(member, HttpEndpoint):
             HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status)))
         elif isinstance(member, GrpcEndpoint):
-            self._run(member.probe(timeout_s, bool(path), done))
+            member.probe(timeout_s, bool(path), done)
 
     def _missed(self, these: EndpointSet[Any], member: EndpointState, suspect: bool, now: float) -> None:
         """Eject an endpoint whose probe got no answer, if it has work and is silent, or if it missed two probes in a

@@ -88,7 +88,7 @@ class PoolGate:
             probe_first=bool(pool.probe),
         )
         self.grpc = EndpointSet(
-            lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),
+            lambda address: GrpcEndpoint(address, self.pool),
             pool.grpc_endpoints,
             max_parked=pool.max_queue,
             probe_first=bool(pool.probe),
@@ -124,7 +124,7 @@ class PoolGate:
         old, self.pool = self.pool, pool
         self.endpoints.max_parked = self.grpc.max_parked = pool.max_queue
         self.endpoints.model_locations.probe_first = self.grpc.model_locations.probe_first = bool(pool.probe)
-        for endpoint in self.endpoints:
+        for endpoint in (*self.endpoints, *self.grpc):
             endpoint.adopt(pool)
         if pool.discover is None:
             self.endpoints.assign(pool.endpoints)

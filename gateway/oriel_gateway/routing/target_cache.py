@@ -9,6 +9,7 @@ from oriel_policies.documents import Route, Snapshot, Tenant
 from oriel_policies.documents.promises import served_by
 from oriel_policies.routing import RouteTable
 from oriel_policies.tiers import flex, lowered, offered, on_route
+from oriel_wire.h2.hpack import literal
 
 __all__ = ["TargetCache"]
 
@@ -20,7 +21,7 @@ _LISTED = 8  # tiers, in a refusal
 class TargetCache:
     """Resolves and remembers what tenants ask for. tiers_differ: the tier of a call may depend on its route."""
 
-    __slots__ = ("_lines", "_older", "_snapshot", "_targets", "routes", "tiers_differ")
+    __slots__ = ("_blocks", "_lines", "_older", "_snapshot", "_targets", "routes", "tiers_differ")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -29,11 +30,12 @@ class TargetCache:
         self._targets: dict[tuple[Tenant, bytes], Target] = {}
         self._older: dict[tuple[Tenant, bytes], Target] = {}
         self._lines: dict[Tenant, bytes] = {}
+        self._blocks: dict[Tenant, bytes] = {}
 
     @property
     def remembered(self) -> tuple[dict[Any, Any], ...]:
         """Everything that is remembered, to be freed when this cache is replaced."""
-        return self._targets, self._older, self._lines
+        return self._targets, self._older, self._lines, self._blocks
 
     def of_line(
         self, tenant: Tenant, line: bytes, method: str, path: str, query: str, tier: str | None = None
@@ -87,6 +89,18 @@ class TargetCache:
         if lines is None:
             lines = self._lines[tenant] = _tenant_lines(tenant)
         return lines
+
+    def tenant_block(self, tenant: Tenant) -> bytes:
+        """Return the same for gRPC, as encoded header fields."""
+        block = self._blocks.get(tenant)
+        if block is None:
+            fields = (
+                (b"x-oriel-tier", tenant.tier.name.encode()),
+                (b"x-oriel-priority", b"%d" % tenant.tier.band),
+                (b"x-oriel-tenant", tenant.name.encode()),
+            )
+            block = self._blocks[tenant] = b"".join([literal(name, value) for name, value in fields])
+        return block
 
     def _known(self, key: tuple[Tenant, bytes]) -> Target | None:
         found = self._targets.get(key)

@@ -108,7 +108,7 @@ class _ShadowCopy:
         self._size_bytes = size_bytes
         # A copy is worth no second try.
         alone = replace(plan, hedge_s=0.0, idempotent=False)
-        self._call = Call(
+        self._call = type(original)(
             original.gateway,
             None,
             gate,
@@ -144,7 +144,7 @@ class _ShadowCopy:
         call.response_s = now = monotonic()
         if call.endpoint is not None:
             note_answer(call.endpoints, call.endpoint, head, now, now - call.sent_s)
-        call.status = self._own.status = head.status
+        call.status, self._own.status = head.status, head.code
         call.cost_us = head.cost_us
         return self.response_data(call, data, complete)
 

@@ -24,7 +24,6 @@ from hashlib import blake2b
 from time import monotonic
 
 from oriel_gateway.call.attempts import note_answer
-from oriel_gateway.call.heads import head_lines
 from oriel_gateway.call.http import Call
 from oriel_gateway.call.lifecycle import ANSWERING, COLLECT, DONE, JOINED
 from oriel_gateway.errors import Outcome, Refused
@@ -143,7 +142,7 @@ class _Work:
         self._head: ResponseHead | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._call = call = Call(
+        self._call = call = type(first)(
             gateway,
             None,
             first.gate,
@@ -153,7 +152,7 @@ class _Work:
             first.mark,
             first.received_s,
             first.deadline,
-            head_lines(first.head, gateway.targets.tenant_lines(first.tenant), _NOT_SENT),
+            first.shared_lines(_NOT_SENT),
             self,
         )
         call.stick = first.stick

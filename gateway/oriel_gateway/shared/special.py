@@ -119,7 +119,7 @@ class Extras:
         head.forward += operator_lines(call)
         if self._copied is not None:
             self._seen = Fingerprint()
-            self._seen.status = head.status
+            self._seen.status = head.code
             self._seen.add(data)
 
     def data(self, data: bytes) -> None:

@@ -1,0 +1,178 @@
+"""The messages of one gRPC call that do not come in one piece with its metadata, or are many.
+
+Until it is known which pool a message is for, its client may send no more than a stream's window (64 KiB): the name of
+the model has to be in them. Then the whole length is taken from that pool's byte budget, and the client may send it. Of
+a stream, one message is taken at a time; further ones wait at the client.
+"""
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.ingress.grpc_compressed import names_of_compressed
+from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import check_model
+from oriel_wire.errors import BadMessage
+from oriel_wire.h2.grpc import PREFIX_BYTES
+from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
+
+if TYPE_CHECKING:
+    from oriel_gateway.ingress.grpc import GrpcClient
+
+__all__ = ["Incoming"]
+
+_PIECE: Final = 2 * 1024
+_WIDEST: Final = 4 * 1024 * 1024
+
+
+class Incoming:
+    """What has come of one call's messages. Used on the loop.
+
+    complete: the client sends nothing else. gate, held: the pool whose byte budget holds the message, and its bytes.
+    """
+
+    __slots__ = ("_client", "_messages", "_parts", "_size", "_waiter", "_wanted", "complete", "gate", "held")
+
+    def __init__(self, client: "GrpcClient") -> None:
+        self._client = client
+        self._parts: list[bytes | bytearray | memoryview] = []  # of a message that is incomplete
+        self._size = 0  # of these
+        self._wanted = 0  # bytes that complete it, 0 if they are not known
+        self._messages: deque[tuple[bytes, bool]] = deque()  # of a stream: whole, not taken, and whether compressed
+        self._waiter: asyncio.Future[None] | None = None
+        self.complete = False
+        self.gate: PoolGate | None = None
+        self.held = 0
+
+    def whole(self, data: bytes | memoryview) -> bytes:
+        """Return all bytes so far, `data` the last of them; nothing is kept."""
+        parts = self._parts
+        if not parts:
+            return bytes(data) if isinstance(data, memoryview) else data
+        self._parts, self._size, self._wanted = [], 0, 0
+        return b"".join((*parts, data))
+
+    def keep(self, data: bytes | memoryview) -> None:
+        """Keep more of an incomplete message, and let its client send on if its pool has room. Raises Refused."""
+        parts, size = self._parts, len(data)
+        if parts and size < _PIECE and isinstance(last := parts[-1], bytearray):
+            last += data  # an object per piece would weigh more than a small piece
+        else:
+            parts.append(bytearray(data) if size < _PIECE else data)
+        self._size += size
+        if self._size >= PREFIX_BYTES and not self._messages:
+            self._reserve()
+
+    def _reserve(self) -> None:
+        """Take the whole length of an incomplete message from the budget of its pool, once its model is known."""
+        client, parts = self._client, self._parts
+        if len(parts[0]) < PREFIX_BYTES:
+            parts[:] = [b"".join(parts)]
+        size = int.from_bytes(parts[0][1:PREFIX_BYTES], "big")
+        if size > GrpcLimits.MAX_MESSAGE_BYTES:
+            raise Refused(Outcome.TOO_LARGE, f"the message is larger than {GrpcLimits.MAX_MESSAGE_BYTES} bytes")
+        self._wanted = size + PREFIX_BYTES
+        if size > self.held:
+            gate = self.gate or self._likely_gate(parts[0][0] == 1)
+            if gate is None:
+                return
+            bound_message(size, gate.pool)
+            if not gate.reserve_bytes(
+                size - self.held, urgent=client.tenant.tier.band == client.connection.gateway.top_band
+            ):
+                retry_after_s = gate.admission.retry_after_s()
+                raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
+            self.gate, self.held = gate, size
+            client.connection.widen(client, min(self._wanted, _WIDEST))
+        client.connection.consumed(client, client.held_bytes)
+
+    def _likely_gate(self, compressed: bool) -> PoolGate | None:
+        """The pool of an incomplete message, by the names in its beginning; None as long as there are none."""
+        client = self._client
+        if client.call is not None:
+            return client.call.gate
+        beginning = b"".join(self._parts)[PREFIX_BYTES:MAX_PEEK]
+        if compressed:
+            name, version = names_of_compressed(beginning)
+        else:
+            try:
+                name, version = peek_beginning(beginning)
+            except BadMessage as error:
+                raise Refused(Outcome.INVALID_REQUEST, error.message) from error
+        if not name:
+            if self._size < MAX_PEEK:
+                return None
+            raise Refused(Outcome.INVALID_REQUEST, f"model_name has to be within the first {MAX_PEEK} bytes")
+        check_model(client.tenant, name, version)
+        return client.connection.gateway.pools[client.target(client.tenant, name, version).pool]
+
+    def hand_over(self, gate: PoolGate) -> int:
+        """Return the bytes that the budget of `gate` holds, which are the caller's from now on; others are released."""
+        if self.gate is not gate:
+            self.release()
+            return 0
+        held, self.held, self.gate = self.held, 0, None
+        return held
+
+    def release(self) -> None:
+        """Give back what the byte budget holds."""
+        gate, held = self.gate, self.held
+        self.gate, self.held = None, 0
+        if gate is not None and held:
+            gate.release_bytes(held)
+            self._client.connection.gateway.bodies.ended(held)
+
+    def drop(self) -> None:
+        """The call is over: hold nothing any more."""
+        self.release()
+        self._parts = []
+        self._messages.clear()
+
+    # Messages of a stream --------------------------------------------------------------------------------------
+
+    def add(self, data: bytes | memoryview) -> bool:
+        """Take whole messages out of what has come, and keep the rest. Returns whether one waits. Raises Refused."""
+        if self._size + len(data) < self._wanted and not self.complete:
+            self.keep(data)
+            return bool(self._messages)
+        whole = self.whole(data)
+        at, size = 0, len(whole)
+        while size - at >= PREFIX_BYTES:
+            end = at + PREFIX_BYTES + int.from_bytes(whole[at + 1 : at + PREFIX_BYTES], "big")
+            if end > size:
+                break
+            self._messages.append((whole[at + PREFIX_BYTES : end], whole[at] == 1))
+            at = end
+        if at < size:
+            if self.complete:
+                raise no_message()
+            self.keep(whole[at:])
+        if (self._messages or self.complete) and (waiter := self._waiter) is not None and not waiter.done():
+            waiter.set_result(None)
+        return bool(self._messages)
+
+    async def next_message(self) -> tuple[bytes, bool] | None:
+        """The next message of a stream and whether it is compressed; None after the last one."""
+        client = self._client
+        while not self._messages:
+            if self.complete:
+                return None
+            self._waiter = client.connection.server.loop.create_future()
+            if self._size >= PREFIX_BYTES:
+                try:
+                    self._reserve()  # it could not while a message waited
+                except Refused as refused:
+                    client.turn_away(refused)
+                    return None
+            await self._waiter
+        self.release()
+        message = self._messages.popleft()
+        client.connection.consumed(client, min(client.held_bytes, len(message[0]) + PREFIX_BYTES))
+        return message
+
+    @property
+    def over(self) -> bool:
+        """Whether the client has sent its last message, and all of them were taken."""
+        return self.complete and not self._messages

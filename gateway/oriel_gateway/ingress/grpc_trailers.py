@@ -1,0 +1,74 @@
+"""The trailers of gRPC answers and refusals, as encoded header fields."""
+
+from typing import Final
+
+from oriel_gateway.call.grpc import GrpcCall
+from oriel_gateway.errors import Refused
+from oriel_gateway.observe.tracing import Mark
+from oriel_wire.h2.grpc import encode_text
+from oriel_wire.h2.hpack import literal
+
+__all__ = ["OK", "about", "answer_trailers", "refusal"]
+
+OK: Final = literal(b"grpc-status", b"0")
+_ID: Final = literal(b"x-request-id", b"")[:-1]
+_TRACE: Final = literal(b"traceresponse", b"")[:-1]
+_TIMING: Final = literal(b"server-timing", b"")[:-1]
+
+
+def answer_trailers(call: GrpcCall, now: float) -> bytes:
+    """Return the trailers of an answer: its status, ids and timing, and what the limits have left."""
+    answer = call.answer
+    parts = []
+    if answer is None or not answer.code:
+        parts.append(OK)
+    else:
+        text, more = answer.passed_on()
+        parts.append(literal(b"grpc-status", b"%d" % answer.code))
+        parts.append(literal(b"grpc-message", encode_text(text)))
+        parts += [literal(name.encode(), value.encode("latin-1")) for name, value in more]
+    parts.append(about(call.mark, call.permit_s - call.queued_s, now - call.sent_s))
+    if call.grant is not None and (answer is None or not answer.code):
+        for name, value in call.grant.headers(now):
+            parts.append(literal(name.encode(), value.encode("ascii")))
+    if answer is not None and answer.forward:
+        for line in answer.forward:
+            name_, _, value_ = line.partition(b":")
+            parts.append(literal(name_, value_.strip()))
+    return b"".join(parts)
+
+
+def refusal(refused: Refused, code: int) -> bytes:
+    """Return the status of a refusal, and why and when to come back."""
+    parts = [
+        literal(b"grpc-status", b"%d" % code),
+        literal(b"grpc-message", encode_text(refused.message)),
+        literal(b"x-oriel-reason", refused.outcome.value.encode()),
+    ]
+    if refused.retry_after_s is not None:
+        parts.append(literal(b"retry-after", b"%d" % refused.retry_after_s))
+    for name, value in refused.headers:
+        if name.startswith(("ratelimit", "www-auth")):
+            parts.append(literal(name.encode(), value.encode("latin-1")))
+    return b"".join(parts)
+
+
+def about(mark: Mark, queue_s: float, upstream_s: float) -> bytes:
+    """Return ids and timing as trailers, for an answer or for a refusal at any stage."""
+    timing = f"gateway-queue;dur={queue_s * 1e3:.3f}" if queue_s > 0.0 else "gateway-queue;dur=0.000"
+    if upstream_s:
+        timing += f", gateway-upstream;dur={upstream_s * 1e3:.3f}"
+    request_id, times = mark.request_id.encode("latin-1"), timing.encode("ascii")
+    return b"".join(
+        (
+            _ID,
+            bytes((len(request_id),)),
+            request_id,
+            _TRACE,
+            b"\x37",
+            mark.traceresponse().encode("ascii"),
+            _TIMING,
+            bytes((len(times),)),
+            times,
+        )
+    )
