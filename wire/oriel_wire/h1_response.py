@@ -45,6 +45,11 @@ class ResponseHead:
         if not minor:
             self.close = True
 
+    @property
+    def code(self) -> int:
+        """The status in the answer's own protocol, which here is `status`; over gRPC it is another number."""
+        return self.status
+
     def get(self, name: str) -> str | None:
         """The first value of the field with this lower-case name."""
         for field in self.fields:

@@ -95,7 +95,7 @@ class GrpcRequest:
     def __init__(self, line: RpcLine, rpc: RpcHead) -> None:
         self.line = line
         self.rpc = rpc
-        self.timeout = rpc.asked_ms
+        self.timeout = rpc.requested_ms
 
     @property
     def method(self) -> str:

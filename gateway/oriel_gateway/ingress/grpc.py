@@ -226,7 +226,7 @@ class GrpcClient(Stream):
     def _set_deadline(self, tenant: Tenant) -> None:
         self._tenant = tenant
         rpc = self.rpc
-        self._deadline = self.connection.gateway.deadline(tenant, self._received_s, rpc.asked_ms)
+        self._deadline = self.connection.gateway.deadline(tenant, self._received_s, rpc.requested_ms)
         if rpc.timeout_s is not None:
             self._deadline = min(self._deadline, self._received_s + rpc.timeout_s)
 
