@@ -258,7 +258,10 @@ async def test_callers_are_let_in_for_a_while_after_the_end_began(
             await draining
 
 
-async def test_a_call_that_is_under_way_when_nobody_is_let_in_any_more_is_answered() -> None:
+async def test_a_call_that_is_under_way_when_nobody_is_let_in_any_more_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "ACCEPT_SHARE", 0.0)
     go = asyncio.Event()
     async with house() as it:
         it.steps[:] = [go.wait]

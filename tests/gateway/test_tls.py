@@ -32,7 +32,7 @@ from ..waiting import until
 from .certificates import certificate, needs_openssl
 from .gate import INFER
 from .process import gateway_process
-from .stack import Client, documents, upstream
+from .stack import GOLD, Client, documents, upstream
 
 pytestmark = needs_openssl
 Pair = tuple[Path, Path]
@@ -60,9 +60,9 @@ def put(pair: Pair, served: Pair) -> None:
         fresh.replace(target)
 
 
-def trusting(*pairs: Pair) -> ssl.SSLContext:
+def trusting(*pairs: Pair, versions: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.set_alpn_protocols(["h2", "http/1.1"])
+    context.set_alpn_protocols([*versions])
     for chain, _ in pairs:
         context.load_verify_locations(chain)
     return context
@@ -120,6 +120,28 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
             with pytest.raises(grpc.aio.AioRpcError):
                 await health("first")
             assert (await old.ask(INFER, b"y")).status == 200  # open connections go on
+
+
+async def test_one_port_serves_each_version_that_a_client_offers(files: Pair, pairs: dict[str, Pair]) -> None:
+    """HTTP/2 if the client offers it; HTTP/1.1 if it offers nothing else, or does not say."""
+    async with upstream() as up, AsyncExitStack() as exits:
+        core = Gateway(compile_documents(documents([up.port])), limiter=EmbeddedLimiter(), sink=ListSink())
+        exits.push_async_callback(core.close)
+        sock = socket.create_server(("127.0.0.1", 0))
+        server = await serve_public(core, sock, tls=Certificates(*files).context)
+        exits.push_async_callback(server.drain, 0.0)
+        body = bytes(range(256)) * 3000
+        for http2, version in ((True, "HTTP/2"), (False, "HTTP/1.1")):
+            context = ssl.create_default_context(cafile=str(pairs["first"][0]))
+            async with httpx.AsyncClient(http2=http2, verify=context, trust_env=False, timeout=60) as client:
+                url = f"https://localhost:{server.port}{INFER}"
+                answer = await client.post(url, content=body, headers={"x-api-key": GOLD})
+                assert (answer.status_code, answer.http_version) == (200, version) and up.seen[-1].body == body
+                denied = await client.post(url, content=b"", headers={"x-api-key": "nobody's"})
+                assert denied.status_code == 401 and denied.http_version == version
+        context = ssl.create_default_context(cafile=str(pairs["first"][0]))
+        async with TlsClient(server.port, context) as client:
+            assert (await client.ask(INFER, body)).status == 200
 
 
 async def test_old_versions_of_tls_are_cut_and_plain_http_is_answered_in_plain_http(files: Pair) -> None:

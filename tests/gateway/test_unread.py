@@ -29,6 +29,9 @@ class Reader:
     def __init__(self) -> None:
         self.transport: Any = FakeTransport()
 
+    def abort(self) -> None:
+        self.transport.abort()
+
     @property
     def cut(self) -> bool:
         return "abort" in self.transport.calls

@@ -113,7 +113,8 @@ _CONTROL: Final = bytes([*range(9), *range(10, 32), 127])
 def malformed(name: bytes, value: bytes) -> str:
     """Say why HTTP/2 has no such field (RFC 9113, 8.2); "" for one that it may have.
 
-    The order and the number of fields are not judged here.
+    The order and the number of fields are not judged here. `grpc-message` may begin and end with spaces, because gRPC's
+    own servers do not encode those.
     """
     if name not in _VALID_NAMES:
         if _NAME.match(name) is None:
@@ -122,7 +123,8 @@ def malformed(name: bytes, value: bytes) -> str:
             return "a header field that belongs to HTTP/1.1 connections"
         if name == b"te" and value != b"trailers":
             return "te can only be trailers"
-    if len(value.translate(None, _CONTROL)) != len(value) or len(value.strip()) != len(value):
+    controls = len(value.translate(None, _CONTROL)) != len(value)
+    if controls or (len(value.strip()) != len(value) and name != b"grpc-message"):
         return "the value of a header field has characters that it cannot have"
     return ""
 
