@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["GrpcClient"]
 
 _ALIVE: Final = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
+_TOO_LARGE: Final = literal(b":status", b"431") + literal(b"content-type", b"application/grpc")
 _JOINED: Final = 64 * 1024
 
 
@@ -128,9 +129,9 @@ class GrpcClient(Stream):
             self._task = connection.server.loop.create_task(StreamIngress(self).serve())
 
     def too_large(self) -> None:
-        """The metadata was larger than the limits of the connection."""
+        """The header list was larger than the limits of the connection, so nobody knows what kind of request it was."""
         self._received_s = self.connection.arrived_s
-        self.turn_away(too_much_metadata())
+        self.turn_away(too_much_metadata(), head=_TOO_LARGE)
 
     def came(self, data: bytes | memoryview, end: bool) -> None:
         """Bytes of a message came."""
@@ -264,9 +265,11 @@ class GrpcClient(Stream):
 
     def _begin(self, message: bytes) -> None:
         """Authorise the model, route the call, apply its limits, and let it go. Raises Refused."""
-        connection, line, tenant = self.connection, self._line, self.identify_again()
+        connection, line, tenant = self.connection, self._line, self.tenant
         gateway, now = connection.gateway, monotonic()
         assert line is not None and self._mark is not None
+        if connection.arrived_s != self._received_s:  # else the metadata has been judged in the same turn
+            tenant = self.identify_again()
         if tenant is not self._tenant:
             self._set_deadline(tenant)
         name, version = self.authorise(tenant, message)
@@ -439,8 +442,8 @@ class GrpcClient(Stream):
         self.connection.send_headers(self, block, True)
         self.answered(close=False)
 
-    def turn_away(self, refused: Refused, code: int = -1) -> None:
-        """Answer a request that does not become a call."""
+    def turn_away(self, refused: Refused, code: int = -1, head: bytes = HEAD) -> None:
+        """Answer a request that does not become a call. code: the gRPC status, if it is not that of the refusal."""
         connection = self.connection
         gateway = connection.gateway
         mark = self._mark or gateway.mark(None, None, None)
@@ -458,11 +461,11 @@ class GrpcClient(Stream):
             protocol="grpc",
             status=STATUS[refused.outcome],
         )
-        self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0)
+        self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0, head)
         self.answered(close=False)
 
-    def _write_refusal(self, refused: Refused, mark: Mark, code: int, queued_s: float) -> None:
-        self.connection.send_headers(self, HEAD + refusal(refused, code) + about(mark, queued_s, 0.0), True)
+    def _write_refusal(self, refused: Refused, mark: Mark, code: int, queued_s: float, head: bytes = HEAD) -> None:
+        self.connection.send_headers(self, head + refusal(refused, code) + about(mark, queued_s, 0.0), True)
 
     def _write_alive(self) -> None:
         connection, mark = self.connection, self._mark

@@ -24,7 +24,7 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead, parse_request_head
 from oriel_wire.h1_response import ResponseHead
-from oriel_wire.h2.frames import CANCEL, INTERNAL_ERROR, NO_ERROR, REFUSED_STREAM
+from oriel_wire.h2.frames import CANCEL, INTERNAL_ERROR, REFUSED_STREAM
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field as HeaderField
 from oriel_wire.h2.limits import H2Limits
@@ -135,6 +135,10 @@ class PlainClient:
         target: Target | None = None
         try:
             head = self._head = _request_head(fields, end, server)
+            if len(head.line.line) - len(head.line.method) - len("  HTTP/1.1") > server.limits.max_target_bytes:
+                message = f"the request target is longer than {server.limits.max_target_bytes} bytes"
+                self._turn_away(Refused(Outcome.TOO_LARGE, message), mark, tenant, target, received_s, status=414)
+                return
             http = gateway.snapshot.http
             if (http.cors_origins or http.trusted_proxies) and self._fronted(head):
                 return
@@ -200,16 +204,22 @@ class PlainClient:
         return True
 
     def _turn_away(
-        self, refused: Refused, mark: Mark | None, tenant: Tenant | None, target: Target | None, received_s: float
+        self,
+        refused: Refused,
+        mark: Mark | None,
+        tenant: Tenant | None,
+        target: Target | None,
+        received_s: float,
+        status: int = 0,
     ) -> None:
-        """Answer a request that does not become a call."""
+        """Answer a request that does not become a call. status: if it is not that of the refusal's outcome."""
         gateway, head = self.connection.gateway, self._head
         mark = mark or gateway.mark(None, None, None)
         method = head.line.method if head is not None else ""
-        status = STATUS[refused.outcome]
+        status = status or STATUS[refused.outcome]
         gateway.records.turned_away(refused, mark, tenant, method, received_s, status=status, target=target)
         v2 = head is None or head.line.path.startswith("/v2")
-        self.write_refusal(refused, mark, v2=v2, queued_s=0.0)
+        self._write_refusal(refused, status, mark, v2=v2, queued_s=0.0)
         self.answered(close=False)
 
     # To the client ---------------------------------------------------------------------------------------------
@@ -233,8 +243,8 @@ class PlainClient:
         """See `contracts.Client`."""
         self.call = None
         stream = self.stream
-        if stream.receiving != ENDED and stream.sending == ENDED:
-            self.connection.send_reset(stream, NO_ERROR)
+        if stream.receiving != ENDED:
+            self.connection.linger(stream)
         if stream.pending is None:
             self._read()
 
@@ -308,11 +318,14 @@ class PlainClient:
 
     def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
         """See `contracts.Client`."""
+        self._write_refusal(refused, STATUS[refused.outcome], mark, v2=v2, queued_s=queued_s)
+
+    def _write_refusal(self, refused: Refused, status: int, mark: Mark, *, v2: bool, queued_s: float) -> None:
         head = self._head
         self._write(
             refusal_bytes(
                 refused,
-                status=STATUS[refused.outcome],
+                status=status,
                 v2=v2,
                 request_id=mark.request_id,
                 trace=mark.traceresponse(),

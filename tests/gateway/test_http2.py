@@ -1,0 +1,228 @@
+"""HTTP/2 at the public port: a request means what it means over HTTP/1.1, and one connection carries many of them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from oriel_gateway.core import Gateway
+
+from ..waiting import until
+from .gate import INFER, idle
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
+
+OF_HTTP_1 = {"connection", "transfer-encoding"}
+PER_CALL = {"x-request-id", "traceresponse", "server-timing", "date"}
+CORS = '[http]\ncors_origins = ["https://a"]'
+
+Asked = tuple[str, str, dict[str, str], bytes]
+GOLDEN = {"x-api-key": GOLD}
+REQUESTS: dict[str, Asked] = {
+    "infer": ("POST", INFER, GOLDEN, b"{}"),
+    "a large body": ("POST", INFER, GOLDEN, bytes(range(256)) * 3900),
+    "a service": ("POST", "/v1/services/digits?a=b", GOLDEN, b"text"),
+    "metadata": ("GET", "/v2/models/digits", GOLDEN, b""),
+    "HEAD": ("HEAD", "/v2/models/digits", GOLDEN, b""),
+    "health": ("GET", "/v2/health/live", {}, b""),
+    "a page": ("GET", "/openapi.json", {}, b""),
+    "no key": ("POST", INFER, {}, b"{}"),
+    "two keys": ("POST", INFER, {**GOLDEN, "authorization": f"Bearer {GOLD}"}, b"{}"),
+    "an unknown key": ("POST", INFER, {"x-api-key": "nobody's"}, b"{}"),
+    "another tenant's model": ("POST", "/v2/models/secret/infer", {"x-api-key": BRONZE}, b"{}"),
+    "no such path": ("GET", "/nothing", GOLDEN, b""),
+    "a method that is not offered": ("DELETE", INFER, GOLDEN, b""),
+    "too large": ("POST", INFER, GOLDEN, bytes(1_000_001)),
+    "a timeout that is none": ("POST", INFER, {**GOLDEN, "x-request-timeout-ms": "soon"}, b"{}"),
+    "a long path": ("GET", "/v2/models/" + "a" * 9000, GOLDEN, b""),
+    "preflight": ("OPTIONS", INFER, {"origin": "https://a", "access-control-request-method": "POST"}, b""),
+    "of a browser": ("POST", INFER, {**GOLDEN, "origin": "https://a"}, b"{}"),
+    "cookies": ("POST", INFER, {**GOLDEN, "cookie": "a=b; c=d"}, b"{}"),
+}
+
+
+@asynccontextmanager
+async def both(up: Upstream, **more: Any) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient, Gateway]]:
+    """A client of HTTP/2 with prior knowledge, one of HTTP/1.1, and the gateway."""
+    async with gateway(documents([up.port], **more)) as (port, core):
+        url = f"http://127.0.0.1:{port}"
+        async with (
+            httpx.AsyncClient(base_url=url, http1=False, http2=True, trust_env=False, timeout=60) as second,
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as first,
+        ):
+            yield second, first, core
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_request_is_answered_as_over_http_1_1(name: str) -> None:
+    method, path, headers, body = REQUESTS[name]
+    async with upstream() as up, both(up, extra=CORS) as (second, first, core):
+        told = []
+        for client, version in ((second, "HTTP/2"), (first, "HTTP/1.1")):
+            answer = await client.request(method, path, headers=headers, content=body)
+            assert answer.http_version == version and set(answer.headers) >= PER_CALL - {"server-timing"}
+            names = set(answer.headers) - OF_HTTP_1
+            values = {name: answer.headers[name] for name in names - PER_CALL}
+            text = answer.text.replace(answer.headers["x-request-id"], "ID")
+            told.append((answer.status_code, names, values, text))
+        assert told[0] == told[1]
+        if up.seen:
+            (over2, over1) = up.seen
+            assert over2.body == over1.body == body
+            fields = [{line.partition(":")[0].lower() for line in seen.head.split("\r\n")[1:]} for seen in up.seen]
+            assert fields[0] == fields[1] and over2.get("cookie") == over1.get("cookie")
+        await until(lambda: idle(core))
+
+
+async def test_a_body_without_a_length_is_passed_on_with_one_and_bounded() -> None:
+    async def pieces(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield bytes(10_000)
+
+    async with upstream() as up, both(up) as (client, _, core):
+        assert (await client.post(INFER, content=pieces(50), headers=GOLDEN)).status_code == 200
+        assert up.seen[0].get("content-length") == "500000" and len(up.seen[0].body) == 500_000
+        refused = await client.post(INFER, content=pieces(101), headers=GOLDEN)
+        assert (refused.status_code, refused.json()["reason"]) == (413, "too_large") and len(up.seen) == 1
+        await until(lambda: idle(core) and not core.pools["p"].held_bytes)
+
+
+async def test_a_header_list_that_is_too_large_concerns_its_request_only() -> None:
+    async with upstream() as up, both(up) as (client, _, _):
+        many = {f"x-{number}": "a" * 1000 for number in range(40)}
+        answers = await asyncio.gather(
+            *(client.post(INFER, content=b"{}", headers={**GOLDEN, **more}) for more in (many, {}))
+        )
+        assert [answer.status_code for answer in answers] == [431, 200]
+
+
+async def test_an_answer_without_an_end_comes_piece_by_piece() -> None:
+    go = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 1\n\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 1\n\n")
+        await go.wait()
+        writer.write(b"data: 2\n\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    up = Upstream()
+    up.port = server.sockets[0].getsockname()[1]
+    async with both(up) as (client, _, core):
+        async with client.stream("POST", "/v2/models/digits/generate_stream", headers=GOLDEN) as answering:
+            pieces = answering.aiter_bytes()
+            assert await anext(pieces) == b"data: 1\n\n"
+            go.set()
+            assert b"".join([piece async for piece in pieces]) == b"data: 2\n\n"
+        await until(lambda: idle(core))
+    server.close()
+
+
+@pytest.mark.parametrize("events", [True, False])
+async def test_an_answer_that_breaks_off_ends_its_stream_and_no_other(events: bool) -> None:
+    go = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        kind = b"content-type: text/event-stream\r\n" if events else b""
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n" + kind + b"\r\n9\r\ndata: 1\n\n\r\n")
+        await go.wait()
+        writer.write(b"not a chunk\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    up = Upstream()
+    up.port = server.sockets[0].getsockname()[1]
+    async with both(up) as (client, _, core):
+        async with client.stream("POST", INFER, headers=GOLDEN) as answering:
+            pieces = answering.aiter_bytes()
+            assert await anext(pieces) == b"data: 1\n\n"
+            go.set()
+            if events:
+                last = b"".join([piece async for piece in pieces])
+                assert json.loads(last.removeprefix(b"data: "))["reason"] == "upstream_broken"
+            else:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await anext(pieces)
+        assert (await client.get("/v2/health/live")).status_code == 200 and idle(core)
+        (front,) = core.fronts
+        assert len(front.connections) == 1, "the same connection"
+    server.close()
+
+
+async def test_a_client_that_leaves_its_request_frees_the_place_and_keeps_its_connection() -> None:
+    async with upstream() as up, both(up) as (client, _, core):
+
+        async def answer(seen: Seen) -> bytes:
+            if len(up.seen) == 1:
+                await asyncio.Event().wait()
+            return await up.ok(seen)
+
+        up.answer = answer
+        asked = asyncio.ensure_future(client.post(INFER, content=b"{}", headers=GOLDEN))
+        await until(lambda: up.seen)
+        asked.cancel()
+        await until(lambda: up.departures == 1 and idle(core))
+        assert (await client.post(INFER, content=b"{}", headers=GOLDEN)).status_code == 200
+        (server,) = core.fronts
+        assert len(server.connections) == 1
+
+
+async def test_requests_of_one_connection_wait_in_the_order_of_their_tiers() -> None:
+    """A queue behind the socket would serve them as they were sent."""
+    go = asyncio.Event()
+    async with upstream() as up, both(up, max_inflight=1) as (client, _, core):
+
+        async def answer(seen: Seen) -> bytes:
+            await go.wait()
+            return await up.ok(seen)
+
+        up.answer = answer
+        post = client.post
+        asked = [asyncio.ensure_future(post(INFER, content=b"first", headers=GOLDEN))]
+        await until(lambda: up.seen)
+        for key, count in ((BRONZE, 20), (GOLD, 5)):
+            asked += [
+                asyncio.ensure_future(post(INFER, content=key.encode(), headers={"x-api-key": key}))
+                for _ in range(count)
+            ]
+        await until(lambda: len(core.pools["p"].admission.queue) == 25)
+        go.set()
+        assert [each.status_code for each in await asyncio.gather(*asked)] == [200] * 26
+        bodies = [seen.body.decode() for seen in up.seen]
+        assert bodies.index(BRONZE) >= 4 and bodies[1] == GOLD, bodies
+        await until(lambda: idle(core))
+
+
+async def test_a_gateway_that_ends_answers_what_was_sent_and_says_goodbye() -> None:
+    go = asyncio.Event()
+    async with upstream() as up, both(up) as (client, _, core):
+
+        async def answer(seen: Seen) -> bytes:
+            await go.wait()
+            return await up.ok(seen)
+
+        up.answer = answer
+        asked = [asyncio.ensure_future(client.post(INFER, content=b"{}", headers=GOLDEN)) for _ in range(10)]
+        await until(lambda: len(up.seen) == 8)  # the others wait for a permit
+        (server,) = core.fronts
+        core.draining = True
+        draining = asyncio.ensure_future(server.drain(60.0))
+        go.set()
+        assert [each.status_code for each in await asyncio.gather(*asked)] == [200] * 10
+        await draining
+        assert not server.connections
+
+
+async def test_upgrades_are_ignored() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+        headers = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+        assert (await client.ask(INFER, b"{}", headers=headers)).status == 200
+        assert up.seen[0].get("upgrade") is None
