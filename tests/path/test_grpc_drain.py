@@ -12,7 +12,6 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.ingress.grpc_rules import GrpcLimits
 from oriel_inference.app import open_unit
 from oriel_inference.servers import stream
 from oriel_inference.settings import Settings
@@ -69,8 +68,7 @@ async def load(port: int, message: bytes, metadata: tuple[tuple[str, str], ...] 
 
 @pytest.fixture(autouse=True)
 def ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections grow old quickly, and a pause of a busy machine is not taken for the end of all calls."""
-    monkeypatch.setattr(GrpcLimits, "AGE_S", AGE_MS / 1e3)
+    """Connections of the inference server grow old quickly, and a pause of a busy machine is not taken for the end of all calls."""
     monkeypatch.setattr(grpc_drain, "QUIET_S", 2.0)
     monkeypatch.setattr(grpc_drain, "SELDOM_S", 2.0)
     monkeypatch.setattr(stream, "QUIET_S", 60.0)
@@ -86,7 +84,7 @@ async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
     async with house() as it:
         it.steps[:] = [0.002] * 100_000
         async with load(it.ingress.port, MESSAGE, (("x-api-key", GOLD),)) as calls:
-            await calls.reaches(500)  # among them are connections that grew old
+            await calls.reaches(500)
             it.core.draining = True
             await it.ingress.drain(120.0)
         assert refused(calls), calls.failed

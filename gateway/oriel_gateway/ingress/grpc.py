@@ -6,7 +6,7 @@ name of the model; the name is authorised and appended (see `oriel_wire.v2.grpc_
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oriel_gateway.call.grpc import GrpcCall, GrpcRequest, RpcLine
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
@@ -29,6 +29,8 @@ from oriel_gateway.ingress.grpc_rules import (
 )
 from oriel_gateway.ingress.grpc_stream import StreamIngress
 from oriel_gateway.ingress.grpc_trailers import OK, about, answer_trailers, refusal
+from oriel_gateway.ingress.h2_connection import PublicConnection
+from oriel_gateway.ingress.http2 import Http2Client
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
 from oriel_gateway.routing.targets import Target, absent, check_model, chosen
@@ -42,9 +44,6 @@ from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field as HeaderField
 from oriel_wire.h2.streams import ENDED, Stream
 from oriel_wire.v2.grpc_names import append_model, peek_model
-
-if TYPE_CHECKING:
-    from oriel_gateway.ingress.h2 import PlainClient, PublicConnection
 
 __all__ = ["GrpcClient"]
 
@@ -77,11 +76,11 @@ class GrpcClient(Stream):
         "plain",
     )
 
-    def __init__(self, connection: "PublicConnection") -> None:
+    def __init__(self, connection: PublicConnection) -> None:
         super().__init__()
         self.connection = connection
         self.call: GrpcCall | None = None
-        self.plain: PlainClient | None = None
+        self.plain: Http2Client | None = None
         self.forwarded = ""
         self._rpc: RpcHead | None = None
         self._line: RpcLine | None = None
@@ -201,6 +200,18 @@ class GrpcClient(Stream):
         if incoming is None:
             incoming = self._incoming = Incoming(self)
         return incoming
+
+    def taken(self) -> None:
+        """What has come so far needs no room any more: the client may send as much again."""
+        self.connection.consumed(self, self.held_bytes)
+
+    def taken_message(self, size: int) -> None:
+        """The same of one message of so many bytes."""
+        self.connection.consumed(self, min(self.held_bytes, size + PREFIX_BYTES))
+
+    def widen(self, size: int) -> None:
+        """Let the client send `size` bytes ahead."""
+        self.connection.widen(self, size)
 
     @property
     def rpc(self) -> RpcHead:

@@ -7,24 +7,48 @@ a stream, one message is taken at a time; further ones wait at the client.
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from oriel_gateway.call.grpc import GrpcCall
+from oriel_gateway.call.grpc_stream import GrpcStreamCall
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.grpc_compressed import names_of_compressed
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
+from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.routing.targets import check_model
+from oriel_gateway.routing.targets import Target, check_model
+from oriel_policies.documents import Tenant
 from oriel_wire.errors import BadMessage
-from oriel_wire.h2.grpc import PREFIX_BYTES
+from oriel_wire.h2.grpc import PREFIX_BYTES, RpcHead
 from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
 
-if TYPE_CHECKING:
-    from oriel_gateway.ingress.grpc import GrpcClient
-
-__all__ = ["Incoming"]
+__all__ = ["Incoming", "MessageSource"]
 
 _PIECE: Final = 2 * 1024
 _WIDEST: Final = 4 * 1024 * 1024
+
+
+class MessageSource(Protocol):
+    """The stream on which messages come: `ingress.grpc.GrpcClient`, which describes these."""
+
+    connection: PublicConnection
+    call: GrpcCall | None
+
+    @property
+    def incoming(self) -> "Incoming": ...
+    @property
+    def rpc(self) -> RpcHead: ...
+    @property
+    def tenant(self) -> Tenant: ...
+    def taken(self) -> None: ...
+    def taken_message(self, size: int) -> None: ...
+    def widen(self, size: int) -> None: ...
+    def identify_again(self) -> Tenant: ...
+    def authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]: ...
+    def target(self, tenant: Tenant, name: str, version: str) -> Target: ...
+    async def decompress(self, message: bytes) -> bytes: ...
+    def begin_stream(self, message: bytes) -> GrpcStreamCall: ...
+    def turn_away(self, refused: Refused) -> None: ...
 
 
 class Incoming:
@@ -35,7 +59,7 @@ class Incoming:
 
     __slots__ = ("_client", "_messages", "_parts", "_size", "_waiter", "_wanted", "complete", "gate", "held")
 
-    def __init__(self, client: "GrpcClient") -> None:
+    def __init__(self, client: MessageSource) -> None:
         self._client = client
         self._parts: list[bytes | bytearray | memoryview] = []  # of a message that is incomplete
         self._size = 0  # of these
@@ -85,8 +109,8 @@ class Incoming:
                 retry_after_s = gate.admission.retry_after_s()
                 raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
             self.gate, self.held = gate, size
-            client.connection.widen(client, min(self._wanted, _WIDEST))
-        client.connection.consumed(client, client.held_bytes)
+            client.widen(min(self._wanted, _WIDEST))
+        client.taken()
 
     def _likely_gate(self, compressed: bool) -> PoolGate | None:
         """The pool of an incomplete message, by the names in its beginning; None as long as there are none."""
@@ -169,7 +193,7 @@ class Incoming:
             await self._waiter
         self.release()
         message = self._messages.popleft()
-        client.connection.consumed(client, min(client.held_bytes, len(message[0]) + PREFIX_BYTES))
+        client.taken_message(len(message[0]))
         return message
 
     @property

@@ -59,7 +59,7 @@ CODES: Final = {
 
 
 class GrpcLimits:
-    """Bounds of gRPC calls; those of their connections are in `ingress.h2`."""
+    """Bounds of gRPC calls; those of their connections are in `ingress.h2` and `ingress.h2_connection`."""
 
     MAX_MESSAGE_BYTES = 64 * 1024 * 1024
     MAX_METADATA_BYTES = 16 * 1024

@@ -1,16 +1,13 @@
 """Reads the messages of one `ModelStreamInfer` in a task of its own."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
 from oriel_gateway.call.lifecycle import DONE
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.ingress.grpc_incoming import MessageSource
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
 from oriel_wire.v2.grpc_names import append_model, peek_model
-
-if TYPE_CHECKING:
-    from oriel_gateway.ingress.grpc import GrpcClient
 
 __all__ = ["StreamIngress"]
 
@@ -20,7 +17,7 @@ class StreamIngress:
 
     __slots__ = ("_client",)
 
-    def __init__(self, client: "GrpcClient") -> None:
+    def __init__(self, client: MessageSource) -> None:
         self._client = client
 
     async def serve(self) -> None:

@@ -18,7 +18,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.identity.keys import still_valid
 from oriel_gateway.ingress.forwarded import forwarded_for
-from oriel_gateway.ingress.h2 import PublicConnection
+from oriel_gateway.ingress.h2 import Http2Connection
 from oriel_gateway.ingress.judging import open_call
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
 from oriel_gateway.ingress.tls_pieces import InPieces
@@ -90,7 +90,7 @@ class ClientConnection(ServerConnection):
 
     def on_http2(self, data: bytes) -> bool:
         """The client begins with HTTP/2's preface: hand the connection over."""
-        PublicConnection(self.server, self.gateway).take_over(self.transport, self.peer, self.peer_name, data)
+        Http2Connection(self.server, self.gateway).take_over(self.transport, self.peer, self.peer_name, data)
         return True
 
     def forget_head(self) -> None:
