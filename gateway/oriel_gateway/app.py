@@ -219,4 +219,4 @@ def _certificates(settings: Settings) -> Certificates | None:
         return None
     if settings.tls_cert is None or settings.tls_key is None:
         raise StartFailed("a certificate goes with its key: pass both --tls-cert and --tls-key")
-    return Certificates(settings.tls_cert, settings.tls_key)
+    return Certificates(settings.tls_cert, settings.tls_key, http2=True)

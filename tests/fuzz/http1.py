@@ -72,6 +72,7 @@ class _Server:
         self.memo = LineMemo()
         self.connections: set[Any] = set()
         self.draining = False
+        self.secure = False
         self.kept_bytes = 0
         self.accepting = True
         self.loop = _Turns()

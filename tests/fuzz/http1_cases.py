@@ -141,7 +141,7 @@ CASES: tuple[Case, ...] = (
     Case("request line", "HTTP/2.0", get(version=b"HTTP/2.0")),
     Case("request line", "http/1.1 in small letters", get(version=b"http/1.1")),
     Case("request line", "HTTP/1.1 with a zero before", get(version=b"HTTP/01.1")),
-    Case("request line", "HTTP/2's own greeting", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    Case("request line", "HTTP/2's own preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     Case("request line", "a method in small letters", get(method=b"get")),
     Case("request line", "an unknown method", get(method=b"FROB")),
     Case("request line", "a method with a bracket", get(method=b"G(T")),
@@ -268,7 +268,7 @@ WHY = {
     "request line: HTTP/0.9": "HTTP/0.9 is not spoken: what came is the beginning of a head. nginx answers and closes.",
     "request line: HTTP/1.2": "There is no such version; the others take any digit.",
     "request line: HTTP/2.0": "Refused by all but h11, which takes any digits; nginx has a status of its own for it.",
-    "request line: HTTP/2's own greeting": "The same: h11 reads it as a request of HTTP/2.0.",
+    "request line: HTTP/2's own preface": "Oriel takes the connection as HTTP/2 and waits for its settings; h11 reads a request of HTTP/2.0.",
     "request line: a method in small letters":
         "Methods are any token: it is read, and none that is served. nginx takes capitals only.",
     "request line: an unknown method": "It is read, and none that is served; a proxy and a parser pass it on.",

@@ -89,7 +89,7 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
     async with upstream() as up, AsyncExitStack() as exits:
         core = Gateway(compile_documents(documents([up.port])), limiter=EmbeddedLimiter(), sink=ListSink())
         exits.push_async_callback(core.close)
-        certificates = Certificates(*files)
+        certificates = Certificates(*files, http2=True)
         server = HttpServer(HttpLimits())
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         await server.open(lambda: ClientConnection(server, core), sockets[0], tls=certificates.context)
@@ -128,7 +128,7 @@ async def test_one_port_serves_each_version_that_a_client_offers(files: Pair, pa
         core = Gateway(compile_documents(documents([up.port])), limiter=EmbeddedLimiter(), sink=ListSink())
         exits.push_async_callback(core.close)
         sock = socket.create_server(("127.0.0.1", 0))
-        server = await serve_public(core, sock, tls=Certificates(*files).context)
+        server = await serve_public(core, sock, tls=Certificates(*files, http2=True).context)
         exits.push_async_callback(server.drain, 0.0)
         body = bytes(range(256)) * 3000
         for http2, version in ((True, "HTTP/2"), (False, "HTTP/1.1")):
@@ -148,7 +148,9 @@ async def test_old_versions_of_tls_are_cut_and_plain_http_is_answered_in_plain_h
     server = HttpServer(HttpLimits())
     core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
     await server.open(
-        lambda: ClientConnection(server, core), socket.create_server(("127.0.0.1", 0)), tls=Certificates(*files).context
+        lambda: ClientConnection(server, core),
+        socket.create_server(("127.0.0.1", 0)),
+        tls=Certificates(*files, http2=True).context,
     )
     old = trusting((files[0], files[1]))
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
@@ -180,7 +182,7 @@ async def test_old_versions_of_tls_are_cut_and_plain_http_is_answered_in_plain_h
 def test_a_pair_that_does_not_go_together_keeps_the_old_one_and_is_named_once(
     files: Pair, pairs: dict[str, Pair], caplog: pytest.LogCaptureFixture
 ) -> None:
-    certificates = Certificates(*files)
+    certificates = Certificates(*files, http2=True)
     before = certificates.pem
     with caplog.at_level(logging.INFO):
         put((pairs["second"][0], pairs["first"][1]), files)
@@ -200,7 +202,7 @@ def test_a_pair_that_does_not_go_together_keeps_the_old_one_and_is_named_once(
 
 async def test_when_the_certificate_in_force_expires_is_a_metric(files: Pair, pairs: dict[str, Pair]) -> None:
     core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
-    certificates = Certificates(*files)
+    certificates = Certificates(*files, http2=True)
     transport = httpx.ASGITransport(admin_app(core, certificates=certificates))  # type: ignore[arg-type]  # ASGI
 
     async def exposed() -> float:
@@ -265,7 +267,7 @@ async def test_a_handshake_that_does_not_go_on_is_cut(files: Pair) -> None:
     server = HttpServer(HttpLimits(head_timeout_s=0.1))
     core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.create_server(("127.0.0.1", 0))
-    await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files).context)
+    await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files, http2=True).context)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"\x16\x03\x01")
     try:
@@ -283,7 +285,7 @@ async def test_handshakes_that_do_not_go_on_take_no_place_from_others(files: Pai
     server = HttpServer(HttpLimits(max_connections=6))
     core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.create_server(("127.0.0.1", 0))
-    await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files).context)
+    await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files, http2=True).context)
     stalled = []
     for number in range(14):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -68,7 +68,7 @@ async def load(port: int, message: bytes, metadata: tuple[tuple[str, str], ...] 
 
 @pytest.fixture(autouse=True)
 def ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections of the inference server grow old quickly, and a pause of a busy machine is not taken for the end of all calls."""
+    """A pause of a busy machine is not taken for the end of all calls."""
     monkeypatch.setattr(grpc_drain, "QUIET_S", 2.0)
     monkeypatch.setattr(grpc_drain, "SELDOM_S", 2.0)
     monkeypatch.setattr(stream, "QUIET_S", 60.0)
