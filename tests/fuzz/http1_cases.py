@@ -268,7 +268,8 @@ WHY = {
     "request line: HTTP/0.9": "HTTP/0.9 is not spoken: what came is the beginning of a head. nginx answers and closes.",
     "request line: HTTP/1.2": "There is no such version; the others take any digit.",
     "request line: HTTP/2.0": "Refused by all but h11, which takes any digits; nginx has a status of its own for it.",
-    "request line: HTTP/2's own preface": "Oriel takes the connection as HTTP/2 and waits for its settings; h11 reads a request of HTTP/2.0.",
+    "request line: HTTP/2's own preface":
+        "Oriel takes the connection as HTTP/2 and waits for its settings; h11 reads a request of HTTP/2.0.",
     "request line: a method in small letters":
         "Methods are any token: it is read, and none that is served. nginx takes capitals only.",
     "request line: an unknown method": "It is read, and none that is served; a proxy and a parser pass it on.",
