@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import h2.config
+import h2.connection
+import h2.events
 import httpx
 import pytest
 
@@ -226,3 +229,72 @@ async def test_upgrades_are_ignored() -> None:
         headers = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
         assert (await client.ask(INFER, b"{}", headers=headers)).status == 200
         assert up.seen[0].get("upgrade") is None
+
+
+POST: list[tuple[bytes, bytes]] = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", INFER.encode()),
+    (b":authority", b"x"),
+    (b"x-api-key", GOLD.encode()),
+]
+
+
+def but(name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
+    """The request with another value of one of its fields, or with a field more."""
+    changed = [(key, value if key == name else old) for key, old in POST]
+    return changed if changed != POST else [*POST, (name, value)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        but(b"transfer-encoding", b"chunked"),
+        but(b"content-length", b"9"),
+        but(b"content-length", b"1"),
+        but(b"connection", b"close"),
+        but(b"upgrade", b"websocket"),
+        but(b"te", b"gzip"),
+        but(b"x-a", b"b\r\nx-b: c"),
+        but(b"x-a", b"b\nx-b: c"),
+        but(b"x-a", b"b\0"),
+        but(b"x a", b"b"),
+        but(b"x-a:", b"b"),
+        but(b"X-A", b"b"),
+        but(b"", b"b"),
+        but(b"host", b"other"),
+        but(b":path", b"/v2 HTTP/1.1\r\nx: y"),
+        but(b":path", b"http://other/v2"),
+        but(b":authority", b"x\r\ny: z"),
+        but(b":authority", b"a@b"),
+        but(b":method", b"GET / HTTP/1.1\r\nx:"),
+        but(b":protocol", b"websocket"),
+        [*POST, POST[2]],
+        [*POST[:2], *POST[3:], POST[2]],
+        POST[1:],
+        [*POST[:3], POST[4]],
+    ],
+)
+async def test_what_could_mean_something_else_over_http_1_1_reaches_no_server(
+    fields: list[tuple[bytes, bytes]],
+) -> None:
+    config = h2.config.H2Configuration(
+        header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
+    )
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        client = h2.connection.H2Connection(config)
+        client.initiate_connection()
+        client.send_headers(1, fields)
+        client.send_data(1, b"abc", end_stream=True)
+        client.send_headers(3, POST)
+        client.send_data(3, b"abc", end_stream=True)
+        writer.write(client.data_to_send())
+        reset, answered = False, False
+        while not answered:
+            for event in client.receive_data(await reader.read(65536)):
+                reset |= isinstance(event, h2.events.StreamReset) and event.stream_id == 1
+                answered |= isinstance(event, h2.events.StreamEnded) and event.stream_id == 3
+        assert reset and len(up.seen) == 1, "the other request is served"
+        await until(lambda: idle(core))
+        writer.close()

@@ -1,7 +1,7 @@
 """R11 over gRPC: a server ends under load, and no call fails but those that find no connection any more."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..waiting import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-CHANNELS, CALLERS, AGE_MS = 4, 32, 400
+CHANNELS, CALLERS, STREAMS, AGE_MS = 4, 32, 8, 400
 
 
 @dataclass
@@ -37,9 +37,22 @@ class Load:
 
     async def call(self, channel: aio.Channel, message: bytes, metadata: tuple[tuple[str, str], ...]) -> None:
         infer = channel.unary_unary(INFER)
+        await self._until_failed(lambda: infer(message, metadata=metadata, timeout=240))
+
+    async def stream(self, channel: aio.Channel, message: bytes, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Open a stream for three messages, again and again."""
+        streamed = channel.stream_stream(STREAM)
+
+        async def three() -> None:
+            answers = [each async for each in streamed(iter([message] * 3), metadata=metadata, timeout=240)]
+            assert len(answers) == 3
+
+        await self._until_failed(three)
+
+    async def _until_failed(self, once: Callable[[], Awaitable[object]]) -> None:
         while True:
             try:
-                await infer(message, metadata=metadata, timeout=240)
+                await once()
             except aio.AioRpcError as error:
                 self.failed.append(f"{error.code().name}: {error.details()}")
                 return
@@ -53,13 +66,18 @@ class Load:
 
 
 @asynccontextmanager
-async def load(port: int, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> AsyncIterator[Load]:
-    """32 callers on 4 connections, all of which have ended when this does."""
+async def load(
+    port: int, message: bytes, metadata: tuple[tuple[str, str], ...] = (), streams: int = 0
+) -> AsyncIterator[Load]:
+    """32 callers and `streams` callers of streams on 4 connections, all of which have ended when this does."""
     calls = Load()
     options = (("grpc.use_local_subchannel_pool", 1),)
     channels = [aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(CHANNELS)]
     async with asyncio.timeout(240):
         tasks = [asyncio.ensure_future(calls.call(channels[n % CHANNELS], message, metadata)) for n in range(CALLERS)]
+        tasks += [
+            asyncio.ensure_future(calls.stream(channels[n % CHANNELS], message, metadata)) for n in range(streams)
+        ]
         yield calls
         await asyncio.gather(*tasks)
     for channel in channels:
@@ -74,20 +92,20 @@ def ages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "QUIET_S", 60.0)
 
 
-def refused(calls: Load) -> bool:
+def refused(calls: Load, callers: int = CALLERS) -> bool:
     """Whether all that failed is that, in the end, nobody could connect."""
-    return len(calls.failed) == CALLERS and all("failed to connect to all addresses" in each for each in calls.failed)
+    return len(calls.failed) == callers and all("failed to connect to all addresses" in each for each in calls.failed)
 
 
 async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
     """It cancelled some of those that had just come, and some that came before their client knew."""
     async with house() as it:
         it.steps[:] = [0.002] * 100_000
-        async with load(it.ingress.port, MESSAGE, (("x-api-key", GOLD),)) as calls:
+        async with load(it.ingress.port, MESSAGE, (("x-api-key", GOLD),), STREAMS) as calls:
             await calls.reaches(500)
             it.core.draining = True
             await it.ingress.drain(120.0)
-        assert refused(calls), calls.failed
+        assert refused(calls, CALLERS + STREAMS), calls.failed
 
 
 async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: Path) -> None:
