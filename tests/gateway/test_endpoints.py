@@ -9,7 +9,6 @@ from time import monotonic
 
 import pytest
 
-from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoints import Reach
 from oriel_gateway.pools.health import Watch
 from oriel_policies import ejection
@@ -161,9 +160,9 @@ async def test_a_gateway_is_not_ready_before_it_has_asked(two: tuple[Upstream, U
 async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_again(
     two: tuple[Upstream, Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "TICK_S", 0.01)
     monkeypatch.setattr(ejection, "BASE_S", 3600.0)
     async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
+        core.endpoint_watch.tick_s = 0.01
         these = core.pools["p"].endpoints
         for _ in range(30):
             these.note_error(these[0], 500, monotonic(), 0.01)

@@ -49,8 +49,10 @@ def the_issuer(**more: str) -> Issuer:
 
 
 @asynccontextmanager
-async def fetching(provider: Provider, issuer: Issuer) -> AsyncIterator[tuple[KeySets, Callable[[], object]]]:
-    sets = KeySets(provider.changed, now=lambda: provider.now)
+async def fetching(
+    provider: Provider, issuer: Issuer, **more: float
+) -> AsyncIterator[tuple[KeySets, Callable[[], object]]]:
+    sets = KeySets(provider.changed, now=lambda: provider.now, **more)
     sets.adopt([issuer])
     client = httpx.AsyncClient(transport=httpx.MockTransport(provider.handle), follow_redirects=False)
     running = asyncio.ensure_future(sets.run(client))
@@ -154,17 +156,16 @@ async def test_an_unknown_key_is_looked_for_early_but_not_often() -> None:
         assert len(provider.asked) == 2
 
 
-async def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_without_end_is_given_up() -> None:
     class Endless(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             while True:
                 await asyncio.sleep(0.01)
                 yield b" "
 
-    monkeypatch.setattr(module, "FETCH_TIMEOUT_S", 0.05)
     provider, issuer = Provider(), the_issuer()
     provider.answer = lambda: httpx.Response(200, stream=Endless())
-    async with fetching(provider, issuer) as (sets, _):
+    async with fetching(provider, issuer, fetch_timeout_s=0.05) as (sets, _):
         assert sets.keys(issuer) is None and sets.report()[0]["error"] == "it takes too long"
 
 

@@ -6,11 +6,12 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import time
 
 import pytest
 
 from oriel_gateway.documents import mirror as module
-from oriel_gateway.documents.mirror import Listed, Mirror, Moved, StoreFailed
+from oriel_gateway.documents.mirror import Listed, Mirror, MirrorLimits, Moved, StoreFailed
 from oriel_gateway.documents.source import KINDS, FolderSource, store_location
 from oriel_policies.errors import BadDocument
 from oriel_wire.objects.client import Location
@@ -52,13 +53,12 @@ def away(name: str) -> None:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeMirror]:
+def made(tmp_path: Path) -> Iterator[MakeMirror]:
     """Mirrors that are closed at the end; their state is `tmp_path` unless another is given."""
-    monkeypatch.setattr(module, "SETTLE_S", 0.0)
     mirrors: list[Mirror] = []
 
-    def make(shelf: Shelf, state: Path | None = tmp_path, **more: object) -> Mirror:
-        mirrors.append(Mirror(URL, shelf, state, **more))
+    def make(shelf: Shelf, state: Path | None = tmp_path, now: Callable[[], float] = time, **limits: float) -> Mirror:
+        mirrors.append(Mirror(URL, shelf, state, limits=MirrorLimits(**{"settle_s": 0.0, **limits}), now=now))
         return mirrors[-1]
 
     yield make
@@ -128,12 +128,9 @@ async def test_an_upload_of_several_documents_is_waited_for(made: MakeMirror) ->
     assert shelf.fetched.count("a.toml") == 2, "what an earlier try had fetched is not fetched again"
 
 
-async def test_a_set_that_never_holds_still_is_taken_in_the_end(
-    made: MakeMirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_ROUNDS", 3)
+async def test_a_set_that_never_holds_still_is_taken_in_the_end(made: MakeMirror) -> None:
     shelf = Shelf(a="0", b="b")
-    mirror = made(shelf)
+    mirror = made(shelf, max_rounds=3)
     await mirror.start()
 
     def move(name: str) -> None:
@@ -251,7 +248,7 @@ async def test_two_gateways_with_one_state_do_not_share_a_copy(
     assert not second.folder.exists() and held(first) == {"a.toml": "a1"}
 
 
-async def test_what_passes_a_bound_is_named(made: MakeMirror, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_document_that_is_too_large_is_named(made: MakeMirror) -> None:
     shelf = Shelf(a="a1")
     mirror = made(shelf)
     await mirror.start()
@@ -260,20 +257,23 @@ async def test_what_passes_a_bound_is_named(made: MakeMirror, monkeypatch: pytes
     with pytest.raises(BadDocument, match=r"b\.toml: larger than 16777216 bytes"):
         held(mirror)
     assert shelf.fetched == ["a.toml"], "what is too large is not even fetched"
-    del shelf.texts["b.toml"]
-    await mirror.poll()
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"max_total_bytes": 3}, "together larger than 3 bytes"), ({"max_documents": 1}, "more than 1 documents")],
+)
+async def test_a_set_that_passes_a_bound_is_not_taken(made: MakeMirror, limits: dict[str, int], reason: str) -> None:
+    shelf = Shelf(a="a1")
+    mirror = made(shelf, **limits)
+    await mirror.start()
     shelf.texts["c.toml"] = "c1"
-    monkeypatch.setattr(module, "MAX_TOTAL_BYTES", 3)
-    with pytest.raises(StoreFailed, match="together larger than 3 bytes"):
-        await mirror.poll()
-    monkeypatch.setattr(module, "MAX_DOCUMENTS", 1)
-    with pytest.raises(StoreFailed, match="more than 1 documents"):
+    with pytest.raises(StoreFailed, match=reason):
         await mirror.poll()
     assert held(mirror) == {"a.toml": "a1"}
 
 
-async def test_a_store_that_never_answers_is_given_up(made: MakeMirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_TIMEOUT_S", 0.01)
+async def test_a_store_that_never_answers_is_given_up(made: MakeMirror) -> None:
     shelf = Shelf(a="a1")
 
     async def never() -> dict[str, Listed]:
@@ -282,7 +282,7 @@ async def test_a_store_that_never_answers_is_given_up(made: MakeMirror, monkeypa
 
     shelf.listing = never  # type: ignore[method-assign]
     with pytest.raises(StoreFailed, match="did not answer within"):
-        await made(shelf).start()
+        await made(shelf, poll_timeout_s=0.01).start()
 
 
 async def test_a_fetch_that_fails_or_is_cancelled_leaves_nothing_behind(made: MakeMirror, tmp_path: Path) -> None:

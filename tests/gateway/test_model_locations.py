@@ -124,10 +124,10 @@ async def test_who_waits_is_told_once_and_not_after_leaving() -> None:
     assert leaves.times == 0 and not these.unknown("m", 1.0)
 
 
-async def test_questions_and_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_questions_and_memory_are_bounded() -> None:
     """Whoever asks for a thousand names that nobody has costs a second's worth of questions, and no real name."""
-    monkeypatch.setattr(locations_module, "MAX_MODELS", 8)
     these, (a, b) = locations(True, False)
+    these.max_models = 8
     these.probe("real", None, 1.0)
     a.ready = False
     for number in range(1000):
@@ -189,15 +189,13 @@ def calls(up: Upstream) -> int:
 
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "unprobed"])
-async def test_a_model_is_found_where_it_is_loaded(
-    four: list[Upstream], probed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_is_found_where_it_is_loaded(four: list[Upstream], probed: bool) -> None:
     """One of four has it: 99 of 100 calls were answered with 404."""
-    monkeypatch.setattr(locations_module, "MOVED_S", 0.0)
     loaded(four, {3})
     ports = [up.port for up in four]
     async with gateway(with_probe(ports) if probed else documents(ports)) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
+        these.model_locations.moved_s = 0.0
         if probed:
             await until(lambda: all(one.reach is Reach.READY for one in these))
         assert [(await client.ask(INFER, b"x")).status for _ in range(60)] == [200] * 60 and idle(core)

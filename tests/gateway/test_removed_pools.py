@@ -10,7 +10,6 @@ from time import monotonic
 import pytest
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoints import Reach
 from oriel_gateway.pools.health import Watch
 from oriel_policies.documents import Pool
@@ -111,13 +110,11 @@ async def test_the_probe_of_an_endpoint_that_leaves_keeps_no_connection(up: Upst
         assert not gone.prober.idle and not gone.idle
 
 
-async def test_connections_that_are_too_old_to_be_used_are_closed(
-    up: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_that_are_too_old_to_be_used_are_closed(up: Upstream) -> None:
     """A burst's connections stayed open until somebody happened to reach them in the list."""
-    monkeypatch.setattr(health, "TICK_S", 0.01)
     files = documents([up.port], pool=PROBED)
     async with gateway(files) as (port, core), Client(port) as one, Client(port) as other:
+        core.endpoint_watch.tick_s = 0.01
         up.answer = Held()
         for client in (one, other):
             client.send(INFER)
@@ -158,18 +155,15 @@ async def test_a_lookup_that_ends_after_the_documents_changed_says_nothing(
         assert [endpoint.port for endpoint in these] == [up.port]
 
 
-async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(
-    up: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(up: Upstream) -> None:
     """It came first each time and used all probes that there may be."""
-    monkeypatch.setattr(health, "TICK_S", 0.01)
-    monkeypatch.setattr(health, "PROBES_PER_S", 100_000)
-    monkeypatch.setattr(health, "AGAIN_S", 0.0)
     files = with_probe([up.port])
     down = ", ".join(f'"127.0.0.1:{port}"' for port in range(1, 41))
     pool = f"[pools.a]\nendpoints = [{down}]\n{PROBED}\n[pools.p]"
     files["all.toml"] = files["all.toml"].replace(b"[pools.p]", pool.encode())
     async with gateway(files) as (_, core):
+        watch = core.endpoint_watch
+        watch.tick_s, watch.again_s, watch.probes_per_s = 0.01, 0.0, 100_000
         assert list(core.pools) == ["a", "p"]
         await until(lambda: core.pools["p"].endpoints[0].reach is Reach.READY)
         before = len(up.seen)

@@ -5,9 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 
-import pytest
-
-from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoints import Reach
 from oriel_policies.ejection import MIN_ANSWERS, Cause
 
@@ -37,10 +34,10 @@ async def one_of_two_hangs() -> AsyncIterator[tuple[Upstream, Upstream, asyncio.
         yield bad, good, hangs
 
 
-async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 3600.0)
+async def test_a_regular_probe_under_way_does_not_put_the_verdict_off() -> None:
     async with one_of_two_hangs() as (bad, good, hangs):
         async with gateway(with_probe([bad.port, good.port])) as (port, core):
+            core.endpoint_watch.probe_timeout_s = 3600.0
             these = core.pools["p"].endpoints
             victim = next(each for each in these if each.port == bad.port)
             await until(lambda: [each.reach for each in these] == [Reach.READY] * 2)

@@ -290,10 +290,10 @@ async def test_new_documents_forget_tokens(up: Upstream) -> None:
         assert gate.tokens is None and (await client.ask(INFER, key=mine)).status == 401
 
 
-async def test_what_is_remembered_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_module, "TOKENS", 4)
+async def test_what_is_remembered_of_tokens_is_bounded() -> None:
     gate = await core()
     assert gate.tokens is not None
+    gate.tokens.max_young = 4
     mine = [token("EdDSA", n=n) for n in range(20)]
     for each in mine:
         gate.identify([("authorization", f"Bearer {each}")])

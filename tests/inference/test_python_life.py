@@ -190,6 +190,23 @@ async def test_a_model_that_hangs_in_initialize_is_given_up(
         await opened(tmp_path, BEHAVE + 'parameters { key: "hang" value: { string_value: "1" } }')
 
 
+async def test_a_process_that_dies_between_the_steps_of_its_start_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end was noticed by nobody: the load took as long as a start may take, and was said to be slow."""
+    initialize = PythonSession.initialize
+
+    async def after_its_end(session: PythonSession) -> None:
+        session.kill("killed by the test")
+        assert session._gone is not None
+        await session._gone
+        await initialize(session)
+
+    monkeypatch.setattr(PythonSession, "initialize", after_its_end)
+    with pytest.raises(LoadFailed, match=r"the model's process died \(killed by the test\)"):
+        await opened(tmp_path)
+
+
 async def test_a_start_can_be_called_off(tmp_path: Path) -> None:
     path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
     path.write_text("import time\ntime.sleep(600)")

@@ -28,17 +28,23 @@ from typing import BinaryIO, Protocol
 from oriel_gateway.documents.source import KINDS, MAX_DOCUMENTS
 from oriel_wire.objects.client import Location
 
-__all__ = ["Documents", "Listed", "Mirror", "Moved", "StoreFailed", "StoreState", "document_name", "to_disk"]
+__all__ = [
+    "Documents",
+    "Listed",
+    "Mirror",
+    "MirrorLimits",
+    "Moved",
+    "StoreFailed",
+    "StoreState",
+    "document_name",
+    "to_disk",
+]
 
 _log = logging.getLogger(__name__)
 POLL_S = 10.0
 MAX_POLL_S = 120.0  # between tries while the store does not answer
 JITTER = 0.2  # random extra share, so that many gateways do not poll at the same moment
-POLL_TIMEOUT_S = 300.0
-SETTLE_S = 1.0  # an upload of several documents takes longer than its first document
-MAX_ROUNDS = 20
 MAX_OBJECTS = 1000  # below the prefix, including those that are no documents
-MAX_TOTAL_BYTES = 512 * 1024 * 1024
 COPY_S = 24 * 3600.0
 CONFIRM_EVERY_S = 60.0
 _LISTED = ".listed"
@@ -73,6 +79,25 @@ class Documents(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorLimits:
+    """Bounds of one poll of a store.
+
+    poll_timeout_s: for the whole poll.
+    settle_s: how long a set has to stay the same; an upload of several documents takes longer than its first one.
+    max_rounds: listings after which a set that still changes is used.
+    """
+
+    poll_timeout_s: float = 300.0
+    settle_s: float = 1.0
+    max_rounds: int = 20
+    max_documents: int = MAX_DOCUMENTS
+    max_total_bytes: int = 512 * 1024 * 1024
+
+
+DEFAULTS = MirrorLimits()
+
+
 @dataclass(slots=True, kw_only=True)
 class StoreState:
     """State for metrics and the admin port. Single writer: the mirror.
@@ -93,9 +118,16 @@ class Mirror:
     """
 
     def __init__(
-        self, location: Location, documents: Documents, state: Path | None, *, now: Callable[[], float] = time
+        self,
+        location: Location,
+        documents: Documents,
+        state: Path | None,
+        *,
+        limits: MirrorLimits = DEFAULTS,
+        now: Callable[[], float] = time,
     ) -> None:
         self._documents = documents
+        self._limits = limits
         self._now = now
         self._poll_requested = asyncio.Event()
         self._poll_s = POLL_S
@@ -165,10 +197,11 @@ class Mirror:
         """List the store once and mirror what is new. Raises StoreFailed and then leaves the folder as it was."""
         try:
             try:
-                async with asyncio.timeout(POLL_TIMEOUT_S):
+                async with asyncio.timeout(self._limits.poll_timeout_s):
                     await self._poll_once()
             except TimeoutError:
-                raise StoreFailed(f"{self.state.url} did not answer within {POLL_TIMEOUT_S:g} s") from None
+                timeout_s = self._limits.poll_timeout_s
+                raise StoreFailed(f"{self.state.url} did not answer within {timeout_s:g} s") from None
             except OSError as error:
                 raise StoreFailed(f"{self.state.url} cannot be mirrored to this machine: {error.strerror}") from error
         except StoreFailed as error:
@@ -183,13 +216,13 @@ class Mirror:
             return
         fetched: tuple[dict[str, Listed], Path] | None = None
         try:
-            for _ in range(MAX_ROUNDS):
+            for _ in range(self._limits.max_rounds):
                 try:
                     if fetched is None or fetched[0] != listed:
                         fetched = listed, await self._fetch(listed, fetched)
                 except Moved:
                     pass
-                await asyncio.sleep(SETTLE_S)
+                await asyncio.sleep(self._limits.settle_s)
                 listed = dict(await self._documents.listing())
                 if fetched is not None and fetched[0] == listed:
                     break
@@ -205,10 +238,12 @@ class Mirror:
 
     async def _fetch(self, listed: dict[str, Listed], last: tuple[dict[str, Listed], Path] | None) -> Path:
         """A new folder with all documents; unchanged ones are linked. last: an earlier try, which is removed."""
-        if len(listed) > MAX_DOCUMENTS:
-            raise StoreFailed(f"{self.state.url} holds more than {MAX_DOCUMENTS} documents")
-        if sum(each.size for each in listed.values()) > MAX_TOTAL_BYTES:
-            raise StoreFailed(f"the documents of {self.state.url} are together larger than {MAX_TOTAL_BYTES} bytes")
+        limits = self._limits
+        if len(listed) > limits.max_documents:
+            raise StoreFailed(f"{self.state.url} holds more than {limits.max_documents} documents")
+        if sum(each.size for each in listed.values()) > limits.max_total_bytes:
+            larger = f"together larger than {limits.max_total_bytes} bytes"
+            raise StoreFailed(f"the documents of {self.state.url} are {larger}")
         into = Path(tempfile.mkdtemp(prefix=".set-", dir=self._home))
         known = [(self._listed, self.folder), *([last] if last else [])]
         try:

@@ -47,10 +47,18 @@ class KeySets:
     """The key sets of all issuers. Single writer: the loop.
 
     changed: called when keys were replaced, so that what they verified is forgotten.
+    fetch_timeout_s: for one answer of an issuer as a whole.
     """
 
-    def __init__(self, changed: Callable[[], None], *, now: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        *,
+        fetch_timeout_s: float = FETCH_TIMEOUT_S,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
         self._changed = changed
+        self._fetch_timeout_s = fetch_timeout_s
         self._now = now
         self._known: dict[str, _Known] = {}
         self._wake = asyncio.Event()
@@ -138,7 +146,7 @@ class KeySets:
         issuer = known.issuer
         known.tried_s = self._now()
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
+            async with asyncio.timeout(self._fetch_timeout_s):
                 data = await _fetch(client, issuer.jwks)
             keys = await asyncio.to_thread(parse_key_set, data, issuer.algorithms)
             if not keys and not known.keys:

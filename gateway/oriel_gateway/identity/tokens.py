@@ -19,7 +19,7 @@ from oriel_gateway.identity.public_keys import PublicKey
 from oriel_policies.documents import ApiKey, Issuer, Snapshot, Tenant
 from oriel_policies.documents.promises import fits, served_by
 
-TOKENS = 8192  # in each of two generations
+TOKENS = 8192
 
 
 class _Header(msgspec.Struct):
@@ -37,12 +37,17 @@ class _Refused(Exception):
 
 
 class Tokens:
-    """The verified tokens of one snapshot. refused: counts by reason, which outlive the snapshot."""
+    """The verified tokens of one snapshot.
+
+    refused: counts by reason, which outlive the snapshot.
+    max_young: tokens in each of the two generations that are remembered.
+    """
 
     def __init__(self, snapshot: Snapshot, key_sets: KeySets, refused: dict[str, int]) -> None:
         self._snapshot = snapshot
         self._key_sets = key_sets
         self._refused = refused
+        self.max_young = TOKENS
         self._issuers = {issuer.issuer: issuer for issuer in snapshot.issuers.values()}
         self._young: dict[bytes, ApiKey] = {}
         self._old: dict[bytes, ApiKey] = {}
@@ -66,7 +71,7 @@ class Tokens:
                     if reason in TOKEN_FAULTS:
                         raise refused_token(reason) from None
                     return None
-            if len(self._young) >= TOKENS:
+            if len(self._young) >= self.max_young:
                 self._old, self._young = self._young, {}
             self._young[digest] = found
         return found

@@ -44,6 +44,10 @@ class Watch:
     called at each tick, so that a reload need not notify the monitor.
     probed_once: whether every endpoint was probed once, or 3 s have passed: before that a gateway does not know which
     endpoints are usable.
+    tick_s: between two checks of all endpoints.
+    again_s: between two probes of an endpoint that refuses connections or is not ready.
+    probe_timeout_s: for the answer to a regular probe.
+    probes_per_s: at most so many in one pool.
     """
 
     def __init__(self, pools: Callable[[], Collection[PoolGate]]) -> None:
@@ -51,6 +55,10 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self.probed_once = False
+        self.tick_s = TICK_S
+        self.again_s = AGAIN_S
+        self.probe_timeout_s = PROBE_TIMEOUT_S
+        self.probes_per_s = PROBES_PER_S
         self._ticks = 0
         self._ticked_s = monotonic()
         self._late = False  # this loop stood still: then the silence of servers means nothing
@@ -76,9 +84,9 @@ class Watch:
         task.add_done_callback(self._tasks.discard)
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._timer = self._loop.call_later(self.tick_s, self._tick)
         now = monotonic()
-        self._late, self._ticked_s = now - self._ticked_s > 2.0 * TICK_S, now
+        self._late, self._ticked_s = now - self._ticked_s > 2.0 * self.tick_s, now
         self._ticks += 1
         self._left = PROBES_PER_TICK
         pools = list(self._pools())
@@ -122,22 +130,22 @@ class Watch:
                 continue
             if member.reach is Reach.UNREACHABLE or member.reach is Reach.NOT_READY:
                 if now >= member.probe_due_s:
-                    self._probe(these, member, path, PROBE_TIMEOUT_S)
+                    self._probe(these, member, path, self.probe_timeout_s)
             elif member.ejection.cause is not None:
                 if now >= member.ejection.until_s:
-                    self._probe(these, member, path, PROBE_TIMEOUT_S)
+                    self._probe(these, member, path, self.probe_timeout_s)
             elif silence_s > SUSPECT_S:
                 if path:
                     self._probe(these, member, path, SUSPECT_ANSWER_S, suspect=True)
                 elif silent_for_too_long(member.record, now) and self._others_are_well(these, member, now):
                     these.eject(member, Cause.STUCK, now)
             elif path and now >= member.probe_due_s:
-                self._probe(these, member, path, PROBE_TIMEOUT_S)
+                self._probe(these, member, path, self.probe_timeout_s)
             if member.probing:
-                share = len(these.members) / PROBES_PER_S
+                share = len(these.members) / self.probes_per_s
                 again_s = max(gate.pool.probe_interval_s, share)
                 if member.reach in (Reach.UNREACHABLE, Reach.NOT_READY):
-                    again_s = min(again_s, max(AGAIN_S, share))
+                    again_s = min(again_s, max(self.again_s, share))
                 member.probe_due_s = now + again_s * (0.9 + 0.2 * random())
         if tidy and several:
             for index, cause in outliers([member.record for member in these.members]):

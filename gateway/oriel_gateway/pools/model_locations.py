@@ -116,6 +116,8 @@ class ModelLocations(Generic[E]):
     probe_first: whether endpoints are probed before the first call for a model is sent.
     needs_check: whether a pick has to consider the model at all. It is false while nothing is known or to be probed.
     everywhere: models that every endpoint has; a pick need not consider them.
+    moved_s: between two probes for a model that no usable endpoint is left for.
+    max_models: models that are remembered of each kind.
     """
 
     def __init__(self, usable: Callable[[], Sequence[E]], *, probe_first: bool = False) -> None:
@@ -123,6 +125,8 @@ class ModelLocations(Generic[E]):
         self.probe_first = probe_first
         self.needs_check = False
         self.everywhere: dict[str, None] = {"": None}
+        self.moved_s = MOVED_S
+        self.max_models = MAX_MODELS
         self._somewhere: dict[str, _Location[E]] = {}  # models that some endpoint has or may have
         self._nowhere: dict[str, _Location[E]] = {}  # models that no endpoint has, or that could not be probed
         self._probes: dict[str, _Probe[E]] = {}
@@ -196,7 +200,7 @@ class ModelLocations(Generic[E]):
         if location is None:
             self.everywhere.pop(model, None)
             old = self._nowhere.pop(model, None)
-            _make_room(self._somewhere)
+            self._make_room(self._somewhere)
             # A pool without a probe path begins to probe once it has met an endpoint that lacks the model.
             location = self._somewhere[model] = _Location(0.0)
             if old is not None:
@@ -211,7 +215,7 @@ class ModelLocations(Generic[E]):
         location = self._somewhere.get(model)
         if location is not None:
             left = any(not location.lacks(member) for member in self._usable())
-            return now - location.probed_s >= (AGAIN_S if left else MOVED_S)
+            return now - location.probed_s >= (AGAIN_S if left else self.moved_s)
         return self._found_nowhere(model, now) is None
 
     def probe(self, model: str, waiter: ProbeWaiter | None, now: float) -> bool:
@@ -246,7 +250,7 @@ class ModelLocations(Generic[E]):
 
     def _note_nowhere(self, model: str, location: "_Location[E]") -> None:
         self._nowhere.pop(model, None)
-        _make_room(self._nowhere)
+        self._make_room(self._nowhere)
         self._nowhere[model] = location
 
     def _allowed(self, now: float) -> float:
@@ -278,11 +282,11 @@ class ModelLocations(Generic[E]):
             location.reported = (location.reported - probe.yes) | probe.no | silent
             location.due_s = now + (AGAIN_S if silent else ABSENT_S)
             if denied or location.reported:
-                _make_room(self._somewhere)
+                self._make_room(self._somewhere)
                 self._somewhere[model] = location
             else:
                 del self.everywhere[""]
-                _make_room(self.everywhere)
+                self._make_room(self.everywhere)
                 self.everywhere |= {model: None, "": None}  # "" is never the oldest
         else:
             location.denied, location.reported, location.due_s = denied, probe.no, now + NOWHERE_S
@@ -290,8 +294,7 @@ class ModelLocations(Generic[E]):
         for waiter in probe.waiters:
             waiter.probe_finished()
 
-
-def _make_room(remembered: dict[str, Any]) -> None:
-    """Drop the oldest entry if there are as many as may be remembered."""
-    if len(remembered) >= MAX_MODELS:
-        del remembered[next(iter(remembered))]
+    def _make_room(self, remembered: dict[str, Any]) -> None:
+        """Drop the oldest entry if there are as many as may be remembered."""
+        if len(remembered) >= self.max_models:
+            del remembered[next(iter(remembered))]

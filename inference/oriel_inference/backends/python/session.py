@@ -80,7 +80,7 @@ class PythonSession:
         self._restart: asyncio.Task[None] | None = None
         self.model_calls: dict[int, OutgoingCall] = {}  # requests of its model to other models
         self._closing = False
-        self._gone: asyncio.Future[None] | None = None
+        self._gone: asyncio.Future[str] | None = None  # how the process ended
 
     @property
     def pid(self) -> int | None:
@@ -129,7 +129,9 @@ class PythonSession:
     async def initialize(self) -> None:
         """Have the loaded model initialise itself. Raises LoadFailed."""
         async with self._limited("initialised"):
-            assert self._process is not None
+            assert self._process is not None and self._gone is not None
+            if self._gone.done():
+                raise LoadFailed(f"the model's process died ({self._gone.result()})")
             self._step = self._loop.create_future()
             names = [info.name for info in self.outputs]
             self._process.send(Initialize(dict(self.launch.args), self.launch.decoupled, names))
@@ -179,7 +181,7 @@ class PythonSession:
         self._executions = None
         self._give_up()
         if self._gone is not None and not self._gone.done():
-            self._gone.set_result(None)
+            self._gone.set_result(how)
         if self._step is not None and not self._step.done():
             self._step.set_exception(LoadFailed(f"the model's process died ({how})"))
             self._step.exception()  # the caller may have gone
