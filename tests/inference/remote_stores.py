@@ -1,13 +1,15 @@
 """Remote stores for tests: a bucket in memory behind a cache in a folder."""
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from oriel_inference.stores.cache import Cache
+from oriel_inference.stores.cache import HANDED_S, Cache
 from oriel_inference.stores.fetch_file import FetchSettings
 from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.remote import RemoteStore, StoreLimits
+from oriel_inference.stores.retries import PAUSE_S, Retries
 from oriel_wire.objects.memory import MemoryObjects
 
 BLOCK = 256 << 10
@@ -32,12 +34,24 @@ def remote(
     in_use: Callable[[], Collection[str]] = tuple,
     fetch: FetchSettings = ONE_READER,
     limits: StoreLimits | None = None,
-    clock: Callable[[], float] | None = None,
+    pause_s: float = PAUSE_S,
+    handed_s: float = HANDED_S,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[RemoteStore]:
     """A process of its own as far as the cache is concerned: it begins and ends with the block."""
-    gate = Gate(clock) if clock else None
-    cache = Cache(folder, max_bytes=max_bytes, in_use=in_use, **({"now": clock} if clock else {}))
-    store = RemoteStore(objects, prefix, cache, shown="s3://bucket/repo", fetch=fetch, gate=gate, limits=limits)
+    cache = Cache(folder, max_bytes=max_bytes, in_use=in_use, handed_s=handed_s, now=clock)
+    retries = Retries()
+    retries.pause_s = pause_s
+    store = RemoteStore(
+        objects,
+        prefix,
+        cache,
+        shown="s3://bucket/repo",
+        fetch=fetch,
+        gate=Gate(clock),
+        limits=limits,
+        retries=retries,
+    )
     try:
         yield store
     finally:

@@ -3,27 +3,25 @@
 import asyncio
 import errno
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
 import pytest
 
 from oriel_inference.errors import LoadFailed, NotKept, ObjectRefused, StoreUnavailable
-from oriel_inference.stores import retries
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
 from oriel_wire.objects.memory import MemoryObjects
 
-from .remote_stores import remote
+from .remote_stores import ONE_READER, remote
 
 KEY = "repo/m/1/model.onnx"
 CONFIG = "repo/m/config.pbtxt"
-
-
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "PAUSE_S", 0.0)
+STALLS = replace(ONE_READER, stall_s=-1.0, tick_s=0.0)
+unpaused = partial(remote, pause_s=0.0)
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def test_an_object_that_is_refused_costs_its_model_and_is_tried_again(
     objects: MemoryObjects, tmp_path: Path, key: str
 ) -> None:
     objects.forbids.add(key)
-    with remote(objects, tmp_path) as store:
+    with unpaused(objects, tmp_path) as store:
         before = seen(store)
         for _ in range(2):
             with pytest.raises(ObjectRefused, match=key):
@@ -57,7 +55,7 @@ def test_an_object_that_is_refused_costs_its_model_and_is_tried_again(
 def test_a_model_that_finds_no_room_is_tried_again_and_one_that_left_gives_its_room(
     objects: MemoryObjects, tmp_path: Path
 ) -> None:
-    with remote(objects, tmp_path, max_bytes=1500) as store:
+    with unpaused(objects, tmp_path, max_bytes=1500) as store:
         before = seen(store, "n")
         store.artifact("m", 1, "model.onnx")
         with pytest.raises(NotKept, match="no room for 1000 beside what serves or is being loaded"):
@@ -75,7 +73,7 @@ def test_a_disk_that_is_full_is_named_and_tried_again(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with remote(objects, tmp_path) as store:
+    with unpaused(objects, tmp_path) as store:
         before = seen(store)
         with monkeypatch.context() as patch:
             patch.setattr(Cache, where, full)
@@ -89,7 +87,7 @@ def test_a_disk_that_is_full_is_named_and_tried_again(
 def test_a_surprise_in_a_fetch_is_tried_again_too(
     objects: MemoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with remote(objects, tmp_path) as store:
+    with unpaused(objects, tmp_path) as store:
         before = seen(store)
         with monkeypatch.context() as patch, pytest.raises(KeyError):
             patch.setattr(objects, "head", lambda key: {}[key])
@@ -100,7 +98,7 @@ def test_a_surprise_in_a_fetch_is_tried_again_too(
 
 def test_a_cache_that_is_removed_under_the_server_is_made_again(objects: MemoryObjects, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    with remote(objects, folder) as store:
+    with unpaused(objects, folder) as store:
         seen(store)
         store.text("m", "config.pbtxt")
         store.artifact("m", 1, "model.onnx")
@@ -119,13 +117,10 @@ def test_a_cache_that_is_removed_under_the_server_is_made_again(objects: MemoryO
 
 
 def test_a_connection_that_breaks_while_the_store_answers_waits_like_a_file_that_is_wrong(
-    objects: MemoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: MemoryObjects, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("oriel_inference.stores.fetch_file.STALL_S", -1.0)
-    monkeypatch.setattr("oriel_inference.stores.fetch_file.TICK_S", 0.0)
-    monkeypatch.setattr(retries, "PAUSE_S", 600.0)
     objects.held = asyncio.Event()
-    with remote(objects, tmp_path) as store:
+    with remote(objects, tmp_path, fetch=STALLS, pause_s=600.0) as store:
         fingerprints = {repr(seen(store))}
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match=r"bytes came in"):
@@ -165,7 +160,7 @@ def test_what_was_planted_where_a_fetch_writes_is_not_written_through(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"keep")
-    with remote(objects, tmp_path / "cache") as store:
+    with unpaused(objects, tmp_path / "cache") as store:
         store.models()
         digest = store.fingerprint("m").versions[1]
         files = tmp_path / "cache/partial" / digest / "files"

@@ -111,12 +111,9 @@ def test_a_process_that_was_killed_leaves_its_blocks_to_the_next(objects: Memory
     assert [each[2:] for each in reads(objects)] == [(0, BLOCK), (2 * BLOCK, len(LARGE))]
 
 
-def test_more_readers_come_while_they_pay_and_share_the_rest(
-    objects: MemoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("TICK_S", "WINDOW_S", "GAIN"):
-        monkeypatch.setattr(f"oriel_inference.stores.fetch_file.{name}", 0.0)
-    with remote(objects, tmp_path, fetch=FetchSettings(readers=4, split_s=0.0, block_bytes=1 << 16)) as store:
+def test_more_readers_come_while_they_pay_and_share_the_rest(objects: MemoryObjects, tmp_path: Path) -> None:
+    fetch = FetchSettings(readers=4, split_s=0.0, block_bytes=1 << 16, tick_s=0.0, window_s=0.0, gain=0.0)
+    with remote(objects, tmp_path, fetch=fetch) as store:
         assert fetched(store) == LARGE
         assert store.counts.read_bytes == len(LARGE)
     starts = [each[2] for each in reads(objects)]
@@ -226,13 +223,10 @@ def test_its_code_does_not_run() -> None:
 # The cache ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_used_for_longest_makes_room_and_never_what_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(caches, "HANDED_S", -1.0)
+def test_what_was_not_used_for_longest_makes_room_and_never_what_serves(tmp_path: Path) -> None:
     objects = MemoryObjects({f"repo/m/{version}/model.onnx": bytes([version]) * 1000 for version in range(1, 6)})
     serves: list[str] = []
-    with remote(objects, tmp_path, max_bytes=3000, in_use=lambda: serves) as store:
+    with remote(objects, tmp_path, max_bytes=3000, in_use=lambda: serves, handed_s=-1.0) as store:
         for version in (1, 2, 3):
             fetched(store, version)
         looks = store.fingerprint("m").versions

@@ -49,9 +49,11 @@ class Cache:
         *,
         max_bytes: int,
         in_use: Callable[[], Collection[str]] = tuple,
+        handed_s: float = HANDED_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
+        self._handed_s = handed_s
         self._max_bytes = max_bytes
         self._in_use = in_use
         self._now = now
@@ -202,7 +204,7 @@ class Cache:
     def hold(self, digest: str) -> None:
         """Report that a version is about to be used, so that it is not evicted before it is known to serve."""
         with self._lock:
-            self._held[digest] = self._now() + HANDED_S
+            self._held[digest] = self._now() + self._handed_s
 
     def release(self, digest: str) -> None:
         """Report that a version will not be used after all; it may be evicted unless it serves."""

@@ -23,10 +23,6 @@ from oriel_inference.stores.ranges import BLOCK_BYTES, Run, Work
 from oriel_wire.objects.client import ObjectClient, Stored
 
 HEAD_S = 30.0
-TICK_S = 0.1
-WINDOW_S = 0.5  # in which a speed is taken
-GAIN = 1.25  # twice the readers have to be so much faster
-STALL_S = 30.0
 STALL_BYTES = 256 << 10
 FAILURES = ("cache", "changed", "corrupt", "refused", "unavailable")
 
@@ -37,10 +33,18 @@ class FetchSettings:
 
     readers: the largest number of readers per file.
     split_s: more readers are started while the rest of the file would take longer than this.
+    tick_s: between two checks of the readers.
+    window_s: in which a speed is measured.
+    gain: twice the readers have to be so much faster.
+    stall_s: without progress for so long, the fetch fails.
     """
 
     readers: int = 8
     split_s: float = 2.0
+    tick_s: float = 0.1
+    window_s: float = 0.5
+    gain: float = 1.25
+    stall_s: float = 30.0
     block_bytes: int = BLOCK_BYTES
 
 
@@ -182,18 +186,19 @@ class _Fetch:
 
     async def _read_all(self) -> None:
         readers: set[asyncio.Task[None]] = set()
+        tick_s, stall_s = self._settings.tick_s, self._settings.stall_s
         marked_s, marked_bytes = time.monotonic(), 0
         try:
             while self._work.left:
                 while len(readers) < self._wanted(len(readers)) and (run := self._work.more()):
                     readers.add(asyncio.create_task(self._reader(run)))
-                done, readers = await asyncio.wait(readers, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                done, readers = await asyncio.wait(readers, timeout=tick_s, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
                     each.result()
                 if self._read_bytes - marked_bytes >= STALL_BYTES:
                     marked_s, marked_bytes = time.monotonic(), self._read_bytes
-                elif time.monotonic() - marked_s > STALL_S:
-                    raise StoreUnavailable(f"{self._shown}: less than {STALL_BYTES} bytes came in {STALL_S:g} s")
+                elif time.monotonic() - marked_s > stall_s:
+                    raise StoreUnavailable(f"{self._shown}: less than {STALL_BYTES} bytes came in {stall_s:g} s")
         finally:
             for each in readers:
                 each.cancel()
@@ -203,14 +208,14 @@ class _Fetch:
     def _wanted(self, now: int) -> int:
         """Return the number of readers that there should be. now: their present number."""
         took_s = time.monotonic() - self._window_s
-        if not now or not self._window_s or took_s < WINDOW_S:
+        if not now or not self._window_s or took_s < self._settings.window_s:
             return now or 1
         speed = (self._read_bytes - self._window_bytes) / took_s
         self._window_s, self._window_bytes = time.monotonic(), self._read_bytes
         if self._work.left <= self._settings.split_s * speed:
             return now
         if now == self._level and not self._settled:
-            if speed < GAIN * self._speed:
+            if speed < self._settings.gain * self._speed:
                 self._settled = True
             else:
                 self._speed, self._level = speed, min(2 * self._level, self._settings.readers)

@@ -93,6 +93,7 @@ class RemoteStore:
         limits: StoreLimits | None = None,
         fetch: FetchSettings | None = None,
         gate: Gate | None = None,
+        retries: Retries | None = None,
     ) -> None:
         self.shown = shown
         self.counts = Counts()
@@ -111,7 +112,7 @@ class RemoteStore:
         self._loop = LoopThread("oriel-model-store")
         self._lock = Lock()
         self._fetching: dict[str, Lock] = {}
-        self._retries = Retries()
+        self._retries = retries or Retries()
         self._found: Mapping[str, ModelFiles] | None = None
         self._from_cache = False
         self._handed: dict[tuple[str, int], str] = {}

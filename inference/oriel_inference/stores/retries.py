@@ -7,9 +7,13 @@ MAX_PAUSE_S = 600.0
 
 
 class Retries:
-    """The failures by digest. Each further try gives a digest another name (`named`), so that it appears as changed."""
+    """The failures by digest. Each further try gives a digest another name (`named`), so that it appears as changed.
+
+    pause_s: before the third try; it doubles with each further one.
+    """
 
     def __init__(self) -> None:
+        self.pause_s = PAUSE_S
         self._tries: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
 
@@ -20,7 +24,7 @@ class Retries:
         failures are tried again at the next listing, then after 30 s, and so on, doubling to ten minutes.
         """
         tries = self._tries.get(digest, 0)
-        pause_s = 0.0 if outage or not tries else min(PAUSE_S * 2 ** min(tries - 1, 10), MAX_PAUSE_S)
+        pause_s = 0.0 if outage or not tries else min(self.pause_s * 2 ** min(tries - 1, 10), MAX_PAUSE_S)
         self._due_s[digest] = now_s + pause_s
 
     def listed(self, digests: Collection[str], now_s: float) -> None:
