@@ -51,18 +51,19 @@ MAX_NAMES = 4096
 class LoadFailures:
     """How often loads were refused. Single writer: the loop.
 
-    counts: (model, kind) -> times; beyond MAX_NAMES pairs the model's name is left out.
+    counts: (model, kind) -> times; beyond `max_names` pairs the model's name is left out.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.max_names = MAX_NAMES
 
     def add(self, model: str, failure: LoadFailed | None = None, *, kind: str = "") -> None:
         """Count a refused load. kind: "repository" or "internal"; it follows from `failure` if that is given."""
         if failure is not None:
             kind = "config" if isinstance(failure, ConfigInvalid) else "model"
         key = (model, kind)
-        if key not in self.counts and len(self.counts) >= MAX_NAMES:
+        if key not in self.counts and len(self.counts) >= self.max_names:
             key = ("", kind)
         self.counts[key] += 1
 

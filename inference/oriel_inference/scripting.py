@@ -133,15 +133,16 @@ class ModelCall:
     """One request that a Python model makes to another model, and the responses on their way back. Used on the loop.
 
     The other model continues when the calling model has taken a response. Responses that are not taken lie in the
-    calling process, at most AHEAD_BYTES of them and at least one, and here; the other model's own bound on unconsumed
+    calling process, at most `ahead_bytes` of them and at least one, and here; the other model's own bound on unconsumed
     responses counts both.
 
     give_up: ends the request; set once the request has begun.
     """
 
-    def __init__(self, session: PythonSession, message: Infer) -> None:
+    def __init__(self, session: PythonSession, message: Infer, *, ahead_bytes: int = AHEAD_BYTES) -> None:
         self._session = session
         self._message = message
+        self._ahead_bytes = ahead_bytes
         self._unsent: deque[tuple[ResultHead, list[Buffer], int, Callable[[], None]]] = deque()
         self._sent: deque[tuple[int, Callable[[], None]]] = deque()
         self._sent_bytes = 0
@@ -188,7 +189,7 @@ class ModelCall:
     def _push(self) -> None:
         while self._unsent and not self.over:
             head, body, size, consumed = self._unsent[0]
-            if self._sent and self._sent_bytes + size > AHEAD_BYTES:
+            if self._sent and self._sent_bytes + size > self._ahead_bytes:
                 return
             self._unsent.popleft()
             self._sent.append((size, consumed))

@@ -14,7 +14,7 @@ import pytest
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.load import LoadedVersion
-from oriel_inference.stores.local import MAX_ENTRIES, LocalStore
+from oriel_inference.stores.local import MAX_ENTRIES, MAX_TEXT_BYTES, LocalStore
 
 from . import models
 from .hostile_models import LABELS, WARM, load, refusal
@@ -121,11 +121,10 @@ def test_private_copies_are_taken_away(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("name", "config"), [("config.pbtxt", None), ("labels.txt", LABELS)])
-def test_small_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, config: str) -> None:
-    monkeypatch.setattr("oriel_inference.stores.local.MAX_TEXT_BYTES", 1000)
+def test_small_files_are_bounded(tmp_path: Path, name: str, config: str) -> None:
     models.put(tmp_path, "double", models.double(), config)
-    (tmp_path / "double" / name).write_text("#" * 1001)
-    assert refusal(tmp_path) == f"double/{name} is larger than 1000 bytes"
+    (tmp_path / "double" / name).write_text("#" * (MAX_TEXT_BYTES + 1))
+    assert refusal(tmp_path) == f"double/{name} is larger than {MAX_TEXT_BYTES} bytes"
 
 
 def test_far_more_files_than_a_version_may_have_cost_a_bounded_look(

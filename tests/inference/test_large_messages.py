@@ -2,9 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
-
-import pytest
 
 from oriel_wire.engine import large_messages
 from oriel_wire.engine.large_messages import GIVE_BACK_BYTES, LARGE_BYTES, LargeMessages
@@ -26,12 +23,6 @@ class Counted:
         self.may.wait(10)
 
 
-@pytest.fixture(autouse=True)
-def no_delay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(large_messages, "DELAY_S", 0.0)
-    yield
-
-
 async def settled() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -39,7 +30,7 @@ async def settled() -> None:
 
 async def test_small_messages_are_not_counted() -> None:
     counted = Counted()
-    large = LargeMessages(counted)
+    large = LargeMessages(counted, delay_s=0.0)
     for _ in range(100):
         large.ended(LARGE_BYTES - 1)
     await settled()
@@ -49,7 +40,7 @@ async def test_small_messages_are_not_counted() -> None:
 async def test_bytes_are_counted_over_messages_and_given_back_off_the_loop() -> None:
     counted = Counted()
     counted.may.set()
-    large = LargeMessages(counted)
+    large = LargeMessages(counted, delay_s=0.0)
     large.ended(GIVE_BACK_BYTES - LARGE_BYTES)
     await settled()
     assert counted.times == 0
@@ -62,7 +53,7 @@ async def test_bytes_are_counted_over_messages_and_given_back_off_the_loop() -> 
 
 async def test_what_comes_meanwhile_is_given_back_afterwards() -> None:
     counted = Counted()
-    large = LargeMessages(counted)
+    large = LargeMessages(counted, delay_s=0.0)
     for _ in range(5):
         large.ended(GIVE_BACK_BYTES)
         await settled()
@@ -80,7 +71,7 @@ async def test_failure_is_not_the_last_time() -> None:
         times.append(1)
         raise OSError
 
-    large = LargeMessages(fails)
+    large = LargeMessages(fails, delay_s=0.0)
     large.ended(GIVE_BACK_BYTES)
     await until(lambda: len(times) == 1 and not large._running)
     large.ended(GIVE_BACK_BYTES)

@@ -12,7 +12,6 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from oriel_inference import rollout
 from oriel_inference.app import Unit
 from oriel_inference.backends.fake import FakeBackend, Gate
 from oriel_inference.batching.statistics import MAX_TIERS, OTHER_TIERS
@@ -20,7 +19,6 @@ from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import ModelState
-from oriel_inference.servers import meter
 
 from ..waiting import until
 from . import models
@@ -258,12 +256,10 @@ async def test_an_ensemble_counts_beside_the_models_of_its_steps(tmp_path: Path)
     assert asked == {"e"}, "its steps are no requests of anybody"
 
 
-async def test_counts_of_what_came_to_no_version_are_bounded(
-    unit: Unit, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(meter, "MAX_REFUSED", 2)
+async def test_counts_of_what_came_to_no_version_are_bounded(unit: Unit, http: httpx.AsyncClient) -> None:
+    unit.surface.meter.max_refused = 2
     failures = unit.surface.control.failures
-    monkeypatch.setattr(rollout, "MAX_NAMES", len(failures.counts) + 1)
+    failures.max_names = len(failures.counts) + 1
     for tier in ("a", "b", "c", "d"):
         await http.post(INFER, json={"inputs": []}, headers={"x-oriel-tier": tier})
         failures.add(f"model-{tier}", kind="config")

@@ -17,7 +17,6 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc
 
-from oriel_inference import scripting
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.python import session as session_module
 from oriel_inference.backends.python.frames import AHEAD, FrameError
@@ -316,12 +315,13 @@ class Asking:
 
 def asking(limit: int = 1 << 30) -> tuple[Asking, ModelCall]:
     session = Asking(limit)
-    asked = session.model_calls[5] = ModelCall(cast(Any, session), Infer(5, "m", "", "", {}, [], 0, True, []))
+    asked = session.model_calls[5] = ModelCall(
+        cast(Any, session), Infer(5, "m", "", "", {}, [], 0, True, []), ahead_bytes=100
+    )
     return session, asked
 
 
-async def test_bytes_that_are_not_taken_wait_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripting, "AHEAD_BYTES", 100)
+async def test_bytes_that_are_not_taken_wait_here() -> None:
     session, asked = asking()
     consumed: list[int] = []
     for number, size in enumerate((304, 48, 48, 16)):
@@ -336,8 +336,7 @@ async def test_bytes_that_are_not_taken_wait_here(monkeypatch: pytest.MonkeyPatc
     assert consumed == [0, 1, 2, 3]
 
 
-async def test_an_error_and_a_departure_are_told_before_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripting, "AHEAD_BYTES", 100)
+async def test_an_error_and_a_departure_are_told_before_what_waits() -> None:
     for leaves in (False, True):
         session, asked = asking()
         for _ in range(2):

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_logic.client import codec as codec_module
 from oriel_logic.client.codec import MAX_KEPT, ModelCodec
 from oriel_logic.client.models import ModelSpec, TensorSpec
 from oriel_logic.errors import ModelFailed, ModelInputWrong
@@ -111,14 +110,13 @@ def test_an_answer_shorter_or_longer_than_its_text_says_is_refused() -> None:
             codec.decode(right)
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded() -> None:
     codec = ModelCodec(SPEC)
     for rows in range(3 * MAX_KEPT):
         codec.encode({"a": np.zeros((rows, 3), np.float32)}, None)
         codec.decode(answer(("y", np.zeros(rows, np.float32))))
     assert len(codec._requests) <= MAX_KEPT and len(codec._answers) <= MAX_KEPT
-    monkeypatch.setattr(codec_module, "MAX_KEPT_BYTES", 16)
-    small = ModelCodec(SPEC)
+    small = ModelCodec(SPEC, max_kept_bytes=16)
     small.encode({"a": np.zeros((1, 3), np.float32)}, None)
     small.decode(answer(("y", np.zeros(1, np.float32))))
     assert not small._requests and not small._answers

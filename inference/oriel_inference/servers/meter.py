@@ -34,6 +34,7 @@ class Meter:
         self._catalog = catalog
         self.log = log
         self.refused: Counter[tuple[str, str, Outcome]] = Counter()
+        self.max_refused = MAX_REFUSED
 
     def finished(self, ctx: CallContext, completion: Completion, received_s: float, protocol: str, size: int) -> None:
         """Count a request that a version answered or failed, or whose caller left. size: bytes of the request as it
@@ -100,6 +101,6 @@ class Meter:
         if not self._catalog.knows(model):
             model = ""
         key = (model, tier, outcome)
-        if key not in self.refused and len(self.refused) >= MAX_REFUSED:
+        if key not in self.refused and len(self.refused) >= self.max_refused:
             key = ("", OTHER_TIERS if tier else "", outcome)
         self.refused[key] += 1

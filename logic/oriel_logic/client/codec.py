@@ -51,10 +51,11 @@ class AnswerPlan:
 class ModelCodec:
     """The codec of one model and version, built from its metadata. Single writer: the loop."""
 
-    def __init__(self, spec: ModelSpec, version: str = "") -> None:
+    def __init__(self, spec: ModelSpec, version: str = "", *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self.spec = spec
         self.infer_path = path_of(spec.name, version) + "/infer"
         self._version = version
+        self._max_kept_bytes = max_kept_bytes
         # BYTES are objects of any length, so their form on the wire has to be computed every time.
         self._dtypes = {
             name: DATATYPES[each.datatype].dtype
@@ -86,7 +87,7 @@ class ModelCodec:
         if known is None:
             made = self._encode_anew(inputs, wanted)
             head = bytes(made.body[0])
-            if len(head) <= MAX_KEPT_BYTES:
+            if len(head) <= self._max_kept_bytes:
                 if len(self._requests) >= MAX_KEPT:
                     self._requests.clear()
                 self._requests[key] = made.headers, head
@@ -110,7 +111,7 @@ class ModelCodec:
             if not (header.isascii() and header.isdigit() and len(header) < 12):
                 raise self._unreadable("its header length is not a number")
             length = int(header)
-            plan = self._answers.get(body[:length]) if length <= MAX_KEPT_BYTES else None
+            plan = self._answers.get(body[:length]) if length <= self._max_kept_bytes else None
             if plan is not None and plan.size == len(body):
                 arrays = {name: np.ndarray(shape, dtype, body, at) for name, dtype, shape, at in plan.outputs}
                 return Outputs(arrays, model=plan.model, model_version=plan.version)
@@ -118,7 +119,7 @@ class ModelCodec:
             answer = decode_response(body, length)
         except BadMessage as error:
             raise self._unreadable(error.message) from error
-        if length is not None and length <= MAX_KEPT_BYTES:
+        if length is not None and length <= self._max_kept_bytes:
             self._keep(answer, body, length)
         return outputs_of(answer)
 

@@ -144,8 +144,8 @@ def installed(packages: Path) -> list[tuple[str, int]]:
     return []
 
 
-def files_in(folder: Path) -> Iterator[Path]:
-    """Yield at most MAX_FILES of the files that may belong to a handler, in a stable order."""
+def files_in(folder: Path, most: int = MAX_FILES) -> Iterator[Path]:
+    """Yield at most `most` of the files that may belong to a handler, in a stable order."""
     count = 0
     for where, folders, files in os.walk(folder):
         here = Path(where)
@@ -158,7 +158,7 @@ def files_in(folder: Path) -> Iterator[Path]:
             if not name.startswith("."):
                 yield here / name
                 count += 1
-                if count == MAX_FILES:
+                if count == most:
                     return
 
 

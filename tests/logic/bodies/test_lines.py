@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oriel_logic.bodies import lines as module
 from oriel_logic.bodies.json import decode
-from oriel_logic.bodies.lines import error_event, event, items, line, lines
+from oriel_logic.bodies.lines import MAX_LINE_BYTES, error_event, event, items, line, lines
 from oriel_logic.errors import InputTooLarge, Refused
 
 VALUES = st.lists(
@@ -58,14 +58,14 @@ async def test_events_may_end_their_lines_in_every_way_of_the_standard(
     assert await all_of(text.encode(), size=size, events=True) == values
 
 
-async def test_a_line_and_all_of_them_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LINE_BYTES", 10)
-    assert await all_of(b'"12345678"\n' * 3) == ["12345678"] * 3
-    for body in (b'"123456789"\n', b"x" * 11):
+async def test_a_line_and_all_of_them_are_bounded() -> None:
+    text, much = "x" * (MAX_LINE_BYTES - 2), 8 * MAX_LINE_BYTES
+    assert await all_of(f'"{text}"\n'.encode() * 3, limit=much) == [text] * 3
+    for body in (f'"{text}x"\n'.encode(), b"x" * (MAX_LINE_BYTES + 1)):
         with pytest.raises(InputTooLarge, match="a line of a stream"):
-            await all_of(body)
+            await all_of(body, limit=much)
     with pytest.raises(InputTooLarge, match="a line of a stream"):
-        await all_of(b"data: 12345\n" * 3, events=True)
+        await all_of(f"data: {text[::2]}\n".encode() * 3, events=True, limit=much)
     with pytest.raises(InputTooLarge, match="larger than the 5 bytes"):
         await all_of(b"1\n1\n1\n", limit=5)
 

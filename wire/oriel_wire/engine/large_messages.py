@@ -55,7 +55,7 @@ class LargeMessages:
     """
 
     def __init__(
-        self, give_back: Callable[[], None] = _trim, *, least_bytes: int = LARGE_BYTES, delay_s: float | None = None
+        self, give_back: Callable[[], None] = _trim, *, least_bytes: int = LARGE_BYTES, delay_s: float = DELAY_S
     ) -> None:
         self._give_back = give_back
         self._least_bytes = least_bytes
@@ -74,8 +74,7 @@ class LargeMessages:
         if self._bytes >= least_bytes and not self._running:
             self._running = True
             self._bytes = 0
-            delay_s = DELAY_S if self._delay_s is None else self._delay_s
-            asyncio.get_running_loop().call_later(delay_s, self._run)
+            asyncio.get_running_loop().call_later(self._delay_s, self._run)
 
     def _run(self) -> None:
         done = asyncio.get_running_loop().run_in_executor(None, self._give_back)
