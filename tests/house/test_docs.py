@@ -15,6 +15,7 @@ import oriel_logic.errors
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.settings import Settings as LogicSettings
 from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.h2.limits import H2Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -53,7 +54,8 @@ def test_every_reason_is_in_the_catalogue(heading: str, outcomes: type[Enum]) ->
 
 
 @pytest.mark.parametrize(
-    ("heading", "settings"), [("HTTP, as", HttpLimits), ("Logic", LogicSettings), ("Inference", InferenceSettings)]
+    ("heading", "settings"),
+    [("HTTP, as", HttpLimits), ("HTTP/2", H2Limits), ("Logic", LogicSettings), ("Inference", InferenceSettings)],
 )
 def test_every_limit_is_in_the_table_with_its_default(heading: str, settings: Any) -> None:
     rows = {
@@ -64,7 +66,9 @@ def test_every_limit_is_in_the_table_with_its_default(heading: str, settings: An
     limits = {
         field.name: written(field.name, field.default)
         for field in dataclasses.fields(settings)
-        if field.name.startswith(("max_", "body_min")) or field.name.endswith("_s") or field.name == "workers"
+        if field.name.startswith(("max_", "body_min"))
+        or (field.name.endswith("_s") and not field.name.endswith("_per_s"))
+        or field.name == "workers"
     }
     assert limits, "the rule was looked for in the wrong place"
     assert {name: rows[name][2] if name in rows else "missing" for name in limits} == limits

@@ -271,6 +271,15 @@ def test_header_lists_that_are_too_large_concern_their_stream() -> None:
     assert other.seen[after.id].fields == REQUEST
 
 
+def test_header_lists_with_too_many_fields_concern_their_stream() -> None:
+    one, other = pair(max_fields=7)
+    call = one.start([*REQUEST, *[(b"x-%d" % i, b"v") for i in range(3)]], end=True)
+    after = one.start([*REQUEST, (b"x-1", b"v"), (b"x-2", b"v")], end=True)
+    exchange(one, other)
+    assert call.fields == [(b":status", b"431")] and other.failed is None
+    assert len(other.seen[after.id].fields or ()) == 7
+
+
 def test_writes_are_asked_for_once_outside_receive() -> None:
     one, other = pair()
     before = one.writes

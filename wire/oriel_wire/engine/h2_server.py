@@ -6,7 +6,9 @@ takes both versions. The subclass handles the streams through the hooks of `orie
 
 Time limits, judged by the server's sweep four times a second:
 
-* A connection without a stream ends after `idle_timeout_s`, with GOAWAY.
+* A connection without a stream ends after `idle_timeout_s`, with GOAWAY. A client is asked to leave, and its streams
+  go on, when its connection is older than `max_age_s`.
+* A header block, or another frame that brings no data, has to be whole within `head_timeout_s`.
 * A client that does not acknowledge our settings within SETTINGS_S is cut: until then it may use a table for headers.
 * A stream whose client leaves its window closed for `write_stall_s` is reset, and a client that does not read its
   connection for so long is cut. So is one, at once, behind whose unread answers another UNREAD_BYTES have gathered:
@@ -15,6 +17,10 @@ Time limits, judged by the server's sweep four times a second:
   it within PONG_S.
 
 How long a request may take to arrive is its handler's limit.
+
+What a connection keeps beyond the size of a head counts on `max_kept_bytes` of the server, for all connections and both
+versions together: DATA that was not consumed, what is incomplete, and what a client that does not read has yet to read.
+While the budget is used up, such a connection is read no further; after `write_stall_s` it ends with ENHANCE_YOUR_CALM.
 
 After a pause of the loop (`pulse`) a request counts as old as the latest bytes of its connection. It is not begun if
 its client has left, or has reset its stream in the same bytes. What gathered during the pause is no flood, and nobody
@@ -27,6 +33,8 @@ client has acknowledged that and its last stream has ended, or, without a stream
 import asyncio
 from collections import deque
 from contextlib import suppress
+from math import inf
+from random import random
 from time import monotonic
 from typing import Final
 
@@ -36,7 +44,7 @@ from oriel_wire.engine.h2_transport import H2Transport
 from oriel_wire.engine.kernel import arrival, closed_behind_unread
 from oriel_wire.engine.limits import SETTINGS_S
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.h2.frames import CANCEL, NO_ERROR
+from oriel_wire.h2.frames import CANCEL, DEFAULT_WINDOW, ENHANCE_YOUR_CALM, NO_ERROR
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
@@ -58,13 +66,17 @@ class H2ServerConnection(H2Transport):
     """
 
     __slots__ = (
+        "_full_s",
         "_heard_s",
+        "_kept",
         "_lingering",
         "_most_unread",
         "_opened_s",
         "_pauses",
         "_pinged_s",
         "_pulse",
+        "_retires_s",
+        "_roomy",
         "_stalled_s",
         "_swept_id",
         "arrived_s",
@@ -87,6 +99,10 @@ class H2ServerConnection(H2Transport):
         self._opened_s = self._heard_s = 0.0
         self._most_unread = 0  # bytes in the transport for which a client that does not read is cut
         self._swept_id = 0  # last stream that the sweep has seen
+        self._retires_s = inf
+        self._kept = 0  # bytes that the server counts
+        self._roomy = max(DEFAULT_WINDOW, limits.connection_window_bytes) - server.limits.max_head_bytes
+        self._full_s = 0.0  # since when the budget of the server is used up and nothing is read
 
     # The transport ---------------------------------------------------------------------------------------------
 
@@ -95,6 +111,7 @@ class H2ServerConnection(H2Transport):
         self.transport = transport
         self.peer, self.peer_name = peer, peer_name
         self._opened_s = self._heard_s = now = monotonic()
+        self._retires_s = now + self.limits.max_age_s * (0.9 + 0.2 * random())
         self.due = now + self.server.limits.idle_timeout_s
         self.server.connections.add(self)
         transport.set_protocol(self)  # type: ignore[arg-type]  # it has a protocol's methods, and another base
@@ -111,6 +128,8 @@ class H2ServerConnection(H2Transport):
         self.receive(data, now)
         if self.out:
             self._write()
+        if self._rest is not None or self._block or self._kept or self._window + self._credit < self._roomy:
+            self._count_kept()
 
     def _judge_age(self, data: bytes, now: float, before_s: float) -> bool:
         """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left.
@@ -133,6 +152,8 @@ class H2ServerConnection(H2Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         server = self.server
         server.connections.discard(self)
+        server.kept_bytes -= self._kept
+        self._kept = 0
         self.closed = True
         self.out = []
         self._lingering.clear()
@@ -144,17 +165,44 @@ class H2ServerConnection(H2Transport):
         self._stalled_s = monotonic()
         self._most_unread = self.transport.get_write_buffer_size() + UNREAD_BYTES
         self.pause()
+        self._count_kept()
 
     def resume_writing(self) -> None:
         self._stalled_s = 0.0
         super().resume_writing()
 
+    # The byte budget -------------------------------------------------------------------------------------------
+
+    def _count_kept(self) -> None:
+        """Put what this connection keeps on the server's budget, and read no further while that is used up."""
+        server = self.server
+        size = self.kept_bytes
+        if self._stalled_s:
+            size += self.transport.get_write_buffer_size()
+        if size <= server.limits.max_head_bytes or self.closed:
+            size = 0
+        if size == self._kept:
+            return
+        server.kept_bytes += size - self._kept
+        self._kept = size
+        if size and server.kept_bytes > server.limits.max_kept_bytes and not self._full_s:
+            self._full_s = monotonic()
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._full_s:
+            self._full_s = 0.0
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
     # Hooks of the codec ----------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         super()._write()
-        if self._stalled_s and self.transport.get_write_buffer_size() > self._most_unread:
-            self.transport.abort()
+        if self._stalled_s:
+            if self.transport.get_write_buffer_size() > self._most_unread:
+                self.transport.abort()
+            self._count_kept()
 
     def _reset_all(self, code: int) -> None:
         for stream in self._end_streams():
@@ -169,6 +217,8 @@ class H2ServerConnection(H2Transport):
         if self.out:
             self._write()
         self.closed = True
+        self._count_kept()
+        self._read_on()
         transport = self.transport
         if transport.is_closing() or not transport.can_write_eof():
             transport.close()
@@ -246,8 +296,10 @@ class H2ServerConnection(H2Transport):
             if now >= self.due:
                 self.transport.abort()
             return
-        if self.server.draining:
+        if self.server.draining or now > self._retires_s:
             self.drain()
+        if (self._kept or self._full_s or self.unfinished_since) and self._gathers(now):
+            return
         lingering = self._lingering
         while lingering and now - lingering[0][1] > LINGER_S:
             self.send_reset(lingering.popleft()[0], NO_ERROR)
@@ -271,3 +323,20 @@ class H2ServerConnection(H2Transport):
                     self.transport.abort()
         elif now >= self.due:
             self.close_if_idle()
+
+    def _gathers(self, now: float) -> bool:
+        """Judge what is incomplete, unread or not consumed. True: the connection has ended."""
+        limits = self.server.limits
+        began_s = self.unfinished_since
+        if began_s and now - began_s > limits.head_timeout_s:
+            self._fail(ENHANCE_YOUR_CALM, "a header block or frame did not arrive in time")
+            return True
+        if self._kept:
+            self._count_kept()
+        if self._full_s:
+            if not self._kept or self.server.kept_bytes <= limits.max_kept_bytes:
+                self._read_on()
+            elif now - self._full_s > limits.write_stall_s:
+                self._fail(ENHANCE_YOUR_CALM, "too many bytes are unread or not taken")
+                return True
+        return False

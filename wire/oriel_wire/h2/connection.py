@@ -85,12 +85,14 @@ class H2Connection(Control):
         "_block_bytes",
         "_block_flags",
         "_block_id",
+        "_block_s",
         "_expects",
         "_max_block",
         "_max_frame",
         "_opened",
         "_preface_bytes",
         "_rest",
+        "_rest_s",
         "_table_gone",
         "_wanted",
     )
@@ -106,6 +108,7 @@ class H2Connection(Control):
         self._table_gone = False  # the peer has no dynamic table any more: no block has to be decoded for its sake
         self._block: list[bytes] = []
         self._block_id = self._block_flags = self._block_bytes = 0
+        self._block_s = self._rest_s = 0.0  # when the header block, or the frame, began that is incomplete
         self._opened = 0  # streams that the peer has opened
 
     def open(self) -> None:
@@ -151,6 +154,24 @@ class H2Connection(Control):
         if self.draining and not self.streams:
             self._note_drained()
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that were received and are not handled yet: DATA that is not consumed, and what is incomplete."""
+        size = max(DEFAULT_WINDOW, self.limits.connection_window_bytes) - self._window - self._credit
+        if self._rest is not None:
+            size += len(self._rest)
+        return size + self._block_bytes if self._block else size
+
+    @property
+    def unfinished_since(self) -> float:
+        """When the header block, or frame other than DATA, began of which a part has come; 0.0 if there is none."""
+        if self._block:
+            return self._block_s
+        rest = self._rest
+        if rest is None or (len(rest) > 3 and rest[3] == DATA and not self._preface_bytes):
+            return 0.0
+        return self._rest_s
+
     def note_resets(self, data: bytes) -> None:
         """Take note of the streams that the peer resets in `data`, which `receive` gets next.
 
@@ -187,6 +208,7 @@ class H2Connection(Control):
 
     def _keep(self, data: bytes, start: int, wanted: int) -> None:
         self._rest = bytearray(memoryview(data)[start:])
+        self._rest_s = self.now
         self._wanted = wanted
 
     def _read_frames(self, data: bytes, start: int) -> None:
@@ -321,6 +343,7 @@ class H2Connection(Control):
             self._decode(flags, stream_id, block)
             return
         self._expects = _MORE
+        self._block_s = self.now
         self._block_id, self._block_flags, self._block_bytes = stream_id, flags, len(block)
         self._block.append(block)
 
