@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from oriel_gateway.api_docs import document, pages, published, reading
+from oriel_gateway.api_docs import document, published, reading
 from oriel_gateway.api_docs.document import common_document
 from oriel_gateway.core import Gateway
 
@@ -418,20 +418,18 @@ async def test_a_large_answer_and_a_slow_one_are_given_up(up: Upstream, monkeypa
             return b""
 
         up.answer = never
-        monkeypatch.setattr(published, "ANSWER_S", 0.05)
+        gate.api_docs.published.answer_s = 0.05
         await turn(gate)
         assert gate.api_docs.published.pools["p"].misses >= 1
 
 
-async def test_documents_of_many_tenants_are_not_kept_without_bound(
-    up: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_documents_of_many_tenants_are_not_kept_without_bound(up: Upstream) -> None:
     async with gateway(documents([up.port])) as (port, gate), Client(port) as client:
         first = await get(client, "/openapi.json", GOLD)
         kept = gate.api_docs._kept_bytes
         assert kept == len(first.body)
         assert (await get(client, "/openapi.json", GOLD)).body == first.body and gate.api_docs._kept_bytes == kept
-        monkeypatch.setattr(pages, "MAX_KEPT_BYTES", kept - 1)
+        gate.api_docs.max_kept_bytes = kept - 1
         for key in (BRONZE, GOLD, BRONZE):
             size = len((await get(client, "/openapi.json", key)).body)
             assert gate.api_docs._kept_bytes == size

@@ -18,10 +18,8 @@ import httpx
 import pytest
 from object_stores import ObjectServer, object_server, point_to
 
-from oriel_inference import control
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
-from oriel_inference.stores import gate, retries
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import ClientLimits
 from oriel_wire.objects.memory import MemoryObjects
@@ -34,7 +32,7 @@ from . import models
 from .bad_network import BadNetwork
 from .control_server import times
 from .exposed import read
-from .remote_models import model
+from .remote_models import model, outages_end_soon
 
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
 OUTAGE_S = 0.2
@@ -55,10 +53,7 @@ def read_s() -> float:
 
 @pytest.fixture
 async def network(server: ObjectServer, monkeypatch: pytest.MonkeyPatch, read_s: float) -> AsyncIterator[BadNetwork]:
-    monkeypatch.setattr(gate, "OUTAGE_S", OUTAGE_S)
-    monkeypatch.setattr(gate, "MAX_OUTAGE_S", OUTAGE_S)
-    monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
-    monkeypatch.setattr(retries, "PAUSE_S", 0.1)
+    outages_end_soon(monkeypatch, outage_s=OUTAGE_S)
     quick = partial(open_client, limits=ClientLimits(read_s=read_s))
     monkeypatch.setattr("oriel_inference.stores.opening.open_client", quick)
     async with BadNetwork(server.port) as network:
@@ -330,9 +325,7 @@ async def test_a_start_without_the_store_serves_the_newest_version_that_works(
     tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PROMISES R39: a corrupt newest version, the store away, then a new process with the cache of the one before."""
-    monkeypatch.setattr(gate, "OUTAGE_S", OUTAGE_S)
-    monkeypatch.setattr(gate, "MAX_OUTAGE_S", OUTAGE_S)
-    monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
+    outages_end_soon(monkeypatch, outage_s=OUTAGE_S)
     config = models.DOUBLE + (f"version_policy {{ {policy} }}" if policy else "")
     objects = MemoryObjects({"r/double/config.pbtxt": config.encode(), "r/double/2/model.onnx": model(2)})
     monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)

@@ -9,11 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from oriel_inference import control
 from oriel_inference.app import open_unit
 from oriel_inference.errors import LoadFailed
 from oriel_inference.settings import Settings
-from oriel_inference.stores import gate, retries
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.memory import MemoryObjects
 from oriel_wire.trace import ListSink
@@ -21,17 +19,14 @@ from oriel_wire.trace import ListSink
 from ..waiting import until
 from . import models
 from .exposed import read
-from .remote_models import model
+from .remote_models import model, outages_end_soon
 
 FIRST, SECOND = "s3://first/r", "s3://second/r"
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "OUTAGE_S", 0.05)
-    monkeypatch.setattr(gate, "MAX_OUTAGE_S", 0.05)
-    monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
-    monkeypatch.setattr(retries, "PAUSE_S", 0.05)
+    outages_end_soon(monkeypatch)
 
 
 def objects_of(*names: str) -> MemoryObjects:
@@ -146,7 +141,6 @@ async def test_a_full_disk_at_the_start_is_tried_again_without_polls(
         async with serving((FIRST,), tmp_path, "none") as served:
             assert not await served.ready("a")
             patch.undo()
-            monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
             await served.until_ready("a", "")
 
 

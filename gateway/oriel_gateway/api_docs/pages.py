@@ -52,6 +52,7 @@ class ApiDocs:
         self.published = Published()
         self._kept: dict[tuple[str, Tenant], Page] = {}
         self._kept_bytes = 0
+        self.max_kept_bytes = MAX_KEPT_BYTES
         self._of: tuple[Snapshot | None, int] = (None, 0)
         self._common: Page | None = None
         self._start: tuple[Page, Page] | None = None
@@ -79,7 +80,7 @@ class ApiDocs:
                 body = msgspec.json.encode({"services": listed(tenant, routes, pools)})
             else:
                 body = document(tenant, routes, pools)
-            if self._kept_bytes + len(body) > MAX_KEPT_BYTES:
+            if self._kept_bytes + len(body) > self.max_kept_bytes:
                 self._kept, self._kept_bytes = {}, 0
             found = self._kept[path, tenant] = Page(JSON, body, _PRIVATE)
             self._kept_bytes += len(body)

@@ -79,6 +79,7 @@ class Published:
     def __init__(self) -> None:
         self.pools: dict[str, PoolFacts] = {}
         self.changes = 0
+        self.answer_s = ANSWER_S  # how long a server may take for one answer
         self._of: Snapshot | None = None
         self._wanted: dict[str, tuple[bool, frozenset[str] | None]] = {}  # of the routes of that snapshot
         self._documents: dict[Address, tuple[bytes, Description]] = {}  # the documents that were read last
@@ -144,7 +145,7 @@ class Published:
 
     async def _services(self, client: HttpClient, address: Address) -> Description | None:
         """Return the described services; None if this server describes none. Raises UpstreamError."""
-        answer = await client.request("GET", OPENAPI, (), deadline=monotonic() + ANSWER_S)
+        answer = await client.request("GET", OPENAPI, (), deadline=monotonic() + self.answer_s)
         if answer.status != 200:
             return None
         before = self._documents.get(address)
@@ -164,7 +165,7 @@ class Published:
     ) -> Mapping[str, ModelFacts | None] | None:
         """Return the models; None if this server does not speak the v2 protocol. Raises UpstreamError."""
         body = [("content-type", "application/json")]
-        answer = await client.request("POST", _INDEX, body, _READY, deadline=monotonic() + ANSWER_S)
+        answer = await client.request("POST", _INDEX, body, _READY, deadline=monotonic() + self.answer_s)
         listed: Mapping[str, tuple[str, ...]] = dict.fromkeys(sorted(named), ())
         if answer.status == 200:
             try:
@@ -178,7 +179,7 @@ class Published:
         # The oldest facts are read again: a model may be loaded anew in the same version.
         oldest = [name for name in facts.versions if name in known and name not in changed]
         for name in changed[:MAX_METADATA] + oldest[:AGAIN]:
-            metadata = await client.request("GET", f"/v2/models/{name}", (), deadline=monotonic() + ANSWER_S)
+            metadata = await client.request("GET", f"/v2/models/{name}", (), deadline=monotonic() + self.answer_s)
             facts.versions.pop(name, None)
             if metadata.status != 200:
                 del known[name]
