@@ -11,6 +11,7 @@ from . import models
 HERE = Path(__file__).parent
 
 SOURCES = HERE / "python_models"
+HANGS = "import threading\nthreading.Event().wait()\n"  # the code of a model whose import never ends
 
 BEHAVE = """
 backend: "python" max_batch_size: 4

@@ -31,7 +31,7 @@ from oriel_wire.v2.metadata import parse_config_text
 from ..waiting import pipe_gate, until
 from . import models
 from .clients import client_of
-from .python_calls import BEHAVE, body, put
+from .python_calls import BEHAVE, HANGS, body, put
 from .python_instances import ModelCall, execute, opened
 
 TRIED = Path(__file__).parents[2] / "benchmarks/peers/inference/triton_model.py"
@@ -209,7 +209,7 @@ async def test_a_process_that_dies_between_the_steps_of_its_start_is_not_waited_
 
 async def test_a_start_can_be_called_off(tmp_path: Path) -> None:
     path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
-    path.write_text("import time\ntime.sleep(600)")
+    path.write_text(HANGS)
     backend = PythonBackend(lambda *asked: None, PythonLimits())
     config = parse_config_text('name: "behave" ' + BEHAVE)
     loading = asyncio.create_task(

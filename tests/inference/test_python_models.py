@@ -28,7 +28,7 @@ from oriel_wire.trace import ListSink
 from ..waiting import until
 from . import models
 from .clients import client_of
-from .python_calls import BEHAVE, SOURCES, ask, body, put, say
+from .python_calls import BEHAVE, HANGS, SOURCES, ask, body, put, say
 
 ADD_SUB = """
 backend: "python" max_batch_size: 8
@@ -317,7 +317,7 @@ async def test_a_model_that_cannot_start_says_why(
 async def test_a_model_that_takes_too_long_to_start_says_why(http: httpx.AsyncClient, root: Path) -> None:
     limit = 'parameters { key: "oriel.start_timeout_s" value: { string_value: "0.5" } }'
     put(root, "slow", "behave", BEHAVE + limit)
-    (root / "slow/1/model.py").write_text("import time\ntime.sleep(600)")
+    (root / "slow/1/model.py").write_text(HANGS)
     answer = await http.post("/repository/models/slow/load")
     assert answer.status_code == 400 and "the model was not imported within 0.5 s" in answer.json()["error"]
 

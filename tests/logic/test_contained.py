@@ -19,7 +19,7 @@ HANDLERS = """
     @service
     async def exits(request, models, ctx):
         task = asyncio.create_task(leave())
-        await asyncio.sleep(0.01)
+        await asyncio.wait([task])
         await task
 
     @service
@@ -29,7 +29,7 @@ HANDLERS = """
 
     @service
     async def cancels(request, models, ctx):
-        task = asyncio.create_task(asyncio.sleep(60))
+        task = asyncio.create_task(asyncio.Event().wait())
         task.cancel()
         await task
 

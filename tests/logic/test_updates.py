@@ -317,7 +317,7 @@ async def test_a_sample_that_gets_no_answer_in_time_fails(stack: Any, services: 
         from oriel_logic import service
         @service(sample=1)
         async def echo(request, models, ctx):
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
     """
     write(folder / "echo.py", source)
     await turns(logic)

@@ -60,7 +60,7 @@ async def main(stop):
     say("up")
     await stop.wait()
     say("draining")
-    await asyncio.sleep(3600)
+    await asyncio.Event().wait()
 sys.exit(run_unit(main, unit="sample", grace_s={grace}))
 """
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -27,7 +28,7 @@ class TritonPythonModel:
             with open(json.loads(args["model_config"])["parameters"]["spawn"]["string_value"], "w") as file:
                 file.write(str(subprocess.Popen(["sleep", "600"]).pid))
         if "hang" in json.loads(args["model_config"])["parameters"]:
-            time.sleep(600)
+            threading.Event().wait()
 
     def execute(self, requests):
         self.executions += 1
@@ -55,7 +56,7 @@ class TritonPythonModel:
             case "segv":
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "hang":
-                time.sleep(600)
+                threading.Event().wait()
             case "raise":
                 raise KeyError(rest)
             case "complain":
@@ -114,7 +115,7 @@ class TritonPythonModel:
                 return said("x" * int(rest))
             case "lie":
                 request.pending.runtime._work.sendall(b"not a frame, though it is long enough for a head")
-                time.sleep(600)
+                threading.Event().wait()
             case "variables":
                 return said(json.dumps(dict(os.environ)))
             case "spawn":
