@@ -23,6 +23,7 @@ from .engine_client import bound
 from .h2.recorders import TRAILERS, Recorder, block
 
 ANSWER: list[Field] = [(b":status", b"200"), (b"content-type", b"text/plain")]
+GRPC_ANSWER: list[Field] = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 HTTP1_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nh1"
 
 
@@ -40,13 +41,14 @@ class Call(Stream):
         super().__init__()
         self.connection = connection
         self.path = b""
+        self.head = ANSWER
         self.body = bytearray()
         self.ended = False
         self.reset: int | None = None
         self.arrived_s = self.late_s = 0.0
 
     def answer(self, body: bytes = b"") -> None:
-        self.connection.send_headers(self, block(ANSWER), False)
+        self.connection.send_headers(self, block(self.head), False)
         self.connection.send_data(self, body, False)
         self.connection.send_headers(self, block(TRAILERS), True)
 
@@ -80,10 +82,12 @@ class Connection(H2ServerConnection):
     def on_headers(self, stream: Stream, fields: list[Field], end: bool) -> None:
         assert isinstance(stream, Call)
         stream.path = dict(fields)[b":path"]
+        if (b"content-type", b"application/grpc") in fields:
+            stream.head = GRPC_ANSWER
         stream.arrived_s, stream.late_s = self.arrived_s, self.late_s
         self.app.calls.append(stream)
         if stream.path == b"/chat":
-            self.send_headers(stream, block(ANSWER), False)
+            self.send_headers(stream, block(stream.head), False)
         elif stream.path == b"/refuse":
             self.send_headers(stream, block([(b":status", b"403"), (b"x-why", b"w" * 15_000)]), True)
         elif stream.path == b"/early":

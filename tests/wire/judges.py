@@ -6,12 +6,17 @@ import shutil
 import pytest
 
 
+def needed(program: str) -> str:
+    """The program, if it is installed."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    return program
+
+
 async def run(*command: str) -> str:
     """What a program writes; it has to succeed."""
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed")
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        needed(command[0]), *command[1:], stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     out, _ = await process.communicate()
     assert process.returncode == 0, out
