@@ -10,13 +10,16 @@ from time import monotonic
 import pytest
 
 from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.health import Watch
 from oriel_policies import ejection
 from oriel_policies.ejection import Cause
 from oriel_wire.engine.discovery import Address, DiscoveryFailed, ScriptedDiscovery
+from oriel_wire.h2.fields import check_request
+from oriel_wire.h2.hpack import Decoder
 
 from ..waiting import until
-from .endpoint_pools import PROBED, endpoints, not_ready, served, with_probe
+from .endpoint_pools import PROBED, endpoints, not_ready, pool, served, with_probe
 from .gate import INFER, idle
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, nobody, upstream
 
@@ -40,6 +43,30 @@ async def test_at_most_half_are_ejected_and_what_is_left_is_used() -> None:
     these.note_reach(these[2], Reach.READY)
     assert these[2] in these.usable
     await these.close()
+
+
+async def test_a_probe_over_grpc_is_a_request_that_strict_servers_take() -> None:
+    """Its pseudo-header fields stood behind others: gRPC's own servers took that, this engine and Envoy refuse it."""
+    heads = []
+
+    class Exchange:
+        def send(self, block: bytes, data: bytes, end: bool) -> bool:
+            heads.append(Decoder().decode(block))
+            return True
+
+        def abandon(self) -> None:
+            pass
+
+    class Endpoint(GrpcEndpoint):
+        def begin(self, *_: object) -> Exchange:  # type: ignore[override]
+            return Exchange()
+
+    endpoint = Endpoint(("127.0.0.1", 1), pool(1))
+    endpoint.probe(0.0, True, lambda _: None)
+    endpoint.ask_for_model("digits", 0.0, lambda _: None)
+    assert [check_request(head) for head in heads] == [-1, -1]
+    assert [dict(head)[b":path"].rpartition(b"/")[2] for head in heads] == [b"ServerReady", b"ModelReady"]
+    await endpoint.close()
 
 
 async def test_the_only_endpoint_is_never_ejected() -> None:

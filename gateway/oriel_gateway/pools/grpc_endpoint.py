@@ -15,7 +15,8 @@ from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE, UNIMPL
 from oriel_wire.h2.hpack import literal
 from oriel_wire.v2.grpc_names import append_model
 
-_HEAD: Final = b"\x83\x86" + literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
+_FIRST: Final = b"\x83\x86"  # POST, http
+_REST: Final = literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
 _SERVER_READY: Final = literal(b":path", b"/inference.GRPCInferenceService/ServerReady")
 _MODEL_READY: Final = literal(b":path", b"/inference.GRPCInferenceService/ModelReady")
 _TRUE: Final = b"\x08\x01"
@@ -81,7 +82,7 @@ class GrpcProbe:
     def connected(self, connection: Any) -> None:
         self._exchange = connection
         timeout = literal(b"grpc-timeout", encode_timeout(self._timeout_s))
-        block = _HEAD + self._endpoint.authority_block + self._path + timeout
+        block = _FIRST + self._endpoint.authority_block + self._path + _REST + timeout
         connection.send(block, prefix(len(self._message)) + self._message, True)
 
     def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
