@@ -10,9 +10,10 @@ Rules of the decoder:
   wrong. Past `stop_factor` times the bound it is an HpackError.
 * A field that is compressed properly but is none that HTTP/2 allows is no HpackError: `Decoder.malformed` names it,
   and its stream ends.
-* When we allow a smaller table (`Decoder.allow_table`), the peer's next block begins with a size update. One that does
-  not is an error only if the table still holds more than we allow: gRPC's C core goes on sending literals "with
-  incremental indexing" to a table of size 0, and they change nothing.
+* When we allow a smaller table (`Decoder.allow_table`), the peer's next block has to begin with a size update. Where
+  one does not, RFC 9113 (4.3.1) wants an error and this decoder evicts as if the update were there, because nginx
+  (`grpc_pass`) and gRPC's C core send literals "with incremental indexing" to any server and never a size update. That
+  is safe: our table then holds the newest of the peer's entries, so a reference means the same field or is an error.
 
 The memo: a literal whose name is in full or in the static table has one meaning, whatever was sent before. Its bytes
 are validated once and then recognised. As in `h1`, values that differ per request, and credentials, are never kept; a
@@ -275,9 +276,8 @@ class Decoder:
             self._table_max = size
             self._evict(size)
         if self._table_max > self._allowed:
-            if self._table_bytes > self._allowed:
-                raise HpackError("a header block does not begin with the table size update that was due")
             self._table_max = self._allowed
+            self._evict(self._allowed)
         return i
 
     def _skip(self, block: bytes, i: int, size: int) -> None:
