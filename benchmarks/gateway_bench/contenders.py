@@ -17,7 +17,10 @@ from harness.processes import PEERS, ROOT, accepts, free_port, gateway_command, 
 __all__ = ["CONTENDERS", "Contender", "start", "upstream"]
 
 FILES = PEERS / "gateway"
-CONTENDERS = ("oriel", "oriel compiled", "nginx", "tcp floor", "envoy", "starlette+aiohttp", "starlette+httpx")
+CONTENDERS = (
+    *("oriel", "oriel compiled", "nginx", "haproxy", "envoy"),
+    *("tcp floor", "grpc.aio", "starlette+aiohttp", "starlette+httpx"),
+)
 Contender = tuple[int, int]  # process id, port
 
 NGINX = """
@@ -35,10 +38,27 @@ http {{
   client_body_buffer_size 1m; proxy_buffers 8 128k; proxy_buffer_size 128k; proxy_busy_buffers_size 256k;
   upstream u {{ server 127.0.0.1:{upstream}; keepalive 64; keepalive_requests 10000000; }}
   server {{
-    listen 127.0.0.1:{port}{tls};
-    location / {{ proxy_pass http://u; proxy_http_version 1.1; proxy_set_header Connection ""; }}
+    listen 127.0.0.1:{port}{options};
+    location / {{ {forward} }}
   }}
 }}
+"""
+NGINX_HTTP = 'proxy_pass http://u; proxy_http_version 1.1; proxy_set_header Connection "";'
+HAPROXY = """
+global
+  nbthread 1
+  maxconn 8000
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+frontend clients
+  bind 127.0.0.1:{port}{options}
+  default_backend servers
+backend servers
+  http-reuse always
+  server one 127.0.0.1:{upstream}{protocol}
 """
 
 
@@ -69,45 +89,64 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def upstream(ports: Sequence[int]) -> Iterator[int]:
-    """The process id of the trivial server behind every contender; it listens on all these ports."""
-    command = [sys.executable, str(FILES / "upstream.py"), *map(str, ports)]
+def upstream(ports: Sequence[int], *, grpc: bool = False) -> Iterator[int]:
+    """The process id of the trivial server behind every contender; it listens on all these ports, for gRPC on one."""
+    command = [sys.executable, str(FILES / ("grpc_upstream.py" if grpc else "upstream.py")), *map(str, ports)]
     with serving(command, lambda: accepts(ports[0]), own_session=False) as pid:
         yield pid
 
 
 @contextmanager
-def start(name: str, folder: Path, upstream: int, *, tls: bool = False) -> Iterator[Contender]:
-    """One contender in front of the port `upstream`."""
+def start(name: str, folder: Path, upstream: int, *, tls: bool = False, grpc: bool = False) -> Iterator[Contender]:
+    """One contender in front of the port `upstream`. grpc: it and the upstream get calls over HTTP/2."""
     port = free_port()
     folder = folder / f"{name}-{port}"
     folder.mkdir()
-    command, environment = _command(name, folder, port, upstream, tls), {"UPSTREAM": f"http://127.0.0.1:{upstream}"}
+    command, environment = (
+        _command(name, folder, port, upstream, tls, grpc),
+        {"UPSTREAM": f"http://127.0.0.1:{upstream}"},
+    )
     with serving(command, lambda: accepts(port), environment, own_session=False) as pid:
         yield pid, port
 
 
-def _command(name: str, folder: Path, port: int, upstream: int, tls: bool) -> list[str]:
+def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, grpc: bool) -> list[str]:
     cert, key = certificate(folder) if tls else (None, None)
     if name in ("oriel", "oriel compiled"):
         # The pool `inference` of the example documents becomes the upstream.
-        command = gateway_command("policies/examples", port, "--endpoint", f"inference=127.0.0.1:{upstream}")
+        endpoint = "--grpc-endpoint" if grpc else "--endpoint"
+        command = gateway_command("policies/examples", port, endpoint, f"inference=127.0.0.1:{upstream}")
         if name == "oriel compiled":
             command[0] = str(compiled_python())
         return command + (["--tls-cert", str(cert), "--tls-key", str(key)] if tls else [])
     if name == "nginx":
-        secure = f" ssl;\n    ssl_certificate {cert};\n    ssl_certificate_key {key}" if tls else ""
+        options = " http2" if grpc else ""
+        if tls:
+            options += f" ssl;\n    ssl_certificate {cert};\n    ssl_certificate_key {key}"
+        forward = "grpc_pass grpc://u;" if grpc else NGINX_HTTP
         config = folder / "nginx.conf"
-        config.write_text(NGINX.format(folder=folder, upstream=upstream, port=port, tls=secure))
+        config.write_text(NGINX.format(folder=folder, upstream=upstream, port=port, options=options, forward=forward))
         return ["nginx", "-c", str(config), "-p", str(folder)]
+    if name == "haproxy":
+        protocol = " proto h2" if grpc else ""
+        options = protocol
+        if cert and key:
+            both = folder / "both.pem"
+            both.write_text(cert.read_text() + key.read_text())
+            options += f" ssl crt {both}"
+        config = folder / "haproxy.cfg"
+        config.write_text(HAPROXY.format(upstream=upstream, port=port, options=options, protocol=protocol))
+        return ["haproxy", "-db", "-f", str(config)]
     if name == "envoy":
         config = folder / "envoy.json"
-        config.write_text(json.dumps(_envoy(port, upstream)))
+        config.write_text(json.dumps(_envoy(port, upstream, grpc)))
         envoy = python_of("proxies").parent / "envoy"
         return [str(envoy), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id", "-l", "error"]
     if name == "tcp floor":
         command = [sys.executable, str(FILES / "tcp_floor.py"), str(port), str(upstream)]
         return command + ([str(cert), str(key)] if tls else [])
+    if name == "grpc.aio":
+        return [str(python_of("proxies")), str(FILES / "naive_grpc.py"), str(port), str(upstream)]
     app = "naive_" + name.partition("+")[2]
     return [
         *(str(python_of("proxies")), "-m", "uvicorn", f"{app}:app", "--app-dir", str(FILES), "--no-access-log"),
@@ -115,7 +154,7 @@ def _command(name: str, folder: Path, port: int, upstream: int, tls: bool) -> li
     ]
 
 
-def _envoy(port: int, upstream: int) -> dict[str, object]:
+def _envoy(port: int, upstream: int, grpc: bool) -> dict[str, object]:
     def address(number: int) -> dict[str, object]:
         return {"socket_address": {"address": "127.0.0.1", "port_value": number}}
 
@@ -134,7 +173,12 @@ def _envoy(port: int, upstream: int) -> dict[str, object]:
     }
     chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
     endpoints = [{"lb_endpoints": [{"endpoint": {"address": address(upstream)}}]}]
-    cluster = {"name": "u", "type": "STATIC", "load_assignment": {"cluster_name": "u", "endpoints": endpoints}}
+    cluster: dict[str, object] = {"name": "u", "type": "STATIC"}
+    cluster["load_assignment"] = {"cluster_name": "u", "endpoints": endpoints}
+    if grpc:
+        options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+        http2 = {"explicit_http_config": {"http2_protocol_options": {}}}
+        cluster["typed_extension_protocol_options"] = {options: {"@type": f"type.googleapis.com/{options}", **http2}}
     return {
         "static_resources": {
             "listeners": [{"name": "l", "address": address(port), "filter_chains": [chain]}],

