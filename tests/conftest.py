@@ -1,4 +1,4 @@
-"""What all tests run on: uvloop, as the units do, and as many processes as `make test` says."""
+"""Set-up of all tests: the uvloop event loop, and how tests are spread over processes."""
 
 import ast
 import fcntl
@@ -59,20 +59,22 @@ ast.parse = _uncollected(ast.parse)
 
 class _Loop(uvloop.Loop):
     def close(self) -> None:
-        """What a test that failed has left open is closed with a warning: as an error, it would come where uvloop
-        closes things, which then waits for them for ever."""
+        """Close the loop; what a failed test has left open is only warned about.
+
+        As an error, the warning would be raised inside uvloop while it closes handles, and uvloop would wait for ever.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("always", ResourceWarning)
             super().close()
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
-    """uvloop's transports differ from asyncio's own."""
+    """Run tests on uvloop as the units do, because its transports differ from asyncio's."""
     return {"uvloop": _Loop}
 
 
 def compiled_modules() -> list[str]:
-    """What a compiled wheel has compiled, as pyproject.toml lists it: dotted names."""
+    """Return the dotted names of the modules that a compiled wheel compiles, as pyproject.toml lists them."""
     hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
     return [path.partition("/")[2].removesuffix(".py").replace("/", ".") for path in hook["custom"]["modules"]]
 
@@ -91,7 +93,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_in_process_end_soon() -> Iterator[None]:
-    """Hundreds of them are ended, and nobody asks them whether they are ready meanwhile; tests that do set it."""
+    """Let servers in this process close at once when they end; tests about closing set these times themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "LAME_DUCK_S", 0.01)
         patch.setattr(listener, "LINGER_S", 0.01)
@@ -102,7 +104,9 @@ def servers_in_process_end_soon() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def clients_share_the_certificates() -> Iterator[None]:
-    """A client of httpx reads the authorities' certificates: 20 ms of CPU, and hundreds of tests make a client."""
+    """Share one TLS context between the clients of httpx: reading the authorities' certificates takes 20 ms of CPU, and
+    hundreds of tests create a client.
+    """
     from httpx._transports import default
 
     new = default.create_ssl_context
@@ -122,9 +126,10 @@ def clients_share_the_certificates() -> Iterator[None]:
 
 
 class Run:
-    """What the processes of one test run share.
+    """State that the processes of one test run share.
 
-    folder: of this run only, the same in each process. pid: of the process that ends last, which started the others.
+    folder: used by this run only, the same in each process.
+    pid: the process that started the others, and ends last.
     """
 
     def __init__(self, folder: Path, pid: int) -> None:
@@ -132,9 +137,9 @@ class Run:
         self.pid = pid
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned in the first process that asked for `name`, which has to be JSON.
+        """Return what `make` returned in the first process that asked for `name`; it has to be JSON.
 
-        The others wait for it meanwhile. Where it raises, the next that asks makes it.
+        The other processes wait for it. If `make` raises, the next process that asks calls it again.
         """
         made = self.folder / f"{name}.json"
         with (self.folder / f"{name}.lock").open("w") as lock:
@@ -146,7 +151,7 @@ class Run:
 
 @pytest.fixture(scope="session")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The test run that this process is a part of."""
+    """The test run that this process belongs to."""
     own = tmp_path_factory.getbasetemp()
     one_of_several = hasattr(request.config, "workerinput")
     folder = (own.parent if one_of_several else own) / "run"
@@ -156,7 +161,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Tests that share something stay in one process; every other goes where there is room."""
+    """Keep tests that share something in one process, and put all others wherever a process is free."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -167,7 +172,7 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
 
 
 def together(nodeid: str) -> str:
-    """The name that a test has in common with those that must run in its process, one after the other."""
+    """Return the scope of a test: tests with the same scope run in one process, one after the other."""
     file = nodeid.partition("::")[0]
     if file.startswith("tests/path/") and uses_the_stack(file):
         return "tests/path"
@@ -176,12 +181,12 @@ def together(nodeid: str) -> str:
 
 @cache
 def uses_the_stack(file: str) -> bool:
-    """Whether the file's tests share the stack of tests/path/conftest.py, whose start is dear."""
+    """Whether the file's tests share the stack of tests/path/conftest.py, which takes long to start."""
     text = (ROOT / file).read_text()
     return "stack: Stack" in text or "client: httpx.Client" in text
 
 
 @cache
 def shares(file: str) -> bool:
-    """Whether the file's tests share a fixture that is made once."""
+    """Whether the file has a fixture that its tests share."""
     return 'scope="module"' in (ROOT / file).read_text()

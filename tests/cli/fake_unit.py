@@ -1,6 +1,9 @@
-"""A unit for supervisor tests: answers every path on one port; what it does besides is in its arguments.
+"""A unit for tests of the supervisor: it answers every path on one port.
 
-python fake_unit.py PORT [fail|deaf|slow PIPE|child PIDFILE]: slow ends when it can read from PIPE
+Usage: python fake_unit.py PORT [fail | deaf | slow PIPE | child PIDFILE]
+
+fail: does not start. deaf: never stops. slow: stops when it can read from PIPE. child: starts a process that ignores
+signals, and writes its process id to PIDFILE.
 """
 
 import asyncio

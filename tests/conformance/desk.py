@@ -1,4 +1,4 @@
-"""A tenant in front of a limiter, as the ingresses are: takes, waits for a grant that is not ready, settles."""
+"""A tenant in front of a limiter, which does what the ingresses do: acquire, wait for the answer, settle."""
 
 import asyncio
 from hashlib import sha256
@@ -32,7 +32,7 @@ keys = [{{ sha256 = "{sha256(b"k").hexdigest()}" }}]
 
 
 class Call:
-    """Who waits for a grant."""
+    """A call that waits for its grant."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,7 +57,7 @@ class Desk:
         return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, RouteTable(self.snapshot.routes))
 
     async def take(self, model: str = "m", size: int = 0) -> Grant:
-        """Raises Refused, holding nothing."""
+        """Acquire a grant and wait until it is ready. Raises Refused, and then holds nothing."""
         now = monotonic()
         grant = self.limiter.acquire(self.tenant, self._targets[model], size, now)
         assert grant is not None
@@ -74,7 +74,7 @@ class Desk:
         return grant
 
     async def admitted(self, model: str = "m", size: int = 0) -> bool:
-        """One call, over at once."""
+        """Make one call that ends at once; returns whether it was admitted."""
         self.tried += 1
         try:
             grant = await self.take(model, size)
@@ -84,7 +84,7 @@ class Desk:
         return True
 
     async def press(self, seconds: float, *, every_s: float = 0.001, at_once: int = 2) -> int:
-        """Calls that were admitted while many more were tried."""
+        """Make calls for `seconds`, more than the limit allows; returns how many were admitted."""
         count = 0
         end = monotonic() + seconds
         while monotonic() < end:

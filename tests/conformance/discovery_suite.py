@@ -1,4 +1,4 @@
-"""What every `Discovery` has to do. A plug-in's own tests subclass `DiscoverySuite` and give it a `made`."""
+"""The tests that every `Discovery` has to pass. The tests of a plug-in subclass `DiscoverySuite` and define `made`."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from oriel_wire.engine.discovery import MAX_ADDRESSES, Address, Discovery, Disco
 
 
 class DiscoverySuite(ABC):
-    """made(addresses, fails=...): a discovery that finds these, or whose source fails."""
+    """Subclasses define `made(addresses, fails=...)`: a discovery that finds these addresses, or whose source fails."""
 
     changes = True  # False: its answer is fixed, it cannot fail
 

@@ -24,7 +24,7 @@ ONE_AT_A_TIME = Lock()  # the emulator's storage is made for one thread
 
 class Memory(Storage):
     def _write_config_to_file(self) -> None:
-        """Write nothing: the list of all objects would be written with each of them, and nobody reads it."""
+        """Write nothing. The emulator writes the list of all objects for each new one, and nobody reads it."""
 
 
 def bucket_and_key(path: str) -> tuple[str, str]:

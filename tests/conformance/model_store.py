@@ -1,4 +1,6 @@
-"""What every `ModelStore` keeps. For a store of your own: subclass `ModelStoreSuite`, give it the fixture `written`."""
+"""The tests that every `ModelStore` has to pass. For a store of your own, subclass `ModelStoreSuite` and define the
+fixture `written`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from . import onnx_files
 
 
 class Written(Protocol):
-    """A store and the way to change what it holds. Names: `<model>/<path>`; `remove` takes folders too."""
+    """A store, and functions that change its contents. Names are `<model>/<path>`; `remove` removes folders too."""
 
     @property
     def store(self) -> ModelStore: ...

@@ -1,4 +1,4 @@
-"""The programs of build/stores, which `make test` makes: object stores to test against."""
+"""The emulators of object stores that `make test` installs in build/stores."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""Real object stores on this machine: moto's server (S3), Google's emulator, Azurite. And a network that misbehaves.
+"""Object stores on this machine: moto's server (S3), Google's emulator and Azurite, and a network that misbehaves.
 
-Each speaks its own protocol to the client under test; what a test puts there goes by plain HTTP, with any name.
+The client under test speaks each store's own protocol. Tests write objects by plain HTTP, because a client would refuse
+some of their names.
 """
 
 import asyncio
@@ -70,7 +71,9 @@ print("ended:", server.wait(), flush=True)
 
 
 class ObjectServer:
-    """One server, and one bucket of it. environment: what a client needs to find it, at `port` of a proxy."""
+    """A server with one bucket. `environment` returns the variables that lead a client to the server, or to a proxy at
+    `port`.
+    """
 
     kind = ""
 
@@ -81,7 +84,7 @@ class ObjectServer:
 
     @property
     def url(self) -> str:
-        """Of everything in `bucket`."""
+        """The URL of everything in `bucket`."""
         return f"{self.kind}://{self.bucket}"
 
     def command(self) -> list[str]:
@@ -94,13 +97,13 @@ class ObjectServer:
         raise NotImplementedError
 
     def sign(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Query and headers that a request with the right to write carries."""
+        """Return the query and the headers of a request that may write."""
         return {}, {}
 
     def start(self, log: Path, pid: int) -> None:
-        """Start the server, which lives as long as the process `pid`. log: what it prints.
+        """Start the server, which ends with the process `pid`. log: receives what the server prints.
 
-        Raises the test's skip where the server is not installed.
+        Skips the test if the server is not installed.
         """
         command = self.command()
         with log.open("wb") as output:
@@ -161,7 +164,7 @@ class Moto(ObjectServer):
         return f"http://127.0.0.1:{self.port}/{self.bucket}" + (f"/{quote(key, safe='/')}" if key else "")
 
     def sign(self) -> tuple[dict[str, str], dict[str, str]]:
-        """moto looks whether there is a signature, not at it."""
+        """moto checks that there is a signature, but not what it says."""
         scope = "of-a-test/20260101/us-east-1/s3/aws4_request"
         return {}, {"authorization": f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0"}
 
@@ -205,7 +208,7 @@ class Azurite(ObjectServer):
         return {"restype": "container"}
 
     def sign(self) -> tuple[dict[str, str], dict[str, str]]:
-        """An account SAS: Azure's "Create an account SAS", version 2021-08-06."""
+        """Sign with an account SAS, see "Create an account SAS" in Azure's reference, version 2021-08-06."""
         fields = {"sp": "rwdlac", "ss": "b", "srt": "sco", "se": "2099-01-01T00:00:00Z", "sv": "2021-08-06"}
         lines = [ACCOUNT, fields["sp"], fields["ss"], fields["srt"], "", fields["se"], "", "", fields["sv"], "", ""]
         digest = hmac.new(base64.b64decode(ACCOUNT_KEY), "\n".join(lines).encode(), hashlib.sha256).digest()
@@ -216,9 +219,10 @@ SERVERS = {"s3": Moto, "gs": Google, "az": Azurite}
 
 
 def azurite() -> tuple[str, Path]:
-    """Node and the folder of Azurite's blob service, installed from the lock beside this file if it is not there.
+    """Return Node and the folder of Azurite's blob service, which is installed from the lock beside this file if
+    needed.
 
-    Skips where it cannot be.
+    Skips the test if it cannot be installed.
     """
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
@@ -233,7 +237,9 @@ def azurite() -> tuple[str, Path]:
 
 @cache
 def _install_azurite(npm: str, folder: Path) -> str:
-    """Why it cannot be; "" if it is there now. Made beside and moved in whole, by one test process at a time."""
+    """Install Azurite; return "" if that worked, else the reason. Test processes do it one at a time, in a folder
+    beside the final one that is then moved.
+    """
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -257,7 +263,7 @@ def _install_azurite(npm: str, folder: Path) -> str:
 
 @contextmanager
 def object_server(kind: str, run: "Run") -> Iterator[ObjectServer]:
-    """The test run's one server of a kind, with a bucket of the caller's own."""
+    """Yield the server of this kind that the whole test run shares, with a new bucket."""
 
     def start() -> int:
         server: ObjectServer = SERVERS[kind]()
@@ -274,7 +280,7 @@ def object_server(kind: str, run: "Run") -> Iterator[ObjectServer]:
 
 
 def point_to(monkeypatch: pytest.MonkeyPatch, server: ObjectServer, port: int | None = None) -> None:
-    """Let clients made from now on find `server`, or what listens at `port` in its place."""
+    """Make clients that are created from now on use `server`, or what listens at `port` instead of it."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in server.environment(port or server.port).items():
@@ -283,7 +289,9 @@ def point_to(monkeypatch: pytest.MonkeyPatch, server: ObjectServer, port: int | 
 
 
 class Stub:
-    """A server of one answer: `head` and `body`, then silence until the client goes. asked, left: set when it did."""
+    """A server that sends one answer (`head`, `body`) and is then silent. asked, left: set when a client asks and
+    leaves.
+    """
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -324,12 +332,12 @@ class Stub:
 
 
 def client_of(url: str, limits: ClientLimits | None = None) -> tuple[ObjectClient, str]:
-    """A client for the bucket of `url`, and the prefix of its keys."""
+    """Return a client for the bucket of `url`, and the prefix of its keys."""
     location = location_of(url)
     return open_client(location, limits), location.prefix
 
 
 def documents_at(url: str) -> StoredDocuments:
-    """The policy documents at `url`, as a gateway reads them."""
+    """Return the policy documents at `url`, read as a gateway reads them."""
     location = store_location(url)
     return StoredDocuments(location, open_client(location, LIMITS))

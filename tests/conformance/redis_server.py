@@ -38,7 +38,7 @@ def binary() -> str:
 
 
 def is_version(executable: str, wanted: str) -> bool:
-    """Whether it is of version `wanted`, or of one that begins so: "6.2" for 6.2.14."""
+    """Whether the executable is of version `wanted`, or of one that begins with it: "6.2" stands for 6.2.14 too."""
     if not wanted:
         return True
     said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
@@ -47,7 +47,9 @@ def is_version(executable: str, wanted: str) -> bool:
 
 
 class RedisServer:
-    """May be killed and started again on the same port, which forgets everything: nothing is written to disk."""
+    """A server that may be killed and started again on the same port. It forgets everything: nothing is written to
+    disk.
+    """
 
     def __init__(self) -> None:
         (self.port,) = free_ports("127.0.0.1", 1)
@@ -92,9 +94,11 @@ async def redis_server() -> AsyncIterator[RedisServer]:
 
 
 class Proxy:
-    """Between gateways and Redis. mode: "through", "blackhole" (takes bytes, answers nothing), "refuse", "reset".
+    """A proxy between gateways and Redis.
 
-    delay_s: of every answer. tls: what its own side speaks.
+    mode: "through"; "blackhole" (accepts bytes and answers nothing); "refuse" (connections); "reset" (connections).
+    delay_s: added to every answer.
+    tls: the context for its clients; None for plain TCP.
     """
 
     def __init__(self, target_port: int, *, tls: ssl.SSLContext | None = None) -> None:
@@ -116,7 +120,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def set(self, mode: str) -> None:
-        """Change what happens, to connections that exist as well."""
+        """Change the mode, for existing connections as well."""
         before, self.mode = self.mode, mode
         if mode in ("refuse", "reset"):
             for writer in list(self._writers):
@@ -173,7 +177,7 @@ class Proxy:
 
 @contextmanager
 def proxy_in_a_thread(target_port: int) -> Iterator[tuple[int, Callable[[str], None]]]:
-    """A `Proxy` for a test without an event loop: its port, and what sets its mode."""
+    """Run a `Proxy` for a test without an event loop; yields its port and the function that sets its mode."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever)
     thread.start()

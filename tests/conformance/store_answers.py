@@ -1,4 +1,4 @@
-"""A store that answers as the test says."""
+"""An object store whose answers the test scripts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +19,9 @@ Answer = Callable[[str], bytes]
 async def answering(
     answer: Answer, *, endless: bytes = b"", host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[str, Asked]]:
-    """Its address, and each request's head. endless: what follows the answer until the client goes."""
+    """Yield the address of the store and the list of request heads that it received. endless: bytes that follow the
+    answer until the client leaves.
+    """
     asked: Asked = []
     tasks: set[asyncio.Task[None]] = set()
 

@@ -23,25 +23,25 @@ LATE_S = 10.0
 
 
 def corpus(codec: str) -> list[bytes]:
-    """Every input that is kept for a codec, in the order of names."""
+    """Return the inputs that are kept for a codec, ordered by name."""
     return [path.read_bytes() for path in sorted((CORPUS / codec).iterdir())]
 
 
 def keep(codec: str, data: bytes, kind: str) -> Path:
-    """Write an input into the corpus; its name says what it did."""
+    """Write an input into the corpus; its file name says what the codec did with it."""
     path = CORPUS / codec / f"{kind}-{hashlib.sha256(data).hexdigest()[:12]}"
     path.write_bytes(data)
     return path
 
 
 def kind_of(codec: str, data: bytes, said: str) -> str:
-    """What an input did, without the values in it: two inputs of one kind are worth one place in the pool."""
+    """Return what the codec did with an input, without the values in it. Of two inputs of one kind only one is kept."""
     words = re.sub(r"'[^']*'|\"[^\"]*\"|\d+|\[[^\]]*\]", "", said)[:80]
     return words or f"{len(data).bit_length()}:{len(set(data)) // 16}"
 
 
 def cases(codec: str, rng: random.Random, found: dict[str, bytes]) -> Iterator[bytes]:
-    """Endless inputs, changed ones of the corpus and of what was `found`."""
+    """Yield inputs without end, by changing those of the corpus and of `found`."""
     from mutate import mutate
 
     first = corpus(codec)
@@ -53,7 +53,7 @@ def cases(codec: str, rng: random.Random, found: dict[str, bytes]) -> Iterator[b
 
 
 def search(codecs: list[str], seconds: float, seed: int) -> int:
-    """Try inputs for that long; the number of broken rules."""
+    """Try inputs for `seconds`; returns the number of broken rules."""
     from targets import Broken, check
 
     def late(*_: object) -> None:
@@ -103,7 +103,7 @@ def search(codecs: list[str], seconds: float, seed: int) -> int:
 
 
 def with_atheris(codec: str, words: list[str]) -> None:
-    """libFuzzer's own flags follow `--`. Never returns."""
+    """Run under atheris; libFuzzer's own flags follow `--`. Never returns."""
     import atheris
 
     with atheris.instrument_imports(include=["oriel_wire", "oriel_inference"]):

@@ -26,7 +26,7 @@ _MEMO = FieldMemo(64)
 
 
 class Oracle:
-    """The library's decoder, brought to take what ours takes."""
+    """The library's decoder, set up to accept all that ours accepts."""
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_NEVER)
@@ -35,7 +35,7 @@ class Oracle:
         self._decoder.max_allowed_table_size = size
 
     def decode(self, block: bytes) -> list[tuple[bytes, bytes]] | None:
-        """The fields, None if it refuses the block."""
+        """Return the fields; None if the library refuses the block."""
         table = self._decoder.header_table
         allowed = self._decoder.max_allowed_table_size
         if table.maxsize > allowed >= sum(len(name) + len(value) + 32 for name, value in table.dynamic_entries):
@@ -46,17 +46,17 @@ class Oracle:
             return None
 
     def table(self) -> list[tuple[bytes, bytes]]:
-        """The entries, the newest first."""
+        """Return the entries of the dynamic table, the newest first."""
         return [(bytes(name), bytes(value)) for name, value in self._decoder.header_table.dynamic_entries]
 
 
 def written(blocks: list[bytes], table: int = 4096, after: int = 0) -> bytes:
-    """The input for these blocks."""
+    """Return the input for these blocks."""
     return b"%d %d\n" % (table, after) + b"".join(len(block).to_bytes(2, "big") + block for block in blocks)
 
 
 def blocks_of(data: bytes) -> tuple[list[bytes], int, int]:
-    """Read an input: blocks, table size, number of blocks before it holds."""
+    """Read an input; returns the blocks, the table size, and after how many blocks it applies."""
     line, _, rest = data.partition(b"\n")
     numbers = [int(each) for each in re.findall(rb"\d{1,5}", line)[:2]] + [4096, 0]
     blocks = []
@@ -68,7 +68,7 @@ def blocks_of(data: bytes) -> tuple[list[bytes], int, int]:
 
 
 def judge(data: bytes) -> tuple[str, str]:
-    """The refusal, and the rule that is broken; each "" if there is none."""
+    """Return the refusal and the rule that is broken; each is "" if there is none."""
     blocks, table, after = blocks_of(data)
     plain, knowing = (
         Decoder(max_list_bytes=MAX_BYTES, max_fields=MAX_FIELDS, stop_factor=4, memo=memo) for memo in (None, _MEMO)
@@ -100,7 +100,7 @@ def judge(data: bytes) -> tuple[str, str]:
 
 
 def _decoded(decoder: Decoder, block: bytes) -> tuple[list[tuple[bytes, bytes]], str, bool]:
-    """Fields, the refusal, and whether it ends the connection."""
+    """Return the fields, the refusal, and whether the refusal ends the connection."""
     try:
         return decoder.decode(block), "", False
     except HeaderListTooLarge as error:

@@ -53,7 +53,7 @@ class Request:
 
 
 class _Turns:
-    """A loop that runs when it is told to."""
+    """An event loop whose callbacks run when the test says so."""
 
     def __init__(self) -> None:
         self._due: deque[Callable[[], None]] = deque()
@@ -128,7 +128,7 @@ class _Connection(ServerConnection):
 
 
 def drive(segments: Sequence[bytes], *, late: bool = False) -> tuple[list[Request], str]:
-    """What a server reads out of the segments: complete requests in order, and its refusal, empty if there is none."""
+    """Feed the segments to a server; returns its complete requests in order, and its refusal ('' if there is none)."""
     server = _Server()
     transport = _Transport()
     connection = _Connection(server, late)
@@ -143,13 +143,13 @@ def drive(segments: Sequence[bytes], *, late: bool = False) -> tuple[list[Reques
 
 
 def cut(data: bytes, rng: random.Random) -> list[bytes]:
-    """The same bytes in several segments."""
+    """Cut the same bytes into several segments."""
     places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((1, 2, 3, 8, 40))))
     return [data[start:stop] for start, stop in zip([0, *places], [*places, len(data)], strict=True)]
 
 
 def judge(data: bytes) -> tuple[str, str]:
-    """(the refusal, the broken rule); empty strings if there is none."""
+    """Return the refusal and the rule that is broken; each is "" if there is none."""
     requests, refusal = drive([data])
     if refusal and (len(refusal) > 500 or not refusal.isprintable()):
         return refusal, f"a refusal of {len(refusal)} characters: {refusal[:600]!r}"
@@ -173,7 +173,7 @@ def judge(data: bytes) -> tuple[str, str]:
 
 
 def _unframed(fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """h11 spells those in its own way; what they say is in the body."""
+    """Remove the fields of the framing: h11 spells them in its own way, and the body shows what they say."""
     return [field for field in fields if field[0] not in ("content-length", "transfer-encoding")]
 
 
@@ -193,7 +193,9 @@ def _passed_on(request: Request) -> str:
 
 
 def with_h11(data: bytes) -> tuple[list[tuple[str, str, list[tuple[str, str]], bytes]], int]:
-    """h11's complete requests (method, target, fields, body), and the status it would refuse with, 0 for none."""
+    """Return h11's complete requests (method, target, fields, body), and the status with which it would refuse; 0 for
+    none.
+    """
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=LIMITS.max_head_bytes)
     found = []
     try:

@@ -1,6 +1,6 @@
-"""What a client may send to an HTTP/1.1 port and what is easily read two ways: one case each, and why servers differ.
+"""Requests that servers of HTTP/1.1 may read in different ways, and why they do; one case each.
 
-WHY says it exactly where nginx or h11 does something else than Oriel; `test_http1` keeps that true.
+`WHY` has a reason for exactly those cases in which nginx or h11 differs from Oriel; `test_http1` checks that.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ __all__ = ["CASES", "WHY", "Case"]
 
 
 class Case(NamedTuple):
-    """One connection's bytes."""
+    """The bytes of one connection."""
 
     group: str
     name: str
@@ -24,7 +24,7 @@ KEY = b"x-api-key: key-gold\r\n"
 
 
 def get(target: bytes = b"/v2", *lines: bytes, method: bytes = b"GET", version: bytes = b"HTTP/1.1") -> bytes:
-    """A head that every server takes, but for what is changed."""
+    """Return a GET head that every server accepts, with the given changes."""
     return b"%b %b %b\r\nHost: x\r\n%b%b\r\n" % (
         method,
         target,
@@ -35,12 +35,12 @@ def get(target: bytes = b"/v2", *lines: bytes, method: bytes = b"GET", version: 
 
 
 def post(*lines: bytes, body: bytes = b"", version: bytes = b"HTTP/1.1") -> bytes:
-    """The same with a body."""
+    """Return the same head with a body."""
     return get(b"/v2/models/digits/infer", *lines, method=b"POST", version=version) + body
 
 
 def raw(head: bytes) -> bytes:
-    """A head whose request line and Host are given."""
+    """Return a head with this request line and this Host."""
     return head + KEY + b"\r\n"
 
 

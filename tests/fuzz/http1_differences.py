@@ -1,9 +1,9 @@
-"""Writes docs/http-differences.md: what Oriel's gateway, nginx and h11 make of the same bytes. Needs nginx on PATH.
+"""Write docs/http-differences.md: what Oriel's gateway, nginx and h11 make of the same bytes. Needs nginx on PATH.
 
     PYTHONPATH=wire:policies:gateway:cli:tests .venv/bin/python tests/fuzz/http1_differences.py
 
-The gateway and nginx (proxy_pass, every line of its configuration below) stand before the same scripted upstream, which
-answers 200 and keeps what reached it. `test_http1_differences` compares the page with what happens.
+The gateway and nginx (proxy_pass, with the configuration below and nothing else) stand in front of the same scripted
+upstream, which answers 200 and keeps what reached it. `test_http1_differences` compares the page with what happens.
 """
 
 import asyncio
@@ -38,7 +38,9 @@ _SHORT = {"/v2/models/digits/infer": "…/infer"}
 
 
 async def ask(port: int, data: bytes, quiet_ticks: int = QUIET_TICKS) -> str:
-    """The statuses of what comes back until nothing does for so many ticks, and whether the connection was closed."""
+    """Send bytes; returns the statuses of the answers, and whether the connection was closed. It ends when nothing has
+    come for `quiet_ticks` ticks.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     got, closed, quiet = b"", False, 0
@@ -63,7 +65,7 @@ async def ask(port: int, data: bytes, quiet_ticks: int = QUIET_TICKS) -> str:
 
 
 def seen(up: Upstream) -> str:
-    """What reached the upstream, in short."""
+    """Summarise what reached the upstream."""
     found = []
     for request in up.seen:
         method, target, _ = request.head.split("\r\n")[0].split(" ")
@@ -80,13 +82,13 @@ def told(said: str, reached: str) -> str:
 
 
 async def by_gateway(case: Case) -> str:
-    """What the gateway does."""
+    """Return the gateway's outcome."""
     async with upstream() as up, gateway(documents([up.port])) as (port, _):
         return told(await ask(port, case.data), seen(up))
 
 
 def by_h11(case: Case) -> str:
-    """What h11 does, as a server that reads bodies and keeps connections."""
+    """Return h11's outcome, as a server that reads bodies and keeps connections."""
     requests, refusal = with_h11(case.data)
     up = Upstream()
     up.seen = [Seen(f"{method} {target} HTTP/1.1".encode("latin-1"), body) for method, target, _, body in requests]
@@ -100,7 +102,7 @@ def listens(port: int) -> bool:
 
 
 async def by_nginx(cases: Sequence[Case]) -> list[str]:
-    """What nginx does, one process with a port per case."""
+    """Return nginx's outcome for each case; one process serves a port per case."""
     assert NGINX is not None
     ups = [upstream() for _ in cases]
     opened = [await each.__aenter__() for each in ups]
@@ -133,7 +135,9 @@ async def by_nginx(cases: Sequence[Case]) -> list[str]:
 
 
 def agree(one: str, other: str) -> bool:
-    """The same statuses and the same upstream; whether the connection is kept is in the page and not compared."""
+    """Whether two outcomes have the same statuses and the same requests upstream. Whether the connection is kept is
+    shown on the page, but not compared.
+    """
 
     def plain(said: str) -> tuple[list[str], str]:
         words, _, reached = said.partition(" (")
@@ -143,7 +147,7 @@ def agree(one: str, other: str) -> bool:
 
 
 def page(rows: Sequence[tuple[Case, str, str, str]], version: str) -> str:
-    """The whole document."""
+    """Return the whole document."""
     lines = [
         "# HTTP/1.1: what Oriel refuses, beside nginx and h11",
         "",
@@ -164,7 +168,7 @@ def page(rows: Sequence[tuple[Case, str, str, str]], version: str) -> str:
 
 
 async def compare() -> list[tuple[Case, str, str, str]]:
-    """Every case by all three."""
+    """Run every case through all three."""
     ours = await asyncio.gather(*map(by_gateway, CASES))
     return list(zip(CASES, ours, await by_nginx(CASES), map(by_h11, CASES), strict=True))
 

@@ -62,7 +62,7 @@ class _Call(Stream):
 
 
 class _Connection(H2Connection):
-    """An engine that logs what it is told; `how`: bits of its behaviour."""
+    """A connection that records what its hooks are called with. how: bits that choose its behaviour."""
 
     def __init__(self, *, client: bool, how: int) -> None:
         super().__init__(client=client, limits=LIMITS)
@@ -158,7 +158,7 @@ class _Connection(H2Connection):
 
 
 def _made(data: bytes) -> _Connection:
-    """The connection on which the frames of an input arrive."""
+    """Return the connection on which the frames of an input arrive."""
     how = data[1] if len(data) > 1 else 0
     made = _Connection(client=data[:1] == b"c", how=how)
     acknowledged = _SETTINGS_ACK if how & ACKNOWLEDGES else b""
@@ -178,7 +178,7 @@ def _made(data: bytes) -> _Connection:
 
 
 def _drive(data: bytes, pieces: list[bytes]) -> tuple[_Connection, bytes]:
-    """What came of the pieces of an input, and what was sent."""
+    """Feed the pieces of an input; returns what was received and what was sent."""
     made = _made(data)
     sent = b""
     for piece in pieces:
@@ -214,7 +214,7 @@ def _check_frames(sent: bytes) -> None:
 
 
 def judge(data: bytes) -> tuple[str, str]:
-    """Why the connection ended, if it did, and the rule that does not hold; both may be empty."""
+    """Return why the connection ended and the rule that does not hold; each is "" if there is none."""
     frames = data[2:]
     rng = random.Random(data)
     cuts = sorted(rng.randrange(len(frames) + 1) for _ in range(rng.choice((1, 5, 50)))) if frames else []

@@ -1,4 +1,6 @@
-"""Bytes to other bytes, at random: flips, lengths, splices, words of the protocol. Pure but for its generator."""
+"""Change bytes at random: flip bits, change lengths, splice inputs, insert words of the protocol. Its only state is its
+random generator.
+"""
 
 import random
 import re
@@ -77,7 +79,7 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
 
 
 def mutate(codec: str, data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """One to eight changes. pool: other inputs of the codec to splice with."""
+    """Make one to eight changes. pool: other inputs of the codec, to splice with."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 8))):
         _change(codec, out, pool, rng)
@@ -117,7 +119,7 @@ def _change(codec: str, out: bytearray, pool: Sequence[bytes], rng: random.Rando
 
 
 def _number(out: bytearray, rng: random.Random) -> None:
-    """Put another number where digits are."""
+    """Replace a number in decimal digits by another one."""
     runs = [match.span() for match in re.finditer(rb"\d+", out)]
     if not runs:
         return

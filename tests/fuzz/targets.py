@@ -100,7 +100,9 @@ class Broken(AssertionError):
 
 
 def check(codec: str, data: bytes) -> str:
-    """The refusal, empty if it decoded. Raises Broken, or whatever escaped."""
+    """Return the refusal, "" if the bytes were decoded. Raises Broken, or any other exception that the codec lets
+    escape.
+    """
     return _outcome(lambda: CODECS[codec](data))
 
 
@@ -151,7 +153,7 @@ def _http(data: bytes) -> None:
 
 
 def _recognised(body: bytes, length: int | None, request: InferRequest) -> None:
-    """Bodies like `body` that are recognised by its text say what the full decoder says."""
+    """Check that bodies like `body` that are recognised by their text decode to what the full decoder returns."""
     known = Templates()
     for _ in range(2):  # a text is learned when it comes a second time
         known.learn(body, length, request)
@@ -369,5 +371,5 @@ def _same_tensors(ones: Sequence[Tensor], others: Sequence[Tensor], how: str) ->
 
 
 def _typed(parameters: dict[str, bool | int | float | str]) -> list[tuple[str, type, str]]:
-    """Comparable: 1, 1.0 and True differ, NaN equals itself."""
+    """Make a value comparable such that 1, 1.0 and True differ and NaN equals itself."""
     return sorted((name, type(value), repr(value)) for name, value in parameters.items())

@@ -11,7 +11,9 @@ needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="makes certificates w
 
 
 def certificate(folder: Path, name: str, hosts: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, or `hosts`, whose common name is `name`, and its key."""
+    """Create a self-signed certificate with its key, for `hosts` (localhost by default) and with the common name
+    `name`.
+    """
     assert OPENSSL is not None
     chain, key = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Pools of several scripted endpoints and what the gateway says of them."""
+"""Pools of several scripted endpoints, and servers for raw connections."""
 
 import asyncio
 import random
@@ -28,20 +28,20 @@ def endpoints(count: int, *, max_parked: int = 10) -> EndpointSet[HttpEndpoint]:
 
 
 def with_probe(ports: list[int]) -> dict[str, bytes]:
-    """One pool over HTTP alone whose endpoints are probed."""
+    """Documents of one pool over HTTP whose endpoints are probed."""
     text = documents(ports, pool=PROBED)["all.toml"]
     return {"all.toml": b"\n".join(line for line in text.split(b"\n") if not line.startswith(b"grpc_endpoints"))}
 
 
 def still(core: Gateway) -> None:
-    """Keep the windows of the retry budgets where they are, so that a slow machine does not move them on."""
+    """Stop the clock of the retry budgets, whose windows would otherwise move on while a slow machine works."""
     for gate in core.pools.values():
         gate.retries._until = 1 << 40
 
 
 @asynccontextmanager
 async def served(handler: Any, sock: socket.socket | None = None) -> AsyncIterator[int]:
-    """The port of a server for raw connections, which listens at `sock` if that is given."""
+    """Yield the port of a server for raw connections; it listens at `sock` if that is given."""
     where = {"host": "127.0.0.1", "port": 0} if sock is None else {"sock": sock}
     server = await asyncio.start_server(handler, **where)
     try:

@@ -1,4 +1,4 @@
-"""Connections of the gateway without sockets."""
+"""Client and upstream connections of the gateway without sockets."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,12 +20,12 @@ HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bear
 
 
 def core_connections(core: Gateway) -> list[Any]:
-    """Connections of clients that are open now."""
+    """Return the clients' connections that are open now."""
     return [connection for front in core.fronts for connection in front.connections]
 
 
 class FakeTransport:
-    """Remembers what a transport was asked to do; `full` makes each write cross the high-water mark."""
+    """A transport that records what it is asked to do. full: each write crosses the high-water mark."""
 
     def __init__(self) -> None:
         self.protocol: Any = None
@@ -53,7 +53,7 @@ class FakeTransport:
 
 @asynccontextmanager
 async def wired() -> AsyncIterator[tuple[ClientConnection, FakeTransport, UpstreamConnection, FakeTransport]]:
-    """One client connection and one upstream connection, between fake transports."""
+    """Return one client connection and one upstream connection on fake transports."""
     core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
     endpoint = core.pools["p"].endpoints[0]
     client, upstream = ClientConnection(HttpServer(HttpLimits()), core), UpstreamConnection(endpoint)

@@ -1,4 +1,4 @@
-"""A gateway whose upstream answers when the test lets it."""
+"""A gateway whose upstream answers when the test says so."""
 
 import asyncio
 
@@ -10,7 +10,9 @@ INFER = "/v2/models/digits/infer"
 
 
 class Gate:
-    """An event per request: the upstream answers when the test says so."""
+    """Answers one request for each time that the test releases `go`. order: the `x-tag` of each request, as they
+    arrived.
+    """
 
     def __init__(self) -> None:
         self.order: list[str] = []

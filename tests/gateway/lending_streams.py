@@ -22,14 +22,14 @@ SOON_S, NEVER_S = 0.02, 1000.0  # of `suspend_after_s`
 async def lending_stack(
     backend: Backend, *, suspend_after_s: float = SOON_S, **more: Any
 ) -> AsyncIterator[tuple[str, Gateway]]:
-    """A `stack` whose pool lends permits after this time."""
+    """A `stack` whose pool lends permits after `suspend_after_s`."""
     async with stack(backend, **more) as (address, core):
         core.pools["p"].suspend_after_s = suspend_after_s
         yield address, core
 
 
 class Messages:
-    """The client's half of a stream."""
+    """The client's side of a stream."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -48,7 +48,7 @@ class Messages:
 
 
 async def opened(stack: AsyncExitStack, address: str, key: str) -> tuple[Messages, Any]:
-    """A stream with one message and its answer behind it."""
+    """Open a stream, send one message and wait for its answer."""
     channel = await stack.enter_async_context(
         aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
     )
@@ -60,7 +60,7 @@ async def opened(stack: AsyncExitStack, address: str, key: str) -> tuple[Message
 
 
 class Slowly(Backend):
-    """It answers the next message of each stream on a signal."""
+    """A backend that answers the next message of each stream when the test releases `go`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,9 @@ def one_permit(tier: str, port: int) -> dict[str, bytes]:
 async def waiting_stream(
     callers: int,
 ) -> AsyncIterator[tuple[Backend, Gateway, Messages, Any, list[asyncio.Task[bytes]]]]:
-    """A stream with a suspended permit and a further message, behind so many unary calls; the first one runs."""
+    """A stream whose permit is suspended and whose next message waits behind `callers` unary calls, of which the first
+    runs.
+    """
     backend = Backend()
     async with AsyncExitStack() as clients:
         async with lending_stack(backend, max_inflight=1) as (address, core):
@@ -106,7 +108,7 @@ async def waiting_stream(
 
 
 class Mute(Backend):
-    """A backend whose model `mute` answers nothing, as a decoupled one may, or answers when `late` is set."""
+    """A backend whose model `mute` never answers, as a decoupled model may; or answers once `late` is set."""
 
     late: asyncio.Event | None = None
 
@@ -135,7 +137,7 @@ def with_mute(tier: str = "bronze") -> Any:
 async def mute_streams(
     backend: Backend, tier: str, first: str
 ) -> AsyncIterator[tuple[str, Gateway, list[tuple[Messages, Any]]]]:
-    """Both permits belong to streams whose latest message stays unanswered."""
+    """Two streams that hold both permits, while their last messages stay unanswered."""
     async with AsyncExitStack() as clients:
         async with lending_stack(backend, files=with_mute(tier)) as (address, core):
             held = []
@@ -167,7 +169,7 @@ def asks(address: str, key: str) -> asyncio.Task[Any]:
 
 
 class Twice(Backend):
-    """It answers a message once more on a signal."""
+    """A backend that answers each message twice, the second time when the test sets `more`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A limiter with a clock that the test moves."""
+"""An embedded limiter with a clock that the test sets."""
 
 import pytest
 
@@ -15,7 +15,7 @@ NOON = 1_790_000_000.0 // 86400 * 86400 + 43200  # epoch seconds
 
 
 def tenant_t(limits: str) -> dict[str, bytes]:
-    """Documents with tenant `t`, key key-t."""
+    """Documents of a tenant `t` with the key key-t."""
     return documents(
         [1],
         extra=f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nservices = ["*"]\n'
@@ -28,7 +28,7 @@ def on(port: int, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 class Desk:
-    """Tenant t in front of an embedded limiter, without a network."""
+    """The tenant `t` in front of an embedded limiter, without a network."""
 
     def __init__(self, limits: str, **options: object) -> None:
         self.limiter = EmbeddedLimiter(**options)  # type: ignore[arg-type]

@@ -1,8 +1,10 @@
-"""A model server of twenty lines as a process of its own: killed, stopped and resumed by tests.
+"""A small model server as a process of its own, for tests that kill, stop and resume it.
 
-python pod.py PORT WORK_MS [SLOTS]: answers an inference after WORK_MS with its pid, SLOTS at a time; every execution is
-one line on stdout. A body of "size N" is answered with N bytes. Whatever else is asked, as probes and the repository
-index are, is answered at once and is no execution.
+Usage: python pod.py PORT WORK_MS [SLOTS]
+
+It answers an inference after WORK_MS with its process id, SLOTS at a time, and prints one line per execution. A body
+"size N" is answered with N bytes. All other requests, such as probes and the repository index, are answered at once and
+are no executions.
 """
 
 import asyncio

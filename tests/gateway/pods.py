@@ -1,4 +1,4 @@
-"""Model servers as processes of their own, and callers that ask a gateway in front of them without a pause."""
+"""Model servers as processes of their own, and callers that keep a gateway in front of them busy."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ class Pod:
         self.ran_s: dict[bytes, float] = {}
 
     async def read(self) -> None:
-        """Count what the process says it has executed, until it ends."""
+        """Count the executions that the process reports, until it ends."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             body = line.strip()
@@ -67,10 +67,10 @@ def files(pods: list[Pod], *, idempotent: bool, probe: str = PROBED) -> dict[str
 
 
 class Load:
-    """Callers that ask again as soon as they have an answer.
+    """Callers that each send the next request as soon as the last one is answered.
 
-    answers: of each answer its time, its status, the body that was sent and the body that came back.
-    goes_on: no further call is made while it is cleared.
+    answers: per answer its time, its status, the body that was sent and the body that came back.
+    goes_on: while it is cleared, no further call is made.
     """
 
     def __init__(self, port: int, callers: int, *, timeout_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""One real `oriel gateway` as a process of its own, under limits a test sets."""
+"""One `oriel gateway` in a process of its own, with limits that a test sets."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from .stack import Client
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A gateway that serves. pid: for /proc."""
+    """A running gateway. pid: to read its figures in /proc."""
 
     port: int
     grpc_port: int

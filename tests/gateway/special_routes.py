@@ -1,4 +1,4 @@
-"""A gateway with deterministic, split and shadowed routes before scripted upstreams."""
+"""A gateway with cached, split, single-flight and shadowed routes in front of scripted upstreams."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +27,7 @@ def answering(data: bytes) -> Callable[[Seen], Awaitable[bytes]]:
 
 
 class Held:
-    """Answers when the test says so."""
+    """Answers one request for each time that the test releases `go`."""
 
     def __init__(self, data: bytes = ok()) -> None:
         self.data = data
@@ -64,7 +64,7 @@ class House:
 
 @asynccontextmanager
 async def house(routes: str, *, pools: int = 2, inflight: int = 8, per_pool: int = 1) -> AsyncIterator[House]:
-    """A gateway with pools p0, p1 and so on, which have `per_pool` servers each."""
+    """A gateway with the pools p0, p1 and so on, which have `per_pool` servers each."""
     async with AsyncExitStack() as stack:
         ups = [await stack.enter_async_context(upstream()) for _ in range(pools * per_pool)]
         text = """

@@ -1,4 +1,4 @@
-"""A gateway on a free port in front of an upstream the test scripts."""
+"""A gateway on a free port in front of an upstream that the test scripts."""
 
 import asyncio
 import socket
@@ -74,7 +74,7 @@ Answer = Callable[["Seen"], Awaitable[bytes]]
 
 
 class Seen:
-    """One request as the upstream got it."""
+    """One request as the upstream received it."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         self.head = head.decode("latin-1")
@@ -102,7 +102,7 @@ class Upstream:
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-up: 1\r\nserver-timing: infer;dur=1.5\r\n\r\nok"
 
     async def close(self) -> None:
-        """Abort all connections, as a process that ends does."""
+        """Abort all connections, as the end of a process does."""
         for writer in self._serving.values():
             writer.transport.abort()
         await asyncio.gather(*(task for task in self._serving if task is not None), return_exceptions=True)
@@ -180,7 +180,7 @@ async def gateway(
 
 @asynccontextmanager
 async def grpc_server(handler: "grpc.GenericRpcHandler[Any, Any]") -> AsyncIterator[int]:
-    """The port of a gRPC server that is ended whatever happens: one that is not fails whichever test comes later."""
+    """Yield the port of a gRPC server that is stopped in any case; a running one would fail a later test."""
     server = aio.server()
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -193,14 +193,14 @@ async def grpc_server(handler: "grpc.GenericRpcHandler[Any, Any]") -> AsyncItera
 
 @contextmanager
 def nobody() -> Iterator[int]:
-    """A port at which connections are refused; it is held, so that no other test listens there meanwhile."""
+    """Yield a port that refuses connections. It stays bound, so that no other test listens there."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
 
 
 class Reply:
-    """One answer as the client got it."""
+    """One answer as the client received it."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         lines = head.decode("latin-1").split("\r\n")
@@ -210,7 +210,7 @@ class Reply:
 
 
 class Client:
-    """A raw client on one connection, so that nothing is normalised on the way."""
+    """A client on one connection that sends and receives raw bytes, so that nothing is normalised on the way."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""Makes tokens and key sets as an identity provider would."""
+"""Tokens and key sets like those of an identity provider."""
 
 import json
 from base64 import urlsafe_b64encode
@@ -16,7 +16,7 @@ ISSUER, AUDIENCE = "https://login.example", "oriel"
 
 @cache
 def private(algorithm: str, number: int = 0) -> Any:
-    """A private key; the same for the same arguments, since RSA keys take long to make."""
+    """Return a private key, the same one for the same arguments, because RSA keys take long to make."""
     if algorithm == "RS256":
         return rsa.generate_private_key(public_exponent=65537, key_size=2048)
     return ec.generate_private_key(ec.SECP256R1()) if algorithm == "ES256" else ed25519.Ed25519PrivateKey.generate()
@@ -45,7 +45,7 @@ def token(algorithm: str = "ES256", number: int = 0, *, header: dict[str, Any] |
 
 
 def forged(header: dict[str, Any], secret: bytes = b"", **more: Any) -> str:
-    """A token with any header, signed by HMAC with `secret` or not at all."""
+    """Return a token with any header, signed by HMAC with `secret`, or not signed."""
     import hmac
 
     parts = [b64(json.dumps(header).encode()), b64(json.dumps(claims(**more)).encode())]

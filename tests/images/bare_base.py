@@ -1,4 +1,6 @@
-"""A base image of nothing but this machine's Python and what it links: no shell, no package manager, no /bin."""
+"""A base image that holds this machine's Python and the libraries it links, and nothing else: no shell, no package
+manager, no /bin.
+"""
 
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def lay_out(folder: Path, *, without: tuple[str, ...] = ()) -> str:
-    """Fill `folder` as the root of the base; the path of Python in it. without: libraries to leave out."""
+    """Fill `folder` as the root of the base; returns the path of Python in it. without: libraries to leave out."""
     prefix = Path(sys.base_prefix).resolve()
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own, library = prefix / "bin" / version, prefix / "lib" / version

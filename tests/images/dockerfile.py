@@ -1,4 +1,6 @@
-"""A Dockerfile as data: enough of its grammar for the three of this project, and an error for anything else."""
+"""A Dockerfile as data. The parser knows as much of the grammar as this project's Dockerfiles use, and refuses the
+rest.
+"""
 
 import json
 import re
@@ -17,7 +19,11 @@ _PAIR = re.compile(r"([A-Za-z_][\w.-]*)=(\"(?:[^\"\\]|\\.)*\"|\S*)(?:\s+|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """line: where it begins, from 1. words: an exec form's words, None where it is in shell form or has none."""
+    """One instruction.
+
+    line: the number of its first line, from 1.
+    words: the words of an exec form; None for a shell form.
+    """
 
     line: int
     name: str
@@ -27,7 +33,7 @@ class Instruction:
 
     @property
     def pairs(self) -> dict[str, str]:
-        """What ENV, LABEL or ARG give: name -> value as written, quotes gone; a bare ARG has none and is left out."""
+        """Return what ENV, LABEL or ARG define: name -> value without quotes. An ARG without a value is left out."""
         if self.name == "ARG" and "=" not in self.text:
             return {}
         found, at = {}, 0
@@ -41,13 +47,13 @@ class Instruction:
 
     @property
     def argument(self) -> str:
-        """The name an ARG declares."""
+        """Return the name that an ARG declares."""
         return self.text.partition("=")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """base: as written behind FROM."""
+    """One stage. base: what stands behind FROM."""
 
     name: str
     base: str
@@ -60,7 +66,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dockerfile:
-    """arguments: the ARGs before the first FROM, name -> default."""
+    """All stages. arguments: the ARGs before the first FROM, name -> default."""
 
     arguments: Mapping[str, str]
     stages: tuple[Stage, ...]
@@ -70,7 +76,7 @@ class Dockerfile:
         return found
 
     def chain(self, name: str) -> list[Stage]:
-        """The stage and the stages it stands on, the lowest first."""
+        """Return the stage and the stages it is based on, the lowest first."""
         stage = self.stage(name)
         return [*(self.chain(stage.base) if stage.base in self.names else []), stage]
 
@@ -80,14 +86,14 @@ class Dockerfile:
 
     @property
     def targets(self) -> list[str]:
-        """Stages that no other stands on or copies from: what is kept."""
+        """Return the stages that no other stage is based on or copies from: the images that are kept."""
         used = {each.base for each in self.stages}
         used |= {copy.flags.get("from", "") for each in self.stages for copy in each.each("COPY")}
         return [each for each in self.names if each not in used]
 
 
 def parse(text: str) -> Dockerfile:
-    """Raises ValueError with the line for what this grammar does not know."""
+    """Parse a Dockerfile. Raises ValueError with the line for what this grammar does not know."""
     arguments: dict[str, str] = {}
     stages: list[Stage] = []
     for each in _instructions(text):
@@ -143,5 +149,7 @@ def _exec_form(text: str) -> tuple[str, ...] | None:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """${NAME} and $NAME as a builder replaces them in ARG, COPY, ENV, FROM, LABEL, USER and WORKDIR; unset: empty."""
+    """Replace ${NAME} and $NAME as a builder does in ARG, COPY, ENV, FROM, LABEL, USER and WORKDIR; an unset name gives
+    "".
+    """
     return _VARIABLE.sub(lambda match: values.get(match[1] or match[2], ""), text)

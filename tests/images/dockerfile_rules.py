@@ -1,4 +1,4 @@
-"""What our Dockerfiles have to keep and no linter knows. `faults` lists what is broken, with the line."""
+"""Rules for our Dockerfiles that no linter knows. `faults` lists what breaks them, with the line."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.:/\]\[)(*|])(/[A-Za-z][\w./-]*)")
 
 
 def faults(file: Dockerfile, unit: str, root: Path) -> list[str]:
-    """root: the checkout that is the context."""
+    """List the broken rules. root: the checkout that is the build context."""
     ignore = Ignore((root / ".dockerignore").read_text())
     found: list[str] = []
     found += _bases(file)

@@ -1,4 +1,4 @@
-""".dockerignore as Docker reads it: the last pattern that matches a path, or a folder it lies in, decides."""
+""".dockerignore as Docker reads it: the last pattern that matches a path, or a folder that contains it, decides."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ __all__ = ["Ignore"]
 
 
 class Ignore:
-    """Which paths of the context, relative to its root, reach the builder."""
+    """Decides which paths of the build context, relative to its root, reach the builder."""
 
     def __init__(self, text: str) -> None:
         self._rules: list[tuple[bool, re.Pattern[str]]] = []

@@ -25,18 +25,20 @@ _UNREACHABLE = ("error sending request", "dns error", "Could not connect", "tcp 
 
 
 class RunFailed(Exception):
-    """A RUN ended with another code than 0."""
+    """A RUN ended with an exit code other than 0."""
 
     @property
     def without_index(self) -> bool:
-        """Whether only the package index was out of reach."""
+        """Whether the package index could not be reached, and nothing else was wrong."""
         return any(word in str(self) for word in _UNREACHABLE)
 
 
 class Root:
-    """folder: made if needed. context: the checkout. Builds stages one after the other into the same folder.
+    """The folder that stands for the root of all stages; stages are built into it one after the other.
 
-    uv: what stands for the image of uv.
+    folder: created if needed.
+    context: the checkout.
+    uv: the executable that stands for the image of uv.
     """
 
     def __init__(
@@ -63,18 +65,18 @@ class Root:
         return self.folder / path.lstrip("/")
 
     def words(self, words: Sequence[str]) -> list[str]:
-        """Exec-form words with the image's own paths where they lie here."""
+        """Return the words of an exec form, with the image's own paths replaced by those below the folder."""
         return [_OWN.sub(lambda match: f"{self.folder}{match[1]}", word) for word in words]
 
     def environment(self, target: str) -> dict[str, str]:
-        """What an engine would start the stage's process with."""
+        """Return the environment that a container engine would give the stage's process."""
         values: dict[str, str] = {"PATH": os.defpath}
         for each in (i for stage in self._file.chain(target) for i in stage.instructions):
             self._declare(each, values, set())
         return dict(zip(values, self.words(list(values.values())), strict=True))
 
     def build(self, name: str) -> None:
-        """The instructions of stage `name` alone. Raises RunFailed."""
+        """Run the instructions of stage `name` alone. Raises RunFailed."""
         values: dict[str, str] = {"PATH": os.defpath}
         arguments: set[str] = set()
         where = self.folder

@@ -40,7 +40,9 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bo
 
 
 def seal(root: str, writable: list[str], *, show: bool) -> None:
-    """All mounts read-only, but the kernel's own and `writable`. show: Python as well. Raises OSError."""
+    """Make all mounts read-only except those of the kernel and `writable`. show: make Python visible too. Raises
+    OSError.
+    """
     # First, or what follows would be seen outside.
     if not mount("none", "/", "", _MS_REC | _MS_PRIVATE):
         raise OSError(ctypes.get_errno(), "mounts cannot be made private")
@@ -59,7 +61,9 @@ def seal(root: str, writable: list[str], *, show: bool) -> None:
 
 
 def show_python(aside: str) -> None:
-    """This machine's Python to every user, also where it lies in somebody's home. aside: a folder to be made."""
+    """Make this machine's Python visible to every user, even if it lies in a home folder. aside: a folder to be
+    created.
+    """
     prefix = Path(sys.base_prefix).resolve()
     closed = [each for each in prefix.parents if not each.stat().st_mode & 1]
     if not closed:
@@ -85,7 +89,7 @@ def as_user() -> None:
 
 
 def try_to_write(python: str, folders: list[str], drop: Callable[[], None] | None) -> list[str]:
-    """Those of `folders` where the unit's user could make a file."""
+    """Return those of `folders` in which the unit's user can create a file."""
     code = "import sys\nfor f in sys.argv[1:]:\n try: open(f + '/written', 'w'); print(f)\n except OSError: pass"
     words = [python, "-c", code, *folders]
     done = subprocess.run(words, preexec_fn=drop, capture_output=True, text=True, check=True)

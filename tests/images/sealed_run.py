@@ -1,4 +1,4 @@
-"""Starts what `image_stages` installed as an engine would with --read-only, and reports what `sealed.py` found."""
+"""Starts what `image_stages` has installed as an engine would with --read-only; returns the report of `sealed.py`."""
 
 import json
 import os
@@ -17,7 +17,10 @@ SEALED = Path(__file__).with_name("sealed.py")
 
 
 def run_sealed(root: Root, file: Dockerfile, target: str, post: tuple[str, int, str] | None = None) -> dict[str, Any]:
-    """post: path, port and body of a request once it is healthy. Skips where the kernel gives a test no namespaces."""
+    """Run the unit. post: path, port and body of a request to send once it is healthy.
+
+    Skips the test where the kernel gives it no namespaces.
+    """
     for path in root.folder.glob("*"):
         path.chmod(path.stat().st_mode | 0o055) if not path.is_symlink() else None
     state, temporary = root.at("/var/lib/oriel"), root.at("/tmp")

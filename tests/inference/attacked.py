@@ -1,4 +1,4 @@
-"""An inference server in a process of its own, to be attacked: its death is seen, and so is its memory."""
+"""An inference server in a process of its own that tests attack; they watch its memory, and whether it dies."""
 
 import contextlib
 import re
@@ -30,15 +30,15 @@ class Server:
     baseline: int = 0
 
     def fresh(self) -> None:
-        """A new attack: forget the peak of the last one."""
+        """Forget the peak of the previous attack."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def grown_mib(self) -> int:
-        """How far the attack took the server's memory above what it was after its start."""
+        """Return how far the server's memory peaked above what it was after the start, in MiB."""
         return (self.peak_bytes() - self.baseline) >> 20
 
     def kept_mib(self) -> int:
-        """How much more memory it has now than after its start."""
+        """Return how much more memory the server has now than after its start, in MiB."""
         return (self._bytes("VmRSS") - self.baseline) >> 20
 
     def peak_bytes(self) -> int:
@@ -58,14 +58,14 @@ class Server:
         assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [0, 2, 4, 6]
 
     def call(self, method: str, data: bytes) -> bytes:
-        """A gRPC call of raw bytes. Raises grpc.RpcError."""
+        """Make a gRPC call with raw bytes. Raises grpc.RpcError."""
         answer: bytes = self.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(data, timeout=ANSWER_S)
         return answer
 
 
 @contextlib.contextmanager
 def attacked(root: Path) -> Iterator[Server]:
-    """Models are put into `root`."""
+    """Start a server on models that are written into `root`."""
     models.put(root, "double", models.double(), models.DOUBLE)
     models.put(root, "pair", models.two_inputs(), None)
     models.put(root, "echo", models.echo(), None)

@@ -1,4 +1,4 @@
-"""Attacks on an inference server over HTTP and gRPC: bodies, made when they are sent, and paths."""
+"""Attacks on an inference server over HTTP and gRPC: bodies and paths."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ X = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 
 @dataclass(frozen=True)
 class Post:
-    """A body, made when it is sent. also: a status that is fine as well."""
+    """An attack by a body, which is built when it is sent. also: a status that is allowed besides a refusal."""
 
     body: Callable[[], bytes]
     path: str = INFER
@@ -50,7 +50,7 @@ GZIP_HEAD, ZLIB_HEAD = b"\x1f\x8b\x08" + bytes(5) + b"\x02\xff", b"\x78\xda"
 
 
 def bomb(size: int, window: int = 31, filler: bytes = b" ") -> Callable[[], bytes]:
-    """About `size` bytes of filler, compressed: one block is compressed once and repeated. window: as zlib has it."""
+    """Return about `size` bytes of filler, compressed: one compressed block is repeated. window: zlib's window bits."""
 
     def make() -> bytes:
         block = filler * ((1 << 20) // len(filler))
@@ -69,7 +69,7 @@ def bomb(size: int, window: int = 31, filler: bytes = b" ") -> Callable[[], byte
 
 
 def within(head: bytes, filler: bytes, tail: bytes, size: int = 60 << 20) -> Callable[[], bytes]:
-    """Gzip of about `size` bytes: head, as many fillers, tail."""
+    """Return gzip of about `size` bytes: the head, repeated filler, the tail."""
     return lambda: gzip.compress(head + filler * (size // len(filler)) + tail, 1)
 
 

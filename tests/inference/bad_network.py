@@ -1,14 +1,14 @@
-"""A TCP proxy that misbehaves as it is told, between a client and a server on this machine."""
+"""A TCP proxy between a client and a server on this machine that misbehaves as the test says."""
 
 import asyncio
 
 
 class BadNetwork:
-    """mode: "good"; "dead" (connections end at once); "silent" (nothing comes back); "errors" (503 to everything);
-    "slow" (64 bytes at a time); "spoils" (what comes after `small` bytes of an answer are others); "cuts" (there it
-    ends).
+    """The proxy.
 
-    asked: requests that began while it was not good.
+    mode: "good"; "dead" (connections end at once); "silent" (nothing comes back); "errors" (503 for everything); "slow"
+    (64 bytes at a time); "spoils" (bytes of an answer after the first `small` are altered); "cuts" (an answer ends
+    after `small` bytes). asked: the requests that began while the mode was not "good".
     """
 
     def __init__(self, port: int) -> None:
@@ -32,7 +32,9 @@ class BadNetwork:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def drop(self) -> None:
-        """Every connection ends now, idle ones too: a client tries those once more that break when it uses them."""
+        """Close every connection, idle ones too; a client first retries on its idle connections, which break when they
+        are used.
+        """
         for each in self._open:
             each.transport.abort()
 

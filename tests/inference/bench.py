@@ -1,4 +1,4 @@
-"""Doubles and builders the inference tests share."""
+"""Test doubles and builders that the inference tests share."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -45,7 +45,9 @@ def spec(
 
 
 class Linear(ServiceCurve):
-    """fixed_s + n * per_row_s for n rows, whatever is observed: in virtual time fake sessions take none."""
+    """A service time of fixed_s + n * per_row_s for n rows, whatever was observed: in virtual time fake sessions take
+    none.
+    """
 
     def __init__(self, fixed_s: float, per_row_s: float) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Linear(ServiceCurve):
 
 
 class Picky(FakeSession):
-    """Refuses batches with a row that is full of one of these numbers. runs: what each run was of, refused or not."""
+    """A session that refuses batches with a row of one of these numbers. runs: the rows of each run, refused or not."""
 
     def __init__(self, bad: Collection[int]) -> None:
         super().__init__((X,), (Y,), gate=Gate())
@@ -102,7 +104,7 @@ class Bench:
         level: int = 0,
         caller: str = "",
     ) -> int:
-        """Submit a call whose rows are full of its own number; returns the number."""
+        """Submit a call whose rows all hold its own number; returns the number."""
         number = len(self.calls)
         self.replies[number] = []
         now = self.clock.now()
@@ -133,7 +135,7 @@ class Bench:
         self.batcher.leave(self.calls[number])
 
     def settle(self) -> None:
-        """Run until nothing is left to do at this moment."""
+        """Run everything that is due at this moment."""
         self.clock.run()
         while self.workers.jobs:
             self.workers.run_next()
@@ -151,7 +153,7 @@ class Bench:
 
     @property
     def runs(self) -> list[list[int]]:
-        """The numbers of the calls of every execution, also of those that failed."""
+        """Return the numbers of the calls of each execution, including those that failed."""
         return [run for session in self.sessions for run in session.runs]
 
     @property

@@ -1,4 +1,4 @@
-"""HTTP clients of units that a test has started."""
+"""HTTP clients of servers that a test has started."""
 
 import httpx
 
@@ -8,5 +8,5 @@ PATIENCE_S = 60  # for one answer: a busy machine is slow, and that is no failur
 
 
 def client_of(port: int, path: str = "") -> httpx.AsyncClient:
-    """A client of the server on this machine's `port`; `path` stands before the path of every request."""
+    """Return a client of the server on this machine's `port`; `path` is put in front of every request's path."""
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}{path}", trust_env=False, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A gRPC call whose message is compressed already: client libraries would want the whole of it in memory first."""
+"""A gRPC call whose message is already compressed; client libraries would need the whole message in memory first."""
 
 import socket
 import struct
@@ -13,7 +13,7 @@ INITIAL_WINDOW_SIZE = 4
 
 @dataclass
 class Call:
-    """One call on a connection of its own. answer: the header blocks that came back, not decoded."""
+    """One call on a connection of its own. answer: the header blocks that were received, not decoded."""
 
     sock: socket.socket
     windows: dict[int, int] = field(default_factory=lambda: {0: FIRST_WINDOW, 1: FIRST_WINDOW})
@@ -27,7 +27,7 @@ class Call:
         )
 
     def read(self) -> None:
-        """Take one frame."""
+        """Read one frame."""
         head = self._exactly(9)
         kind, flags, stream = head[3], head[4], int.from_bytes(head[5:]) & 0x7FFF_FFFF
         payload = self._exactly(int.from_bytes(head[:3]))
@@ -58,7 +58,9 @@ class Call:
 
 
 def call(address: tuple[str, int], path: str, encoding: str, packed: bytes, timeout_s: float) -> bytes:
-    """Send one message that is compressed by `encoding`; what the server's headers and trailers hold, as they came."""
+    """Send one message that is compressed by `encoding`; returns the server's headers and trailers as they were
+    received.
+    """
     fields = {
         ":method": "POST",
         ":scheme": "http",

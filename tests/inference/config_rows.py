@@ -19,7 +19,12 @@ WORKS, SHOWN, WARNED, REFUSED = "works", "shown", "warned", "refused"
 
 
 class Row(NamedTuple):
-    """text: of the refusal or the warning. effect: what shows that it works. alone: the whole configuration."""
+    """One field and what the server does with it.
+
+    text: part of the refusal or of the warning.
+    effect: returns whether the field works.
+    alone: `snippet` is the whole configuration.
+    """
 
     field: str
     snippet: str

@@ -1,4 +1,4 @@
-"""The server in process: one unit over small real models, on free ports."""
+"""An inference server in this process, with small real models and on free ports."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ MAX_LEFT = 4
 
 
 class LeavingPool(CheckPool):
-    """Leaves its children to the next server: each spends 0.2 s of CPU on importing the runtime."""
+    """Leaves its child processes to the next server: each of them spends 0.2 s of CPU on importing the runtime."""
 
     left: list[CheckProcess] = []
 
@@ -46,7 +46,7 @@ class LeavingPool(CheckPool):
 
 @pytest.fixture(scope="session", autouse=True)
 def left_children() -> Iterator[None]:
-    """Model checks of servers in this process reuse the children of those before."""
+    """Let the model checks of a server reuse the child processes of earlier servers in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("oriel_inference.app.CheckPool", LeavingPool)
         yield
@@ -115,7 +115,7 @@ async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="session")
 def kept_unit(repository: Path) -> Iterator[Unit]:
-    """For tests that leave the server as it was. It runs in a thread: each of them has a loop of its own."""
+    """A server for tests that do not change it. It runs in a thread, because each test has an event loop of its own."""
     opened: Future[tuple[Unit, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:

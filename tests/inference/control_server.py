@@ -1,4 +1,4 @@
-"""The control port of an inference server on a free port."""
+"""An inference server whose models a test loads and unloads, and its control endpoints."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1,
 
 
 def times(factor: float) -> Any:
-    """y = x * factor, so that a test sees which version answered."""
+    """Return a model y = x * factor, so that a test sees which version answered."""
     node = models.helper.make_node("Mul", ["x", "f"], ["y"])
     weight = numpy_helper.from_array(np.array(factor, dtype=np.float32), "f")
     shape = ["n", 4]
@@ -41,7 +41,7 @@ class Served:
         return {(e["name"], e.get("version", "")): (e.get("state", ""), e.get("reason", "")) for e in response.json()}
 
     async def until(self, predicate: Any) -> dict[tuple[str, str], tuple[str, str]]:
-        """Wait for the index; what serves must answer all the while."""
+        """Wait until the index fulfils `predicate`; the model must be able to answer all the while."""
         lines: dict[tuple[str, str], tuple[str, str]] = {}
 
         async def holds() -> bool:
@@ -56,7 +56,7 @@ class Served:
         return lines
 
     async def until_answer(self, value: float) -> None:
-        """Wait for the version that answers with that value."""
+        """Wait until the version that answers with `value` serves."""
 
         async def answered() -> bool:
             return await self.answer() == value

@@ -1,4 +1,4 @@
-"""Ensembles for tests: their configurations, and a scheduler in virtual time over batchers of fake sessions."""
+"""Configurations of ensembles, and a scheduler in virtual time over batchers of fake sessions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,13 +73,13 @@ def ensemble(
 
 
 def judged(spec: ModelSpec, models: Mapping[str, ModelSpec]) -> None:
-    """Raises ConfigInvalid if the ensemble is not what a server would load."""
+    """Check an ensemble as a server does that loads it. Raises ConfigInvalid."""
     check_flow([each.name for each in spec.inputs], [each.name for each in spec.outputs], spec.steps, "e")
     check_models(spec, [models[step.model] for step in spec.steps], "e")
 
 
 class Flights:
-    """An ensemble in virtual time; each of its models has one fake session that doubles."""
+    """An ensemble in virtual time; each of its models has one fake session that doubles its input."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Flights:
     def call(
         self, rows: int = 1, *, timeout_s: float = 60.0, inputs: Mapping[str, Array] | None = None, **more: object
     ) -> int:
-        """Submit a call whose rows are full of its own number; returns the number."""
+        """Submit a call whose rows all hold its own number; returns the number."""
         number = len(self.calls)
         self.replies[number] = []
         now = self.clock.now()
@@ -154,14 +154,14 @@ class Flights:
         self.ensemble.leave(self.calls[number])
 
     def step(self) -> None:
-        """What the loop has to do, then one batch, then what follows from it."""
+        """Run what the loop has to do, then one batch, then what follows from it."""
         self.clock.run()
         if self.workers.jobs:
             self.workers.run_next()
             self.clock.run()
 
     def settle(self) -> None:
-        """Run until nothing is left to do at this moment."""
+        """Run everything that is due at this moment."""
         self.clock.run()
         while self.workers.jobs:
             self.step()
@@ -180,7 +180,7 @@ class Flights:
         return self.sessions[name].batches
 
     def at_rest(self) -> bool:
-        """Nothing waits, runs or is held anywhere."""
+        """Whether nothing waits, runs or is held anywhere."""
         assert self.cores.free == self.cores.total
         assert self.ensemble.running == 0 and self.ensemble._size_bytes == 0
         assert all(each.pending == each.running == each._waiting.rows == 0 for each in self.batchers.values())
@@ -196,7 +196,7 @@ def config(
     more: str = "",
     head: str = 'platform: "ensemble" max_batch_size: 8',
 ) -> str:
-    """`config.pbtxt` of an ensemble of models on rows of four floats."""
+    """Return the `config.pbtxt` of an ensemble of models on rows of four floats."""
     said = "".join(f'output [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ 4 ] }} ]\n' for name in outputs)
     return f"{head}\ninput [ {{ {inputs} }} ]\n{said}ensemble_scheduling {{ {more}\n{scheduled(given)} }}\n"
 

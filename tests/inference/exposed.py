@@ -1,4 +1,4 @@
-"""Reading a unit's `/metrics` as a scraper does, with the client library's own parsers."""
+"""Reads `/metrics` as a scraper does, with the parsers of Prometheus' client library."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ async def families(unit: Unit, *, openmetrics: bool = False) -> dict[str, Any]:
 
 
 class Read:
-    """One scrape's samples by name and labels. The text parser adds `_total` to names of counters that lack it."""
+    """The samples of one scrape by name and labels. The text parser adds `_total` to names of counters without it."""
 
     def __init__(self, found: dict[str, Any]) -> None:
         self.samples: Samples = {
@@ -38,7 +38,7 @@ class Read:
         return self.samples[name, frozenset(labels.items())]
 
     def where(self, name: str, **labels: str) -> dict[frozenset[tuple[str, str]], float]:
-        """Samples of that name with at least these labels."""
+        """Return the samples of a name that have at least these labels."""
         wanted = set(labels.items())
         return {found: value for (sample, found), value in self.samples.items() if sample == name and wanted <= found}
 

@@ -1,4 +1,4 @@
-"""A unit whose only model waits at the fake's gate: long batches that end when the test says so."""
+"""A server with one model of the fake backend, whose long batches end when the test says so."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ INFER = "/v2/models/double/infer"
 async def gated(
     tmp_path: Path, fake: FakeBackend, config: str = models.DOUBLE, **changes: Any
 ) -> AsyncIterator[tuple[Unit, httpx.AsyncClient]]:
-    """The unit and a client."""
+    """Yield the server and a client."""
     models.put(tmp_path, "double", models.double(), config)
     settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
     settings = dataclasses.replace(settings, **changes)
@@ -43,7 +43,7 @@ async def gated(
 
 
 async def admitted(client: httpx.AsyncClient) -> httpx.Response:
-    """The answer to a request that is sent again while it is turned away: a busy machine may leave it in the queue."""
+    """Send a request again until it is admitted; returns its answer. On a busy machine the queue may still be full."""
     while (answer := await client.post(INFER, json=ROW)).status_code == 503:
         pass
     return answer

@@ -1,1 +1,1 @@
-"""Models that answer when the test lets them."""
+"""Models that answer when the test says so."""

@@ -10,7 +10,7 @@ FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
 
 def graph(nodes, inputs, outputs, weights=()):  # type: ignore[no-untyped-def]
-    """inputs, outputs: (name, type, shape)."""
+    """Return a model. inputs, outputs: (name, type, shape)."""
     made = helper.make_graph(
         nodes,
         "g",
@@ -22,12 +22,12 @@ def graph(nodes, inputs, outputs, weights=()):  # type: ignore[no-untyped-def]
 
 
 def double(shape=("n", 4)):  # type: ignore[no-untyped-def]
-    """y = x + x."""
+    """Return a model y = x + x."""
     return graph([helper.make_node("Add", ["x", "x"], ["y"])], [("x", FLOAT, shape)], [("y", FLOAT, shape)])
 
 
 def two_inputs():  # type: ignore[no-untyped-def]
-    """sum = a + b, difference = a - b."""
+    """Return a model sum = a + b, difference = a - b."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])]
     return graph(
         nodes,
@@ -37,14 +37,14 @@ def two_inputs():  # type: ignore[no-untyped-def]
 
 
 def echo():  # type: ignore[no-untyped-def]
-    """Text in, the same text out."""
+    """Return a model that returns its text."""
     return graph(
         [helper.make_node("Identity", ["text"], ["said"])], [("text", STRING, ["n", 1])], [("said", STRING, ["n", 1])]
     )
 
 
 def lookup():  # type: ignore[no-untyped-def]
-    """Row `index` of a table of three: an index outside fails the whole run."""
+    """Return a model that looks up row `index` in a table of three; an index outside of it fails the whole run."""
     table = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(3, 2), "table")
     return graph(
         [helper.make_node("Gather", ["table", "index"], ["row"])],
@@ -55,7 +55,7 @@ def lookup():  # type: ignore[no-untyped-def]
 
 
 def slow(repeats: int = 400, width: int = 512):  # type: ignore[no-untyped-def]
-    """Some hundred milliseconds of matrix products."""
+    """Return a model that takes some hundred milliseconds of matrix products."""
     weight = numpy_helper.from_array(np.eye(width, dtype=np.float32), "w")
     loop_body = [helper.make_node("MatMul", [f"v{i}", "w"], [f"v{i + 1}"]) for i in range(repeats)]
     first = helper.make_node("Identity", ["x"], ["v0"])
@@ -64,7 +64,7 @@ def slow(repeats: int = 400, width: int = 512):  # type: ignore[no-untyped-def]
 
 
 def endless():  # type: ignore[no-untyped-def]
-    """A valid file whose first run takes longer than anybody waits."""
+    """Return a valid model whose first run takes longer than any test waits."""
     one = helper.make_tensor_value_info
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["v", "v"], ["w"])],
@@ -81,9 +81,9 @@ def endless():  # type: ignore[no-untyped-def]
 
 
 def put(root: Path, name: str, model=None, config: str | None = None, version: int = 1) -> Path:  # type: ignore[no-untyped-def]
-    """Write a model into a repository, by renaming what is complete: a server may be polling it.
+    """Write a model into a repository. The folder is renamed when it is complete, because a server may be polling.
 
-    config: None leaves the file out, or as it is.
+    config: None leaves the file out, or leaves it as it is.
     """
     folder = root / name
     root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Python models whose behaviour a request chooses."""
+"""Python models that do what a request says."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ parameters { key: "oriel.kill_after_s" value: { string_value: "0.3" } }
 
 
 def put(root: Path, name: str, source: str, config: str | None, version: int = 1) -> Path:
-    """A Python model of tests/inference/python_models in a repository."""
+    """Put a Python model of tests/inference/python_models into a repository."""
     folder = models.put(root, name, None, config, version)
     shutil.copy(SOURCES / f"{source}.py", folder / str(version) / "model.py")
     return folder

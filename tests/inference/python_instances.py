@@ -1,4 +1,4 @@
-"""Instances of Python models opened in this process."""
+"""Instances of Python models that are opened in this process."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Remote stores for tests: a bucket in memory behind a cache in a folder."""
+"""Remote model stores: a bucket in memory behind a cache in a folder."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -38,7 +38,7 @@ def remote(
     handed_s: float = HANDED_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[RemoteStore]:
-    """A process of its own as far as the cache is concerned: it begins and ends with the block."""
+    """Open a store. For the cache, each `with` is a process of its own."""
     cache = Cache(folder, max_bytes=max_bytes, in_use=in_use, handed_s=handed_s, now=clock)
     retries = Retries()
     retries.pause_s = pause_s

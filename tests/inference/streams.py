@@ -1,4 +1,4 @@
-"""A unit with decoupled models of the fake backend beside the real ones."""
+"""A server with decoupled models of the fake backend, and real models beside them."""
 
 import contextlib
 import dataclasses
@@ -81,7 +81,7 @@ def stream(channel: grpc.aio.Channel, **options: Any) -> Any:
 
 
 async def said(call: Any) -> list[Any]:
-    """Everything until the end of the stream: a number, an error's text, or "final"."""
+    """Return everything up to the end of the stream: a number, the text of an error, or "final"."""
     found: list[Any] = []
     while (response := await call.read()) is not grpc.aio.EOF:
         if response.error_message:

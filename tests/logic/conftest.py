@@ -1,4 +1,4 @@
-"""A fake inference server with the real v2 codec, and a logic unit without sockets in front of it."""
+"""A fake inference server with the real v2 codec, and a logic server without sockets in front of it."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,12 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class FakeInference:
-    """`calls` are the infer calls; `hold` leaves them unanswered; `refuse` answers them: (status, headers, body)."""
+    """A scripted inference server.
+
+    calls: the infer calls that it received.
+    hold: leave calls unanswered.
+    refuse: answer calls with this (status, headers, body).
+    """
 
     def __init__(self) -> None:
         self.models = {name: dict(facts) for name, facts in MODELS.items()}
@@ -132,7 +137,7 @@ async def second_inference() -> AsyncIterator[FakeInference]:
 
 @pytest.fixture(autouse=True)
 def forgotten_services() -> Iterator[None]:
-    """Handler files of one test are unknown to the next."""
+    """Forget the handler files of a test before the next one."""
     path = list(sys.path)
     yield
     sys.path[:] = path
@@ -142,7 +147,7 @@ def forgotten_services() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_spare_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set-up that is slow because the machine is busy brings no further process; who wants one sets it himself."""
+    """Start no spare worker because a busy machine makes set-up slow; tests about spare workers set this themselves."""
     monkeypatch.setattr("oriel_logic.workers.keeper.SPARE_FROM_S", float("inf"))
 
 
@@ -155,7 +160,7 @@ def warm_process() -> Iterator[WarmProcess]:
 
 @pytest.fixture
 def warm_fork_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork servers of this test start without the imports of a new interpreter."""
+    """Let the fork servers of this test start without the imports of a new interpreter."""
     if hasattr(os, "pidfd_open"):
         process: WarmProcess = request.getfixturevalue("warm_process")
 
@@ -168,7 +173,7 @@ def warm_fork_servers(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def services(tmp_path: Path) -> Callable[..., Path]:
-    """services(name="source", ...) writes handler files and gives their folder."""
+    """`services(name="source", ...)` writes handler files and returns their folder."""
 
     def write(**files: str) -> Path:
         folder = tmp_path / "services"
@@ -181,7 +186,7 @@ def services(tmp_path: Path) -> Callable[..., Path]:
 
 
 class Stack:
-    """A unit on a port of loopback, its client and its spans."""
+    """A logic server on a port of loopback, with its client and its spans."""
 
     def __init__(self, unit: Unit, sink: ListSink, port: int) -> None:
         self.unit = unit
@@ -199,7 +204,7 @@ StackMaker = Callable[..., Awaitable[Stack]]
 
 @pytest.fixture
 async def stack(inference: FakeInference, warm_fork_servers: None) -> AsyncIterator[StackMaker]:
-    """await stack(folder, **settings): a running unit before `inference`, closed afterwards."""
+    """`await stack(folder, **settings)` starts a server in front of `inference`; it is closed after the test."""
     async with contextlib.AsyncExitStack() as opened:
 
         async def start(*folders: Path, inference_ports: Sequence[int] = (), **settings: Any) -> Stack:
@@ -299,7 +304,7 @@ JOBS = """
 async def pool(
     services: Callable[..., Path], warm_fork_servers: None
 ) -> AsyncIterator[Callable[..., Awaitable[WorkerPool]]]:
-    """await pool(**limits): a ready pool whose workers know the functions of JOBS."""
+    """`await pool(**limits)` returns a ready pool whose workers know the functions of JOBS."""
     folder = services(jobs=JOBS)
     async with contextlib.AsyncExitStack() as opened:
 

@@ -1,4 +1,4 @@
-"""Commands of the logic server in processes of their own, and a shell in which the commands of the pages run."""
+"""The commands of the logic server in processes of their own, and a shell in which the commands of docs pages run."""
 
 import contextlib
 import os
@@ -23,12 +23,14 @@ linux = pytest.mark.skipif(
 
 
 def importing() -> dict[str, str]:
-    """An environment in which a Python finds what this one finds."""
+    """Return an environment in which a Python process imports what this one can import."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
 
 
 def shell(folder: Path) -> dict[str, str]:
-    """The environment of a shell in which `oriel` and `python` are this environment's; their scripts go to `folder`."""
+    """Return the environment of a shell that finds `oriel` and `python` of this environment; the scripts go to
+    `folder`.
+    """
     for name, words in {"python": "", "oriel": " -m oriel_cli.main"}.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{words} "$@"\n')
         (folder / name).chmod(0o755)
@@ -37,7 +39,7 @@ def shell(folder: Path) -> dict[str, str]:
 
 
 class Process:
-    """A running command. log: what it prints to stdout and stderr; stdout: to another file where one is given."""
+    """A running command. log: what it prints to stdout and stderr. stdout: another file for stdout, if given."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Process:
         self.popen.wait()
 
     def printed(self, pattern: str) -> "re.Match[str]":
-        """Wait until the log has `pattern`."""
+        """Wait until the log contains `pattern`; returns the match."""
 
         def found() -> "re.Match[str] | None":
             ended = self.popen.poll() is not None  # asked first: a process that has ended prints no more
@@ -73,12 +75,14 @@ class Process:
         return match
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal; the exit code."""
+        """Send a signal and wait; returns the exit code."""
         self.popen.send_signal(number)
         return self.popen.wait(STOP_S)
 
     def descendants(self) -> list[int]:
-        """Process ids of its children and theirs: of a logic server, the fork server comes first, then its workers."""
+        """Return the process ids of its children and of theirs. Of a logic server the fork server comes first, then the
+        workers.
+        """
         parents = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -90,7 +94,7 @@ class Process:
 
 
 class LogicServer(Process):
-    """`oriel logic` on free ports. url: where its services are; admin: where health and metrics are."""
+    """`oriel logic` on free ports. url: of its services. admin: of its health and metrics."""
 
     def __init__(self, folder: Path, log: Path, *more: str) -> None:
         flags = ["--services", str(folder), "--http-port", "0", "--admin-port", "0", "--workers", "2", *more]

@@ -1,7 +1,7 @@
 """Fork servers that start without importing Oriel: they are forked from a process that has imported it.
 
-A fresh interpreter spends most of a test's processor time on the same imports. Everything behind the imports is the
-real thing; `test_launch.py` and the tests that start whole servers run the real start as well.
+Otherwise a new interpreter would spend most of a test's CPU time on the same imports. Everything after the imports is
+the real code; `test_launch.py` and the tests that start whole servers run the real start as well.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ REQUEST_BYTES = 1 << 20
 
 
 class Forked:
-    """One fork server, as `ForkServer` uses a `subprocess.Popen`. Its exit code is not known: -1 stands for all."""
+    """One fork server with the interface of `subprocess.Popen`. Its exit code is unknown: -1 stands for any."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -104,7 +104,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """Take over what a new process would have been given: environment, folder, search path and descriptors."""
+    """Take over what a new process would be given: environment, working folder, import path and descriptors."""
     control, lifeline, out, err = descriptors
     os.dup2(out, 1)
     os.dup2(err, 2)

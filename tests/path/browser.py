@@ -36,7 +36,7 @@ WAIT = """new Promise((done, late) => {
 
 
 class Page:
-    """One tab. requested: the URLs that it asked for; complaints: what its console and its policy objected to."""
+    """One tab. requested: the URLs that it requested. complaints: messages of its console and of its content policy."""
 
     def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
         self._commands = commands
@@ -51,7 +51,7 @@ class Page:
             self.tell(f"{domain}.enable")
 
     def tell(self, method: str, **params: Any) -> Any:
-        """Raises RuntimeError for what the browser refuses."""
+        """Send a command of the DevTools protocol. Raises RuntimeError if the browser refuses it."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -87,14 +87,14 @@ class Page:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression, awaited. Raises RuntimeError for what it throws."""
+        """Return the value of a JavaScript expression, awaited. Raises RuntimeError for an exception that it throws."""
         answer = self.tell("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"].get("exception", {}).get("description")))
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> Any:
-        """The value of the expression once it counts as true, on this page or the one that follows it."""
+        """Return the value of the expression once it counts as true, on this page or on one that follows it."""
         while True:
             try:
                 return self.run(WAIT % condition)
@@ -110,7 +110,7 @@ class Page:
 
 @contextlib.contextmanager
 def opened(profile: Path) -> Iterator[Page]:
-    """A browser with one tab and this folder for its profile."""
+    """Start a browser with one tab and a profile in the given folder."""
     assert CHROMIUM is not None
     their_in, commands = os.pipe()
     answers, their_out = os.pipe()

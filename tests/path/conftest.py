@@ -1,4 +1,4 @@
-"""One real stack for every test that leaves it as it was."""
+"""One real stack that is shared by all tests that do not change it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(state_folder: Path) -> Iterator[Stack]:
-    """One stack for all tests that leave it as it was."""
+    """The stack that all tests share; they leave it as it was."""
     with started(state_folder / "shared") as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""A process that is stopped while calls come to it, and what it makes of them once it goes on."""
+"""Stops a process while calls reach it, and observes what it does with them when it goes on."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ FRAME_BYTES = 65536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """One HTTP port of a unit and a request to it that runs the model `digits` once."""
+    """One HTTP port of a unit, and a request to it that runs the model `digits` once."""
 
     unit: str
     path: str
@@ -45,7 +45,7 @@ class Caller:
         self._sock.sendall(request)
 
     def answer(self) -> tuple[int, bytes]:
-        """Status and body of the next answer."""
+        """Return status and body of the next answer."""
         while b"\r\n\r\n" not in self._data:
             self._more()
         head, _, self._data = self._data.partition(b"\r\n\r\n")
@@ -79,7 +79,7 @@ class Caller:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process is stopped meanwhile."""
+    """Stop the process for the duration of the `with`."""
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
@@ -89,7 +89,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def executions(stack: Stack) -> int:
-    """How many requests the model `digits` has executed."""
+    """Return how many requests the model `digits` has executed."""
     url = f"http://{stack.address('inference', 'http')}/v2/models/digits/stats"
     (model,) = httpx.get(url, timeout=60, trust_env=False).json()["model_stats"]
     return int(model["inference_stats"]["success"]["count"])

@@ -45,7 +45,7 @@ class Stack:
         )
 
     def processes(self) -> list[int]:
-        """Every live process that carries this stack's mark, whoever its parent is."""
+        """Return the living processes with this stack's mark in their environment, whoever their parents are."""
         mark = f"ORIEL_STATE={self.environ['ORIEL_STATE']}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):

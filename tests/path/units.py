@@ -44,7 +44,7 @@ def digest(key: str) -> str:
 
 @contextlib.asynccontextmanager
 async def logic(folder: Path, services: Mapping[str, str], port: int) -> AsyncIterator[tuple[LogicUnit, int]]:
-    """services: name -> source. port: of the inference server."""
+    """Start a logic server. services: name -> source. port: of the inference server."""
     folder.mkdir()
     for name, source in services.items():
         (folder / f"{name}.py").write_text(source)
@@ -67,7 +67,7 @@ async def logic(folder: Path, services: Mapping[str, str], port: int) -> AsyncIt
 async def path(
     tmp_path: Path, documents: str, services: Mapping[str, str], others: Sequence[str] = ()
 ) -> AsyncIterator[Any]:
-    """documents: TOML beside POOLS. others: models beside `double`, and equal to it."""
+    """Start all three units. documents: TOML to add to POOLS. others: names of models that equal the model `double`."""
     fake = FakeBackend(
         (TensorInfo(name="x", datatype="FP32", shape=(-1, 4)),), (TensorInfo(name="y", datatype="FP32", shape=(-1, 4)),)
     )
@@ -92,7 +92,7 @@ async def path(
         batchers = [model.batcher for model in serving.values()]
 
         def state() -> tuple[int, int, int]:
-            """Calls in the gateway, in logic, and that wait in the inference server."""
+            """Return the numbers of calls in the gateway, in logic, and that wait in the inference server."""
             gates = core.pools.values()
             mine = sum(gate.admission.inflight + len(gate.admission.queue) for gate in gates)
             return (
@@ -120,7 +120,7 @@ def bound() -> socket.socket:
 
 
 async def until(check: Callable[[], bool]) -> float:
-    """Seconds until it holds."""
+    """Wait until `check` holds; returns the seconds that took."""
     began = perf_counter()
     await waiting.until(check)
     return perf_counter() - began

@@ -35,7 +35,7 @@ trusted_proxies = ["10.0.0.0/8", "::1/128"]
 
 
 def said(thing: Any) -> Any:
-    """What a value says, whatever object says it."""
+    """Convert a value to plain data, so that equal contents compare equal whatever classes hold them."""
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return {field.name: said(getattr(thing, field.name)) for field in dataclasses.fields(thing)}
     if isinstance(thing, list | tuple):

@@ -1,4 +1,4 @@
-"""A full pool in virtual time: as many calls as the limit allows, one server behind it."""
+"""A full pool in virtual time: as many calls as the limit allows, with one server behind it."""
 
 import heapq
 import random
@@ -12,7 +12,7 @@ RTT_S = 0.0005
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """So many calls at once, each for `service_s`."""
+    """A server that takes several calls at once, each for `service_s`."""
 
     slots: int
     service_s: float
@@ -26,7 +26,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """Batches of all that waits, up to `most`, in `fixed_s` and `row_s` for each."""
+    """A server that takes all waiting calls, up to `most`, as one batch; it takes `fixed_s`, and `row_s` per call."""
 
     fixed_s: float
     row_s: float
@@ -45,7 +45,9 @@ Server = Rate | Batches
 
 @dataclass(kw_only=True)
 class Run:
-    """per_s: calls answered a second; waiting: mean number that waits in the server; limit: mean."""
+    """Figures of a run. per_s: answered calls per second. waiting: mean number of calls that wait in the server. limit:
+    mean.
+    """
 
     per_s: float
     waiting: float
@@ -62,7 +64,9 @@ def run(
     noise: float = 0.05,
     seed: int = 1,
 ) -> Run:
-    """Offer more than the pool can take from `start_s` on for `seconds`; figures are of what comes after `skip_s`."""
+    """Offer more calls than the pool can take, for `seconds` from `start_s` on. The figures leave out the first
+    `skip_s`.
+    """
     skip_s, ends_s = start_s + skip_s, start_s + seconds
     chance = random.Random(seed)
     events: list[tuple[float, int, list[float]]] = []  # when; what becomes free; begins of the calls in it

@@ -1,4 +1,4 @@
-"""NDJSON documents of which single lines change."""
+"""NDJSON documents in which single lines change."""
 
 from hashlib import sha256
 from typing import Any
@@ -34,7 +34,7 @@ def same(one: Snapshot, other: Snapshot) -> None:
 
 
 def lines_of(tenants: dict[str, tuple[int, float, str]]) -> list[bytes]:
-    """Good ones: no key is there twice."""
+    """Generate valid documents, in which no key occurs twice."""
     keys = {key: name for name, (key, _, _) in tenants.items()}
     return [
         line(name, *([key] if keys[key] == name else []), weight=weight, tier=tier)

@@ -1,4 +1,4 @@
-"""What the tests of Terraform run on: the tree, the binary, and workspaces that are set up once."""
+"""The tree, the terraform binary, and workspaces that are set up once for many tests."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from .harness import Workspace, default_tree
 
 @pytest.fixture(scope="session")
 def tree() -> Path:
-    """terraform/ of this checkout, or the copy that ORIEL_TERRAFORM_TREE names."""
+    """The folder terraform/ of this checkout, or the copy that ORIEL_TERRAFORM_TREE names."""
     return default_tree()
 
 
@@ -27,7 +27,7 @@ def terraform() -> str:
 
 @pytest.fixture
 def workspace(terraform: str, tree: Path, tmp_path: Path) -> Iterator[Callable[..., Workspace]]:
-    """workspace("aws", edit=..., rules=...): one of its own, initialised."""
+    """`workspace("aws", edit=..., rules=...)` returns an initialised workspace of its own."""
     opened: list[Workspace] = []
 
     def open_one(root: str | Path, **options: Any) -> Workspace:
@@ -42,9 +42,10 @@ def workspace(terraform: str, tree: Path, tmp_path: Path) -> Iterator[Callable[.
 
 
 class Shared:
-    """shared("aws"): one per root and edit for all tests of the process. For plans only: nothing may be applied.
+    """`shared("aws")` returns one workspace per root and edit for all tests of the process. Tests may plan in it, but
+    not apply anything.
 
-    once: keeps what was planned for all processes of the run.
+    once: keeps what was planned for all processes of the test run.
     """
 
     def __init__(self, tree: Path, tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:

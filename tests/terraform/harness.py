@@ -50,7 +50,7 @@ class Diagnostic:
 
 
 class TerraformFailed(Exception):
-    """diagnostics: the errors, as Terraform gave them; output: all it printed."""
+    """A command failed. diagnostics: the errors that Terraform reported. output: all that it printed."""
 
     def __init__(self, command: str, diagnostics: list[Diagnostic], output: str) -> None:
         super().__init__(f"terraform {command}\n" + ("\n".join(map(str, diagnostics)) or output[-4000:]))
@@ -60,7 +60,7 @@ class TerraformFailed(Exception):
 
 @dataclass(slots=True)
 class Plan:
-    """What would be done. `changes`: whether anything would be."""
+    """The plan of a command. changes: whether anything would be changed."""
 
     changes: bool
     diagnostics: list[Diagnostic]
@@ -70,35 +70,35 @@ class Plan:
 
     @property
     def document(self) -> dict[str, Any]:
-        """`terraform show -json`."""
+        """Return the document of `terraform show -json`."""
         if self._document is None:
             self._document = self._show()
         return self._document
 
     def actions(self) -> dict[str, str]:
-        """Address -> create, update, delete, replace; also read (data sources). What stays is left out."""
+        """Return address -> create, update, delete, replace, or read (a data source), for all that changes."""
         return {each["resource"]["addr"]: each["action"] for each in self._planned}
 
     def values(self, address: str) -> dict[str, Any]:
-        """The planned values; what is not known yet is left out. Raises KeyError."""
+        """Return the planned values of a resource, without those that are not known yet. Raises KeyError."""
         for resource in _resources(self.document["planned_values"]["root_module"]):
             if resource["address"] == address:
                 return resource["values"]
         raise KeyError(address)
 
     def resources(self, type_name: str | None = None) -> dict[str, dict[str, Any]]:
-        """Address -> planned values, of one type or of all."""
+        """Return address -> planned values, of one type or of all types."""
         found = _resources(self.document["planned_values"]["root_module"])
         return {each["address"]: each["values"] for each in found if type_name in (None, each["type"])}
 
     def outputs(self) -> dict[str, Any]:
-        """Name -> value; None for what is not known yet."""
+        """Return name -> value; None for what is not known yet."""
         return {name: each.get("value") for name, each in self.document["planned_values"].get("outputs", {}).items()}
 
     def releases(self) -> dict[str, list[dict[str, Any]]]:
-        """Address of a release of the carrier chart -> the objects it is handed.
+        """Return address -> objects, for each release of the carrier chart.
 
-        Raises ValueError for one whose values are not known yet: apply the infrastructure first (`plan_known`).
+        Raises ValueError for a release whose values are not known yet: apply the infrastructure first (`plan_known`).
         """
         found = {}
         for address, values in self.resources("helm_release").items():
@@ -112,7 +112,7 @@ class Plan:
         return found
 
     def objects(self) -> list[dict[str, Any]]:
-        """Every object that is handed to the carrier chart, of all its releases."""
+        """Return every object of all releases of the carrier chart."""
         return [each for objects in self.releases().values() for each in objects]
 
 
@@ -136,7 +136,9 @@ class State:
         return found
 
     def dependencies(self) -> dict[str, set[str]]:
-        """Resource, without its instances' keys -> all that it was made after, directly or not, as Terraform noted."""
+        """Return resource -> all that it was created after, directly or not, as Terraform recorded it. Keys of
+        instances are left out.
+        """
         found: dict[str, set[str]] = {}
         for resource in self.document.get("resources", []):
             if resource["mode"] == "managed":
@@ -151,10 +153,11 @@ class State:
 
 @dataclass(slots=True)
 class Workspace:
-    """A copy of the tree in `folder`; commands run in its root. edit: changes the copy, for mutations.
+    """A copy of the tree in `folder`; commands run in its root.
 
-    root: "aws", "modules/platform", or the path of a folder of one's own, which is copied beside them.
-    rules: name of a type -> its rule, over those of tests/terraform/rules.
+    root: "aws", "modules/platform", or the path of another folder, which is copied beside them.
+    edit: changes the copy, for mutations.
+    rules: type -> rule, which take precedence over those of tests/terraform/rules.
     """
 
     root: str | Path
@@ -201,12 +204,12 @@ class Workspace:
         self._run("init", "-input=false", "-backend=false", "-no-color", printed_json=False)
 
     def validate(self) -> list[Diagnostic]:
-        """Errors and warnings; empty where all is well."""
+        """Return errors and warnings; empty if there are none."""
         done = self._process("validate", "-json")
         return [_diagnostic(each) for each in json.loads(done.stdout)["diagnostics"]]
 
     def plan(self, *replaced: str, **variables: Any) -> Plan:
-        """Raises TerraformFailed. replaced: addresses that are to be made anew (-replace)."""
+        """Return the plan. Raises TerraformFailed. replaced: addresses that are to be created anew (-replace)."""
         self._count += 1
         file = f"plan-{self._count}"
         code, lines = self._run(
@@ -222,15 +225,15 @@ class Workspace:
         return Plan(code == 2, _diagnostics(lines), planned, lambda: self._shown(file))
 
     def apply(self, *targets: str, **variables: Any) -> State:
-        """Raises TerraformFailed; `state()` is what there is then. targets: only these and what they need."""
+        """Apply the tree and return its state. Raises TerraformFailed. targets: only these and what they need."""
         only = [f"-target={each}" for each in targets]
         self._run("apply", "-json", "-input=false", "-auto-approve", *only, *self._given(variables))
         return self.state()
 
     def plan_known(self, **variables: Any) -> Plan:
-        """The plan of the platform where the infrastructure is there: everything in it is known.
+        """Return the plan of the platform in which all values of the infrastructure are known.
 
-        The infrastructure is applied once for the same variables (but `platform` and the images').
+        The infrastructure is applied once for the same variables, except `platform` and those of the images.
         """
         own = {key: each for key, each in variables.items() if key not in ("platform", "image_tag", "image_registry")}
         if self._infrastructure != json.dumps(own, sort_keys=True):
@@ -239,14 +242,16 @@ class Workspace:
         return self.plan(**variables, deploy_platform=True)
 
     def destroy(self, *, refresh: bool = True, **variables: Any) -> State:
-        """Raises TerraformFailed. Without refresh nothing is read before, data sources included."""
+        """Destroy everything and return the state that is left. Raises TerraformFailed. refresh: read everything
+        before, including data sources.
+        """
         only = [] if refresh else ["-refresh=false"]
         self._run("destroy", "-json", "-input=false", "-auto-approve", *only, *self._given(variables))
         self._infrastructure = None
         return self.state()
 
     def test(self) -> list[dict[str, Any]]:
-        """`terraform test`: one entry per run that was made, with name, status and the file. Raises TerraformFailed."""
+        """Run `terraform test`; returns one entry per run, with name, status and file. Raises TerraformFailed."""
         _, lines = self._run("test", "-json")
         return [
             each["test_run"]
@@ -255,7 +260,7 @@ class Workspace:
         ]
 
     def graph(self) -> str:
-        """Graphviz: what depends on what, of everything that would be made."""
+        """Return in the language of Graphviz what depends on what."""
         return self._run("graph", "-type=plan", printed_json=False)[1]
 
     def state(self) -> State:
@@ -263,12 +268,12 @@ class Workspace:
         return State(json.loads(file.read_text()) if file.exists() else {})
 
     def fail_at(self, type_name: str, nth: int = 1, *, action: str = "create", half_done: bool = False) -> None:
-        """The nth such call of the next apply or destroy fails; half_done: the thing is there all the same."""
+        """Let the nth such call of the next apply or destroy fail. half_done: the resource exists all the same."""
         self._servers.faults.add(type_name, nth, action=action, half_done=half_done)
 
     @contextmanager
     def reading(self, answers: Mapping[str, Answer]) -> Iterator[None]:
-        """Meanwhile these data sources answer otherwise: attributes, or the text of an error."""
+        """Change the answers of data sources for the duration of the `with`: to other attributes, or to an error."""
         self._servers.answers.update(answers)
         try:
             yield
@@ -316,7 +321,7 @@ class Workspace:
 
 
 def without_version_six(folder: Path) -> None:
-    """Take out of a copy of the tree what only version 6.9 of the AWS provider and later has, and ask for any."""
+    """Remove from a copy of the tree what only version 6.9 and later of the AWS provider has; accept any version."""
     for file, text, instead in (
         ("cluster.tf", r"(?m)^  deletion_protection +=.*\n", ""),
         ("versions.tf", r'(source += "hashicorp/aws"\n +version += )".*"', r'\1">= 5"'),
@@ -329,7 +334,7 @@ def without_version_six(folder: Path) -> None:
 
 
 def with_keda(folder: Path) -> None:
-    """Take out of a copy of the tree that keda.enabled is refused: what it would make is tested all the same."""
+    """Remove from a copy of the tree the refusal of keda.enabled, so that what it would create can be tested."""
     path = folder / "modules/platform/variables.tf"
     text = path.read_text()
     if text.count("= !var.keda.enabled\n") != 1:
@@ -338,12 +343,12 @@ def with_keda(folder: Path) -> None:
 
 
 def name_of(address: str) -> str:
-    """The address without keys of instances: module.platform.helm_release.base, aws_subnet.private."""
+    """Return the address without the keys of instances: module.platform.helm_release.base, aws_subnet.private."""
     return re.sub(r"\[[^]]*\]", "", address)
 
 
 def used_types(folder: Path) -> set[str]:
-    """The types that the files name: aws_vpc, data.aws_region."""
+    """Return the types that the files name: aws_vpc, data.aws_region."""
     found = set()
     for file in folder.rglob("*.tf"):
         for kind, name in re.findall(r'^\s*(resource|data|ephemeral)\s+"([a-z0-9_]+)"', file.read_text(), re.M):
@@ -357,7 +362,7 @@ def providers(
     more: Mapping[str, dict[str, Any]] | None = None,
     without: Collection[str] = (),
 ) -> list[schema.Provider]:
-    """All providers but some, each with the types that the files use; the rest would be sent at every command."""
+    """Return all providers but some, each with the types that the files use; more would be sent at every command."""
     used = used_types(folder)
     extra = json.dumps(dict(more)) if more else ""
     return [
@@ -400,7 +405,7 @@ def _diagnostic(said: Mapping[str, Any]) -> Diagnostic:
 
 
 def _address(calls: list[Call], lines: list[dict[str, Any]]) -> None:
-    """The protocol does not say which resource a call is for; Terraform prints each address with its id."""
+    """Find the address of a call: the protocol does not name it, but Terraform prints each address with its id."""
     named = {}
     for line in lines:
         hook = line.get("hook", {})

@@ -1,4 +1,4 @@
-"""IAM policies of a state, taken apart: who may do what on which resource."""
+"""Takes the IAM policies of a state apart: who may do what on which resource."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Statement:
 
 
 def statements(resources: Mapping[str, Mapping[str, Any]]) -> Iterator[Statement]:
-    """resources: address -> values. Raises ValueError for what is no policy."""
+    """Return the statements of all policies. resources: address -> values. Raises ValueError for an invalid policy."""
     for address, values in resources.items():
         argument = DOCUMENTS.get(address.split("[")[0].split(".")[-2])
         text = values.get(argument) if argument else None

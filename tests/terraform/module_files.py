@@ -14,13 +14,13 @@ VERSIONS = {
 
 
 class Module:
-    """The blocks of a folder's files; names and strings without the quotes that the parser keeps."""
+    """The blocks of a folder's files; names and strings are without the quotes that the parser keeps."""
 
     def __init__(self, folder, files="*.tf"):
         self.files = {file.name: _plain(hcl2.loads(file.read_text())) for file in sorted(folder.glob(files))}
 
     def blocks(self, kind: str) -> dict[str, Any]:
-        """Of variable, output, module: name -> body. Of resource, data: "type.name" -> body."""
+        """Return name -> body for the kinds variable, output and module; "type.name" -> body for resource and data."""
         found: dict[str, Any] = {}
         for document in self.files.values():
             for block in document.get(kind, []):

@@ -1,4 +1,4 @@
-"""Mistakes put into the .tf files on purpose, and the test that has to see each: a net is known by what it catches.
+"""Mistakes that are put into the .tf files on purpose, each with the test that has to fail because of it.
 
 PYTHONPATH=tests python -m terraform.mutations      # the table for the docs
 """
@@ -18,7 +18,7 @@ class Mutation:
     times: int = 1
 
     def apply(self, tree: Path) -> None:
-        """Raises ValueError where the file is not as it was when this was written."""
+        """Make the change. Raises ValueError if the file does not contain the text that is to be changed."""
         file = tree / self.file
         text = file.read_text()
         if text.count(self.old) != self.times:
@@ -254,7 +254,7 @@ MUTATIONS = (
 
 
 def table() -> str:
-    """Markdown: what is put in, where, and which test turns red."""
+    """Return the Markdown table of the mistakes, their files and the tests that fail."""
     lines = ["| mistake | in | caught by |", "|---|---|---|"]
     lines += [f"| {each.name} | `{each.file}` | `{each.caught_by}` |" for each in MUTATIONS]
     return "\n".join(lines) + "\n"

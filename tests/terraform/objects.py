@@ -1,4 +1,4 @@
-"""The platform's objects, as they are in a plan: planned once per set of variables and test run."""
+"""The Kubernetes objects of the platform in a plan, which is made once per set of variables and test run."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ MATRIX = tuple(product((True, False), repeat=3))
 
 
 def releases(shared: Shared, *, infrastructure: Mapping[str, Any] | None = None, **variables: Any) -> Releases:
-    """Address of each carrier release -> its objects."""
+    """Return address of the carrier release -> its objects."""
     given = {
         "infrastructure": INFRASTRUCTURE | dict(infrastructure or {}),
         "images": {"registry": "registry.example/oriel", "tag": "0.1.0"},
@@ -47,23 +47,23 @@ def releases(shared: Shared, *, infrastructure: Mapping[str, Any] | None = None,
 
 
 def objects(shared: Shared, **variables: Any) -> list[Object]:
-    """All of them. infrastructure: what differs from INFRASTRUCTURE; the rest: variables of the module."""
+    """Return all objects. infrastructure: what differs from INFRASTRUCTURE; the rest: variables of the module."""
     return [each for found in releases(shared, **variables).values() for each in found]
 
 
 def at(shared: Shared, gpu: bool, zero: bool, keda: bool, **variables: Any) -> list[Object]:
-    """The objects at one point of the matrix, with everything that can be switched on switched on."""
+    """Return the objects at one point of the matrix, with everything switched on that can be."""
     variables.setdefault("observability", WATCHED)
     return objects(shared, gpu_enabled=gpu, scale_to_zero=zero, keda={"enabled": keda}, **variables)
 
 
 def of(found: Iterable[Object], kind: str) -> dict[str, Object]:
-    """Name -> object of one kind."""
+    """Return name -> object, of one kind."""
     return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
 
 
 def pods(found: Iterable[Object]) -> dict[str, Object]:
-    """Name of the Deployment or DaemonSet -> its pod template."""
+    """Return name of the Deployment or DaemonSet -> its pod template."""
     return {
         each["metadata"]["name"]: each["spec"]["template"]
         for each in found
@@ -76,7 +76,7 @@ def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every scalar with its path, keys included as their own values."""
+    """Yield every scalar with its path; keys count as scalars too."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield f"{path}.{key}", key

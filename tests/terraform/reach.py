@@ -17,7 +17,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A pod, or with namespace None an address outside."""
+    """A pod; or, if its namespace is None, an address outside of the cluster."""
 
     name: str
     address: str
@@ -37,7 +37,7 @@ def selects(selector: Object, labels: Mapping[str, str]) -> bool:
 
 
 class Network:
-    """policies: NetworkPolicy objects."""
+    """The pods and their policies. policies: NetworkPolicy objects."""
 
     def __init__(self, policies: Iterable[Object]) -> None:
         self._policies: Sequence[Object] = list(policies)
@@ -52,7 +52,7 @@ class Network:
         return rules is None or any(_rule(rule, direction.lower(), pod, other, port, protocol) for rule in rules)
 
     def _rules_of(self, direction: str, pod: Peer) -> Sequence[Object] | None:
-        """None: no policy selects it, it is open."""
+        """Return the rules that apply; None if no policy selects the pod, so that everything is allowed."""
         if (direction, pod.name) not in self._rules:
             subject = [
                 each["spec"]
@@ -67,7 +67,9 @@ class Network:
 
 
 def _rule(rule: Object, key: str, pod: Peer, other: Peer, port: int, protocol: str) -> bool:
-    """No `ports`: every port. No `from` or `to`: everybody. Empty lists mean the same."""
+    """Evaluate a rule. Without `ports` it allows every port, without `from` or `to` every peer; empty lists mean the
+    same.
+    """
     if set(rule) - {"from", "to", "ports"}:
         raise ValueError(f"not known: {rule}")
     ports = rule.get("ports", [])

@@ -1,10 +1,11 @@
-"""As much of Kubernetes' scheduler and of its cluster autoscaler as decides about our pods.
+"""The parts of Kubernetes' scheduler and of its cluster autoscaler that decide about our pods.
 
 Filters: node selector, required node affinity, taints, required pod affinity by host, requests. Score: preferred node
 affinity. Preemption: lower priorities, lowest first. The autoscaler imagines a new node of a pool, with the pods of
 DaemonSets on it, and grows the pool if a pending pod fits there.
 
-Left out: spreading, ports, volumes, anti-affinity: no object of ours forbids a node by them but gateways on one host.
+Left out: spreading, ports, volumes, anti-affinity. The only objects of ours that forbid a node by these are gateways on
+one host.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "m": 1e-3, "k": 1e3
 
 
 def quantity(text: str | float) -> float:
-    """Cores, bytes or pieces: "250m", "512Mi", "2"."""
+    """Return cores, bytes or a count: "250m", "512Mi", "2"."""
     text = str(text)
     for unit, factor in UNITS.items():
         if text.endswith(unit):
@@ -47,7 +48,7 @@ class Pod:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """has: what pods may request, what the system keeps for itself taken off."""
+    """One node. has: what pods may request, which is less what the system keeps for itself."""
 
     name: str
     labels: dict[str, str]
@@ -67,7 +68,7 @@ class Node:
 
 
 def why_not(pod: Pod, node: Node) -> str:
-    """Why the node does not take the pod; "" if it does."""
+    """Return why the node does not take the pod; "" if it does."""
     spec = pod.spec
     for key, value in spec.get("nodeSelector", {}).items():
         if node.labels.get(key) != value:
@@ -124,7 +125,7 @@ def score(pod: Pod, node: Node) -> int:
 
 
 def place(pod: Pod, nodes: Iterable[Node]) -> Node | None:
-    """Put it where it fits best; None if nowhere."""
+    """Put the pod on the node where it fits best; returns the node, or None if it fits nowhere."""
     fitting = [node for node in nodes if not why_not(pod, node)]
     if not fitting:
         return None
@@ -134,7 +135,7 @@ def place(pod: Pod, nodes: Iterable[Node]) -> Node | None:
 
 
 def victims(pod: Pod, node: Node) -> list[Pod] | None:
-    """Whom the pod displaces from the node, in order; None if it would not fit even so."""
+    """Return the pods that the pod displaces from the node, in order; None if it would not fit even then."""
     gone: list[Pod] = []
     stays = list(node.pods)
     try:
@@ -151,7 +152,7 @@ def victims(pod: Pod, node: Node) -> list[Pod] | None:
 
 
 def imagined(node: Node, daemons: Iterable[Pod]) -> Node:
-    """A new node of the same pool as an autoscaler imagines it."""
+    """Return a new node of the same pool as the autoscaler imagines it."""
     new = Node(f"{node.name}-new", dict(node.labels), dict(node.has), list(node.taints))
     for daemon in daemons:
         if not why_not(daemon, new):

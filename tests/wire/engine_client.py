@@ -1,4 +1,4 @@
-"""A raw client of the HTTP engine."""
+"""A client of the HTTP engine that sends raw bytes."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ def bound() -> socket.socket:
 
 
 async def talk(port: int, data: bytes, *, until: Callable[[bytes], bool] | None = None) -> bytes:
-    """Send bytes, read until the predicate holds or the server closes."""
+    """Send bytes, and read until `until` holds or the server closes; returns what was read."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     got = b""

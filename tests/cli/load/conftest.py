@@ -1,4 +1,4 @@
-"""What all loads of these tests have in common."""
+"""Fixtures of all tests of the load generator."""
 
 from types import SimpleNamespace
 
@@ -9,6 +9,6 @@ from oriel_cli.load import generator
 
 @pytest.fixture(autouse=True)
 def on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is sent, however late, and no load begins with a collection of all that this test process holds."""
+    """Send every request however late it is, and collect no garbage before a load: this process holds a lot of it."""
     monkeypatch.setattr(generator, "TOO_LATE_S", 60.0)
     monkeypatch.setattr(generator, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))

@@ -1,4 +1,4 @@
-"""In the documented style: sum and difference of two tensors, one request after the other."""
+"""Sum and difference of two tensors, written like the examples of Triton's documentation."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Asks other models: `how` names the way."""
+"""Calls other models; the input `how` says in which way."""
 
 import asyncio
 
@@ -55,12 +55,12 @@ class TritonPythonModel:
         return pb_utils.InferenceRequest(model_name="repeat", requested_output_names=["i"], inputs=[n])
 
     def counted(self):
-        """How many responses `repeat` has sent, and how many of its senders have seen that nobody reads."""
+        """Return how many responses `repeat` has sent, and how many of its senders have noticed that nobody reads."""
         (response,) = (each for each in self.repeat(-1).exec(decoupled=True) if each.output_tensors())
         return divmod(int(response.output_tensors()[0].as_numpy()[0]), 1000)
 
     async def few(self, request, rest):
-        """Takes a few of responses without end, then gives up: how many were sent meanwhile, how many gave up."""
+        """Take a few of endless responses and give up; returns how many were sent meanwhile, and how they ended."""
         sent, stopped = self.counted()
         responses = self.repeat(-6).exec(decoupled=True)
         for _ in range(3):
@@ -79,7 +79,7 @@ class TritonPythonModel:
         return [ahead, *ends]
 
     async def model(self, request, rest):
-        """`<name> <how>`: another model of this kind."""
+        """Call another model of this kind: `<name> <how>`."""
         name, _, how = rest.partition(" ")
         text = pb_utils.Tensor("how", np.array([how.encode()], dtype=np.object_))
         asking = pb_utils.InferenceRequest(model_name=name, requested_output_names=["said"], inputs=[text])
@@ -95,7 +95,7 @@ class TritonPythonModel:
         return [response.error().message() if response.has_error() else "answered"]
 
     async def time(self, request, rest):
-        """How long the asked model has, and how long this one had."""
+        """Return how much time the called model has, and how much this one had."""
         text = pb_utils.Tensor("text", np.array([[b"remaining"]], dtype=np.object_))
         response = pb_utils.InferenceRequest(
             model_name="behave", requested_output_names=["said"], inputs=[text], timeout=int(rest or 0)

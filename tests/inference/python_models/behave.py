@@ -1,4 +1,4 @@
-"""Does what the first word of its text says; answers with text."""
+"""Does what the first word of its text says, and answers with text."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A decoupled model with a coroutine: request n answers after request n - 1, whatever the order of arrival."""
+"""A decoupled model with a coroutine: it answers request n after request n - 1, in whatever order they arrive."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Writes into the file `TRACE` names what happens to it."""
+"""Writes the calls of its methods into the file that the environment variable TRACE names."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Decoupled: as many responses as `n` says, from a thread of their own. Negative numbers do something else."""
+"""A decoupled model: it sends `n` responses from a thread of its own. Negative numbers choose special behaviour."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Decoupled: one response with zeros of the shape that the request names; "float" is another datatype."""
+"""A decoupled model: one response of zeros in the shape that the request names; "float" gives another datatype."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A logic server with an encoder and a decoder behind it, and the official client in front."""
+"""A logic server with an encoder and a decoder model behind it, and the official OpenAI client in front of it."""
 
 import importlib.util
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -37,13 +37,13 @@ def loaded(path: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def language() -> ModuleType:
-    """examples/language/make.py"""
+    """The module examples/language/make.py."""
     return loaded(ROOT / "examples" / "language" / "make.py")
 
 
 @pytest.fixture(scope="session")
 def example(language: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What it writes: `models`, `services`."""
+    """The folder that this module writes, with `models` and `services`."""
     folder: Path = tmp_path_factory.mktemp("language")
     language.write_all(folder)
     return folder
@@ -57,7 +57,7 @@ def decoder(example: Path) -> Any:
 
 
 class Behind:
-    """Plays the inference server's models. steps: how many tokens each call of the decoder brought."""
+    """Plays the inference server's models. steps: how many tokens each call of the decoder was for."""
 
     def __init__(self, inference: Any, decoder: Any) -> None:
         self.batches: list[tuple[int, ...]] = []
@@ -107,7 +107,7 @@ Maker = Callable[..., Awaitable[tuple[openai.AsyncOpenAI, Any]]]
 
 @pytest.fixture
 async def served(stack: Any, services: Any, example: Path, behind: Behind) -> AsyncIterator[Maker]:
-    """await served(): (official client, stack) of a server with `words` and `tiny`."""
+    """`await served()` returns (official client, stack) of a server with the models `words` and `tiny`."""
     clients: list[openai.AsyncOpenAI] = []
 
     async def start(words: str = ENCODER, **settings: Any) -> tuple[openai.AsyncOpenAI, Any]:

@@ -1,4 +1,4 @@
-"""What Terraform asked the providers for, in order."""
+"""The calls of Terraform to its providers, in order."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ class Call:
 
 
 class CallLog:
-    """Written by the servers' threads, read between commands."""
+    """The log of calls. Written by the threads of the servers, read between two commands."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class CallLog:
             self._calls.append(call)
 
     def taken(self) -> list[Call]:
-        """What came since it was taken last, in the order in which it was done."""
+        """Return the calls since the last time, in the order in which they were made."""
         with self._lock:
             calls, self._calls = self._calls, []
         return calls

@@ -1,4 +1,4 @@
-"""The providers' own checks of a configuration, as far as the rules name them: what a schema does not say."""
+"""The providers' own checks of a configuration that no schema expresses, as far as the rules name them."""
 
 import ipaddress
 import re
@@ -11,7 +11,9 @@ from .wire import UNKNOWN
 
 
 def wrong(schema: Schema, config: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
-    """(summary, detail, argument of the resource) of everything a rule refuses; what is unknown is not judged."""
+    """Return (summary, detail, argument of the resource) for everything that a rule refuses. Unknown values are not
+    judged.
+    """
     if config is None:
         return
     rule = schema.rule
@@ -30,8 +32,9 @@ def wrong(schema: Schema, config: dict[str, Any] | None) -> Iterator[tuple[str, 
 
 
 def unsettable(schema: Schema, config: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
-    """The same of arguments that only the provider fills in. Of what is written, not of what is planned: there
-    `ignore_changes` puts what was in its place."""
+    """Return the same for arguments that only the provider sets. It checks the configuration, not the plan: there
+    `ignore_changes` puts other values.
+    """
     for place in places(schema.block, config):
         flags = place.attribute
         only_computed = flags.get("computed") and not (flags.get("optional") or flags.get("required"))
@@ -41,7 +44,7 @@ def unsettable(schema: Schema, config: dict[str, Any] | None) -> Iterator[tuple[
 
 
 def out_of_order(schema: Schema, value: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
-    """The same of sizes that should not be greater than the next: what the clouds' APIs refuse."""
+    """Return the same for sizes that must not be greater than the next one, which the APIs of the clouds refuse."""
     for group in schema.rule.ordered:
         for sizes in zip(*(at_path(value, path) for path in group), strict=True):
             known = [each for each in sizes if each is not None and each is not UNKNOWN]

@@ -1,4 +1,4 @@
-"""Errors that a test wants from the next apply: the cloud refuses, or fails when half of it is done."""
+"""Errors that a test orders for the next apply: the cloud refuses, or fails when half of the work is done."""
 
 import threading
 
@@ -10,7 +10,7 @@ class Faults:
         self._seen: dict[tuple[str, str], int] = {}
 
     def add(self, type_name: str, nth: int = 1, *, action: str = "create", half_done: bool = False) -> None:
-        """The nth such call of the next command fails. half_done: the thing is there all the same (tainted)."""
+        """Let the nth such call of the next command fail. half_done: the resource exists all the same, tainted."""
         self._wanted[type_name, action] = (nth, half_done)
 
     def clear(self) -> None:
@@ -18,7 +18,7 @@ class Faults:
         self._seen.clear()
 
     def strikes(self, type_name: str, action: str) -> str | None:
-        """None, "refused" or "half done", of the call that is being made."""
+        """Return None, "refused" or "half done" for the call that is being made."""
         with self._lock:
             key = (type_name, action)
             self._seen[key] = self._seen.get(key, 0) + 1

@@ -1,4 +1,4 @@
-"""What a provider makes of a proposed resource: the plan, with what is not known yet, and the thing itself."""
+"""What a provider makes of a proposed resource: the plan, with values that are not known yet, and the resource."""
 
 import hashlib
 import json
@@ -12,7 +12,9 @@ from .wire import UNKNOWN
 
 
 class Seeds:
-    """Words that name one made thing each; from its values, so that a run gives the same ones as the last."""
+    """Unique words for created resources. They follow from the values of a resource, so that each run gives the same
+    ones.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +29,7 @@ class Seeds:
 
 
 def planned(schema: Schema, prior: Any, proposed: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The proposed value with defaults and unknowns, and which arguments' change needs a new one."""
+    """Return the proposed value with defaults and unknown values, and the arguments whose change needs a new one."""
     for place in list(places(schema.block, proposed, prior)):
         if place.attribute.get("write_only"):
             place.holder[place.name] = None
@@ -43,7 +45,9 @@ def planned(schema: Schema, prior: Any, proposed: dict[str, Any]) -> tuple[dict[
 
 
 def computed_blocks(schema: Schema) -> list[str]:
-    """Blocks that the provider makes when none is written: those a rule calls computed, or says something inside of."""
+    """Return the blocks that the provider creates if none is written: those that a rule calls computed, or sets values
+    in.
+    """
     named = {*schema.rule.computed, *(path.partition(".")[0] for path in schema.rule.set)}
     return [
         name
@@ -61,7 +65,7 @@ def _not_given(schema: Schema, place: Place) -> Any:
 
 
 def made(schema: Schema, value: dict[str, Any], seed: str) -> dict[str, Any]:
-    """A planned resource or a data source's configuration with everything known."""
+    """Return a planned resource, or a data source's configuration, with all values known."""
     words = {"seed": seed, **{key: each for key, each in value.items() if each is not UNKNOWN}}
 
     def pinned(path: str) -> Any:
@@ -78,7 +82,7 @@ def made(schema: Schema, value: dict[str, Any], seed: str) -> dict[str, Any]:
 def _make_blocks(
     block: dict[str, Any], value: Any, at: str, invent: Callable[[Any, str], Any], computed: list[str]
 ) -> None:
-    """A block that was planned as unknown (a dynamic one over something unknown, a computed one) becomes known."""
+    """Make known a block that was planned as unknown: a dynamic one over unknown values, or a computed one."""
     if not isinstance(value, dict):
         return
     for name, nested in block.get("block_types", {}).items():

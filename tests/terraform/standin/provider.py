@@ -1,4 +1,4 @@
-"""One provider: what it answers to each call of the plugin protocol."""
+"""One provider: its answers to the calls of the plugin protocol."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ class StandIn:
         self._schemas = provider_message(provider)
 
     def answer(self, method: str, request: bytes) -> bytes | None:
-        """The response's bytes; None: not implemented."""
+        """Return the bytes of the response; None if the call is not implemented."""
         if method in _ABSENT:
             return None
         handle = getattr(self, f"_{method}", None)

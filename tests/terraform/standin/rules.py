@@ -49,14 +49,14 @@ class Rule:
     range: dict[str, list[float]] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
-        """Every argument that the rule names."""
+        """Yield every argument that the rule names."""
         single = [*self.computed, *self.replace, *self.sensitive, *self.write_only, *self.protected, *self.cidr]
         keyed = [*self.defaults, *self.set, *self.enum, *self.match, *self.range]
         return single + keyed + [each for group in (*self.conflicts, *self.one_of, *self.ordered) for each in group]
 
 
 def load(path: Path) -> dict[str, Rule]:
-    """Raises ValueError for a word that is not one of the above."""
+    """Load the rules of a provider. Raises ValueError for a keyword that is not one of the above."""
     return read(tomllib.loads(path.read_text()), str(path))
 
 

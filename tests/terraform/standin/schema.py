@@ -1,4 +1,4 @@
-"""Schemas in the shape of `terraform providers schema -json`, and the same as the plugin protocol wants them."""
+"""Schemas in the form of `terraform providers schema -json`, and in the form of the plugin protocol."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ _NESTING = {"single": 1, "list": 2, "set": 3, "map": 4, "group": 5}
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """One type of resource or of data source ("data.aws_region"), its rule already worked into the block."""
+    """One type of resource or of data source ("data.aws_region"), whose rule has been applied to its block."""
 
     name: str
     block: dict[str, Any]
@@ -66,7 +66,7 @@ def _ruled(name: str, schema: dict[str, Any], rule: Rule) -> Schema:
 
 
 def find(block: dict[str, Any], path: str) -> dict[str, Any] | None:
-    """The attribute, or the block's type, at a dotted path; None: there is none."""
+    """Return the attribute, or the type of the block, at a dotted path; None if there is none."""
     head, _, rest = path.partition(".")
     attribute = block.get("attributes", {}).get(head)
     if attribute is not None:
@@ -92,7 +92,9 @@ def _names(cty: Any, steps: list[str]) -> bool:
 
 
 def _without_dynamics_in_sets(block: dict[str, Any], inside: bool = False) -> None:
-    """Terraform refuses dynamic types in blocks that are sets: recursive structures that the packages cut off."""
+    """Remove dynamic types from blocks that are sets, because Terraform refuses them. They come from recursive
+    structures that the packages cut off.
+    """
     for attribute in block.get("attributes", {}).values():
         if inside and attribute.get("type") == "dynamic":
             attribute["type"] = "string"
@@ -104,7 +106,7 @@ def _without_dynamics_in_sets(block: dict[str, Any], inside: bool = False) -> No
 
 
 def cty_of(attribute: dict[str, Any]) -> Any:
-    """The type of an attribute, nested ones written out as objects."""
+    """Return the type of an attribute, with nested ones written out as objects."""
     nested = attribute.get("nested_type")
     if nested is None:
         return attribute["type"]
@@ -113,7 +115,7 @@ def cty_of(attribute: dict[str, Any]) -> Any:
 
 
 def provider_message(provider: Provider) -> bytes:
-    """GetProviderSchema.Response."""
+    """Return the message GetProviderSchema.Response."""
 
     def types(number: int, data: bool) -> bytes:
         return b"".join(

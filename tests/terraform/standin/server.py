@@ -1,4 +1,4 @@
-"""The stand-ins as gRPC servers on loopback, and the environment variable that makes terraform use them."""
+"""Serves the stand-ins by gRPC on loopback, and returns the environment variable that makes Terraform use them."""
 
 import json
 import os
@@ -42,9 +42,9 @@ class _Methods(grpc.GenericRpcHandler):
 
 
 class Servers:
-    """Providers served together, with one log and one set of faults. Close it in the end.
+    """Providers that are served together, with one log and one set of faults; `close` it.
 
-    answers: name of a data source -> what it answers from then on.
+    answers: name of a data source -> its answer from then on.
     """
 
     def __init__(self, providers: list[Provider]) -> None:

@@ -1,4 +1,4 @@
-"""Values of a resource against its schema: marking what is not known yet, making it up, walking over all of it."""
+"""Values of a resource against its schema: mark what is not known yet, invent it, and walk over everything."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ _BASE64_PEM = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCkZBS0UKLS0tLS1FTkQgQ0VSVElGS
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One attribute of one element: `holder[name]` is its value."""
+    """One attribute of one element, whose value is `holder[name]`."""
 
     path: str  # dotted, without indices
     attribute: dict[str, Any]
@@ -23,7 +23,9 @@ class Place:
 
 
 def places(block: dict[str, Any], value: Any, prior: Any = None, at: str = "") -> Iterator[Place]:
-    """Every attribute there is a value (or null) for, outer ones first; elements of lists go by their index."""
+    """Yield every attribute that has a value, null included, outer ones first. Elements of lists are addressed by
+    index.
+    """
     if not isinstance(value, dict):
         return
     before = prior if isinstance(prior, dict) else None
@@ -53,7 +55,7 @@ def _elements(mode: str, value: Any, prior: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def at_path(value: Any, path: str) -> list[Any]:
-    """What stands at a dotted path, of every element."""
+    """Return the values at a dotted path, of every element."""
     found = [value]
     for step in path.split("."):
         found = [inner for each in found for inner in (each if isinstance(each, list) else [each])]
@@ -68,7 +70,7 @@ def has_unknown(value: Any) -> bool:
 
 
 def known(value: Any, word: str) -> Any:
-    """The same with `word` for what is unknown inside maps, lists and objects."""
+    """Return the value with `word` in place of what is unknown inside maps, lists and objects."""
     if value is UNKNOWN:
         return word
     if isinstance(value, dict):
@@ -77,7 +79,7 @@ def known(value: Any, word: str) -> Any:
 
 
 def invented(cty: Any, path: str, seed: str, pinned: Callable[[str], Any]) -> Any:
-    """A value of a type. pinned: what a rule says of a path, or None."""
+    """Return a value of a type. pinned: what a rule says for a path, or None."""
     said = pinned(path)
     if said is not None:
         return said
@@ -101,7 +103,7 @@ def invented(cty: Any, path: str, seed: str, pinned: Callable[[str], Any]) -> An
 
 
 def cty_of_block(block: dict[str, Any]) -> Any:
-    """The object type of one element of a block."""
+    """Return the object type of one element of a block."""
     inner = {name: cty_of(each) for name, each in block.get("attributes", {}).items()}
     for name, nested in block.get("block_types", {}).items():
         inner[name] = [nested["nesting_mode"], cty_of_block(nested["block"])]
@@ -109,7 +111,7 @@ def cty_of_block(block: dict[str, Any]) -> Any:
 
 
 def filled_in(template: Any, value_of: Callable[[str], Any]) -> Any:
-    """A rule's value with {name} for the value of another argument; what is not known stays as it is written."""
+    """Return a rule's value, in which {name} is replaced by another argument's value, if that is known."""
 
     def one(match: re.Match[str]) -> str:
         found = value_of(match[1])

@@ -1,6 +1,6 @@
-"""The few messages of plugin protocol 6 that are needed, written and read by hand: protobuf outside, msgpack inside.
+"""The few messages of plugin protocol 6 that are needed, encoded and decoded here: protobuf outside, msgpack inside.
 
-A message is the bytes of its fields; `parsed` gives number -> values. Terraform's values (cty) travel as msgpack in a
+A message is the bytes of its fields; `parsed` returns number -> values. Values of Terraform (cty) are msgpack in a
 DynamicValue, where an unknown one is an extension: `UNKNOWN` here.
 """
 
@@ -30,7 +30,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, value: int | bool | str | bytes | None) -> bytes:
-    """One field; nothing for what protobuf leaves out (None, False, 0, empty)."""
+    """Encode one field; b"" for values that protobuf leaves out (None, False, 0, empty)."""
     if not value:
         return b""
     if isinstance(value, int):
@@ -39,12 +39,12 @@ def field(number: int, value: int | bool | str | bytes | None) -> bytes:
 
 
 def message(number: int, body: bytes) -> bytes:
-    """A message inside another: there also when it is empty."""
+    """Encode a message inside another one, which is present even if it is empty."""
     return varint(number << 3 | 2) + varint(len(body)) + body
 
 
 def parsed(body: bytes) -> dict[int, list[Any]]:
-    """Field number -> its values, in order. Raises ValueError for a wire type that this protocol does not use."""
+    """Return field number -> its values, in order. Raises ValueError for a wire type that is not part of the protocol."""
     fields: dict[int, list[Any]] = {}
     at = 0
 
@@ -78,7 +78,7 @@ def last(fields: dict[int, list[Any]], number: int) -> Any:
 
 
 def decoded(dynamic_value: bytes) -> Any:
-    """The value of a DynamicValue: None, bool, number, str, list, dict or UNKNOWN."""
+    """Return the value of a DynamicValue: None, bool, number, str, list, dict or UNKNOWN."""
     fields = parsed(dynamic_value)
     if 1 in fields:
         return msgpack.unpackb(last(fields, 1), raw=False, strict_map_key=False, ext_hook=lambda code, data: UNKNOWN)
@@ -90,7 +90,7 @@ def encoded(value: Any) -> bytes:
 
 
 def diagnostic(summary: str, detail: str = "", attribute: str = "") -> bytes:
-    """An error as Terraform shows it; attribute: the argument of the resource that it points at."""
+    """Encode an error as Terraform shows it. attribute: the argument of the resource that it points at."""
     path = message(4, message(1, field(1, attribute))) if attribute else b""
     return field(1, 1) + field(2, summary) + field(3, detail) + path
 

@@ -1,4 +1,4 @@
-"""What the tests of HPACK share: representations of RFC 7541 by hand, and strategies for fields and blocks."""
+"""Header representations of RFC 7541 written by hand, and strategies for fields and blocks."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ Coder = Callable[[bytes], bytes]
 
 
 def integer(value: int, bits: int, first: int = 0) -> bytes:
-    """RFC 7541, 5.1."""
+    """Encode an integer, RFC 7541 section 5.1."""
     most = (1 << bits) - 1
     if value < most:
         return bytes([first | value])
@@ -25,7 +25,9 @@ def string(text: bytes) -> bytes:
 
 
 def literal(name: bytes | int, value: bytes, *, kind: int = 0x00) -> bytes:
-    """kind: 0x00 without indexing, 0x10 never indexed, 0x40 with incremental indexing. name: or its index."""
+    """Encode a literal field. kind: 0x00 without indexing, 0x10 never indexed, 0x40 with incremental indexing. name:
+    the name, or its index.
+    """
     bits = 6 if kind == 0x40 else 4
     if isinstance(name, int):
         return integer(name, bits, kind) + string(value)
@@ -33,7 +35,7 @@ def literal(name: bytes | int, value: bytes, *, kind: int = 0x00) -> bytes:
 
 
 def indexed(name: bytes | int, value: bytes) -> bytes:
-    """A literal that goes into the dynamic table."""
+    """Encode a literal field that goes into the dynamic table."""
     return literal(name, value, kind=0x40)
 
 

@@ -1,4 +1,4 @@
-"""HTTP/2 connections that write down what their hooks are told, and the bytes to try them with."""
+"""HTTP/2 connections that record the calls of their hooks, and the bytes to feed them with."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,12 @@ TRAILERS: list[Field] = [(b"grpc-status", b"0")]
 
 
 def block(fields: list[Field]) -> bytes:
-    """A header block, without a table and without its size update."""
+    """Encode a header block that uses no dynamic table."""
     return Encoder().encode(fields)
 
 
 class Recorded(Stream):
-    """A stream with what came on it. auto: consume data as it comes."""
+    """A stream and what it received. auto: consume data as it comes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Recorded(Stream):
 
 
 class Recorder(H2Connection):
-    """A connection that records. consumes: gives credit back at once."""
+    """A connection that records. consumes: return flow-control credit at once."""
 
     def __init__(self, *, client: bool = False, consumes: bool = True, **limits: Any) -> None:
         super().__init__(client=client, limits=H2Limits(**limits))
@@ -118,7 +118,7 @@ class Recorder(H2Connection):
     # For tests -------------------------------------------------------------------------------------------------
 
     def start(self, fields: list[Field] | None = None, *, end: bool = False) -> Recorded:
-        """Open a stream of a client."""
+        """Open a stream as a client."""
         assert self.can_open()
         stream = Recorded()
         self.send_headers(stream, block(fields or REQUEST), end)
@@ -126,13 +126,13 @@ class Recorder(H2Connection):
         return stream
 
     def taken(self) -> bytes:
-        """What is to be sent."""
+        """Return the bytes that are to be sent."""
         out = b"".join(self.out)
         self.out.clear()
         return out
 
     def frames(self) -> list["Frame"]:
-        """What is to be sent, as frames."""
+        """Return what is to be sent, as frames."""
         return frames_of(self.taken())
 
 
@@ -147,7 +147,7 @@ class Frame:
 
     @property
     def number(self) -> int:
-        """The payload as one number: an error code, an increment."""
+        """Return the payload as one number, such as an error code or a window increment."""
         return int.from_bytes(self.payload, "big")
 
 
@@ -182,7 +182,7 @@ def client(**limits: Any) -> Recorder:
 
 
 def exchange(one: Recorder, other: Recorder, now: float = 0.0) -> None:
-    """Carry bytes both ways until none are left."""
+    """Carry bytes in both directions until none are left."""
     while one.out or other.out:
         other.receive(one.taken(), now)
         one.receive(other.taken(), now)

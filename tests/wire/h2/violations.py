@@ -1,4 +1,4 @@
-"""What RFC 9113 forbids, as bytes, each with the error that answers it: on the connection or on one stream."""
+"""Violations of RFC 9113 as bytes, each with the error that has to answer it, on the connection or on one stream."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,9 @@ HEAD = block(REQUEST)
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """data: sent by a client after its preface and settings. code: of GOAWAY, or of RST_STREAM on `stream_id`."""
+    """data: sent by a client after its preface and settings. code: of the expected GOAWAY, or of RST_STREAM on
+    `stream_id`.
+    """
 
     name: str
     data: bytes
