@@ -1,4 +1,4 @@
-"""How the gateway's bench judges, and that page and plot say what was found."""
+"""How the gateway's benchmark judges its runs, and that its page and plot show the results."""
 
 from pathlib import Path
 from typing import Any

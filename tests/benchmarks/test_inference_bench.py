@@ -1,4 +1,6 @@
-"""The bench's own rules: what counts as failed, how verdicts fall, that the page says what was found."""
+"""The rules of the inference benchmark: what counts as failed, how a verdict is found, and that its page shows the
+results.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The scripts of `oriel completion`: in bash as it would call them, in the others as far as these read them."""
+"""The scripts of `oriel completion`: run in bash, and checked in the other shells as far as those can parse them."""
 
 import shutil
 import subprocess

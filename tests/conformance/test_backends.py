@@ -1,4 +1,4 @@
-"""What every `Backend` and its `Session`s keep, by the suite that any backend can run: the model is y = x + x."""
+"""The tests that every `Backend` and its sessions have to pass; the model is y = x + x."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

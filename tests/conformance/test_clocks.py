@@ -1,4 +1,4 @@
-"""What every `Clock` keeps: the loop's own and the one tests move by hand."""
+"""The tests that every `Clock` has to pass: the event loop's own clock, and the one that tests set by hand."""
 
 import asyncio
 import threading

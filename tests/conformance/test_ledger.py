@@ -1,4 +1,4 @@
-"""What every ledger has to do: the one in memory and the Lua script in a real Redis give the same answers."""
+"""The tests that every ledger has to pass: the one in memory, and the Lua script in a real Redis."""
 
 import random
 from collections.abc import AsyncIterator

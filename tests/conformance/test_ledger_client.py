@@ -1,4 +1,4 @@
-"""Between meters and a ledger that is slow, silent or gone: budgets, bounds, answers that come too late."""
+"""A ledger client whose ledger is slow, silent or gone: time budgets, bounds, and answers that come too late."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What every limiter has to do, whoever counts: one process, a ledger in memory, a real Redis."""
+"""The tests that every limiter has to pass: in one process, with a ledger in memory, with a real Redis."""
 
 from collections.abc import AsyncIterator, Callable
 from time import monotonic, time

@@ -1,4 +1,4 @@
-"""The shipped stores, by the suite that any store can run."""
+"""The tests of `ModelStoreSuite` on the model stores that Oriel ships."""
 
 import shutil
 from collections.abc import Iterator

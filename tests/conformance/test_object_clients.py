@@ -1,4 +1,6 @@
-"""What every ObjectClient keeps, against real servers of each kind: S3 by moto, Google's emulator, Azurite."""
+"""The tests that every `ObjectClient` has to pass, against servers of each kind: moto for S3, Google's emulator,
+Azurite.
+"""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""Which redis-server the tests start: the one that was asked for, or none."""
+"""Which redis-server the tests start: the requested version, or none."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An object that a store refuses is told from a store that does, and the reason names the right that is missing."""
+"""One refused object is not taken for a store that refuses everything, and the error names the missing permission."""
 
 import pytest
 

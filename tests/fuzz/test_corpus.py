@@ -1,4 +1,4 @@
-"""Every input that is kept, and some changed ones: the rules of `targets` hold."""
+"""The rules of `targets` hold for every input of the corpus, and for random changes of them."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as strangers send it: properties, and the page that compares it with nginx and h11."""
+"""HTTP/1.1 from hostile clients: properties, and the page that compares Oriel with nginx and h11."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""R27: what belongs to others looks absent: the same answer, in the same time."""
+"""R27: another tenant's resources look absent: the answer and its time are those of a resource that does not exist."""
 
 from collections.abc import Callable, Iterable
 from math import sqrt

@@ -1,4 +1,4 @@
-"""What the public port says of itself: `/`, `/docs`, `/openapi.json`, `/v1/services`, by key."""
+"""The gateway's descriptions of itself at the public port: `/`, `/docs`, `/openapi.json` and `/v1/services`, by key."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a hostile review found, one test each."""
+"""Regression tests for the findings of a security review, one each."""
 
 import asyncio
 import json

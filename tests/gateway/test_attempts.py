@@ -1,4 +1,4 @@
-"""The table of `attempts`: what is decided for each thing that can happen to a call, on endpoints that nobody asks."""
+"""The decision table of `attempts`: what is decided for each event of a call. No endpoint is contacted."""
 
 import asyncio
 from collections.abc import Callable

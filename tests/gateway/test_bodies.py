@@ -1,4 +1,4 @@
-"""Bodies and answers on their way: what they weigh, who is made to wait, what is copied."""
+"""Request and answer bodies in transit: what they count on the byte budget, backpressure, and slow clients."""
 
 import asyncio
 import json

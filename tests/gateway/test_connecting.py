@@ -1,4 +1,4 @@
-"""An address that swallows what is sent to it: no refusal, no answer, as a machine that is gone."""
+"""Endpoints whose address drops all packets, as a machine that is gone: connecting is neither refused nor accepted."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Browsers: preflights without a key, and what pages may read. Off unless the documents say otherwise."""
+"""Browsers: preflight requests without a key, and what pages may read. All of it is off unless documents allow it."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""What a client of a stream hears when the gateway has to end it: one more event where one may begin, else a cut."""
+"""How the gateway ends a stream to its client: with one more event where an event may begin, otherwise by a cut."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Whatever the gateway says itself carries its ids, its timing and its reason, and is shown once by `/decisions`."""
+"""Every answer of the gateway's own carries ids, timing and a reason, and appears once in `/decisions`."""
 
 import asyncio
 from datetime import UTC, datetime

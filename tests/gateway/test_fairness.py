@@ -1,4 +1,4 @@
-"""Fairness between the tenants of a tier, whatever their calls are said to cost."""
+"""Fairness between the tenants of a tier, whatever costs their servers report."""
 
 from collections import Counter, deque
 from typing import Any

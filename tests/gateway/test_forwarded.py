@@ -1,4 +1,4 @@
-"""Proxies in front: which statements about the client count, and what the next hop gets."""
+"""Proxies in front of the gateway: which headers about the client are believed, and what the next hop receives."""
 
 import re
 from ipaddress import ip_network

@@ -1,4 +1,4 @@
-"""Which endpoint has a model: unmodified servers of one pool often have different ones."""
+"""Which endpoints have a model: servers of one pool often have different models."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

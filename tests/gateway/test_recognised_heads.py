@@ -1,4 +1,4 @@
-"""What a connection's heads have in common is judged once; what differs counts for each request."""
+"""The common part of the heads of one connection is parsed and judged once; the rest is judged for each request."""
 
 from .stack import BRONZE, GOLD, Client, Upstream, documents, gateway, upstream
 

@@ -1,4 +1,4 @@
-"""The label `tenant`: bounded, and no series but a new one ever goes down."""
+"""The label `tenant` of metrics: the number of tenants is bounded, and no counter ever goes down."""
 
 from hypothesis import given
 from hypothesis import strategies as st

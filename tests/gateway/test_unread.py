@@ -1,4 +1,4 @@
-"""Answers that nobody reads (R31): they are counted, bounded together, and taken from the upstream no further."""
+"""Answers that clients do not read (R31): they are counted, bounded together, and read no further from the upstream."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The wall clock jumps by a year, both ways: deadlines, queues, limits and endpoints do not know (R33)."""
+"""The wall clock jumps by a year in both directions (R33): deadlines, queues, limits and endpoints are not affected."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The tables in docs/ say what the code says."""
+"""The tables in docs/ agree with the code."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What the repository promises about itself: locks, sizes, and two commands that exist."""
+"""Rules about the repository's files: locks of dependencies, sizes, and the commands of the Makefile."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What an answer says of load and cost, and to whom."""
+"""The load and cost that an answer reports, and to which callers."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""More calls than the device can serve: who makes room, who is refused, what is left of the capacity. Virtual time."""
+"""More calls than the device can serve, in virtual time: which are displaced or refused, and what capacity is left."""
 
 import random
 from dataclasses import replace

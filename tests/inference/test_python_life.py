@@ -1,4 +1,4 @@
-"""A Python model's processes from load to unload, and what outlives what."""
+"""The processes of a Python model from load to unload: new versions, failed starts, restarts and ends."""
 
 import asyncio
 import dataclasses

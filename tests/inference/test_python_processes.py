@@ -1,4 +1,4 @@
-"""What a Python model's process is given, and what is left of it: nothing."""
+"""The environment of a Python model's process, and that nothing of it is left when it ends."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What the model's owner asks of the queue: timeouts, REJECT and DELAY, places per level, answers in order."""
+"""A model's queue policies: timeouts, REJECT and DELAY, queue sizes per priority level, and ordered answers."""
 
 import pytest
 

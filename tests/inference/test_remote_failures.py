@@ -1,4 +1,4 @@
-"""A remote repository as a store, when one object is refused or this machine cannot keep what came."""
+"""A remote repository when one object is refused, or when this machine cannot store what was fetched."""
 
 import asyncio
 import errno

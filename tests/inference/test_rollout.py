@@ -1,4 +1,4 @@
-"""Ensembles follow their parts: whatever comes and goes in whatever order, what serves is what fits together."""
+"""Ensembles follow the versions of their models: in whatever order these come and go, only versions that fit serve."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""The unit as a whole: departures, long batches, stopping, starting wrong, the process."""
+"""The inference server as a whole: callers that leave, long batches, stopping, failed starts, the process."""
 
 import asyncio
 import json

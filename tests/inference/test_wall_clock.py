@@ -1,4 +1,4 @@
-"""The wall clock jumps by a year, both ways: deadlines, queue timeouts and queues do not know."""
+"""The wall clock jumps by a year in both directions: deadlines, queue timeouts and queues are not affected."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What is kept from call to call says the same as what is worked out anew."""
+"""Encodings and plans that are kept from call to call give the same result as new ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a handler's tasks do wrong is their request's failure, and nobody else's."""
+"""Tasks of a handler that fail or exit make only their own request fail."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""SIGTERM under load: nobody's request fails, and whoever asks hears early that it is time to go elsewhere."""
+"""SIGTERM under load: no request fails, and clients learn early that they have to reconnect elsewhere."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Handlers and what lies beside them."""
+"""Loading handler files, and the modules and files beside them."""
 
 import os
 import pickle

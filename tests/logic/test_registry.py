@@ -1,4 +1,4 @@
-"""Which release a request gets, and what is said of the services."""
+"""Which release of a service gets a request, and how services are described."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A public client with a key, an image and nothing else."""
+"""A public HTTP client that has a key and an image, and knows nothing else."""
 
 import base64
 import json

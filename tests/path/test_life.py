@@ -1,4 +1,4 @@
-"""Starting, dying, coming back and stopping, with real processes."""
+"""Starting, crashing, recovering and stopping, with real processes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What a client library would never send, byte by byte."""
+"""Requests, byte by byte, that no client library would send."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Sides of a canary and sticky endpoints: who is where, and who moves when something changes."""
+"""Canary sides and sticky endpoints: the assignment of callers, and which of them move when something changes."""
 
 from collections.abc import Sequence
 

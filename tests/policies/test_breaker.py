@@ -1,4 +1,6 @@
-"""The breaker: five in a row, one probe a second, and what flaps is trusted less each time."""
+"""The circuit breaker: it opens after five failures in a row, probes once a second, and trusts a flapping store less
+each time.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

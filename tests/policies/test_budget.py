@@ -1,4 +1,4 @@
-"""R9: repeats are at most one in ten of the requests in any 10 s that end with a repeat, whatever comes when."""
+"""R9: the retry budget: in any 10 s that end with a repeat, at most one in ten requests is a repeat."""
 
 from math import ceil
 

@@ -1,4 +1,4 @@
-"""Who is ejected, and for how long."""
+"""Which endpoints are ejected, and for how long."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What of a stream may be at work, by its messages and answers."""
+"""Which messages of a stream may still be executing, judged by the messages and answers that were seen."""
 
 from typing import Any
 

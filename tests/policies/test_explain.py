@@ -1,4 +1,4 @@
-"""What `explain` says is what the gateway does."""
+"""The output of `explain` agrees with what the gateway does."""
 
 from hashlib import sha256
 

@@ -1,4 +1,4 @@
-"""A packed snapshot says what the snapshot said, and decodes no tenant before its first use."""
+"""A packed snapshot equals the snapshot it was made of, and decodes a tenant only at its first use."""
 
 import dataclasses
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""Which answers of a good status are none: said by `answers` alone, and counted by a whole load."""
+"""Answers that count as failures of a load although their status is good, judged one by one and in a whole load."""
 
 import asyncio
 import json

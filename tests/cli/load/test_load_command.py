@@ -1,4 +1,4 @@
-"""`oriel load` as a person runs it: a process of its own against a server in this one."""
+"""The command `oriel load` in a process of its own, against a server in this one."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The open loop against a scripted server in the same process, on real connections."""
+"""The open-loop load generator against a scripted server in the same process, over real connections."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What is said to whoever writes a service."""
+"""What `oriel logic dev` prints for the author of a service."""
 
 import logging
 import sys

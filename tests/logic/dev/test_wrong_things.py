@@ -1,4 +1,4 @@
-"""What somebody new does wrong is answered with what to do, and takes nothing else down."""
+"""Mistakes of beginners: the error says what to do, and other services keep running."""
 
 import asyncio
 from collections.abc import AsyncIterator

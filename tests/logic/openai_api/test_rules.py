@@ -1,4 +1,4 @@
-"""The pure rooms of the OpenAI surface, as properties."""
+"""Properties of the pure rules of the OpenAI API."""
 
 from typing import Any
 

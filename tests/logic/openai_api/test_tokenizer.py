@@ -1,4 +1,4 @@
-"""What runs in workers: tokens of texts, prompts of conversations, and what tokens stand for."""
+"""What runs in workers: tokens of texts, prompts of conversations, and texts of tokens."""
 
 import sys
 from pathlib import Path

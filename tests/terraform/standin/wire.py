@@ -44,7 +44,7 @@ def message(number: int, body: bytes) -> bytes:
 
 
 def parsed(body: bytes) -> dict[int, list[Any]]:
-    """Return field number -> its values, in order. Raises ValueError for a wire type that is not part of the protocol."""
+    """Return field number -> its values, in order. Raises ValueError for a wire type that the protocol does not use."""
     fields: dict[int, list[Any]] = {}
     at = 0
 
