@@ -20,7 +20,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file per shell."""
+    """Write the scripts of all shells into a folder, one file per shell."""
     folder = tmp_path_factory.mktemp("completion")
     for shell in SHELLS:
         with pytest.MonkeyPatch.context() as patch, (folder / shell).open("w") as out:

@@ -246,7 +246,7 @@ def test_services_are_read_and_not_imported(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No port of this machine is looked at, and the state lies in a folder of the test's."""
+    """Examine no port of this machine, and keep the state in a folder of the test."""
 
     async def none() -> list[Finding]:
         return []

@@ -35,7 +35,7 @@ def spec(name: str, *how: str, prepare: tuple[str, ...] = ()) -> UnitSpec:
 
 
 class Stage:
-    """One supervisor under test: what it said, and the events a test waits for."""
+    """One supervisor under test: the lines that it reported, and the events that a test waits for."""
 
     def __init__(self, *specs: UnitSpec, timings: Timings = QUICK) -> None:
         self.said: list[str] = []
@@ -70,7 +70,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    """Wait until `pid` is gone; another process's end is no event of ours."""
+    """Wait until the process `pid` is gone; nothing signals the end of another process's child."""
     await until(lambda: not alive(pid))
 
 

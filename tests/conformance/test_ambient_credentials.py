@@ -20,7 +20,7 @@ Look = Callable[[str], Awaitable[object]]
 
 @asynccontextmanager
 async def cloud() -> AsyncIterator[tuple[str, list[str]]]:
-    """Its address, and the head and body of each request."""
+    """Yield the address of the stub, and the list of (head, body) of each request."""
     seen: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -18,7 +18,7 @@ OPTIONS = EngineOptions(intra_op_threads=1)
 
 
 class BackendSuite:
-    """Give it the fixture `backend`."""
+    """Subclasses define the fixture `backend`."""
 
     @pytest.fixture
     def session(self, backend: Backend, tmp_path: Path) -> Iterator[Session]:

@@ -14,7 +14,7 @@ Pass = Callable[[float], Awaitable[None]]
 
 @pytest.fixture(params=["loop", "virtual"])
 async def clock_and_pass(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Clock, Pass]]:
-    """A clock, and how to let at least so many seconds of it pass."""
+    """A clock, and a function that lets at least so many seconds of it pass."""
     if request.param == "loop":
         yield LoopClock(asyncio.get_running_loop()), asyncio.sleep
         return

@@ -19,7 +19,7 @@ DAY_US = 24 * HOUR_US
 
 
 class Pair:
-    """Two gateways on one ledger, and what only a test may do to it."""
+    """Two gateways on one ledger, and what only a test may do to the ledger."""
 
     def __init__(self, one: Ledger, two: Ledger) -> None:
         self.one, self.two = one, two

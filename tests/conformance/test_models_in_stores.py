@@ -67,13 +67,13 @@ class Running:
             return False
 
     def answer(self, version: str = "") -> list[float] | int:
-        """What the model says, or the status."""
+        """Return the model's output, or the status of the answer."""
         path = f"/v2/models/double{f'/versions/{version}' if version else ''}/infer"
         reply = self._client.post(f"{self.base}{path}", json=ASKED)
         return reply.json()["outputs"][0]["data"] if reply.status_code == 200 else reply.status_code
 
     def reason(self, version: str) -> str:
-        """What the index says is wrong with a version."""
+        """Return the reason that the index gives for a version."""
         index = self._client.post(f"{self.base}/v2/repository/index", json={}).json()
         return " ".join(each.get("reason", "") for each in index if each.get("version") == version)
 

@@ -39,7 +39,7 @@ class Rig:
         self.tried = 0
 
     async def press(self, seconds: float, *, meanwhile: Awaitable[None] | None = None) -> int:
-        """Both gateways as busy as can be; the calls that were admitted. See `lasted_s` and `tried`."""
+        """Make as many calls as both gateways can; returns how many were admitted. Sets `lasted_s` and `tried`."""
         began, tried = monotonic(), sum(desk.tried for desk in self.desks)
         tasks = [asyncio.ensure_future(desk.press(seconds)) for desk in self.desks]
         if meanwhile is not None:
@@ -50,7 +50,9 @@ class Rig:
         return admitted
 
     async def exact(self, rate: float, burst: int) -> None:
-        """Press until what is admitted is what the limit allows. On a busy machine Redis may answer late once more."""
+        """Press until no more calls are admitted than the limit allows: on a busy machine Redis may answer late once
+        more.
+        """
         async with asyncio.timeout(60):
             while await self.press(0.6) > 1.05 * rate * self.lasted_s + burst:
                 await self.answering(True)

@@ -18,7 +18,7 @@ _BODY = st.one_of(st.none(), st.binary(max_size=300))
 
 @st.composite
 def _messages(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, str, list[tuple[str, str]], bytes]]]:
-    """Well-formed requests on one connection, and what they say."""
+    """Generate well-formed requests on one connection, together with what they mean."""
     data, said = b"", []
     for _ in range(draw(st.integers(1, 4))):
         fields = [("host", "x"), *draw(st.lists(st.tuples(_NAME, _VALUE), max_size=8))]

@@ -27,7 +27,9 @@ SAMPLES = 400
 
 
 def z_of(first: list[int], second: list[int]) -> float:
-    """Mann-Whitney: how many standard deviations the ranks of `first` are from those of the same distribution."""
+    """Mann-Whitney U test: return by how many standard deviations the ranks of `first` differ from those of the same
+    distribution.
+    """
     ranked = sorted((value, mine) for mine, values in ((True, first), (False, second)) for value in values)
     ranks, i = 0.0, 0
     while i < len(ranked):
@@ -41,9 +43,9 @@ def z_of(first: list[int], second: list[int]) -> float:
 
 
 def told_apart(pairs: Iterable[tuple[Callable[[], object], Callable[[], object]]]) -> bool:
-    """Whether 400 samples of each, in turns, differ by more than noise and to the same side, for every pair.
+    """Whether 400 alternating samples of each differ by more than noise, in the same direction, for every pair.
 
-    A leak always does; one pair may differ because its names happen to lie differently in a table.
+    A leak differs for every pair; one pair may differ by chance, because its names hash to other places of a table.
     """
     sides = set()
     for pair in pairs:

@@ -24,7 +24,7 @@ ITEM = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
 def described(*names: str, **more: Any) -> dict[str, Any]:
-    """A logic server's document with these services."""
+    """Return a logic server's OpenAPI document with these services."""
 
     def operation(name: str) -> dict[str, Any]:
         schema = {"$ref": f"#/components/schemas/{name}.Item"}
@@ -42,7 +42,7 @@ def described(*names: str, **more: Any) -> dict[str, Any]:
 
 
 class Publisher:
-    """An upstream's answers: an OpenAPI document, an index and metadata; `asked` counts what it was asked for."""
+    """The answers of an upstream: an OpenAPI document, a repository index and metadata. asked: counts its requests."""
 
     def __init__(self, services: Any = None, models: tuple[str, ...] = ()) -> None:
         self.services = services
@@ -75,7 +75,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 async def turn(gate: Gateway) -> None:
-    """One turn of what the gateway does by itself, whoever is due."""
+    """Read the descriptions of all pools once, whether they are due or not."""
     for facts in gate.api_docs.published.pools.values():
         facts.due_s = 0.0
     await gate.api_docs.published.ask(gate)
@@ -93,7 +93,7 @@ async def paths(client: Client, key: str | None) -> dict[str, Any]:
 
 @cache
 def valid(document: bytes) -> dict[str, Any]:
-    """The document, which is one of OpenAPI."""
+    """Return the document after checking that it is valid OpenAPI."""
     made: dict[str, Any] = json.loads(document)
     OpenAPIV31SpecValidator(made).validate()
     return made

@@ -35,7 +35,7 @@ async def test_a_body_in_tiny_pieces_weighs_what_it_is() -> None:
 
 
 class Lines(FakeTransport):
-    """Keeps what was written, as the very objects."""
+    """Keeps the objects that were written, uncopied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Slow:
         self.cut = False
 
     def move(self, data: bytes) -> None:
-        """Send a little, and see what came."""
+        """Send some bytes, and note what was received."""
         with suppress(OSError):
             self.sock.send(data)
         try:
@@ -225,7 +225,7 @@ async def test_a_stranger_is_read_no_more_than_a_mebibyte() -> None:
 
 
 async def _read_of(port: int, core: Gateway, data: bytes) -> int:
-    """How many bytes of `data` the gateway reads before it is cut."""
+    """Return how many bytes of `data` the gateway reads before it closes the connection."""
     from oriel_gateway.ingress.http import ClientConnection
 
     read = 0

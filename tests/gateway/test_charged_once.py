@@ -33,7 +33,9 @@ class Till:
     it: House
 
     def used(self) -> tuple[int, int]:
-        """Requests and microseconds of computing; days and months say the same."""
+        """Return the requests and the microseconds of computing that are used; the counts per day and per month must
+        agree.
+        """
         meters = self.it.core.limiter._accounts["q", "all"].meters  # type: ignore[attr-defined]
         assert all(isinstance(meter, QuotaMeter) for meter in meters)
         used = {meter.bound.name: meter.window.used for meter in meters}
@@ -41,7 +43,7 @@ class Till:
         return used["requests-day"], used["compute-day"]
 
     def allow(self) -> None:
-        """As many calls as a second copy needs."""
+        """Count enough calls for the retry budget to allow a second copy."""
         for _ in range(20):
             self.it.core.pools["p0"].retries.requested(monotonic())
 
@@ -64,7 +66,9 @@ async def never() -> None:
 
 
 def answering(*answers: bytes | Callable[[], Awaitable[None]]) -> Callable[[Seen], Awaitable[bytes]]:
-    """One after the other, and the last from then on; b"" breaks; what is called answers when it has returned."""
+    """Return a server with these answers one after the other; the last one is repeated. b"" breaks the connection; a
+    function is called first.
+    """
     left = list(answers)
 
     async def answer(_: Seen) -> bytes:

@@ -13,7 +13,7 @@ from .stack import GOLD, Client, digest, documents, gateway, upstream
 
 
 def publish(folder: Path, documents: dict[str, bytes]) -> None:
-    """As the kubelet does it: what was read before is never written again, and all files change at once."""
+    """Publish documents as the kubelet does: no file is ever written again, and all of them change at once."""
     stamp = folder / f"..{len(list(folder.glob('..[0-9]*')))}"
     stamp.mkdir()
     for name, data in documents.items():

@@ -21,7 +21,7 @@ from .stack import GOLD, Client, documents, gateway, upstream
 
 @pytest.fixture
 def hole() -> Iterator[int]:
-    """A port whose backlog is full: further connections are neither made nor refused."""
+    """Yield a port whose backlog is full: further connections are neither accepted nor refused."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -35,7 +35,7 @@ def hole() -> Iterator[int]:
 
 
 class Sink:
-    """Who waits for an answer and never sends a request."""
+    """Waits for an answer, but never sends a request."""
 
     error: UpstreamError | None = None
 

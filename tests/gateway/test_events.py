@@ -59,7 +59,7 @@ def test_which_answers_are_of_plain_events(head: str, found: bool) -> None:
 
 @asynccontextmanager
 async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"") -> AsyncIterator[int]:
-    """The port of an upstream that sends these pieces as they are, and then dies, or says `again` again and again."""
+    """Yield the port of an upstream that sends these pieces, and then dies, or keeps sending `again`."""
 
     ended = asyncio.Event()
 
@@ -90,7 +90,7 @@ async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"")
 
 
 async def heard(port: int, target: str = STREAM, version: str = "1.1") -> tuple[str, bytes, bool]:
-    """(the head of the answer, its body, whether it was ended and not cut)."""
+    """Return the head of the answer, its body, and whether it ended properly rather than by a cut."""
     async with Client(port) as client, asyncio.timeout(60):
         client.writer.write(f"POST {target} HTTP/{version}\r\n".encode())
         client.writer.write(b"host: x\r\nx-api-key: key-gold\r\ncontent-length: 1\r\n\r\nx")

@@ -26,7 +26,7 @@ CALLS = 250
 
 
 async def at_rest(process: Process) -> bool:
-    """Whether it computes for less than half of a quarter of a second; one that spins never does."""
+    """Whether the process uses less than half of a core for a quarter of a second; one that spins never does."""
     cpu_s, began = process.cpu_s(), monotonic()
     await asyncio.sleep(0.25)
     return process.cpu_s() - cpu_s < 0.5 * (monotonic() - began)
@@ -144,7 +144,7 @@ async def test_bodies_that_are_too_large_cost_less_than_two_that_are_not(tmp_pat
 
 
 async def status(client: Client) -> int:
-    """Of the answer; CUT for a client that went on sending for too long to see its refusal."""
+    """Return the status of the answer; CUT for a client that was still sending when it was refused."""
     try:
         return (await client.reply(60)).status
     except (ConnectionError, asyncio.IncompleteReadError):

@@ -53,7 +53,7 @@ async def decision(core: Gateway, request_id: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def held(up: Upstream) -> AsyncIterator[asyncio.Event]:
-    """The upstream answers when the event is set."""
+    """Let the upstream answer when the event is set."""
     go = asyncio.Event()
 
     async def answer(seen: Seen) -> bytes:
@@ -373,7 +373,7 @@ async def test_a_disk_that_is_stuck_costs_lines_and_no_request(tmp_path: Path) -
 
 
 def documented() -> dict[str, tuple[str, set[str]]]:
-    """name -> (type, labels) of the gateway's table in docs/metrics-gateway.md."""
+    """Return name -> (type, labels) from the gateway's table in docs/metrics-gateway.md."""
     page = (DOCS / "metrics-gateway.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     return {

@@ -28,7 +28,7 @@ def answer(data: bytes = b"", status: int = 200, **headers: str) -> httpx.Respon
 
 
 class Provider:
-    """An identity provider: what it answers next, and what it was asked."""
+    """An identity provider. answer: returns its next answer. asked: the requests that it received."""
 
     def __init__(self, *keys: dict) -> None:  # type: ignore[type-arg]
         self.asked: list[httpx.Request] = []
@@ -58,7 +58,7 @@ async def fetching(
     running = asyncio.ensure_future(sets.run(client))
 
     async def turn() -> None:
-        """Wait until what is due has happened and it waits again: the fake clock wakes nobody by itself."""
+        """Do what is due, and wait until that is done; the fake clock wakes nothing by itself."""
         sets._wake.set()
         fetched = [known for known in sets._known.values() if not known.issuer.key_set]
         await until(lambda: not sets._wake.is_set() and all(known.next_s > provider.now for known in fetched))

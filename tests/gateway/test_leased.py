@@ -15,7 +15,7 @@ NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
 
 
 class World:
-    """Two gateways, one ledger, one clock. Answers may be lost before or after the ledger heard."""
+    """Two gateways, one ledger and one clock. Answers may be lost before or after the ledger received the question."""
 
     def __init__(self, bound: Bound) -> None:
         self.now = 10.0
@@ -32,7 +32,7 @@ class World:
 
 
 class Line:
-    """Stands for the ledger client: everything is answered at once, unless `fate` says otherwise."""
+    """Stands for the ledger client: every ask is answered at once, unless `fate` says otherwise."""
 
     replicas = 2
     share = 0.5
@@ -58,7 +58,7 @@ class Line:
         return None if self.fate == "lost after" else [answer]
 
     def take(self, meter: LeasedMeter, units: int = 1) -> bool:
-        """What a call goes through."""
+        """Make one call."""
         now = self.world.now
         wait_s = meter.acquire(units, now)
         if wait_s != ASK:

@@ -97,11 +97,11 @@ class _Call:
 
     @property
     def waits(self) -> bool:
-        """For a permit."""
+        """Whether it waits for a permit."""
         return not self.has or (self.asking is not None and not self.asking.done())
 
     def silent(self) -> None:
-        """What its timer would find."""
+        """Do what its timer does after a long silence."""
         if self.has and self.lending is not None and not self.lending.suspended:
             if self.exchange.unanswered:
                 self.lending._moved_s = 1e-9
@@ -110,7 +110,7 @@ class _Call:
             self.lending._poll()
 
     def answered(self) -> None:
-        """All messages are, and the client has read it."""
+        """All messages are answered, and the client has read the answers."""
         if self.has and self.lending is not None and self.exchange.unanswered:
             self.exchange.answered("m", True, 0.0)
             self.lending.resume()

@@ -131,7 +131,7 @@ async def test_an_unlimited_tenant_meets_no_limiter(up: Upstream) -> None:
 
 
 class Thinking:
-    """A ledger that answers on a signal."""
+    """A ledger that answers when `go` is set."""
 
     def __init__(self) -> None:
         self.behind = MemoryLedger(lambda: time() * 1e6).seat("one")

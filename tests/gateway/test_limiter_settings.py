@@ -93,7 +93,9 @@ async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) ->
 
 
 async def _announces(ledger: RedisLedger) -> bool:
-    """Whether it answers; on a busy machine a connection may take longer than it has."""
+    """Whether the ledger answers this gateway's announcement; on a busy machine a connection may take too long at
+    first.
+    """
     try:
         return (await ledger.hello(1.0)).gateways == 1
     except LedgerLost:

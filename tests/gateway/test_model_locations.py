@@ -23,7 +23,7 @@ BIG = b"x" * 200_000  # more than is kept to be sent again
 
 
 class Asked:
-    """An endpoint that says at once whether it has a model; None: it never says."""
+    """An endpoint that reports at once whether it has a model. None: it never answers."""
 
     def __init__(self, ready: bool | None) -> None:
         self.ready = ready
@@ -170,7 +170,7 @@ async def four() -> AsyncIterator[list[Upstream]]:
 
 
 def loaded(ups: list[Upstream], has: set[int], words: bytes = UNKNOWN) -> None:
-    """Only these have the model; the others say so as Triton does."""
+    """Load the model on these servers only; the others answer for it as Triton does."""
 
     def of(number: int) -> Callable[[Seen], object]:
         async def answer(seen: Seen) -> bytes:

@@ -45,7 +45,7 @@ async def call(client: Client, method: str, path: str, body: bytes = b"", *, key
 
 
 async def listed(seen: Seen) -> bytes:
-    """What a server of others says at `/v1/models`."""
+    """Return what a foreign server answers at `/v1/models`."""
     entries: list[dict[str, Any]] = [
         {"id": name, "object": "model"} for name in ("small-1b", "big-70b", "org/name-1:2@b")
     ]
@@ -374,7 +374,7 @@ async def test_kept_answers_and_lists_do_not_pass_a_list_of_models(up: Upstream)
 
 
 class Foreign:
-    """An OpenAI server of others: it serves whatever a body names, and lists all it has."""
+    """A foreign OpenAI server: it serves whatever model a body names, and lists all of its models."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []

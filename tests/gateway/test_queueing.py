@@ -33,7 +33,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 def seen_before(core: Gateway, work: str, seconds: float, *, fastest_s: float = 0.0) -> None:
-    """As if many small calls had taken so long."""
+    """Feed the statistics with many small calls that took so long."""
     gate = core.pools["p"]
     for size in (1, 4):
         for _ in range(60):
@@ -200,7 +200,7 @@ async def test_a_stream_ends_as_its_tier_says(up: Upstream, rule: str) -> None:
 
 
 class Silent(Backend):
-    """A stream that says one thing and then nothing."""
+    """A stream that sends one piece and then nothing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 class Still:
-    """The pulse of a loop whose clock stands."""
+    """The pulse of a loop whose clock stands still."""
 
     fresh_until = inf
 
@@ -52,7 +52,7 @@ class Still:
 
 
 def looking() -> tuple[type[Gateway], list[int]]:
-    """A gateway, and what grows whenever it parses the whole head of a known sender."""
+    """Yield a gateway, and a list that grows whenever the gateway parses the whole head of a known sender."""
     seen: list[int] = []
     numbers = count()
 
@@ -65,7 +65,7 @@ def looking() -> tuple[type[Gateway], list[int]]:
 
 
 async def raw(client: Client, head: str, body: bytes) -> bytes:
-    """The whole answer, without what is another's for every request."""
+    """Return the whole answer without what differs between requests."""
     client.writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     answer = await client.reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", answer)

@@ -31,7 +31,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 def without(core: Gateway, *gone: str, **changed: Pool) -> None:
-    """Adopt documents that lack these pools, and every route."""
+    """Adopt documents without these pools and without any route."""
     pools = {name: pool for name, pool in core.snapshot.pools.items() if name not in gone}
     core.adopt(replace(core.snapshot, pools=pools | changed, routes=()))
 

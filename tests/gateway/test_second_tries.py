@@ -48,7 +48,9 @@ async def ups() -> AsyncIterator[list[Upstream]]:
 
 
 def in_turn(ups: list[Upstream], *answers: bytes | Late) -> list[Upstream]:
-    """Whichever is asked gives the next of these answers, then 200; who was asked, in order."""
+    """Let the servers give these answers in turn, whichever is asked, and then 200; returns the list of servers that
+    were asked.
+    """
     asked: list[Upstream] = []
     without: set[Upstream] = set()
 
@@ -79,7 +81,7 @@ def ports(ups: list[Upstream]) -> list[int]:
 
 
 def outstanding(core: Gateway) -> int:
-    """Requests that servers have and did not answer."""
+    """Return how many requests the servers have not answered yet."""
     return sum(endpoint.outstanding for endpoint in core.pools["p"].endpoints)
 
 
@@ -200,7 +202,7 @@ async def test_a_service_that_is_full_after_its_model_ran_is_not_asked_again(ups
 
 
 class Inside(Gateway):
-    """Keys do not travel: a hop inside takes everybody for the first tenant."""
+    """An inner gateway: keys are not forwarded, so it takes every caller for its first tenant."""
 
     def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
         return next(iter(self.snapshot.keys.values()))

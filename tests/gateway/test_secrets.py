@@ -35,7 +35,7 @@ PASTED, QUERY, PROXY = "oriel_pasted-secret-4", "oriel_query-secret-5", "oriel_p
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """An OTLP collector that keeps what it gets, decompressed; to a GET it answers as an issuer of tokens."""
+    """Yield an OTLP collector that keeps what it receives, decompressed; it also answers GET as an issuer of tokens."""
     got: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -68,7 +68,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
 
 
 class Running:
-    """A gateway process: its ports, and what it wrote once it has ended."""
+    """A gateway process: its ports, and all that it wrote once it has ended."""
 
     def __init__(self, process: asyncio.subprocess.Process, http: int, grpc: int, admin: int) -> None:
         self.process = process
@@ -137,7 +137,7 @@ async def search(up: Upstream, tmp_path: Path, endpoint: str, spans: list[bytes]
 
 
 async def busy(it: Running, good: str, bad: str) -> list[bytes]:
-    """Calls of every kind, served and refused; what they were answered."""
+    """Make calls of every kind, served and refused; returns all answers."""
     answers: list[bytes] = []
     async with Client(it.http) as client:
 
@@ -171,7 +171,7 @@ async def busy(it: Running, good: str, bad: str) -> list[bytes]:
 
 
 async def revoke(it: Running, folder: Path, text: bytes) -> None:
-    """Both keys are on open connections; one is taken out of the documents."""
+    """Take one of two keys out of the documents, while both are used on open connections."""
     async with Client(it.http) as stays, Client(it.http) as goes:
         for _ in range(3):
             assert (await goes.ask(INFER, key=REVOKED)).status == 200
@@ -186,7 +186,7 @@ async def revoke(it: Running, folder: Path, text: bytes) -> None:
 
 
 async def bad_documents(it: Running, folder: Path, text: bytes) -> list[bytes]:
-    """Documents with a key where it does not belong, one after the other; what the admin port says of them."""
+    """Load documents with a key in the wrong place, one after the other; returns what the admin port reports."""
     answers: list[bytes] = []
     wrong = [
         f"[tenants.x]\ntier = 'gold'\nkeys = [{{ sha256 = '{PASTED}' }}]\n",

@@ -93,7 +93,7 @@ async def test_sigterm_answers_calls_that_wait_for_a_server(tmp_path: Path) -> N
 
 
 async def _parked(admin_port: int, count: int) -> None:
-    """Until so many calls wait for a server."""
+    """Wait until so many calls wait for a server."""
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.timeout(60):
         while True:
             answer = await client.get(f"http://127.0.0.1:{admin_port}/queues")
@@ -102,7 +102,7 @@ async def _parked(admin_port: int, count: int) -> None:
 
 
 async def _refusal(address: str) -> str:
-    """The sentence a call over gRPC is refused with, as UNAVAILABLE."""
+    """Return the message with which a gRPC call is refused as UNAVAILABLE."""
     async with triton.InferenceServerClient(address) as client:
         try:
             await client.infer("digits", tensor(), headers=headers(BRONZE))

@@ -18,7 +18,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 @asynccontextmanager
 async def one_of_two_hangs() -> AsyncIterator[tuple[Upstream, Upstream, asyncio.Event]]:
-    """One that answers nothing from when the event is set, and one that goes on."""
+    """Yield two servers, and an event after which the first of them answers nothing."""
     hangs, never = asyncio.Event(), asyncio.Event()
 
     async def hanging(seen: Seen) -> bytes:

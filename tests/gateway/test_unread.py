@@ -24,7 +24,7 @@ NOTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60)
 
 
 class Reader:
-    """Knows whether it was cut."""
+    """A client that notes whether it was cut."""
 
     def __init__(self) -> None:
         self.transport: Any = FakeTransport()

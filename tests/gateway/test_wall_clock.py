@@ -19,7 +19,7 @@ JUMPS = pytest.mark.parametrize("jumps", [(YEAR_S, -YEAR_S), (-YEAR_S, YEAR_S)],
 
 
 class WallClock:
-    """In place of the functions of `time` that say what the time of day is."""
+    """Replaces the functions of `time` that return the time of day."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0

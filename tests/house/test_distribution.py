@@ -104,7 +104,7 @@ def test_the_installed_version_is_the_projects() -> None:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Everything in the checkout that somebody reads or copies a command from."""
+    """Yield the name and text of every file in the checkout that somebody reads or copies commands from."""
     folders = (*PACKAGES, "docs", "examples", "requirements", "terraform", "tests", "benchmarks", ".ci")
     for path in (*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))):
         own = path == Path(__file__).resolve() or "__pycache__" in path.parts or ".terraform" in path.parts

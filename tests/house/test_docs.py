@@ -28,7 +28,7 @@ def section(name: str, heading: str) -> str:
 
 
 def written(name: str, value: Any) -> str:
-    """A default as the tables write it."""
+    """Format a default as the tables do."""
     if name.endswith("_bytes"):
         size, unit = next((value >> bits, unit) for bits, unit in ((20, "MiB"), (10, "KiB"), (0, "B")) if value >> bits)
         return f"{size} {unit}"

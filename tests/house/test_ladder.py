@@ -128,7 +128,7 @@ NOT_PURE = (
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """`module` imports `name` (dotted). lazily: inside a function. typing: only for the type checker."""
+    """One import: `module` imports `name` (dotted). lazily: inside a function. typing: for the type checker only."""
 
     module: str
     name: str
@@ -141,7 +141,7 @@ class Import:
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Dotted name -> file of every module of the six packages."""
+    """Return dotted name -> file for every module of the six packages."""
     found = {}
     for package, folder in FOLDERS.items():
         for path in sorted((root / folder / package).rglob("*.py")):
@@ -179,7 +179,7 @@ def fits(module: str, patterns: Sequence[str]) -> bool:
 
 
 def breaches(root: Path) -> list[str]:
-    """Every import that breaks a rule, as `module:line imports name: why`."""
+    """Return every import that breaks a rule, as `module:line imports name: why`."""
     known = modules(root)
     all_imports = [found for module, path in known.items() for found in imports(module, path)]
     said = [f"{i.module}:{i.line} imports {i.name}: {why}" for i in all_imports for why in _judge(i)]
@@ -213,12 +213,12 @@ def _judge(found: Import) -> Iterator[str]:
 
 
 def room_of(name: str) -> str:
-    """The folder or file directly inside the package; the package itself for its `__init__`."""
+    """Return the folder or file directly inside the package; the package itself for its `__init__`."""
     return name.split(".")[1 if "." in name else 0]
 
 
 def rings(known: dict[str, Path], all_imports: Sequence[Import]) -> Iterator[list[str]]:
-    """Circles of imports, those for the type checker counted: the ladder inside a unit has only one direction."""
+    """Return the circles of imports. Those for the type checker count: inside a unit imports have one direction."""
     loaded = list(_rings(known, [found for found in all_imports if not found.typing]))
     yield from loaded
     for ring in _rings(known, all_imports):

@@ -33,7 +33,7 @@ def fake(folder: Path, version: str) -> Path:
 
 
 def ran(*words: object, **more: str) -> subprocess.CompletedProcess[str]:
-    """In the checkout, without what an outer make hands down."""
+    """Run a command in the checkout, without what an outer make passes down."""
     handed = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "VENV")
     environ = {name: value for name, value in os.environ.items() if name not in handed} | more
     return subprocess.run([*map(str, words)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
@@ -60,7 +60,7 @@ def test_the_command_refuses_another_python_in_one_line(version: tuple[int, int]
 
 
 def older() -> list[str]:
-    """Real Pythons of this machine that are too old."""
+    """Return the Pythons of this machine that are too old."""
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     found = [str(path / "bin" / "python3") for minor in (8, 9, 10) for path in versions.glob(f"3.{minor}.*")]
     return [each for each in (*found, *map(shutil.which, ("python3.9", "python3.10"))) if each and Path(each).exists()]

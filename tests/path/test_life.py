@@ -35,14 +35,14 @@ def own(state_folder: Path) -> Iterator[Stack]:
 
 
 def with_models(own: Stack, state: Path) -> Path:
-    """A state folder that has the demo's models already, as after a first run: making them takes seconds."""
+    """Copy the demo's models into a state folder, as after a first run: making them takes seconds."""
     (made,) = Path(own.environ["ORIEL_STATE"]).glob("demo-models-*")
     shutil.copytree(made, state / made.name)
     return state
 
 
 def oriel_up(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`oriel up --demo` that is expected to refuse."""
+    """Run an `oriel up --demo` that is expected to refuse to start."""
     environ = {**os.environ, "ORIEL_STATE": str(state)}
     return subprocess.run(
         command("up", "--demo", *words), env=environ, capture_output=True, text=True, timeout=START_S, check=False
@@ -60,17 +60,19 @@ def serves(stack: Stack) -> bool:
 
 
 def until_none_left(stack: Stack) -> None:
-    """Processes end on their own time; the test's timeout is the bound."""
+    """Wait until no process of the stack is left."""
     wait_until(lambda: not stack.processes())
 
 
 def until_a_handful(stack: Stack) -> None:
-    """Beside them, for a moment, there is what is ending, and what logic tries new services in."""
+    """Wait until only the usual processes are left: for a moment there are also those that end, and those in which
+    logic tries new services.
+    """
     wait_until(lambda: len(stack.processes()) <= MOST_PROCESSES)
 
 
 def processes_of(stack: Stack, unit: str) -> list[int]:
-    """The processes whose group is led by `unit` (it leads a session of its own)."""
+    """Return the processes in the group of `unit`, which leads a session of its own."""
     command_line = f"oriel_cli.main\0{unit}\0".encode()
     leaders = []
     for pid in stack.processes():

@@ -11,7 +11,7 @@ HEAD = "POST /v1/services/digits HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bea
 
 
 def exchange(stack: Stack, *parts: bytes) -> bytes:
-    """Send, then read until the gateway closes."""
+    """Send bytes, then read until the gateway closes."""
     host, port = stack.gateway.split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         for part in parts:

@@ -102,7 +102,7 @@ def message(model: str) -> bytes:
 
 
 class Waiting:
-    """What waits in the queues of some models, by band."""
+    """The calls that wait in the queues of some models, by band."""
 
     def __init__(self, it: Any, models: list[str]) -> None:
         self._batchers = [it.serving[model].batcher for model in models]
@@ -116,7 +116,7 @@ class Waiting:
         ]
 
     async def tier_of_one_more(self) -> set[str]:
-        """The tiers by which one more call waits in each of them."""
+        """Return the tiers by which one more call waits in each queue."""
         expected = sum(self._before) + len(self._batchers)
         await until(lambda: sum(self._now()) >= expected)
         more = [now - before for now, before in zip(self._now(), self._before, strict=True)]

@@ -26,7 +26,7 @@ SUBJECT = (
 
 @pytest.fixture(scope="module")
 def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """Applied once, kept for the module: state, calls of that apply, and the workspace."""
+    """terraform/gcp, applied once for this file: workspace, state, calls of that apply, and resources."""
     with Workspace("gcp", tmp_path_factory.mktemp("gcp"), tree=tree) as workspace:
         workspace.init()
         state = workspace.apply(**GIVEN)
@@ -35,7 +35,7 @@ def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def gone(applied) -> SimpleNamespace:
-    """Refused, allowed, destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
+    """Destroy everything, after a refusal; returns what that called. `applied` keeps its own state and calls."""
     with pytest.raises(TerraformFailed) as refused:
         applied.workspace.destroy(**GIVEN)
     kept = applied.workspace.state()
@@ -61,7 +61,7 @@ def pools(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def position(calls, action: str, address: str) -> int:
-    """When it was done, as a place in the log. Raises ValueError: it was not."""
+    """Return the place of an action in the log of calls. Raises ValueError if it was not done."""
     return [(call.action, call.address) for call in calls].index((action, address))
 
 
@@ -348,7 +348,7 @@ def test_destroy_is_refused_while_protected_then_leaves_nothing(applied, gone):
 
 @pytest.fixture(scope="module")
 def planned(terraform, tree, tmp_path_factory) -> Iterator[Workspace]:
-    """Nothing applied: for plans of other variables."""
+    """A workspace in which nothing is applied, for plans with other variables."""
     with Workspace("gcp", tmp_path_factory.mktemp("gcp-planned"), tree=tree) as workspace:
         workspace.init()
         yield workspace

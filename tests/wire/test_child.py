@@ -18,7 +18,7 @@ ECHO = "import sys\nwhile data := sys.stdin.buffer.read1(): sys.stdout.buffer.wr
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a child that runs the given text; all of them are ended after the test."""
+    """Returns a function that starts a child with the given source; all children are ended after the test."""
     children: list[Child] = []
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 

@@ -12,7 +12,7 @@ from oriel_wire.engine.pulse import BEAT_S, DOUBT_S, PAUSE_S, UNKNOWN_S, Pulse
 
 
 class Loop:
-    """A clock, and the timer that is set. It polls when it is told to."""
+    """An event loop with a clock that the test sets and one timer."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -26,7 +26,7 @@ class Loop:
         self._timer = (inf, lambda: None)
 
     def pass_(self, seconds: float, *, polling: bool = True) -> None:
-        """Time goes by; a loop that does not poll runs what is due only afterwards."""
+        """Let time pass; a loop that does not poll meanwhile runs what is due only afterwards."""
         ends = self.now + seconds
         while polling and self._timer[0] <= ends:
             self.now = self._timer[0]

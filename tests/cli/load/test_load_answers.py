@@ -112,7 +112,7 @@ def test_a_whole_answer_that_is_an_error(head: str, body: bytes, said: str) -> N
 
 
 async def counts(url: str, **stream: Any) -> dict[str, Any]:
-    """Of ten requests: the tier's figures."""
+    """Return the tier's figures for ten requests."""
     asked = Scenario(
         stream=[Stream(url=url, tier="gold", **stream)],
         phase=[Phase(name="only", rate=100, seconds=0.11, arrivals="uniform")],
@@ -125,7 +125,7 @@ async def counts(url: str, **stream: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def saying(*, rest: bytes) -> AsyncIterator[int]:
-    """The port of a server that answers with one event and `rest`, and then leaves."""
+    """Yield the port of a server that answers with one event and `rest`, and then closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

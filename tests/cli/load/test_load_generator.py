@@ -33,7 +33,7 @@ OTHER_REFUSAL = b'{"error": {"message": "slower", "reason": "rate_limited"}}'
 
 @pytest.fixture(autouse=True)
 def lag_is_judged_by_the_schedule_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the machine does to the generator is no reason to fail; tests of the rule say their own."""
+    """Do not let a slow generator fail a load: this machine may be busy. Tests of that rule set their own bound."""
     monkeypatch.setattr(report, "LagRule", partial(LagRule, max_busy=float("inf")))
 
 
@@ -88,7 +88,7 @@ async def test_answers_past_the_target_count_against_attainment_not_against_good
 
 
 def busy_at(number: int, seconds: float) -> Handler:
-    """Answers at once; at the request of that number the whole process does something else."""
+    """Return a server that answers at once, but blocks the whole process at the request of that number."""
     count = 0
 
     def handler(exchange: Exchange) -> None:
