@@ -11,9 +11,10 @@ import gc
 import logging
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from oriel_inference.backends import Backend, find_backend, takes_requests
@@ -38,7 +39,7 @@ from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
-from oriel_inference.servers.grpc import GrpcFrontend, GrpcServer, open_grpc
+from oriel_inference.servers.grpc import GrpcFrontend, serve_grpc
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
@@ -50,7 +51,6 @@ from oriel_inference.stores.remote import RemoteStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
-from oriel_wire.engine.grpc_drain import UnderWay
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
@@ -61,6 +61,7 @@ from oriel_wire.trace import SpanSink
 _log = logging.getLogger(__name__)
 
 WORKER_END_S = 5.0
+POLL_S = 0.05
 # Young objects before a collection, and collections before the middle and the old generation are collected too. One of
 # the middle generation takes 10 ms at most.
 COLLECTOR_THRESHOLDS = (20_000, 5, 20)
@@ -216,25 +217,13 @@ async def open_unit(
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))
 
-        http_socket = metrics_socket = None
+        http_socket = grpc_socket = metrics_socket = None
         if settings.http_port is not None:
             http_socket = bind(settings.http_host, settings.http_port, "HTTP")
+        if settings.grpc_port is not None:
+            grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
         if settings.metrics_port is not None:
             metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
-        grpc_frontend, grpc_server = GrpcFrontend(surface), None
-        if settings.grpc_port is not None:
-            # gRPC binds its port itself and hardly says why it could not, so the port is tried first.
-            bind(settings.grpc_host, settings.grpc_port, "gRPC").close()
-            grpc_server = await open_grpc(
-                grpc_frontend,
-                settings.grpc_host,
-                settings.grpc_port,
-                max_message_bytes=settings.max_body_bytes,
-                drain_s=settings.drain_s,
-                options=settings.grpc_options,
-            )
-        else:
-            grpc_frontend.pulse.close()
         encodings = Encodings(settings.max_body_bytes)
         large_json = LargeJson(clock, settings.max_body_bytes)
         frontend, http_server = HttpFrontend(surface, encodings, large_json), None
@@ -249,9 +238,18 @@ async def open_unit(
                 explain=frontend.explain,
                 views=frontend.views,
             )
-        surface.under_way = lambda: (
-            grpc_frontend.under_way.all + (http_server.under_way if http_server is not None else 0)
-        )
+        grpc_frontend, grpc_server = GrpcFrontend(surface), None
+        if grpc_socket is not None:
+            grpc_server = await serve_grpc(
+                grpc_frontend,
+                grpc_socket,
+                surface,
+                encodings,
+                max_message_bytes=settings.max_body_bytes,
+                max_age_s=inf if settings.grpc_max_age_ms is None else settings.grpc_max_age_ms / 1e3,
+            )
+        servers = [server for server in (http_server, grpc_server) if server is not None]
+        surface.under_way = lambda: sum(server.under_way for server in servers)
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             if metrics_socket is not None:
@@ -278,7 +276,7 @@ async def open_unit(
                     "stopping: %d request(s) in progress have at most %g s", surface.under_way(), settings.drain_s
                 )
                 grpc_frontend.stop(settings.drain_s)
-                await _drain(http_server, grpc_server, grpc_frontend.under_way, settings.drain_s)
+                await _drain(servers, settings.drain_s)
                 if cut := _under_way(catalog):
                     _log.warning("stopping: %d request(s) did not end in time and are cut off", cut)
                 loading.cancel()
@@ -309,17 +307,22 @@ async def _done(work: asyncio.Task[None], stop: asyncio.Event | None) -> bool:
     return work.done()
 
 
-async def _drain(http: HttpServer | None, grpc: GrpcServer | None, grpc_calls: UnderWay, drain_s: float) -> None:
-    """End both servers together: while one of them still finishes earlier calls, the other one answers too."""
-    grpc_calls.mark()
-
-    def finishing() -> bool:
-        return grpc_calls.old > 0 or (http is not None and http.finishing)
-
+async def _drain(servers: Sequence[HttpServer], drain_s: float) -> None:
+    """End the servers together: while one of them still finishes earlier calls, the other one answers too."""
+    for server in servers:
+        server.finishing = True
     async with asyncio.TaskGroup() as drains:
-        beside = drains.create_task(grpc.drain(drain_s, finishing)) if grpc is not None else None
-        if http is not None:
-            drains.create_task(http.drain(drain_s, beside))
+        earlier = drains.create_task(_finished(servers))
+        for server in servers:
+            drains.create_task(server.drain(drain_s, earlier))
+
+
+async def _finished(servers: Sequence[HttpServer]) -> None:
+    """Wait for the requests that were under way when the drain began."""
+    while True:
+        if not any(server.finishing for server in servers):
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def _under_way(catalog: Catalog) -> int:

@@ -8,7 +8,7 @@ import logging
 
 from oriel_inference.flags import add_foreign, settle
 from oriel_inference.repository.defaults import from_backend_config
-from oriel_inference.settings import GRPC_OPTIONS, Settings, available_cores
+from oriel_inference.settings import Settings, available_cores
 from oriel_wire.errors import StartFailed
 from oriel_wire.flags import add_flags, values
 
@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
     wanted = {"log_verbose_level": args.log_verbose, "log_info": args.log_info, "log_warning": args.log_warning}
     wanted |= {"log_error": args.log_error, "log_format": args.log_format}
-    options = {option: getattr(args, option) for option in GRPC_OPTIONS.values()}
     chosen = values(Settings, args) | {
         "http_host": args.http_address or args.host,
         "http_port": args.http_port if args.allow_http else None,
@@ -48,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
         "repositories": tuple(args.model_repository),
         "cores": args.cores or available_cores(),
         "log": {name: value for name, value in wanted.items() if value is not None},
-        "grpc_options": tuple((option, value) for option, value in options.items() if value is not None),
         "load_defaults": defaults,
     }
     settings = Settings(**chosen)

@@ -272,6 +272,16 @@ def respond(
     return response
 
 
+def positions(serving: ServingModel, request: InferRequest) -> list[int] | None:
+    """Return the positions of the requested outputs; None if they are not the model's own (classification)."""
+    order = [output.name for output in serving.spec.outputs]
+    if request.outputs is None:
+        return list(range(len(order)))
+    if any(output.classification for output in request.outputs):
+        return None
+    return [order.index(output.name) for output in request.outputs]
+
+
 def top_classes(array: Array, spec: TensorSpec, count: int, *, batched: bool) -> Array:
     """Return the `count` largest values, largest first, as `value:index` or `value:index:label` (BYTES).
 

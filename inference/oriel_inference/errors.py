@@ -150,6 +150,8 @@ class DeadlineExceeded(InferenceError):
         "compute": "was being computed",
         "json": "was being converted from or to JSON",
         "order": "was answered, but waited for the answers before it",
+        "arrival": "was arriving",
+        "progress": "was in progress",
     }
 
     outcome = Outcome.DEADLINE_EXCEEDED

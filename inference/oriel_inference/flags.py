@@ -40,6 +40,8 @@ _TLS = "the server has no TLS of its own: put it behind a proxy that has, on the
 _RESTRICT = "the server cannot restrict single APIs: put a gateway in front of it"
 _HEADERS = "headers are not forwarded to models as parameters"
 _CLOUD = "this front end is not part of the server: use HTTP or gRPC"
+_PINGS = "a client with calls that is silent for 60 s is pinged, and cut if nothing comes from it in 20 s"
+_COST = "a client may send pings as long as they are few beside its calls"
 _RESOURCES = "rate limiter resources are not supported"
 
 
@@ -59,6 +61,12 @@ _ROWS = [
     *_ignored("the runtime says itself which GPUs it can use", "--min-supported-compute-capability"),
     *_ignored(
         "answers are not compressed over gRPC", "--grpc-infer-response-compression-level", silent=frozenset({"none"})
+    ),
+    *_ignored(_PINGS, "--grpc-keepalive-time", "--grpc-keepalive-timeout", "--grpc-keepalive-permit-without-calls"),
+    *_ignored(_COST, "--grpc-http2-max-pings-without-data", "--grpc-http2-max-ping-strikes"),
+    *_ignored(_COST, "--grpc-http2-min-recv-ping-interval-without-data"),
+    *_ignored(
+        "calls on a connection that has reached its age end in their own time", "--grpc-max-connection-age-grace"
     ),
     *_ignored("metrics are read on request", "--metrics-interval-ms"),
     *_ignored("there are no metrics of GPUs", "--allow-gpu-metrics", silent=_OFF),

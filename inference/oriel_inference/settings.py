@@ -14,17 +14,6 @@ from typing import Literal
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_wire.flags import Flag, flag, flags, number, switch
 
-# tritonserver's flags that are options of gRPC.
-GRPC_OPTIONS = {
-    "--grpc-keepalive-time": "grpc.keepalive_time_ms",
-    "--grpc-keepalive-timeout": "grpc.keepalive_timeout_ms",
-    "--grpc-keepalive-permit-without-calls": "grpc.keepalive_permit_without_calls",
-    "--grpc-http2-max-pings-without-data": "grpc.http2.max_pings_without_data",
-    "--grpc-http2-min-recv-ping-interval-without-data": "grpc.http2.min_ping_interval_without_data_ms",
-    "--grpc-http2-max-ping-strikes": "grpc.http2.max_ping_strikes",
-    "--grpc-max-connection-age": "grpc.max_connection_age_ms",
-    "--grpc-max-connection-age-grace": "grpc.max_connection_age_grace_ms",
-}
 _whole = number(int, 0, 2**31 - 1)
 
 
@@ -96,7 +85,7 @@ class Settings:
     cores: cores that running batches share. max_batch_bytes: a single request may have more.
     load_models: in control mode "explicit"; "*" loads all. load_threads: 0 lets the server choose.
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
-    log: the logging settings that differ from their defaults. grpc_options: `grpc.*`, beside the server's own.
+    log: the logging settings that differ from their defaults.
     check_timeout_s: for opening one model file in the process that tries it first.
     """
 
@@ -252,13 +241,14 @@ class Settings:
     metrics_port: int | None = field(
         default=8002, metadata=flags(_port("metrics", 8002), _host("metrics"), _allow("metrics"))
     )
-    grpc_options: tuple[tuple[str, int], ...] = field(
-        default=(),
-        metadata=flags(
-            *(
-                flag(name, group="ports", dest=option, type=_whole, metavar="N", help=argparse.SUPPRESS)
-                for name, option in GRPC_OPTIONS.items()
-            )
+    grpc_max_age_ms: int | None = field(
+        default=None,
+        metadata=flag(
+            "--grpc-max-connection-age",
+            group="ports",
+            type=_whole,
+            metavar="MS",
+            help="age at which the client of a gRPC connection is asked to open another (default: none)",
         ),
     )
     trusted_peers: tuple[str, ...] = field(

@@ -74,7 +74,7 @@ class Encodings:
         """Drop what has not begun; blocks until running work has ended."""
         self._threads.shutdown(cancel_futures=True)
 
-    def decompress(self, body: bytes, then: Callable[[bytes | InferenceError], None]) -> None:
+    def decompress(self, body: bytes | memoryview, then: Callable[[bytes | InferenceError], None]) -> None:
         """Call `then` with the decompressed body, or with the error."""
         if len(body) <= _INLINE_IN:
             limit = min(_INLINE_OUT, self._limit)
@@ -99,7 +99,7 @@ class Encodings:
         self._threads.submit(job)
 
 
-def _inflate(body: bytes, limit: int) -> bytes | InferenceError:
+def _inflate(body: bytes | memoryview, limit: int) -> bytes | InferenceError:
     """Decompress in slices: zlib releases the interpreter lock while it works, but copies its input and output with the
     lock held.
     """

@@ -1,28 +1,29 @@
-"""The v2 protocol over gRPC: generic handlers under the service's wire names, on grpc.aio."""
+"""The v2 protocol over gRPC: the methods of the port and their answers, on calls of the HTTP/2 engine."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from math import inf
 from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
-from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
-from oriel_inference.servers.grpc_call import Context, abort
+from oriel_inference.errors import BackendFailed, InferenceError, NotSupported, UnknownModel
+from oriel_inference.servers.encoding import Encodings
+from oriel_inference.servers.grpc_call import Body, GrpcCall, GrpcPort, Method
+from oriel_inference.servers.grpc_connection import Front
 from oriel_inference.servers.grpc_infer import GrpcInfer
+from oriel_inference.servers.grpc_plans import CallPlans
 from oriel_inference.servers.health import HealthWatch, is_serving
-from oriel_inference.servers.not_served import METHODS_NOT_SERVED, refusing
+from oriel_inference.servers.not_served import METHODS_NOT_SERVED
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
-from oriel_wire.engine import grpc_drain
-from oriel_wire.engine.large_messages import LargeMessages
-from oriel_wire.engine.limits import GRPC_HEADERS
-from oriel_wire.engine.pulse import GrpcPulse
-from oriel_wire.errors import BadMessage, StartFailed
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.errors import BadMessage
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
@@ -30,30 +31,22 @@ from oriel_wire.v2.proto_cost import parse
 
 _log = logging.getLogger(__name__)
 
-MAX_STREAMS = 128
-MAX_METADATA_BYTES = 16 * 1024
-MAX_CALLS = 4096
-MIN_PING_INTERVAL_MS = 10_000
-
-_Handler = Callable[[Any, Context], Awaitable[Message]]
+_Handler = Callable[[Any], Message]
+_Slow = Callable[[Any], Coroutine[Any, Any, Message]]
 
 
 class GrpcFrontend:
-    """The methods of the service. They raise InferenceError or BadMessage, which `_guarded` reports to the client.
-    pulse: closed by its owner.
-    """
+    """The methods of the port. Those that answer with a message raise InferenceError or BadMessage for a refusal."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self.pulse = GrpcPulse(asyncio.get_running_loop())
-        self._large = LargeMessages()
-        self._streams = StreamFrontend(surface, self._large, self.pulse)
+        self._streams = StreamFrontend(surface)
         self._watch = HealthWatch(surface)
-        self._infer = GrpcInfer(surface, self._large, self.pulse)
+        self._infer = GrpcInfer(surface)
 
-    def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
-        """Return everything to register with a server."""
-        service: dict[str, _Handler] = {
+    def methods(self) -> dict[bytes, Method]:
+        """Return all methods by their paths."""
+        plain: dict[str, _Handler] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
@@ -62,62 +55,91 @@ class GrpcFrontend:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "LogSettings": self._log_settings,
-            **GrpcRepository(self._surface).handlers(),
-            **{name: refusing(why) for name, why in METHODS_NOT_SERVED.items()},
         }
-        # This method takes and returns bytes: its messages are large and alike.
-        infer = grpc.unary_unary_rpc_method_handler(self._infer.handle)
-        return [
-            grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": infer}),
-            _generic(SERVICE, service, METHODS, self._large),
-            self._streams.handler(),
-            self._watch.handler(),
-            _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS, self._large),
-        ]
-
-    @property
-    def under_way(self) -> grpc_drain.UnderWay:
-        """Return the calls of ModelInfer in progress."""
-        return self._infer.under_way
+        found = {name: self._answered(handler, METHODS[name][0]) for name, handler in plain.items()}
+        for name, slow in GrpcRepository(self._surface).handlers().items():
+            found[name] = self._answered_later(slow, METHODS[name][0])
+        for name, why in METHODS_NOT_SERVED.items():
+            found[name] = Method(start=partial(_refuse, why))
+        found["ModelInfer"] = Method(start=self._infer.start)
+        found["ModelStreamInfer"] = Method(open=self._streams.open)
+        health = {
+            "Check": self._answered(self._check, HEALTH_METHODS["Check"][0]),
+            "Watch": Method(start=self._watch.start),
+        }
+        return {
+            **{f"/{SERVICE}/{name}".encode(): method for name, method in found.items()},
+            **{f"/{HEALTH_SERVICE}/{name}".encode(): method for name, method in health.items()},
+        }
 
     def stop(self, drain_s: float) -> None:
         """End the streams that would stay open for ever; the server drains within `drain_s`."""
         self._streams.stop(drain_s)
         self._watch.stop()
 
-    async def _server_live(self, request: Message, context: Context) -> Message:
+    def _answered(self, handler: _Handler, request_class: type[Message]) -> Method:
+        """Return a method whose answer is the handler's."""
+
+        def start(call: GrpcCall, data: Body) -> None:
+            call.answer(handler(parse(request_class, data)).SerializeToString())
+
+        return Method(start=start)
+
+    def _answered_later(self, handler: _Slow, request_class: type[Message]) -> Method:
+        """Return a method whose handler takes its time, in a task that ends when the caller leaves."""
+
+        async def run(call: GrpcCall, request: Message) -> None:
+            try:
+                answer = await handler(request)
+            except (InferenceError, BadMessage) as refusal:
+                call.refuse(as_inference_error(refusal))
+            except Exception:
+                # As in `GrpcCall`.
+                _log.exception("a call failed unexpectedly")
+                call.refuse(BackendFailed("the server failed on this request"))
+            else:
+                call.answer(answer.SerializeToString())
+
+        def start(call: GrpcCall, data: Body) -> None:
+            task = self._surface.control.spawn(run(call, parse(request_class, data)))
+            call.ends_s = call.own_deadline_s
+            call.on_leave = task.cancel  # type: ignore[assignment]  # what it returns is not needed
+
+        return Method(start=start)
+
+    def _server_live(self, request: Message) -> Message:
         return v2_pb2.ServerLiveResponse(live=True)
 
-    async def _server_ready(self, request: Message, context: Context) -> Message:
+    def _server_ready(self, request: Message) -> Message:
         return v2_pb2.ServerReadyResponse(ready=self._surface.readiness()[0])
 
-    async def _model_ready(self, request: v2_pb2.ModelReadyRequest, context: Context) -> Message:
+    def _model_ready(self, request: v2_pb2.ModelReadyRequest) -> Message:
         try:
             ready = self._surface.model_ready(request.name, request.version)
         except UnknownModel:
             ready = False  # as in Triton: clients poll until a model exists
         return v2_pb2.ModelReadyResponse(ready=ready)
 
-    async def _server_metadata(self, request: Message, context: Context) -> Message:
+    def _server_metadata(self, request: Message) -> Message:
         name = self._surface.server_id
         return v2_pb2.ServerMetadataResponse(name=name, version=SERVER_VERSION, extensions=EXTENSIONS)
 
-    async def _model_metadata(self, request: v2_pb2.ModelMetadataRequest, context: Context) -> Message:
+    def _model_metadata(self, request: v2_pb2.ModelMetadataRequest) -> Message:
         catalog = self._surface.catalog
         return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
 
-    async def _model_config(self, request: v2_pb2.ModelConfigRequest, context: Context) -> Message:
+    def _model_config(self, request: v2_pb2.ModelConfigRequest) -> Message:
         return v2_pb2.ModelConfigResponse(config=self._surface.catalog.config(request.name, request.version))
 
-    async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest, context: Context) -> Message:
+    def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest) -> Message:
         return self._surface.statistics(request.name, request.version)
 
-    async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
+    def _check(self, request: health_pb2.HealthCheckRequest) -> Message:
         serving = is_serving(self._surface, request.service)
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def _log_settings(self, request: v2_pb2.LogSettingsRequest, context: Context) -> Message:
+    def _log_settings(self, request: v2_pb2.LogSettingsRequest) -> Message:
         log = self._surface.log
         given = {name: (each.WhichOneof("parameter_choice"), each) for name, each in request.settings.items()}
         log.change({name: getattr(each, choice) if choice else None for name, (choice, each) in given.items()})
@@ -132,120 +154,22 @@ class GrpcFrontend:
         return response
 
 
-class GrpcServer:
-    """A started server. Created by `open_grpc`, ended by `drain`."""
-
-    def __init__(
-        self, server: grpc.aio.Server, port: int, arrivals: grpc_drain.Arrivals, age_ms: int, pulse: GrpcPulse
-    ) -> None:
-        self.port = port
-        self._pulse = pulse
-        self._server = server
-        self._arrivals = arrivals
-        self._age_ms = age_ms
-
-    async def drain(self, grace_s: float, finishing: Callable[[], bool]) -> None:
-        """Refuse new calls, let calls in flight finish, and close, see `grpc_drain`."""
-        try:
-            await grpc_drain.drain(
-                self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms, finishing=finishing
-            )
-        finally:
-            self._pulse.close()
+def _refuse(why: str, call: GrpcCall, data: Body) -> None:
+    call.refuse(NotSupported(why))
 
 
-async def open_grpc(
+async def serve_grpc(
     frontend: GrpcFrontend,
-    host: str,
-    port: int,
+    sock: socket.socket,
+    surface: Surface,
+    encodings: Encodings,
     *,
     max_message_bytes: int,
-    drain_s: float,
-    options: Sequence[tuple[str, int]] = (),
-) -> GrpcServer:
-    """Start a server. Raises StartFailed if it cannot open the port.
-
-    drain_s: the drain time that its end will have.
-    options: gRPC's own options, which replace the server's.
-    """
-    settings = {
-        "grpc.max_receive_message_length": max_message_bytes,
-        "grpc.max_send_message_length": -1,
-        "grpc.max_concurrent_streams": MAX_STREAMS,
-        "grpc.max_metadata_size": MAX_METADATA_BYTES,
-        "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4,
-        "grpc.http2.min_ping_interval_without_data_ms": MIN_PING_INTERVAL_MS,
-        "grpc.so_reuseport": 0,
-        **dict(GRPC_HEADERS),
-        grpc_drain.MAX_AGE: grpc_drain.max_age_ms(drain_s),
-        **dict(options),
-    }
-    arrivals = grpc_drain.Arrivals()
-    server = grpc.aio.server(
-        handlers=[arrivals, *frontend.handlers()],
-        maximum_concurrent_rpcs=MAX_CALLS,
-        options=list(settings.items()),
-    )
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise StartFailed(
-            f"port {port} on {host} cannot be opened (inference gRPC): free it or pass --grpc-port N"
-        ) from error
-    await server.start()
-    return GrpcServer(server, bound, arrivals, settings[grpc_drain.MAX_AGE], frontend.pulse)
-
-
-def _generic(
-    service: str,
-    methods: Mapping[str, _Handler],
-    classes: Mapping[str, tuple[type[Message], type[Message]]],
-    large: LargeMessages,
-) -> "grpc.GenericRpcHandler[Any, Any]":
-    # No request_deserializer: the error of grpc.aio for bytes that are no message has neither a proper status nor a
-    # sentence.
-    return grpc.method_handlers_generic_handler(
-        service,
-        {
-            name: grpc.unary_unary_rpc_method_handler(
-                _guarded(handler, classes[name][0], large), response_serializer=classes[name][1].SerializeToString
-            )
-            for name, handler in methods.items()
-        },
-    )
-
-
-def _parsed(request_class: type[Message], data: bytes) -> Any:
-    try:
-        return parse(request_class, data)
-    except BadMessage as bad:
-        return as_inference_error(bad)
-
-
-def _guarded(
-    handler: _Handler, request_class: type[Message], large: LargeMessages
-) -> Callable[[bytes, Context], Awaitable[Message]]:
-    async def call(data: bytes, context: Context) -> Message:
-        request = _parsed(request_class, data)
-        large.ended(len(data))
-        del data
-        error: InferenceError
-        if isinstance(request, InferenceError):
-            error = request
-        else:
-            try:
-                return await handler(request, context)
-            except (InferenceError, BadMessage) as refusal:
-                error = as_inference_error(refusal)
-            except Exception:
-                # An unexpected error in one call must not affect others, and its text must not show internals to the
-                # client.
-                _log.exception("a call failed unexpectedly")
-                error = BackendFailed("the server failed on this request")
-        # An aborted call stays in memory with this frame until the garbage collector runs, so it must not hold the
-        # message.
-        del request
-        return await abort(context, error)
-
-    return call
+    max_age_s: float = inf,
+) -> HttpServer:
+    """Serve the methods on `sock`. max_age_s: of a connection, inf for no limit."""
+    plans = {each: CallPlans(trusted=each, default_timeout_s=surface.default_timeout_s) for each in (True, False)}
+    port = GrpcPort(methods=frontend.methods(), plans=plans, encodings=encodings, max_message_bytes=max_message_bytes)
+    server = HttpServer(HttpLimits())
+    await server.open(lambda: Front(server, port, surface.peers, max_age_s), sock)
+    return server

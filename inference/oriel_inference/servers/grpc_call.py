@@ -1,97 +1,416 @@
-"""What every gRPC method needs: the call's metadata and context, and ending it with an error text and status."""
+"""One gRPC call on a stream of HTTP/2: its messages, its answer, and its one end.
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+A method takes one message (`OneMessage`) or a stream of them (any other `Messages`). It answers through the call, at
+once or later, on the loop: there is no task per call. Whatever ends a call (its answer, a refusal, the client that
+leaves) ends it once, and clears `on_leave` and `on_room`, which refer to the method's own objects.
+"""
 
-import grpc.aio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+from typing import Final, Protocol
 
-from oriel_inference.errors import InferenceError, UnknownModel
-from oriel_inference.servers.statuses import grpc_status
-from oriel_inference.servers.surface import Surface
-from oriel_wire.context import TENANT, CallContext, ContextPlan, read_headers
-from oriel_wire.engine.peers import address_of_grpc_peer
-from oriel_wire.orca import LOAD_FORMAT
+from oriel_inference.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    NotSupported,
+    Outcome,
+    RequestTooLarge,
+    UnknownModel,
+)
+from oriel_inference.servers.encoding import Encodings
+from oriel_inference.servers.grpc_plans import CallPlan, CallPlans
+from oriel_inference.servers.statuses import as_inference_error, grpc_status
+from oriel_wire.context import CallContext
+from oriel_wire.engine.h2_server import H2ServerConnection
+from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RESOURCE_EXHAUSTED, encode_text, prefix
+from oriel_wire.h2.grpc_reader import MessageReader
+from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.known_fields import Field
+from oriel_wire.h2.streams import ENDED, Stream
 
-MAX_PLANS = 256
-MAX_PLAN_BYTES = 2048
+_log = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Metadata = tuple[tuple[str, str | bytes], ...]
+Body = bytes | memoryview
+Fields = Iterable[tuple[str, str]]
 
-
-def metadata_of(context: Context) -> dict[str, str]:
-    """Return the text metadata by name; the first value wins, as over HTTP."""
-    return _texts(_metadata(context))
-
-
-def _metadata(context: Context) -> Metadata:
-    found: Any = context.invocation_metadata()
-    return tuple(found or ())
-
-
-def _texts(metadata: Metadata) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in metadata:
-        if isinstance(value, str):
-            found.setdefault(name, value)
-    return found
-
-
-def context_of(surface: Surface, metadata: Mapping[str, str], context: Context, now: float) -> CallContext:
-    """Return deadline, tier and trace of a call that arrived at `now`."""
-    remaining_s = context.time_remaining()
-    peer = context.peer()
-    plan = read_headers(metadata.get, trusted=address_of_grpc_peer(peer) in surface.peers, sample=False)
-    return plan.at(now, surface.default_timeout_s if remaining_s is None else remaining_s, peer)
-
-
-class ContextPlans:
-    """Caches the parsed metadata of calls, for callers that send the same metadata each time. Bounded."""
-
-    def __init__(self, surface: Surface) -> None:
-        self._surface = surface
-        self._known: dict[tuple[Metadata, bool], tuple[ContextPlan, int, str]] = {}
-
-    def read(self, context: Context, now: float) -> tuple[CallContext, int, str]:
-        """Return context, caller's span (0: none) and `endpoint-load-metrics-format` of a call that arrived at
-        `now`.
-        """
-        surface = self._surface
-        peer = context.peer()
-        trusted = address_of_grpc_peer(peer) in surface.peers
-        metadata = _metadata(context)
-        found = self._known.get((metadata, trusted))
-        if found is None:
-            found = self._read(metadata, trusted)
-        plan, parent_id, load_format = found
-        remaining_s = context.time_remaining()
-        ctx = plan.at(now, surface.default_timeout_s if remaining_s is None else remaining_s, peer)
-        return ctx, parent_id, load_format
-
-    def _read(self, metadata: Metadata, trusted: bool) -> tuple[ContextPlan, int, str]:
-        fields = _texts(metadata)
-        plan = read_headers(fields.get, trusted=trusted, sample=False)
-        parent_id = plan.trace.span_id if plan.trace is not None else 0
-        found = plan, parent_id, fields.get(LOAD_FORMAT, "")
-        # Metadata with values of this request alone is never seen again, so it is not cached.
-        if plan.trace is None and not plan.request_id and sum(map(len, fields.values())) <= MAX_PLAN_BYTES:
-            if len(self._known) >= MAX_PLANS:
-                self._known.clear()
-            self._known[metadata, trusted] = found
-        return found
+JOINED_BYTES: Final = 64 * 1024  # an answer up to this size is joined to its prefix
+WIDEST_BYTES: Final = 1 << 20
+MAX_CALLS: Final = 4096
+ENCODINGS: Final = frozenset({"", "gzip", "deflate"})
+_ACCEPTED: Final = (("grpc-accept-encoding", "identity, deflate, gzip"),)
+_NO_GRPC: Final = literal(b":status", b"415")
+_OK: Final = literal(b"grpc-status", b"0")
 
 
-async def abort(context: Context, error: InferenceError) -> NoReturn:
-    """End the call; its trailing metadata has the reason in one word. Raises AbortError.
+class Messages(Protocol):
+    """Takes the messages of one call. Both methods may raise InferenceError and BadMessage, which end the call."""
 
-    An unknown model's near name is left out for a tenant's call: over gRPC nothing shows which names the tenant may
-    know.
+    @property
+    def has_room(self) -> bool:
+        """Whether the next message is wanted now; `GrpcCall.read_on` is called when it is wanted again."""
+
+    def message(self, data: Body, received_s: float) -> None:
+        """Take a message that was received at monotonic `received_s`."""
+
+    def end(self) -> None:
+        """Called once the client has sent its last message, and all of them were taken."""
+
+
+class OneMessage:
+    """Takes the one message of a call and has it answered by `start`."""
+
+    __slots__ = ("_call", "_data", "_start")
+    has_room: Final = True
+
+    def __init__(self, call: "GrpcCall", start: Callable[["GrpcCall", Body], None]) -> None:
+        self._call = call
+        self._start = start
+        self._data: Body | None = None
+
+    def message(self, data: Body, received_s: float) -> None:
+        if self._data is not None:
+            raise NotSupported("the method takes one message")
+        self._data = data
+
+    def end(self) -> None:
+        data, self._data = self._data, None
+        if data is None:
+            raise NotSupported("the method takes one message")
+        self._call.ends_s = inf
+        self._start(self._call, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method; one of both is set. start: answers its one message. open: gets the head of a stream of messages."""
+
+    start: "Callable[[GrpcCall, Body], None] | None" = None
+    open: "Callable[[GrpcCall], Messages] | None" = None
+
+
+@dataclass(slots=True, kw_only=True)
+class GrpcPort:
+    """What the connections of one port share.
+
+    plans: of the calls of trusted and of other peers. calls: under way now.
     """
-    if isinstance(error, UnknownModel) and TENANT not in metadata_of(context):
-        error = error.with_near_name(lambda name: True)
-    context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("x-oriel-reason", error.outcome.value)))
-    # An error that a frame of its own traceback refers to keeps the whole message in memory until the garbage collector
-    # runs.
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    await context.abort(grpc_status(error), error.message)
-    raise AssertionError("abort does not return")
+
+    methods: Mapping[bytes, Method]
+    plans: Mapping[bool, CallPlans]
+    encodings: Encodings
+    max_message_bytes: int
+    calls: int = 0
+
+
+class GrpcCall(Stream):
+    """One call. Single writer: the loop.
+
+    plan, own, timeout_s: its metadata, see `CallPlans.read`. arrived_s: when its head arrived, monotonic.
+    ends_s: when the port gives the call up, because its message is late or its own deadline has passed; inf where its
+    method judges that.
+    on_leave: called once if the client leaves, or is given up, before the answer has ended.
+    on_room: called when an answer that `send` could not pass on has gone.
+    """
+
+    __slots__ = (
+        "_all_came",
+        "_began",
+        "_connection",
+        "_counted_bytes",
+        "_decompressing",
+        "_messages",
+        "_over",
+        "_plans",
+        "_port",
+        "_reader",
+        "_reading",
+        "arrived_s",
+        "ends_s",
+        "method",
+        "on_leave",
+        "on_room",
+        "own",
+        "plan",
+        "timeout_s",
+    )
+
+    method: Method
+    plan: CallPlan
+
+    def __init__(self, connection: H2ServerConnection, port: GrpcPort, plans: CallPlans) -> None:
+        super().__init__()
+        self._connection = connection
+        self._port = port
+        self._plans = plans
+        port.calls += 1
+        self._reader: MessageReader | None = None
+        self._messages: Messages | None = None
+        self._began = False  # the head of the answer is sent
+        self._over = False
+        self._reading = False
+        self._all_came = False  # the client sends nothing else
+        self._decompressing = False
+        self._counted_bytes = 0  # of an incomplete message, since `ends_s` was put off
+        self.own: dict[str, str] = {}
+        self.arrived_s = 0.0
+        self.timeout_s: float | None = None
+        self.ends_s = inf
+        self.on_leave: Callable[[], None] | None = None
+        self.on_room: Callable[[], None] | None = None
+
+    # What a method asks ----------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer has ended, or the client has left."""
+        return self._over
+
+    @property
+    def own_deadline_s(self) -> float:
+        """When `grpc-timeout` ends, monotonic; inf without one."""
+        return inf if self.timeout_s is None else self.arrived_s + self.timeout_s
+
+    def context(self) -> tuple[CallContext, int]:
+        """Make the context of the call, whose deadline counts from its arrival; with it the caller's span or 0."""
+        name = self._connection.peer_name
+        return self._plans.context(self.plan, self.own, self.arrived_s, self.timeout_s, name)
+
+    # Messages --------------------------------------------------------------------------------------------------
+
+    def begin(self, fields: list[Field], now: float) -> None:
+        """Begin the call with its metadata, which arrived at `now`."""
+        port = self._port
+        self.arrived_s = now
+        self.plan, self.own, self.timeout_s = self._plans.read(fields)
+        plan = self.plan
+        method = port.methods.get(plan.path)
+        if not plan.is_grpc:
+            self._end(_NO_GRPC)
+        elif port.calls > MAX_CALLS:
+            self.end_with(RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", Outcome.QUEUE_FULL)
+        elif method is None:
+            self.refuse(NotSupported("Method not found!"))
+        elif plan.encoding not in ENCODINGS:
+            self.refuse(NotSupported("messages are accepted as they are, or as gzip or deflate"), _ACCEPTED)
+        else:
+            self.method = method
+            self.ends_s = self.own_deadline_s
+            if method.open is None:
+                self.ends_s = min(now + self._connection.server.limits.body_timeout_s, self.ends_s)
+                return
+            try:
+                self._messages = method.open(self)
+            except Exception:
+                self._fail_unexpectedly()
+
+    def received(self, data: Body, end: bool) -> None:
+        """Take what has come on the stream."""
+        connection = self._connection
+        size = len(data)
+        if self._over:
+            connection.consumed(self, size)
+            return
+        self._all_came = end
+        reader = self._reader
+        if reader is None:
+            start = self.method.start
+            if start is not None:
+                # Nearly every call has one message, which comes in one piece.
+                whole = size - PREFIX_BYTES
+                if end and whole >= 0 and not data[0] and int.from_bytes(data[1:PREFIX_BYTES], "big") == whole:
+                    connection.consumed(self, size)
+                    self.ends_s = inf
+                    self._run(start, data[PREFIX_BYTES:])
+                    return
+                self._messages = OneMessage(self, start)
+            self._reader = reader = MessageReader(self._port.max_message_bytes)
+        reader.feed(data)
+        self._read(connection.arrived_s)
+        if self._over or end:
+            return
+        if self.method.start is not None:
+            # A message that comes slowly is given up only if it does not come on.
+            connection.widen(self, min(reader.missing_bytes, WIDEST_BYTES))
+            self._counted_bytes += size
+            limits = connection.server.limits
+            if self._counted_bytes >= limits.body_min_bytes:
+                self._counted_bytes = 0
+                self.ends_s = min(monotonic() + limits.body_timeout_s, self.own_deadline_s)
+
+    def read_on(self) -> None:
+        """Take messages that had to wait for room."""
+        if not self._over and not self._reading and self._reader is not None:
+            self._read(monotonic())
+
+    def _run(self, start: "Callable[[GrpcCall, Body], None]", data: Body) -> None:
+        try:
+            start(self, data)
+        except (InferenceError, BadMessage) as refusal:
+            self.refuse(as_inference_error(refusal))
+        except Exception:
+            self._fail_unexpectedly()
+
+    def _read(self, received_s: float) -> None:
+        """Take messages as long as there is room for them, and return the credit of their bytes to the client."""
+        reader, messages = self._reader, self._messages
+        assert reader is not None and messages is not None
+        self._reading = True
+        try:
+            while messages.has_room and not self._decompressing and not self._over:
+                try:
+                    data = reader.next()
+                except TooLarge as refusal:
+                    raise RequestTooLarge(refusal.message) from None
+                if data is None:
+                    break
+                if reader.compressed:
+                    self._decompress(data, received_s)
+                else:
+                    messages.message(data, received_s)
+                    del data
+            if self._all_came and not self._decompressing and not self._over and messages.has_room:
+                if not reader.empty:
+                    raise InvalidRequest("the call ends within a message")
+                self._reader = None
+                messages.end()
+        except (InferenceError, BadMessage) as refusal:
+            self.refuse(as_inference_error(refusal))
+        except Exception:
+            self._fail_unexpectedly()
+        self._reading = False
+        if reader.taken_bytes:
+            self._connection.consumed(self, reader.taken_bytes)
+            reader.taken_bytes = 0
+
+    def _decompress(self, data: Body, received_s: float) -> None:
+        if not self.plan.encoding:
+            raise InvalidRequest("a message is compressed, and the call names no grpc-encoding")
+        port = self._port
+        self._decompressing = True
+
+        def then(body: bytes | InferenceError) -> None:
+            self._decompressing = False
+            if self._over or self._messages is None:
+                return
+            if isinstance(body, RequestTooLarge):
+                most = port.max_message_bytes
+                self.refuse(RequestTooLarge(f"Decompressed message larger than max ({most} bytes)"))
+            elif isinstance(body, InferenceError):
+                self.refuse(InvalidRequest(f"a message is not what its grpc-encoding {self.plan.encoding!r} says"))
+            else:
+                try:
+                    self._messages.message(body, received_s)
+                except (InferenceError, BadMessage) as refusal:
+                    self.refuse(as_inference_error(refusal))
+                except Exception:
+                    self._fail_unexpectedly()
+                if not self._over:
+                    self._read(received_s)
+
+        port.encodings.decompress(data, then)
+
+    # The answer ------------------------------------------------------------------------------------------------
+
+    def answer(self, message: bytes, fields: Fields = ()) -> None:
+        """Answer with one message. fields: trailing metadata."""
+        if self._over:
+            return
+        self.send(message)
+        self.finish(fields)
+
+    def send(self, message: bytes) -> bool:
+        """Send one message of the answer. False: the client has to read first; `on_room` is called when it has."""
+        connection = self._connection
+        if not self._began:
+            self._began = True
+            connection.send_headers(self, HEAD, False)
+        size = len(message)
+        if size <= JOINED_BYTES:
+            return connection.send_data(self, prefix(size) + message, False)
+        connection.send_data(self, prefix(size), False)
+        return connection.send_data(self, message, False)
+
+    def finish(self, fields: Fields = ()) -> None:
+        """End the answer with the status OK."""
+        block = _OK + encode_fields(fields)
+        self._end(block if self._began else HEAD + block)
+
+    def refuse(self, error: InferenceError, fields: Fields = ()) -> None:
+        """End the call with the status of a refusal, its text and its reason.
+
+        An unknown model's near name is left out for a tenant's call: over gRPC nothing shows which names the tenant may
+        know.
+        """
+        if isinstance(error, UnknownModel) and not self.plan.of_tenant:
+            error = error.with_near_name(lambda name: True)
+        # The frames of the traceback hold the message.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        self.end_with(grpc_status(error), error.message, error.outcome, fields)
+
+    def end_with(self, status: int, text: str, reason: Outcome, fields: Fields = ()) -> None:
+        """End the call with a status."""
+        parts = (
+            b"" if self._began else HEAD,
+            literal(b"grpc-status", b"%d" % status),
+            literal(b"grpc-message", encode_text(text)),
+            encode_fields(fields),
+            literal(b"x-oriel-reason", reason.value.encode()),
+        )
+        self._end(b"".join(parts))
+
+    def _end(self, block: bytes) -> None:
+        if self._over:
+            return
+        connection = self._connection
+        self._forget()
+        connection.send_headers(self, block, True)
+        if self.receiving != ENDED:
+            connection.linger(self)
+            if self.held_bytes:
+                connection.consumed(self, self.held_bytes)
+
+    def _fail_unexpectedly(self) -> None:
+        # An unexpected error in one call must not affect others, and its text must not show internals to the client.
+        _log.exception("a call failed unexpectedly")
+        self.refuse(BackendFailed("the server failed on this request"))
+
+    # The client ------------------------------------------------------------------------------------------------
+
+    def room(self) -> None:
+        """The client has read what `send` could not pass on."""
+        if self.on_room is not None:
+            self.on_room()
+
+    def left(self) -> None:
+        """The client has reset the call, or its connection is lost."""
+        if not self._over:
+            on_leave = self.on_leave
+            self._forget()
+            if on_leave is not None:
+                on_leave()
+
+    def give_up(self) -> None:
+        """End a call that is past `ends_s`."""
+        on_leave = self.on_leave
+        arriving = self.method.start is not None and not self._all_came
+        self.refuse(DeadlineExceeded("arrival" if arriving else "progress"))
+        if on_leave is not None:
+            on_leave()
+
+    def _forget(self) -> None:
+        self._over = True
+        self.ends_s = inf
+        self.on_leave = self.on_room = None
+        self._reader = self._messages = None
+        self._port.calls -= 1
+
+
+def encode_fields(fields: Fields) -> bytes:
+    """Encode trailing metadata."""
+    return b"".join([literal(name.encode(), value.encode("latin-1")) for name, value in fields])

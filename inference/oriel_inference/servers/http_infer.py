@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
-from oriel_inference.dataplane import Completion, respond
+from oriel_inference.dataplane import Completion, positions, respond
 from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
@@ -297,15 +297,12 @@ def _answers(serving: ServingModel, request: InferRequest) -> tuple[list[int], _
     """Returns the positions of the requested outputs and the encoder of the answers; None if only the full encoder can
     write them.
     """
-    order = [output.name for output in serving.spec.outputs]
-    if request.outputs is None:
-        picks = list(range(len(order)))
-        binary = {request.binary_default}
-    else:
-        picks = [order.index(output.name) for output in request.outputs]
+    picks = positions(serving, request)
+    if picks is None:
+        return None
+    binary = {request.binary_default}
+    if request.outputs is not None:
         binary = {output.binary for output in request.outputs}
-        if any(output.classification for output in request.outputs):
-            return None
     outputs = [(serving.spec.outputs[pick].name, serving.spec.outputs[pick].datatype) for pick in picks]
     kind = BinaryAnswers if binary == {True} else JsonAnswers
     if len(binary) != 1 or not kind.fits(outputs):

@@ -1,12 +1,6 @@
 """Extensions of v2 that this server does not have: their clients get a sentence, not a bare "Not Found"."""
 
 import re
-from collections.abc import Awaitable, Callable
-
-from google.protobuf.message import Message
-
-from oriel_inference.errors import NotSupported
-from oriel_inference.servers.grpc_call import Context
 
 _WHERE = "the server's metadata (GET /v2, ServerMetadata) lists the extensions it has"
 _REASONS = {
@@ -32,12 +26,3 @@ def why_not_served(path: str) -> str | None:
     """Return the sentence for a path of such an extension; None for any other path."""
     found = _PATH.match(path)
     return _REASONS[found[1] or found[2]] if found else None
-
-
-def refusing(why: str) -> Callable[[Message, Context], Awaitable[Message]]:
-    """Return a handler for one of `METHODS_NOT_SERVED`; it raises NotSupported."""
-
-    async def refuse(request: Message, context: Context) -> Message:
-        raise NotSupported(why)
-
-    return refuse

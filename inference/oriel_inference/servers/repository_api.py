@@ -105,7 +105,7 @@ class GrpcRepository:
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
 
-    def handlers(self) -> dict[str, Callable[[Any, Any], Awaitable[Message]]]:
+    def handlers(self) -> dict[str, Callable[[Any], Coroutine[Any, Any, Message]]]:
         """Return method name -> handler."""
         return {
             "RepositoryIndex": self._guard(self._index),
@@ -113,8 +113,8 @@ class GrpcRepository:
             "RepositoryModelUnload": self._guard(self._unload),
         }
 
-    def _guard(self, method: Callable[[Any], Awaitable[Message]]) -> Callable[[Any, Any], Awaitable[Message]]:
-        async def call(request: Any, context: Any) -> Message:
+    def _guard(self, method: Callable[[Any], Awaitable[Message]]) -> Callable[[Any], Coroutine[Any, Any, Message]]:
+        async def call(request: Any) -> Message:
             _only_unnamed(request.repository_name)
             return await method(request)
 

@@ -3,38 +3,38 @@ DEADLINE_EXCEEDED.
 """
 
 import msgspec
-from grpc import StatusCode
 
 from oriel_inference.errors import InferenceError, InvalidRequest, Outcome
 from oriel_wire.context import REQUEST_ID, new_request_id, valid_request_id
 from oriel_wire.engine.buffered import Refusal
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
+from oriel_wire.h2 import grpc
 
-_STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
-    Outcome.OK: (200, StatusCode.OK),
-    Outcome.INVALID_REQUEST: (400, StatusCode.INVALID_ARGUMENT),
-    Outcome.TOO_LARGE: (413, StatusCode.RESOURCE_EXHAUSTED),
-    Outcome.NOT_FOUND: (404, StatusCode.UNIMPLEMENTED),
-    Outcome.METHOD_NOT_ALLOWED: (405, StatusCode.UNIMPLEMENTED),
-    Outcome.UNKNOWN_MODEL: (404, StatusCode.NOT_FOUND),
-    Outcome.MODEL_NOT_READY: (503, StatusCode.UNAVAILABLE),
-    Outcome.NO_AVAILABLE_VERSION: (404, StatusCode.NOT_FOUND),
-    Outcome.NOT_SUPPORTED: (501, StatusCode.UNIMPLEMENTED),
-    Outcome.QUEUE_FULL: (503, StatusCode.UNAVAILABLE),
-    Outcome.QUEUE_TIMEOUT: (503, StatusCode.UNAVAILABLE),
-    Outcome.DEADLINE_EXCEEDED: (504, StatusCode.DEADLINE_EXCEEDED),
-    Outcome.DEADLINE_TOO_SHORT: (504, StatusCode.DEADLINE_EXCEEDED),
-    Outcome.CALLER_LEFT: (400, StatusCode.CANCELLED),
-    Outcome.SERVER_STOPPING: (503, StatusCode.UNAVAILABLE),
-    Outcome.CONTROL_REFUSED: (503, StatusCode.UNAVAILABLE),
-    Outcome.LOAD_FAILED: (400, StatusCode.INVALID_ARGUMENT),
-    Outcome.BACKEND_FAILED: (500, StatusCode.INTERNAL),
-    Outcome.MODEL_SAYS_NOT_FOUND: (404, StatusCode.NOT_FOUND),
-    Outcome.MODEL_SAYS_EXISTS: (400, StatusCode.ALREADY_EXISTS),
-    Outcome.MODEL_SAYS_UNAVAILABLE: (503, StatusCode.UNAVAILABLE),
-    Outcome.MODEL_SAYS_CANCELLED: (400, StatusCode.CANCELLED),
-    Outcome.MODEL_SAYS_UNKNOWN: (400, StatusCode.UNKNOWN),
+_STATUSES: dict[Outcome, tuple[int, int]] = {
+    Outcome.OK: (200, grpc.OK),
+    Outcome.INVALID_REQUEST: (400, grpc.INVALID_ARGUMENT),
+    Outcome.TOO_LARGE: (413, grpc.RESOURCE_EXHAUSTED),
+    Outcome.NOT_FOUND: (404, grpc.UNIMPLEMENTED),
+    Outcome.METHOD_NOT_ALLOWED: (405, grpc.UNIMPLEMENTED),
+    Outcome.UNKNOWN_MODEL: (404, grpc.NOT_FOUND),
+    Outcome.MODEL_NOT_READY: (503, grpc.UNAVAILABLE),
+    Outcome.NO_AVAILABLE_VERSION: (404, grpc.NOT_FOUND),
+    Outcome.NOT_SUPPORTED: (501, grpc.UNIMPLEMENTED),
+    Outcome.QUEUE_FULL: (503, grpc.UNAVAILABLE),
+    Outcome.QUEUE_TIMEOUT: (503, grpc.UNAVAILABLE),
+    Outcome.DEADLINE_EXCEEDED: (504, grpc.DEADLINE_EXCEEDED),
+    Outcome.DEADLINE_TOO_SHORT: (504, grpc.DEADLINE_EXCEEDED),
+    Outcome.CALLER_LEFT: (400, grpc.CANCELLED),
+    Outcome.SERVER_STOPPING: (503, grpc.UNAVAILABLE),
+    Outcome.CONTROL_REFUSED: (503, grpc.UNAVAILABLE),
+    Outcome.LOAD_FAILED: (400, grpc.INVALID_ARGUMENT),
+    Outcome.BACKEND_FAILED: (500, grpc.INTERNAL),
+    Outcome.MODEL_SAYS_NOT_FOUND: (404, grpc.NOT_FOUND),
+    Outcome.MODEL_SAYS_EXISTS: (400, grpc.ALREADY_EXISTS),
+    Outcome.MODEL_SAYS_UNAVAILABLE: (503, grpc.UNAVAILABLE),
+    Outcome.MODEL_SAYS_CANCELLED: (400, grpc.CANCELLED),
+    Outcome.MODEL_SAYS_UNKNOWN: (400, grpc.UNKNOWN),
 }
 # Refusals by the HTTP engine itself have only a status.
 _HEAD_OUTCOMES = {
@@ -51,15 +51,15 @@ def http_status(error: InferenceError) -> int:
     return _STATUSES[error.outcome][0]
 
 
-def grpc_status(error: InferenceError) -> StatusCode:
+def grpc_status(error: InferenceError) -> int:
     """Return the gRPC status of a refusal."""
     return _STATUSES[error.outcome][1]
 
 
 def status_number(outcome: Outcome, protocol: str) -> int:
     """Return the status of an outcome on "http"; for any other protocol the gRPC status code."""
-    http, grpc = _STATUSES[outcome]
-    return http if protocol == "http" else int(grpc.value[0])
+    http, code = _STATUSES[outcome]
+    return http if protocol == "http" else code
 
 
 def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:

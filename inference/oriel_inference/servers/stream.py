@@ -11,26 +11,21 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from math import inf
 
-import grpc
-import grpc.aio
 from msgspec.structs import replace
 
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
-from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
+from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_wire.context import COST_US, REQUEST_ID
-from oriel_wire.engine.large_messages import LargeMessages
-from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
-from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
+from oriel_wire.v2.grpc import decode_infer, encode_infer
 from oriel_wire.v2.grpc_messages import read
 from oriel_wire.v2.messages import InferRequest, InferResponse
 from oriel_wire.v2.proto import v2_pb2
@@ -40,7 +35,6 @@ _log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 64
 QUIET_S = 0.5
 LATEST_SHARE = 0.7
-ERROR_MODE = "triton_grpc_error"
 FINAL = "triton_final_response"
 WANTS_FINAL = "triton_enable_empty_final_response"
 
@@ -50,17 +44,17 @@ _Response = v2_pb2.ModelStreamInferResponse
 class StreamFrontend:
     """The method and all open streams."""
 
-    def __init__(self, surface: Surface, large: LargeMessages, pulse: GrpcPulse) -> None:
+    def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self._pulse = pulse
-        self._large = large
         self._open: set[_Stream] = set()
         self._last_s = inf
 
-    def handler(self) -> "grpc.GenericRpcHandler[object, object]":
-        """Return the handler to register with a server."""
-        method = grpc.stream_stream_rpc_method_handler(self._infer, response_serializer=_Response.SerializeToString)
-        return grpc.method_handlers_generic_handler(SERVICE, {"ModelStreamInfer": method})
+    def open(self, call: GrpcCall) -> "_Stream":
+        """Begin a stream."""
+        stream = _Stream(self._surface, call, self._open)
+        if self._last_s < inf:
+            stream.stop(self._last_s)
+        return stream
 
     def stop(self, drain_s: float) -> None:
         """End the streams because the server drains: a stream ends as soon as nothing of it is in progress and no
@@ -68,25 +62,8 @@ class StreamFrontend:
         progress is answered.
         """
         self._last_s = time.monotonic() + LATEST_SHARE * drain_s
-        for stream in self._open:
+        for stream in list(self._open):
             stream.stop(self._last_s)
-
-    async def _infer(self, _: AsyncIterator[bytes], context: Context) -> None:
-        stream = _Stream(self._surface, self._large, context, self._pulse)
-        stream.stop(self._last_s)
-        self._open.add(stream)
-        error: InferenceError | None
-        try:
-            error = await stream.run()
-        except Exception:
-            # An unexpected error in one stream must not affect others, and its text must not show internals to the
-            # client.
-            _log.exception("a stream failed unexpectedly")
-            error = BackendFailed("the server failed on this stream")
-        finally:
-            self._open.discard(stream)
-        if error is not None:
-            await abort(context, error)
 
 
 class _Slot:
@@ -104,115 +81,129 @@ class _Slot:
         "placed",
         "request_id",
         "sent_final",
-        "size_bytes",
         "version",
         "wants_final",
     )
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self) -> None:
         self.ended: _Response | InferenceError | None = None
         self.leave: Callable[[], None] | None = None
         self.model = ""
         self.ordered = True
         self.placed = False
         self.request_id = ""
-        self.size_bytes = size_bytes
         self.version = ""
         self.sent_final = False  # set with a response that has outputs
         self.wants_final = False
 
 
 class _Stream:
-    """One open stream: one task reads, the handler's task writes, and callbacks on the loop add responses in
-    between.
-    """
+    """One open stream. open_: all of them; it is among them until its call ends."""
 
-    def __init__(self, surface: Surface, large: LargeMessages, context: Context, pulse: GrpcPulse) -> None:
+    def __init__(self, surface: Surface, call: GrpcCall, open_: "set[_Stream]") -> None:
         self._surface = surface
-        self._pulse = pulse
-        self._large = large
-        self._context = context
-        metadata = metadata_of(context)
-        now = time.monotonic()
-        self._ctx = context_of(surface, metadata, context, now)
-        self._timeout_s = self._ctx.deadline - now
-        remaining_s = context.time_remaining()
-        self._ends_s = None if remaining_s is None else now + remaining_s
-        self._parent_id = self._ctx.trace.span_id if "traceparent" in metadata else 0
-        self._as_status = metadata.get(ERROR_MODE, "").lower() == "true"
+        self._call = call
+        self._open = open_
+        self._ctx, self._parent_id = call.context()
+        self._timeout_s = self._ctx.deadline - call.arrived_s
+        self._ends_s = call.own_deadline_s
         self._slots: set[_Slot] = set()
         self._order: deque[_Slot] = deque()
         self._ready: deque[tuple[_Response | InferenceError, Callable[[], None]]] = deque()
-        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._wake = asyncio.Event()
+        self._unread: Callable[[], None] | None = None  # of the response that the client has to read first
+        self._sending = False
         self._all_read = False
-        self._heard_s = now
+        self._heard_s = time.monotonic()
         self._last_s = inf  # no message is accepted after that; finite once the server stops
+        self._timer: asyncio.TimerHandle | None = None
         self._cost_us = 0
-        context.set_trailing_metadata(((REQUEST_ID, self._ctx.request_id),))
+        open_.add(self)
+        call.on_leave = self._leave
+        call.on_room = self._resume
 
     def stop(self, last_s: float) -> None:
-        """Stop the stream; messages are accepted until `last_s` (monotonic seconds, inf: always)."""
+        """Stop the stream; messages are accepted until `last_s` (monotonic seconds)."""
         self._last_s = last_s
-        self._wake.set()
+        self._judge_quiet()
 
-    async def run(self) -> InferenceError | None:
-        """Serve the stream to its end; an error becomes its status. If cancelled, everything in progress is
-        cancelled.
-        """
-        try:
-            async with asyncio.TaskGroup() as group:
-                reader = group.create_task(self._read())
-                error = await self._write()
-                reader.cancel()
-                return error
-        finally:
-            for slot in self._slots:
-                if slot.leave is not None:
-                    slot.leave()
+    def _judge_quiet(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._send()
+        if not self._call.over:
+            self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._judge_quiet)
 
-    async def _read(self) -> None:
-        # Not read by the handler's iterator, which holds each message until the next one has come.
-        while (data := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-            await self._room.acquire()
-            self._begin(data)
-            del data
+    # The call -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """See `Messages`."""
+        return len(self._slots) < MAX_IN_FLIGHT
+
+    def end(self) -> None:
+        """See `Messages`."""
         self._all_read = True
-        self._wake.set()
+        self._send()
 
-    async def _write(self) -> InferenceError | None:
-        while True:
-            while self._ready:
+    def _resume(self) -> None:
+        written, self._unread = self._unread, None
+        if written is not None:
+            written()
+        self._send()
+
+    def _send(self) -> None:
+        """Send what is ready as far as the client reads it, and end the stream if nothing can follow."""
+        if self._sending or self._call.over:
+            return
+        self._sending = True
+        try:
+            while self._ready and self._unread is None:
                 response, written = self._ready.popleft()
                 if isinstance(response, InferenceError):
-                    return response
-                await self._context.write(response)
-                written()
-            if not self._slots:
-                if self._all_read:
-                    return None
-                if self._last_s < inf and time.monotonic() >= min(self._heard_s + QUIET_S, self._last_s):
-                    return ServerStopping()
-            self._wake.clear()
-            if self._last_s == inf:
-                await self._wake.wait()
-                continue
-            with suppress(TimeoutError):  # that nothing comes is no error
-                async with asyncio.timeout(QUIET_S):
-                    await self._wake.wait()
+                    self._finish_with(response)
+                    return
+                if self._call.send(response.SerializeToString()):
+                    written()
+                else:
+                    self._unread = written
+        finally:
+            self._sending = False
+        if self._slots or self._unread is not None:
+            return
+        if self._all_read:
+            self._finish_with(None)
+        elif self._last_s < inf and time.monotonic() >= min(self._heard_s + QUIET_S, self._last_s):
+            self._finish_with(ServerStopping())
+
+    def _finish_with(self, error: InferenceError | None) -> None:
+        self._leave()
+        fields = [(REQUEST_ID, self._ctx.request_id)]
+        if self._cost_us and self._ctx.trusted:
+            fields.append((COST_US, str(self._cost_us)))
+        if error is None:
+            self._call.finish(fields)
+        else:
+            self._call.refuse(error, fields)
+
+    def _leave(self) -> None:
+        """Cancel what is in progress."""
+        self._open.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        slots, self._slots = self._slots, set()
+        for slot in slots:
+            if slot.leave is not None:
+                slot.leave()
+        self._ready.clear()
 
     # Requests -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, data: bytes) -> None:
-        received_s = self._heard_s = now = time.monotonic()
-        if now >= self._pulse.fresh_until:
-            received_s -= self._pulse.call_age_s(self._context.peer(), now)
-        slot = _Slot(len(data))
+    def message(self, data: Body, received_s: float) -> None:
+        """Start the request of a message."""
+        self._heard_s = now = time.monotonic()
+        slot = _Slot()
         self._slots.add(slot)
-        deadline = received_s + self._timeout_s
-        if self._ends_s is not None:
-            deadline = min(deadline, self._ends_s)
-        ctx = replace(self._ctx, deadline=deadline)
+        ctx = replace(self._ctx, deadline=min(received_s + self._timeout_s, self._ends_s))
         record = RequestRecord(
             ctx,
             received_s,
@@ -232,9 +223,9 @@ class _Stream:
             self._place(slot)
 
             def reply(completion: Completion) -> None:
+                self._charge(completion)
                 self._end(slot, completion)
                 record.ended(completion, slot.model)
-                self._charge(completion)
 
             def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
                 response.parameters[FINAL] = last
@@ -255,7 +246,7 @@ class _Stream:
             record.refused(error, slot.model)
             self._refuse(slot, error)
 
-    def _decode(self, data: bytes, slot: _Slot) -> InferRequest:
+    def _decode(self, data: Body, slot: _Slot) -> InferRequest:
         message, raw = read(data)
         slot.model = message.model_name[:128]
         slot.request_id = message.id
@@ -268,10 +259,8 @@ class _Stream:
 
     def _charge(self, completion: Completion) -> None:
         """Add a message's cost, which trusted peers get for all messages at the end of the stream."""
-        if completion.answer is not None and self._ctx.trusted:
+        if completion.answer is not None:
             self._cost_us += completion.answer.cost_us
-            trailing = (REQUEST_ID, self._ctx.request_id), (COST_US, str(self._cost_us))
-            self._context.set_trailing_metadata(trailing)
 
     # Responses ----------------------------------------------------------------------------------------------------
 
@@ -302,7 +291,7 @@ class _Stream:
         # The frames of the traceback hold the message, and the slot would hold the frames.
         error.__traceback__ = error.__context__ = error.__cause__ = None
         ended: _Response | InferenceError = error
-        if not self._as_status:
+        if not self._call.plan.errors_as_status:
             ended = _Response(error_message=error.message)
             if slot.request_id:
                 ended.infer_response.id = slot.request_id
@@ -326,13 +315,15 @@ class _Stream:
 
     def _put(self, response: _Response | InferenceError, written: Callable[[], None]) -> None:
         self._ready.append((response, written))
-        self._wake.set()
+        self._send()
 
     def _finish(self, slot: _Slot) -> None:
+        was_full = not self.has_room
         self._slots.discard(slot)
-        self._large.ended(slot.size_bytes)
-        self._room.release()
-        self._wake.set()
+        if was_full:
+            self._call.read_on()
+        if not self._slots:
+            self._send()
 
 
 def _encode(response: InferResponse, slot: _Slot) -> _Response:

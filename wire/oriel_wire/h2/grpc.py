@@ -16,6 +16,7 @@ from oriel_wire.h2.known_fields import Field as HeaderField
 
 __all__ = [
     "ABORTED",
+    "ALREADY_EXISTS",
     "CANCELLED",
     "CODES",
     "DATA_LOSS",
@@ -49,6 +50,7 @@ UNKNOWN: Final = 2
 INVALID_ARGUMENT: Final = 3
 DEADLINE_EXCEEDED: Final = 4
 NOT_FOUND: Final = 5
+ALREADY_EXISTS: Final = 6
 PERMISSION_DENIED: Final = 7
 RESOURCE_EXHAUSTED: Final = 8
 ABORTED: Final = 10
