@@ -86,7 +86,7 @@ def test_a_whole_command_line_of_a_triton_user(
         "--http-thread-count=8 --http-thread-count=9 --pinned-memory-pool-byte-size=268435456 "
         "--cuda-memory-pool-byte-size=0:67108864 --min-supported-compute-capability=6.0 --rate-limit=off "
         "--grpc-use-ssl=false --model-load-thread-count=3 --grpc-keepalive-time=10000 --trace-count -1 "
-        "--metrics-interval-ms=2000"
+        "--metrics-interval-ms=2000 --grpc-max-connection-age=60000"
     )
     with caplog.at_level(logging.WARNING):
         settings = settings_of(monkeypatch, *line.split())
@@ -97,7 +97,7 @@ def test_a_whole_command_line_of_a_triton_user(
     assert settings.exit_on_error and settings.strict_readiness and settings.drain_s == 7.0
     assert settings.log == {"log_verbose_level": 1, "log_info": False, "log_format": "ISO8601"}
     assert (settings.load_threads, settings.server_id) == (3, "mine")
-    assert settings.grpc_options == (("grpc.keepalive_time_ms", 10000),)
+    assert settings.grpc_max_age_ms == 60000
     assert settings.load_defaults == LoadDefaults(intra_op_threads=2, max_batch_size=16, auto_complete=False)
     warned = [record.getMessage().split()[0] for record in caplog.records]
     assert warned == [
@@ -105,6 +105,7 @@ def test_a_whole_command_line_of_a_triton_user(
         "--pinned-memory-pool-byte-size",
         "--cuda-memory-pool-byte-size",
         "--min-supported-compute-capability",
+        "--grpc-keepalive-time",
         "--trace-count",
         "--metrics-interval-ms",
     ]

@@ -130,9 +130,8 @@ async def test_the_log_starts_as_the_flags_say(settings: Settings) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of grpcio, closing a channel
-async def test_grpc_options_reach_the_server(settings: Settings) -> None:
-    options = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 50))
-    async with open_unit(replace(settings, grpc_options=options)) as unit:
+async def test_a_grpc_connection_that_has_reached_its_age_ends(settings: Settings) -> None:
+    async with open_unit(replace(settings, grpc_max_age_ms=50)) as unit:
 
         def closed() -> None:
             with grpc.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:

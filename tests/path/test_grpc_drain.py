@@ -117,7 +117,7 @@ async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: 
         grpc_port=0,
         metrics_port=0,
         drain_s=120.0,
-        grpc_options=((grpc_drain.MAX_AGE, AGE_MS),),
+        grpc_max_age_ms=AGE_MS,
     )
     tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
     row = np.ones(4, np.float32).tobytes()

@@ -58,18 +58,7 @@ async def test_other_calls_are_served_after_header_bombs(stack: Stack, unit: str
     await served(stack, unit)
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "gateway",
-        pytest.param(
-            "inference",
-            marks=pytest.mark.xfail(
-                strict=True, reason="grpc.aio decodes headers without a bound until its settings are acknowledged"
-            ),
-        ),
-    ],
-)
+@UNITS
 async def test_header_bombs_are_cut_before_they_cost_anything(stack: Stack, unit: str) -> None:
     """Of the same client, which the server does not let go on until its settings are due to be acknowledged."""
     outcome = await attacked(stack, unit, acknowledges=False)

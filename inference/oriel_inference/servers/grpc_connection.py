@@ -22,7 +22,7 @@ from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
 LIMITS = H2Limits()
-_JITTER = 0.1
+JITTER = 0.1
 _HTTP1 = "this port serves gRPC over HTTP/2, the HTTP port serves HTTP/1.1"
 
 
@@ -35,7 +35,7 @@ class GrpcConnection(H2ServerConnection):
         super().__init__(server, LIMITS)
         self._port = port
         self._plans = port.plans[trusted]
-        self._ages_s = max_age_s * random.uniform(1.0 - _JITTER, 1.0 + _JITTER)
+        self._ages_s = max_age_s * random.uniform(1.0 - JITTER, 1.0 + JITTER)
 
     def new_stream(self, stream_id: int) -> GrpcCall:
         return GrpcCall(self, self._port, self._plans)
