@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from oriel_wire.engine import grpc_drain, listener
+from oriel_wire.engine import listener
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -97,8 +97,6 @@ def servers_in_process_end_soon() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "LAME_DUCK_S", 0.01)
         patch.setattr(listener, "LINGER_S", 0.01)
-        patch.setattr(grpc_drain, "QUIET_S", 0.01)
-        patch.setattr(grpc_drain, "SELDOM_S", 0.01)
         yield
 
 

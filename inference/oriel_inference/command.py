@@ -26,9 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return the exit code of the process. Raises StartFailed."""
-    from oriel_wire.engine.large_messages import share_memory
-
-    share_memory()  # before imports start threads
     from oriel_inference.app import serve
     from oriel_wire.engine.process import configure_logging, log_to_file, run_unit
 

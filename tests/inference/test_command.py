@@ -5,7 +5,7 @@ import pytest
 
 from oriel_inference.command import add_arguments
 from oriel_inference.settings import available_cores
-from oriel_wire.engine.peers import TrustedPeers, address_of_grpc_peer
+from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.errors import StartFailed
 
 
@@ -24,19 +24,6 @@ def test_trusted_peers_are_addresses_and_networks() -> None:
     assert "10.0.0.1" not in peers and "unix" not in peers
     with pytest.raises(StartFailed, match="--trusted-peer"):
         TrustedPeers(("everybody",))
-
-
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:127.0.0.1:5000", "127.0.0.1"),
-        ("ipv6:%5B::1%5D:5000", "::1"),
-        ("ipv6:[::1]:5000", "::1"),
-        ("unix:", "unix:"),
-    ],
-)
-def test_grpc_peers_as_addresses(peer: str, address: str) -> None:
-    assert address_of_grpc_peer(peer) == address
 
 
 def test_there_is_at_least_one_core() -> None:

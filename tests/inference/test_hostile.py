@@ -23,7 +23,7 @@ from .attacked import ANSWER_S, Server, attacked
 from .attacks import CALLS, GOOD, PATHS, POSTS, bomb, sized
 
 MAX_GROWTH_MIB = 256
-# gRPC's own buffers hold a message of 60 MB three times over. Of that this much is left half a minute later, at most.
+# What the allocator keeps of messages of 60 MB, at most.
 MAX_KEPT_MIB = 40
 NOT_5XX = (501,)  # where Triton says 501
 INSIDES = re.compile(r"oriel_|Traceback|<class|object at 0x|\.py\b|/usr/|/home/|/tmp/|msgspec|numpy|protobuf")
@@ -139,7 +139,7 @@ def test_other_methods(server: Server, method: str, data: bytes) -> None:
 
 
 def test_memory_of_large_messages_is_given_back(server: Server) -> None:
-    """Over the other attacks, and a few more: gRPC's threads keep nothing for the next one to come on top of."""
+    """Over the other attacks, and a few more: nothing is kept for the next one to come on top of."""
     data = CALLS["unknown fields in 60 MB"]()
     for _ in range(5):
         for method in (server.channel.unary_unary, server.channel.stream_stream):

@@ -15,7 +15,6 @@ from tritonclient.grpc import service_pb2
 from oriel_inference.app import open_unit
 from oriel_inference.servers import stream
 from oriel_inference.settings import Settings
-from oriel_wire.engine import grpc_drain
 from oriel_wire.trace import ListSink
 
 from ..gateway.grpc_endpoints import MESSAGE, house
@@ -85,10 +84,8 @@ async def load(
 
 
 @pytest.fixture(autouse=True)
-def ages(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_stream_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of a busy machine is not taken for the end of all calls."""
-    monkeypatch.setattr(grpc_drain, "QUIET_S", 2.0)
-    monkeypatch.setattr(grpc_drain, "SELDOM_S", 2.0)
     monkeypatch.setattr(stream, "QUIET_S", 60.0)
 
 

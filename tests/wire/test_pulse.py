@@ -1,13 +1,12 @@
 """What counts as a pause of a loop, and how old it makes what is read."""
 
-import socket
 from collections.abc import Callable
 from math import inf
 from typing import Any, cast
 
 import pytest
 
-from oriel_wire.engine.kernel import Arrival, PeerSockets
+from oriel_wire.engine.kernel import Arrival
 from oriel_wire.engine.pulse import BEAT_S, DOUBT_S, PAUSE_S, UNKNOWN_S, Pulse
 
 
@@ -112,20 +111,3 @@ def test_a_closed_pulse_doubts_nothing(loop: Loop, pulse: Pulse) -> None:
     pulse.close()
     loop.pass_(10 * PAUSE_S, polling=False)
     assert fresh(pulse, loop)
-
-
-def test_a_connection_is_found_by_its_peer_and_says_that_it_has_gone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
-        accepted, (host, port) = server.accept()
-        with accepted:
-            sockets = PeerSockets()
-            client.sendall(b"x")
-            here = sockets.arrival(host, port, 1.0)
-            assert here is not None and not here.gone
-            client.close()
-            assert accepted.recv(8) == b"x" and accepted.recv(8) == b""
-            gone = sockets.arrival(host, port, 1.0)
-            assert gone is not None and gone.gone
-            assert sockets.arrival(host, server.getsockname()[1], 1.01) is None  # nobody; and not searched again yet
-        assert sockets.arrival(host, port, 2.0) is None

@@ -1,40 +1,26 @@
-"""Returns the memory of large messages to the operating system.
-
-gRPC receives a message in small pieces on its own threads and joins them twice, so that a message of 60 MB takes 180 MB
-for a moment. All of it is freed, but the C library's allocator keeps the small pieces in an arena per thread (measured:
-260 MiB after fifty such messages), and the next message needs new memory. So all threads share the first arena, the
-only one of which the allocator returns all free memory, and `LargeMessages` trims it once enough bytes have arrived
-that the cost hardly matters.
-
-gRPC keeps the read buffers of a connection as long as it is open, for twice the bytes that one read has ever brought:
-3 MiB after some messages of 1 MiB (measured: 8 to 33 % of the memory that 250 of them took, with 8 to 32 connections;
-grpc issue 42194). `READ_AHEAD` bounds these buffers. 256 KiB cost 8 % more CPU for a message of 1 MiB, and reduce what
-32 connections keep to 2 to 4 %.
+"""Returns the memory of large bodies to the operating system.
 
 HTTP bodies arrive in pieces from many senders in turn, so that freed bodies leave holes between others (measured at the
 gateway: after 150 bodies of 1 MiB in pieces of 16 KiB the process kept between none and all of their memory). Trimming
-returns these as well. It locks the allocator for some milliseconds, so a busy gateway does it rarely.
+returns these. It locks the allocator for some milliseconds, so a busy gateway does it rarely.
 """
 
 import asyncio
 import ctypes
 from collections.abc import Callable
 
-__all__ = ["READ_AHEAD", "LargeMessages", "share_memory"]
+__all__ = ["LargeMessages", "share_memory"]
 
 LARGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
-# A gRPC call still holds its message for a moment after its answer.
-DELAY_S = 0.01
-
-
-# An option of gRPC channels and servers: the largest read buffer of a connection.
-READ_AHEAD = ("grpc.experimental.tcp_max_read_buffer_size", 256 * 1024)
+DELAY_S = 0.01  # a call still holds its body for a moment after its answer
 _M_ARENA_MAX = -8
 
 
 def share_memory() -> None:
-    """Make all threads that start from now on share one arena, if the C library has arenas."""
+    """Make all threads that start from now on share one arena, if the C library has arenas: it returns all free memory
+    of the first one only.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)

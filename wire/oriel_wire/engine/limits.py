@@ -1,16 +1,10 @@
-"""The limits of one HTTP listener and of gRPC's headers, and the reason phrases of statuses."""
+"""The limits of one HTTP listener, and the reason phrases of statuses."""
 
 from dataclasses import dataclass
 
-__all__ = ["GRPC_HEADERS", "HttpLimits", "reason_phrase"]
+__all__ = ["HttpLimits", "reason_phrase"]
 
 SETTINGS_S = 5.0
-# Options of a gRPC server. It remembers no headers, so that a byte cannot stand for kilobytes of them. A client that
-# has not acknowledged that in time is cut, because until it has it may still send such bytes.
-GRPC_HEADERS = (
-    ("grpc.http2.hpack_table_size.decoder", 0),
-    ("grpc.http2.settings_timeout", int(SETTINGS_S * 1000)),
-)
 
 _REASONS = {
     200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",

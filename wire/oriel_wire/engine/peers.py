@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["TrustedPeers", "address_of_grpc_peer", "peer_names"]
+__all__ = ["TrustedPeers", "peer_names"]
 
 _MEMO = 4096
 
@@ -37,15 +37,6 @@ class TrustedPeers:
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
         return any(address in network for network in self._networks)
-
-
-def address_of_grpc_peer(peer: str) -> str:
-    """`ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` -> the address; others as they are."""
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    host = rest.rpartition(":")[0]
-    return host.replace("%5B", "").replace("%5D", "").strip("[]")
 
 
 def peer_names(transport: asyncio.BaseTransport) -> tuple[str, str]:

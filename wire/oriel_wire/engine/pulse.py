@@ -13,22 +13,18 @@ least `UNKNOWN_S`.
 
 Without a pause, a reader compares two numbers and makes no system call.
 
-gRPC reads its connections on its own threads and counts `grpc-timeout` from that moment. `GrpcPulse` adds the time for
-which a call had lain unread when the process resumed. It counts only pauses in which the process used hardly any CPU
-time: if only the loop was blocked, gRPC's threads went on reading. A call's connection is found by its peer's address.
-A connection carries many calls: if bytes arrived both before and after the process resumed, it is not known which of
-them were the call's, and the rule for a kernel without a record applies.
+A connection of HTTP/2 carries many requests, and the kernel's record is of its latest bytes alone: `shared_age_s` says
+when these hide older ones.
 """
 
 import asyncio
 from collections.abc import Callable
 from math import inf
-from time import monotonic, process_time
+from time import monotonic
 
-from oriel_wire.engine.kernel import Arrival, PeerSockets
-from oriel_wire.engine.peers import address_of_grpc_peer
+from oriel_wire.engine.kernel import Arrival
 
-__all__ = ["GrpcPulse", "Pulse"]
+__all__ = ["Pulse"]
 
 BEAT_S = 0.05
 PAUSE_S = 0.15
@@ -114,40 +110,3 @@ class Pulse:
             self._just_resumed = False
         self._beat_at = now
         self.fresh_until = now + PAUSE_S if now - self._resumed_at >= DOUBT_S else -inf
-
-
-class GrpcPulse(Pulse):
-    """Measures the age of calls that gRPC, not the loop, has read from their connections."""
-
-    __slots__ = ("_cpu_s", "_sockets")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self._cpu_s = process_time()
-        self._sockets = PeerSockets()
-
-    def call_age_s(self, peer: str, now: float) -> float:
-        """Seconds for which a call from `peer` (as gRPC writes it), begun `now`, lay unread before the process resumed.
-
-        Call it only from `fresh_until` on.
-        """
-        if now - self._beat_at >= PAUSE_S:
-            self._resume(now)
-        port = peer.rpartition(":")[2]
-        if now < self.fresh_until or not port.isdecimal():
-            return 0.0
-        found = self._sockets.arrival(address_of_grpc_peer(peer), int(port), now)
-        if found is None:
-            return 0.0  # a connection accepted since; its client has waited for the server's settings
-        before_s = found.age_s - (now - self._resumed_at)
-        return before_s if before_s > 0.0 else self._unknown_s()
-
-    def _resume(self, now: float) -> None:
-        if process_time() - self._cpu_s < (now - self._beat_at) / 2:
-            super()._resume(now)
-        else:
-            self._beat_at, self.fresh_until = now, now + PAUSE_S
-
-    def _beat(self) -> None:
-        super()._beat()
-        self._cpu_s = process_time()
