@@ -1,6 +1,7 @@
 """Answers of completions and chat, whole or as server-sent events (WHATWG HTML, 9.2), and errors in that API's form."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,68 +12,69 @@ from oriel_logic.openai.sequence import Delta, Finish
 from oriel_logic.server.replies import Reply, retry_after, status_of
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """The form of answers. Its methods give plain values for JSON; `created` is in Unix seconds."""
+    """The form of one kind of answers.
 
-    kind = ""
-    chunk_kind = ""
-    prefix = ""
+    kind, chunk_kind: `object` of whole answers and of their events.
+    prefix: of ids.
+    content: returns the fields of a choice for its whole text.
+    added: returns the fields of a choice for a further piece of text.
+    opening: the fields of a choice in the event before its first text; None if there is no such event.
+    """
 
-    def __init__(self, request_id: str, model: str, created: int) -> None:
-        self._facts: dict[str, Any] = {"id": f"{self.prefix}-{request_id}", "created": created, "model": model}
+    kind: str
+    chunk_kind: str
+    prefix: str
+    content: Callable[[str], dict[str, Any]]
+    added: Callable[[str], dict[str, Any]]
+    opening: Mapping[str, Any] | None = None
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+COMPLETION = Form(kind="text_completion", chunk_kind="text_completion", prefix="cmpl", content=_text, added=_text)
+CHAT = Form(
+    kind="chat.completion",
+    chunk_kind="chat.completion.chunk",
+    prefix="chatcmpl",
+    content=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    added=lambda text: {"delta": {"content": text} if text else {}},
+    opening={"delta": {"role": "assistant", "content": ""}},
+)
+
+
+class Answer:
+    """One answer in a form. Its methods give plain values for JSON; `created` is in Unix seconds."""
+
+    def __init__(self, form: Form, request_id: str, model: str, created: int) -> None:
+        self._form = form
+        self._facts: dict[str, Any] = {"id": f"{form.prefix}-{request_id}", "created": created, "model": model}
 
     def whole(self, texts: Sequence[str], finishes: Sequence[Finish | None], usage: Usage) -> dict[str, Any]:
         choices = [
-            {"index": index, **self.content(text), "logprobs": None, "finish_reason": finish}
+            {"index": index, **self._form.content(text), "logprobs": None, "finish_reason": finish}
             for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
         ]
-        return {**self._facts, "object": self.kind, "choices": choices, "usage": usage}
+        return {**self._facts, "object": self._form.kind, "choices": choices, "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the event before the first text of a choice, None if there is none."""
-        return None
+        opening = self._form.opening
+        return None if opening is None else self._chunk(index, opening, None)
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
-        return self._chunk(delta.index, self.added(delta.text), delta.finish)
+        return self._chunk(delta.index, self._form.added(delta.text), delta.finish)
 
     def last(self, usage: Usage) -> dict[str, Any]:
         """Return the event after the last text, for `stream_options.include_usage`."""
-        return {**self._facts, "object": self.chunk_kind, "choices": [], "usage": usage}
+        return {**self._facts, "object": self._form.chunk_kind, "choices": [], "usage": usage}
 
-    def _chunk(self, index: int, content: dict[str, Any], finish: Finish | None) -> dict[str, Any]:
+    def _chunk(self, index: int, content: Mapping[str, Any], finish: Finish | None) -> dict[str, Any]:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
-        return {**self._facts, "object": self.chunk_kind, "choices": [choice]}
-
-    def content(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def added(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class CompletionForm(Form):
-    kind = chunk_kind = "text_completion"
-    prefix = "cmpl"
-
-    def content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    added = content
-
-
-class ChatForm(Form):
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    prefix = "chatcmpl"
-
-    def content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def added(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
+        return {**self._facts, "object": self._form.chunk_kind, "choices": [choice]}
 
 
 class Primed:

@@ -86,8 +86,8 @@ class LanguageModel(Served):
         """Answer `/v1/completions`. Raises ParameterWrong, and what workers and models raise."""
         given = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
         prompts = await self.encode(tools, given, "prompt")
-        form = answers.CompletionForm(tools.visit.call.request_id, self.served_as, int(time.time()))
-        return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", form, tools)
+        answer = answers.Answer(answers.COMPLETION, tools.visit.call.request_id, self.served_as, int(time.time()))
+        return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", answer, tools)
 
     async def converse(self, request: ChatRequest, tools: Tools) -> Reply:
         """Answer `/v1/chat/completions`. Raises the same."""
@@ -99,9 +99,9 @@ class LanguageModel(Served):
         )
         if found.problem:
             raise ParameterWrong(found.problem, param="messages")
-        form = answers.ChatForm(tools.visit.call.request_id, self.served_as, int(time.time()))
+        answer = answers.Answer(answers.CHAT, tools.visit.call.request_id, self.served_as, int(time.time()))
         most = request.max_completion_tokens or request.max_tokens
-        return await self._answer(request, [found.ids], most, "messages", form, tools)
+        return await self._answer(request, [found.ids], most, "messages", answer, tools)
 
     async def _answer(
         self,
@@ -109,7 +109,7 @@ class LanguageModel(Served):
         prompts: Sequence[Ids],
         most: int | None,
         param: str,
-        form: answers.Form,
+        answer: answers.Answer,
         tools: Tools,
     ) -> Reply:
         vocabulary = await self._known(tools)
@@ -128,7 +128,7 @@ class LanguageModel(Served):
         )
         if request.stream:
             tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-            pieces = run.events(form, tells_usage=tells_usage)
+            pieces = run.events(answer, tells_usage=tells_usage)
             try:
                 first = await anext(pieces)
             except BaseException:
@@ -137,7 +137,7 @@ class LanguageModel(Served):
             return Reply(status=200, body=b"", content_type=EVENT_STREAM, pieces=answers.Primed(first, pieces))
         texts = await run.texts()
         finishes = [choice.finish for each in run.choices for choice in each]
-        return Reply(status=200, body=answers.written(form.whole(texts, finishes, run.usage())))
+        return Reply(status=200, body=answers.written(answer.whole(texts, finishes, run.usage())))
 
     def _room(self, prompt: Ids, most: int | None, param: str) -> int:
         """Return the number of tokens that the answer to this prompt may have. Raises ParameterWrong if it does not
@@ -226,7 +226,7 @@ class Run:
                         group.create_task(collect(prompt))
         return texts
 
-    async def events(self, form: answers.Form, *, tells_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def events(self, answer: answers.Answer, *, tells_usage: bool) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events, one prompt after another.
 
         An error before the first event is raised; a later one is the last event, and `[DONE]` is not sent.
@@ -238,16 +238,16 @@ class Run:
                     async with aclosing(self._deltas(prompt)) as steps:
                         opened = False
                         async for deltas in steps:
-                            chunks = [form.chunk(delta) for delta in deltas if delta.text or delta.finish]
+                            chunks = [answer.chunk(delta) for delta in deltas if delta.text or delta.finish]
                             if not opened:
-                                opening = [form.opening(delta.index) for delta in deltas]
+                                opening = [answer.opening(delta.index) for delta in deltas]
                                 chunks = [each for each in opening if each is not None] + chunks
                                 opened = True
                             if chunks:
                                 begun = True
                                 yield b"".join([event(each) for each in chunks])
                                 self._tools.go_on()
-            yield (event(form.last(self.usage())) if tells_usage else b"") + DONE
+            yield (event(answer.last(self.usage())) if tells_usage else b"") + DONE
         except Exception as error:
             if not begun:
                 raise

@@ -201,7 +201,7 @@ def unpack(packed: memoryview) -> Snapshot:
         return ApiKey(tenant=by_key, expires_at=record.expires_at, name=record.name)
 
     served: Served = {}
-    by_name = _Names(memoryview(block.tenants), records, tenant)
+    by_name = _Records(memoryview(block.tenants), records, tenant, digest=_digest_of_name, key_at=_name_at)
     return Snapshot(
         tiers=head.tiers,
         tenants=by_name,
@@ -212,7 +212,7 @@ def unpack(packed: memoryview) -> Snapshot:
             cors_origins=tuple(head.cors_origins),
             trusted_proxies=tuple(ip_network(network) for network in head.trusted_proxies),
         ),
-        keys=_Keys(memoryview(block.keys), records, key),
+        keys=_Records(memoryview(block.keys), records, key, digest=bytes, key_at=_Records.digest_at),
         served=served,
     )
 
@@ -225,14 +225,29 @@ def decoded(snapshot: Snapshot) -> list[dict[Any, Any]]:
 
 
 class _Records(Mapping[K, V], Generic[K, V]):
-    """A read-only mapping over sorted rows."""
+    """A read-only mapping over sorted rows.
 
-    __slots__ = ("_build", "_count", "_records", "_rows", "decoded")
+    build: decodes the value of a record.
+    digest: returns the digest of a key, by which the rows are sorted.
+    key_at: returns the key of a row.
+    """
 
-    def __init__(self, rows: memoryview, records: memoryview, build: Callable[[memoryview], V]) -> None:
+    __slots__ = ("_build", "_count", "_digest", "_key_at", "_records", "_rows", "decoded")
+
+    def __init__(
+        self,
+        rows: memoryview,
+        records: memoryview,
+        build: Callable[[memoryview], V],
+        *,
+        digest: Callable[[K], bytes],
+        key_at: "Callable[[_Records[K, V], int], K]",
+    ) -> None:
         self._rows = rows
         self._records = records
         self._build = build
+        self._digest = digest
+        self._key_at = key_at
         self._count = len(rows) // ROW
         self.decoded: dict[K, V] = {}
 
@@ -243,50 +258,32 @@ class _Records(Mapping[K, V], Generic[K, V]):
         found = self.decoded.get(key)
         if found is None:
             digest = self._digest(key)
-            row = bisect_left(range(self._count), digest, key=self._digest_at)
-            if row == self._count or self._digest_at(row) != digest:
+            row = bisect_left(range(self._count), digest, key=self.digest_at)
+            if row == self._count or self.digest_at(row) != digest:
                 raise KeyError(key)
-            found = self.decoded[key] = self._build(self._record_at(row))
+            found = self.decoded[key] = self._build(self.record_at(row))
         return found
 
     def __iter__(self) -> Iterator[K]:
-        return map(self._key_at, range(self._count))
+        return (self._key_at(self, row) for row in range(self._count))
 
-    def _digest_at(self, row: int) -> bytes:
+    def digest_at(self, row: int) -> bytes:
         start = row * ROW
         return self._rows[start : start + _DIGEST].tobytes()
 
-    def _record_at(self, row: int) -> memoryview:
+    def record_at(self, row: int) -> memoryview:
         (start,) = _OFFSET.unpack_from(self._rows, row * ROW + _DIGEST)
         (size,) = _OFFSET.unpack_from(self._records, start)
         start += _OFFSET.size
         return self._records[start : start + size]
 
-    def _digest(self, key: K) -> bytes:
-        raise NotImplementedError
-
-    def _key_at(self, row: int) -> K:
-        raise NotImplementedError
-
-
-class _Names(_Records[str, Tenant]):
-    __slots__ = ()
-
-    def _digest(self, key: str) -> bytes:
-        return sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-    def _key_at(self, row: int) -> str:
-        return _decode_tenant(self._record_at(row)).name
-
-
-class _Keys(_Records[bytes, ApiKey]):
-    __slots__ = ()
-
-    def _digest(self, key: bytes) -> bytes:
-        return key
-
-    def _key_at(self, row: int) -> bytes:
-        return self._digest_at(row)
-
     def __repr__(self) -> str:
         return f"<{self._count} keys>"
+
+
+def _digest_of_name(name: str) -> bytes:
+    return sha256(name.encode("utf-8", "surrogatepass")).digest()
+
+
+def _name_at(tenants: _Records[str, Tenant], row: int) -> str:
+    return _decode_tenant(tenants.record_at(row)).name
