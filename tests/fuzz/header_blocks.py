@@ -38,8 +38,8 @@ class Oracle:
         """Return the fields; None if the library refuses the block."""
         table = self._decoder.header_table
         allowed = self._decoder.max_allowed_table_size
-        if table.maxsize > allowed >= sum(len(name) + len(value) + 32 for name, value in table.dynamic_entries):
-            table.maxsize = allowed  # the size update that a peer may leave out: its entries fit all the same
+        if table.maxsize > allowed:
+            table.maxsize = allowed  # the size update that a peer may leave out
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except hpack.HPACKError:

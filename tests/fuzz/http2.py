@@ -24,6 +24,7 @@ __all__ = ["judge"]
 
 LIMITS = H2Limits(
     max_streams=8,
+    requests_per_turn=3,
     stream_window_bytes=20_000,
     connection_window_bytes=70_000,
     max_frame_bytes=16384,
@@ -183,6 +184,8 @@ def _drive(data: bytes, pieces: list[bytes]) -> tuple[_Connection, bytes]:
     sent = b""
     for piece in pieces:
         made.receive(piece, 0.0)
+        while made.unhandled:
+            made.receive(b"", 0.0)
         sent += b"".join(made.out)
         made.out.clear()
         _bounds(made)

@@ -151,6 +151,42 @@ async def test_answers_that_nobody_reads_are_on_the_same_budget(ours: tuple[Http
     sock.close()
 
 
+# Turns ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_with_many_requests_in_one_read_lets_others_have_their_turn() -> None:
+    server, app = await serve(requests_per_turn=3)
+    many = Client(server, b"")
+    connection = await begun(app, 1)
+    connection.data_received(b"".join([head(2 * number + 1, b"/hold") for number in range(30)]))
+    for turn in range(1, 11):
+        assert len(app.calls) == 3 * turn
+        assert connection.transport.is_reading() is (turn == 10)
+        await asyncio.sleep(0)
+    many.close()
+    await server.drain(0.0)
+
+
+async def test_a_sender_that_is_never_known_is_asked_to_leave_and_then_cut() -> None:
+    """R22: bytes read from a client without a key are bounded on a connection, as over HTTP/1.1."""
+    server, app = await serve(HttpLimits(drain_bytes=1000))
+    _, client = await server.loop.create_connection(OurCodec, "127.0.0.1", server.port)
+    held = client.codec.start(request(b"/hold"), end=True)
+    client.flush()
+    await until(lambda: app.calls)
+    (connection,) = app.connections
+    connection.unwanted(500)
+    assert not connection.draining
+    connection.unwanted(1)
+    await until(lambda: len(client.codec.goaways) == 2)
+    assert [goaway[:2] for goaway in client.codec.goaways] == [(MAX_ID, NO_ERROR), (held.id, NO_ERROR)]
+    connection.unwanted(500)
+    await until(lambda: len(client.codec.goaways) == 3)
+    assert client.codec.goaways[2][1] == ENHANCE_YOUR_CALM
+    await until(lambda: not server.connections)
+    await server.drain(0.0)
+
+
 # Time ----------------------------------------------------------------------------------------------------------------
 
 

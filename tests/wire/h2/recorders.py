@@ -183,6 +183,6 @@ def client(**limits: Any) -> Recorder:
 
 def exchange(one: Recorder, other: Recorder, now: float = 0.0) -> None:
     """Carry bytes in both directions until none are left."""
-    while one.out or other.out:
+    while one.out or other.out or one.unhandled or other.unhandled:
         other.receive(one.taken(), now)
         one.receive(other.taken(), now)

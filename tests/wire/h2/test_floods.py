@@ -107,6 +107,24 @@ def opened_and_reset(age_s: float, made: Recorder) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("cut", [1, 100, 10**6])
+def test_one_turn_begins_a_bounded_number_of_requests(cut: int) -> None:
+    """A read of many requests held up the clients of all other connections until they were answered."""
+    made = server(requests_per_turn=5, max_streams=50)
+    data = b"".join([request(REQUEST, stream_id=2 * i + 1) for i in range(23)]) + frame(PING, 0, 0, bytes(8))
+    for start in range(0, len(data), cut):
+        made.receive(data[start : start + cut], 0.0)
+    turns = 1
+    while made.unhandled:
+        assert len(made.seen) == 5 * turns or cut < len(data)
+        assert made.kept_bytes > 0
+        made.receive(b"", 0.0)
+        turns += 1
+    assert len(made.seen) == 23 and [each.kind for each in made.frames()] == [PING]
+    assert turns == 5 or cut < len(data)
+    assert made.kept_bytes == 0 and made.failed is None
+
+
 def test_streams_reset_as_soon_as_they_begin() -> None:
     made = flooded(resets_per_s=0.0)
     pieces = [request(REQUEST, stream_id=2 * i + 3) + frame(RST_STREAM, 0, 2 * i + 3, bytes(4)) for i in range(200)]

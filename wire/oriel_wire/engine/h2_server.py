@@ -67,6 +67,7 @@ class H2ServerConnection(H2Transport):
 
     __slots__ = (
         "_full_s",
+        "_goes_on",
         "_heard_s",
         "_kept",
         "_lingering",
@@ -79,6 +80,7 @@ class H2ServerConnection(H2Transport):
         "_roomy",
         "_stalled_s",
         "_swept_id",
+        "_unwanted_bytes",
         "arrived_s",
         "due",
         "late_s",
@@ -102,6 +104,8 @@ class H2ServerConnection(H2Transport):
         self._retires_s = inf
         self._kept = 0  # bytes that the server counts
         self._roomy = max(DEFAULT_WINDOW, limits.connection_window_bytes) - server.limits.max_head_bytes
+        self._goes_on = False  # what was read is handled in more than one turn, and nothing is read meanwhile
+        self._unwanted_bytes = 0
         self._full_s = 0.0  # since when the budget of the server is used up and nothing is read
 
     # The transport ---------------------------------------------------------------------------------------------
@@ -119,17 +123,30 @@ class H2ServerConnection(H2Transport):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
+        """Handle what was read; b"" goes on with what an earlier turn of the loop has left."""
         now = monotonic()
-        before_s = self._heard_s
-        self.arrived_s = self._heard_s = now
-        self.late_s = 0.0
-        if now >= self._pulse.fresh_until and not self._judge_age(data, now, before_s):
-            return
+        if data:
+            before_s = self._heard_s
+            self.arrived_s = self._heard_s = now
+            self.late_s = 0.0
+            if now >= self._pulse.fresh_until and not self._judge_age(data, now, before_s):
+                return
         self.receive(data, now)
         if self.out:
             self._write()
+        if self._later and not self._goes_on:
+            self._goes_on = True
+            self.transport.pause_reading()
+            self._loop.call_soon(self._go_on)
         if self._rest is not None or self._block or self._kept or self._window + self._credit < self._roomy:
             self._count_kept()
+
+    def _go_on(self) -> None:
+        """Handle more of what was read, now that other connections have had their turn."""
+        self._goes_on = False
+        self.data_received(b"")
+        if not self._goes_on:
+            self._read_on()
 
     def _judge_age(self, data: bytes, now: float, before_s: float) -> bool:
         """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left.
@@ -190,10 +207,9 @@ class H2ServerConnection(H2Transport):
             self.transport.pause_reading()
 
     def _read_on(self) -> None:
-        if self._full_s:
-            self._full_s = 0.0
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
+        """Read again, unless the budget is used up, or what was read is not handled yet."""
+        if not self._full_s and not self._goes_on and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     # Hooks of the codec ----------------------------------------------------------------------------------------
 
@@ -218,7 +234,9 @@ class H2ServerConnection(H2Transport):
             self._write()
         self.closed = True
         self._count_kept()
-        self._read_on()
+        if self._full_s:
+            self._full_s = 0.0
+            self._read_on()
         transport = self.transport
         if transport.is_closing() or not transport.can_write_eof():
             transport.close()
@@ -245,6 +263,22 @@ class H2ServerConnection(H2Transport):
     def departed(self) -> bool:
         """Whether the client has closed behind unread bytes, according to the kernel (Linux only)."""
         return monotonic() >= self._pulse.fresh_until and closed_behind_unread(self.transport)
+
+    def unwanted(self, size: int) -> None:
+        """Count a request of an unauthenticated sender. size: of its header list and of its body, if one was announced.
+
+        After `drain_bytes` / 2 on one connection the client is asked to leave it, and after as many again it is cut.
+        """
+        self._unwanted_bytes += size
+        most = self.server.limits.drain_bytes
+        if 2 * self._unwanted_bytes > most:
+            self.drain()
+            if self._unwanted_bytes > most:
+                self._loop.call_soon(self._cut, "too many requests of an unknown sender")
+
+    def _cut(self, why: str) -> None:
+        if not self.closed:
+            self._fail(ENHANCE_YOUR_CALM, why)
 
     def linger(self, stream: Stream) -> None:
         """Reset a stream whose answer is complete and whose client still sends, if it has not ended in LINGER_S.
@@ -329,14 +363,15 @@ class H2ServerConnection(H2Transport):
         limits = self.server.limits
         began_s = self.unfinished_since
         if began_s and now - began_s > limits.head_timeout_s:
-            self._fail(ENHANCE_YOUR_CALM, "a header block or frame did not arrive in time")
+            self._cut("a header block or frame did not arrive in time")
             return True
         if self._kept:
             self._count_kept()
         if self._full_s:
             if not self._kept or self.server.kept_bytes <= limits.max_kept_bytes:
+                self._full_s = 0.0
                 self._read_on()
             elif now - self._full_s > limits.write_stall_s:
-                self._fail(ENHANCE_YOUR_CALM, "too many bytes are unread or not taken")
+                self._cut("too many bytes are unread or not taken")
                 return True
         return False

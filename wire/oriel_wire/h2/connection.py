@@ -57,6 +57,7 @@ from oriel_wire.h2.frames import (
     frame,
     goaway,
     settings,
+    unpadded,
     window_update,
 )
 from oriel_wire.h2.known_fields import Field, FieldMemo
@@ -81,12 +82,14 @@ class H2Connection(Control):
     """One connection; the module's docstring describes its rules, `hooks` its hooks."""
 
     __slots__ = (
+        "_begun",
         "_block",
         "_block_bytes",
         "_block_flags",
         "_block_id",
         "_block_s",
         "_expects",
+        "_later",
         "_max_block",
         "_max_frame",
         "_opened",
@@ -104,6 +107,8 @@ class H2Connection(Control):
         self._preface_bytes = 0 if client else len(PREFACE)  # still to come
         self._expects = _FIRST
         self._rest: bytearray | None = None  # an incomplete frame
+        self._later = b""  # frames that this turn has not handled
+        self._begun = 0  # requests of this turn
         self._wanted = 0  # bytes that complete it
         self._table_gone = False  # the peer has no dynamic table any more: no block has to be decoded for its sake
         self._block: list[bytes] = []
@@ -130,10 +135,16 @@ class H2Connection(Control):
         self._queue(first)
 
     def receive(self, data: bytes, now: float) -> None:
-        """Handle all whole frames and keep the rest; `now` is monotonic. Never raises for what the peer sends."""
+        """Handle all whole frames and keep the rest; `now` is monotonic. Never raises for what the peer sends.
+
+        If `unhandled` is true afterwards, call it again in another turn of the loop, with no bytes.
+        """
         self.now = now
         if self.closed:
             return
+        self._begun = 0
+        if self._later:
+            data, self._later = self._later + data, b""
         rest = self._rest
         if rest is not None:
             rest += data
@@ -155,9 +166,15 @@ class H2Connection(Control):
             self._note_drained()
 
     @property
+    def unhandled(self) -> bool:
+        """Whether frames are left for another turn, because this one has begun `requests_per_turn`."""
+        return self._later != b""
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes that were received and are not handled yet: DATA that is not consumed, and what is incomplete."""
         size = max(DEFAULT_WINDOW, self.limits.connection_window_bytes) - self._window - self._credit
+        size += len(self._later)
         if self._rest is not None:
             size += len(self._rest)
         return size + self._block_bytes if self._block else size
@@ -177,8 +194,7 @@ class H2Connection(Control):
 
         Their requests are not begun. For data that has lain unread for a while: who sent them waits for no answer.
         """
-        if self._rest is not None:
-            data = bytes(self._rest) + data
+        data = (self._later if self._rest is None else bytes(self._rest)) + data
         start, size = self._preface_bytes, len(data)
         while size - start >= 9:
             head, _, stream_id = FRAME.unpack_from(data, start)
@@ -191,6 +207,7 @@ class H2Connection(Control):
         self._queue(goaway(self.last_id, code, message.encode("ascii", "replace")))
         self.closed = True
         self._rest = None
+        self._later = b""
         self._block.clear()
         self.connection_error(code, f"{CODES[code]}: {message}")
 
@@ -239,6 +256,9 @@ class H2Connection(Control):
                     self._decode(flags, stream_id, data[first:end])
                 else:
                     self._headers(flags, stream_id, data[first:end])
+                if self._begun >= self.limits.requests_per_turn and not self.closed:
+                    self._later = data[start:]
+                    return
             elif kind == WINDOW_UPDATE and length == 4:
                 self._window_update(stream_id, int.from_bytes(data[first:end], "big"))
             elif kind == CONTINUATION:
@@ -259,22 +279,6 @@ class H2Connection(Control):
         elif kind != CONTINUATION or stream_id != self._block_id:
             raise H2Error(PROTOCOL_ERROR, "a frame interrupts a header block")
 
-    def _unpadded(self, flags: int, payload: bytes | memoryview, priority: bool) -> bytes | memoryview:
-        """The content of a padded or prioritised frame. Raises H2Error."""
-        start, end = 0, len(payload)
-        if flags & PADDED:
-            if not end:
-                raise H2Error(FRAME_SIZE_ERROR, "a padded frame has no pad length")
-            start = 1
-            end -= payload[0]
-        if priority:
-            start += 5
-        if start > end:
-            if priority and len(payload) < start:
-                raise H2Error(FRAME_SIZE_ERROR, "a HEADERS frame is shorter than its priority")
-            raise H2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
-        return payload[start:end]
-
     # DATA and windows ------------------------------------------------------------------------------------------
 
     def _data(self, flags: int, stream_id: int, data: bytes | memoryview, length: int) -> None:
@@ -287,7 +291,7 @@ class H2Connection(Control):
             self._late_data(stream_id, stream, length)
             return
         if flags & PADDED:
-            data = self._unpadded(flags, data, False)
+            data = unpadded(flags, data, False)
         window = stream.window - length
         stream.window = window
         size = len(data)
@@ -336,7 +340,7 @@ class H2Connection(Control):
                 at = 1 if flags & PADDED else 0
                 if int.from_bytes(block[at : at + 4], "big") & MAX_ID == stream_id and len(block) >= at + 5:
                     flags |= _SELF_DEPENDENT
-            block = bytes(self._unpadded(flags, block, flags & PRIORITISED != 0))
+            block = bytes(unpadded(flags, block, flags & PRIORITISED != 0))
         if len(block) > self._max_block:
             raise H2Error(ENHANCE_YOUR_CALM, "a header block is too large")
         if flags & END_HEADERS:
@@ -422,6 +426,7 @@ class H2Connection(Control):
             except BadMessage as error:
                 self._stream_error(stream_id, None, PROTOCOL_ERROR, error.message)
                 return
+        self._begun += 1
         stream = self.new_stream(stream_id)
         stream.id = stream_id
         stream.opened_s = self.now

@@ -127,3 +127,20 @@ def check_setting(name: int, value: int, *, client: bool) -> None:
         raise H2Error(FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is above 2^31-1")
     if name == MAX_FRAME_SIZE and not DEFAULT_FRAME <= value <= LARGEST_FRAME:
         raise H2Error(PROTOCOL_ERROR, "MAX_FRAME_SIZE is below 2^14 or above 2^24-1")
+
+
+def unpadded(flags: int, payload: bytes | memoryview, priority: bool) -> bytes | memoryview:
+    """The content of a DATA or HEADERS frame that has padding or (`priority`) a priority. Raises H2Error."""
+    start, end = 0, len(payload)
+    if flags & PADDED:
+        if not end:
+            raise H2Error(FRAME_SIZE_ERROR, "a padded frame has no pad length")
+        start = 1
+        end -= payload[0]
+    if priority:
+        start += 5
+    if start > end:
+        if priority and len(payload) < start:
+            raise H2Error(FRAME_SIZE_ERROR, "a HEADERS frame is shorter than its priority")
+        raise H2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
+    return payload[start:end]

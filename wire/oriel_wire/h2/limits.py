@@ -22,6 +22,8 @@ class H2Limits:
     DATA without data, and frames on streams that are gone. `useful_bytes` of payload in either direction allow one
     more, a stream that ends properly four.
     max_unread_replies: acknowledgements and resets queued while the peer does not read.
+    requests_per_turn: requests that one `receive` begins; what follows them is handled by the next call, so that one
+    client does not hold up the others.
     max_age_s: after which a server asks its client to leave, varied by a tenth; streams that are open go on.
     """
 
@@ -41,6 +43,7 @@ class H2Limits:
     controls_per_s: float = 256.0
     useful_bytes: int = 512
     max_unread_replies: int = 512
+    requests_per_turn: int = 32
     max_age_s: float = 3600.0
 
 
