@@ -36,7 +36,7 @@ from pathlib import Path
 
 from gateway_bench.contenders import CONTENDERS, start, upstream
 from gateway_bench.traffic import grpc_calls, http_requests
-from harness.load import Run, require
+from harness.load import Failed, Run, require
 from harness.pages import write_page
 from harness.processes import cpu_s, free_port
 
@@ -89,17 +89,24 @@ TARGETS = (
 Figures = dict[str, dict[str, float]]
 
 
-def drive(load: Load, port: int, seconds: int, folder: Path) -> Run:
+def drive(load: Load, who: str, port: int, seconds: int, folder: Path) -> Run:
     """One turn. Raises Failed if a request failed."""
-    connections, size = load.connections, load.size_bytes
-    if load.streams:
-        repeated = load.heads == "same"
-        return grpc_calls(
-            port, size=size, connections=connections, streams=load.streams, seconds=seconds, repeated=repeated
+    size, connections = load.size_bytes, load.connections
+    try:
+        if load.streams:
+            return grpc_calls(
+                port,
+                size=size,
+                connections=connections,
+                streams=load.streams,
+                seconds=seconds,
+                repeated=load.heads == "same",
+            )
+        return http_requests(
+            port, load.heads, size=size, connections=connections, seconds=seconds, tls=load.tls, folder=folder
         )
-    return http_requests(
-        port, load.heads, size=size, connections=connections, seconds=seconds, tls=load.tls, folder=folder
-    )
+    except Failed as failed:
+        raise Failed(f"{who}: {failed}") from failed
 
 
 def case(name: str, rounds: int, seconds: int, contenders: Sequence[str] = CONTENDERS) -> Figures:
@@ -112,12 +119,12 @@ def case(name: str, rounds: int, seconds: int, contenders: Sequence[str] = CONTE
         grpc = load.streams > 0
         stack.enter_context(upstream([behind], grpc=grpc))
         started = {who: stack.enter_context(start(who, folder, behind, tls=load.tls, grpc=grpc)) for who in runs}
-        for _, port in started.values():
-            drive(load, port, 1, folder)  # warm-up
+        for who, (_, port) in started.items():
+            drive(load, who, port, 1, folder)  # warm-up
         for number in range(rounds):
             for who, (pid, port) in started.items():
                 before = cpu_s(pid)
-                run = drive(load, port, seconds, folder)
+                run = drive(load, who, port, seconds, folder)
                 cpu_us = (cpu_s(pid) - before) * 1e6 / run.requests
                 runs[who].append({"cpu_us": cpu_us, "per_s": run.rate, "p50_ms": run.p50_ms, "p99_ms": run.p99_ms})
                 print(f"{name} {number + 1} {who:18} {cpu_us:8.1f} us  {run.rate:8.0f}/s", file=sys.stderr)

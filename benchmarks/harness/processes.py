@@ -97,6 +97,7 @@ def serving(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        log.close()
 
 
 @contextmanager

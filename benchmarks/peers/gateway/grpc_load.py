@@ -66,9 +66,9 @@ class Call(Stream):
 
 
 class Load:
-    """What all connections share. took_s: of every call that has ended."""
+    """What all connections share. took_s: of every call that has ended. open: calls that are still to be followed."""
 
-    def __init__(self, port: int, key: str, data: bytes, seconds: float, repeated: bool) -> None:
+    def __init__(self, port: int, key: str, data: bytes, calls: int, seconds: float, repeated: bool) -> None:
         self.data = data
         self.fixed = [
             (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
@@ -81,7 +81,7 @@ class Load:
             (b"authorization", b"Bearer " + key.encode()),
         ]
         self.took_s: list[float] = []
-        self.open = 0
+        self.open = calls
         self.end_s = monotonic() + seconds
         self.ended = asyncio.get_running_loop().create_future()
         self._chance = random.Random(1)
@@ -125,7 +125,6 @@ class Client(H2Transport):
 
     def begin(self) -> None:
         call, load = Call(), self.load
-        load.open += 1
         call.began_s, call.size = monotonic(), 0
         block, self.first = self.first or self.block, b""
         self.send_headers(call, block + load.ids(), False)
@@ -147,10 +146,11 @@ class Client(H2Transport):
             load.fail(f"a call failed: {stream.size} bytes, {fields}")
             return
         load.took_s.append(now - stream.began_s)
-        load.open -= 1
         if now < load.end_s:
             self.begin()
-        elif not load.open and not load.ended.done():
+            return
+        load.open -= 1
+        if not load.open and not load.ended.done():
             load.ended.set_result(None)
 
     def on_reset(self, stream: Stream, code: int) -> None:
@@ -169,7 +169,7 @@ class Client(H2Transport):
 async def main() -> None:
     port, connections, streams, seconds, size = map(int, sys.argv[1:6])
     began = monotonic()
-    load = Load(port, sys.argv[6], message(size), seconds, "repeated" in sys.argv)
+    load = Load(port, sys.argv[6], message(size), connections * streams, seconds, "repeated" in sys.argv)
     for _ in range(connections):
         await asyncio.get_running_loop().create_connection(lambda: Client(load, streams), "127.0.0.1", port)
     await load.ended
