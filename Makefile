@@ -41,7 +41,7 @@ NEEDS_pythons := requirements/test-pythons
 TEST_pythons = MAKE="$(MAKE)" requirements/test-pythons $(PYTHONS)
 NEEDS_compiled := build/compiled-test/.wheel-$(HERE)
 TEST_compiled = ORIEL_TEST_COMPILED=1 exec build/compiled-test/bin/python -m pytest \
-	-o "pythonpath=tests/path benchmarks tests/conformance" -n $(JOBS) tests/gateway tests/wire tests/policies $(ARGS)
+	-o "pythonpath=tests/path benchmarks tests/conformance" -n $(JOBS) $(or $(ARGS),tests/gateway tests/wire tests/policies tests/inference)
 NEEDS_openvino := requirements/test-openvino.txt
 TEST_openvino = $(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE) && \
 	exec build/openvino/bin/python -m pytest tests/openvino $(ARGS)
@@ -111,7 +111,7 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 
 build/wheels/.made-$(HERE): $(VENV)/.dev-$(HERE) hatch_build.py $(shell find wire policies gateway logic inference cli -name '*.py')
-	@echo "compiling (half a minute)" >&2
+	@echo "compiling (minutes)" >&2
 	@rm -rf build/wheels && mkdir -p build
 	@ORIEL_COMPILE=1 $(BIN)/python -m build --no-isolation --wheel --outdir build/wheels . >build/wheel.log 2>&1 || \
 		{ tail -n 5 build/wheel.log >&2; exit 1; }

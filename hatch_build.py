@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -47,8 +48,26 @@ def compiled(root: Path, modules: list[str], folder: Path) -> list[Path]:
     try:
         from mypyc.build import mypycify
         from setuptools import setup
+        from setuptools.command.build_ext import build_ext
     except ImportError:
         sys.exit("oriel: ORIEL_COMPILE=1 needs mypy and setuptools; `make wheel` has both")
+
+    class Parallel(build_ext):
+        """Compiles the C files of a library on all cores; setuptools takes them one after the other."""
+
+        def build_extension(self, ext: Any) -> None:
+            one = self.compiler.compile
+
+            def compile_all(sources: list[str], **options: Any) -> list[str]:
+                with ThreadPoolExecutor(os.cpu_count()) as threads:
+                    return [
+                        made for each in threads.map(lambda source: one([source], **options), sources) for made in each
+                    ]
+
+            self.compiler.compile = compile_all
+            super().build_extension(ext)
+            self.compiler.compile = one
+
     before = Path.cwd()
     os.chdir(root)
     try:
@@ -56,8 +75,14 @@ def compiled(root: Path, modules: list[str], folder: Path) -> list[Path]:
             name="oriel-serving",
             packages=[],
             py_modules=[],
+            cmdclass={"build_ext": Parallel},
             ext_modules=mypycify(
-                modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=str(folder / "c")
+                modules,
+                opt_level="3",
+                debug_level="0",
+                multi_file=True,
+                group_name=GROUP,
+                target_dir=str(folder / "c"),
             ),
             script_args=["-q", "build_ext", "--build-lib", str(folder / "lib"), "--build-temp", str(folder / "o")],
         )

@@ -83,7 +83,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Check for `make test SUITE=compiled` that nothing of ours comes from the checkout, and that it is compiled."""
     if os.environ.get("ORIEL_TEST_COMPILED") != "1":
         return
-    for name in ("oriel_cli", "oriel_gateway", "oriel_policies", "oriel_wire", *compiled_modules()):
+    for name in ("oriel_cli", "oriel_gateway", "oriel_inference", "oriel_logic", *compiled_modules()):
         found = find_spec(name)
         file = "" if found is None else found.origin or ""
         library = file.endswith(tuple(EXTENSION_SUFFIXES))

@@ -300,6 +300,6 @@ def top_classes(array: Array, spec: TensorSpec, count: int, *, batched: bool) ->
     return result if batched else result[0]
 
 
-def _class(value: float, index: int, labels: tuple[str, ...]) -> bytes:
+def _class(value: np.generic, index: int, labels: tuple[str, ...]) -> bytes:
     text = f"{value:f}:{index}" if isinstance(value, np.floating) else f"{value}:{index}"
     return f"{text}:{labels[index]}".encode() if index < len(labels) else text.encode()

@@ -78,7 +78,7 @@ class RequestFitter:
                 raise self._wrong_shape(known, shape)
             inputs[tensor.name] = tensor.array
         if len(inputs) != len(self._inputs):
-            missing = self._required - inputs.keys()
+            missing = self._required.difference(inputs)
             if missing or not inputs:
                 raise InvalidRequest(f"model {spec.name!r} also needs input {_listed(missing or self._inputs)}")
         if batched and not 1 <= rows <= spec.max_batch_size:

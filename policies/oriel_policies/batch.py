@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from mypy_extensions import mypyc_attr
+
 from oriel_policies.returns import pays
 
 __all__ = [
@@ -104,6 +106,7 @@ Decision = Run | WaitUntil | Idle
 _IDLE = Idle()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServiceCurve:
     """Learned service time: rows of a batch -> seconds. Single writer.
 

@@ -179,8 +179,7 @@ async def test_surprises_and_bodies_that_do_not_unpack_have_their_lines(
     def surprise(*_: Any, **__: Any) -> None:
         raise RuntimeError("surprise")
 
-    monkeypatch.setattr(unit.surface.dataplane, "infer", surprise)
-    monkeypatch.setattr(unit.surface.dataplane, "call", surprise)
+    monkeypatch.setattr(unit.surface.dataplane, "now", surprise)
     assert (await http.post(INFER, json=ONES, headers={"x-request-id": "r1"})).status_code == 500
     async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError):

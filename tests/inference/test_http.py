@@ -295,7 +295,7 @@ async def test_surprise_inside_a_request_tells_no_insides(
     def surprise(*_: object, **__: object) -> None:
         raise KeyError("/etc/secret")
 
-    monkeypatch.setattr(unit.surface.dataplane, "infer", surprise)
+    monkeypatch.setattr(unit.surface.dataplane, "now", surprise)
     answer = await http.post(INFER, json=ONES)
     assert (answer.status_code, answer.json()["error"]) == (500, "the server failed on this request")
 

@@ -1,6 +1,6 @@
 """The gRPC methods that are served, their bounds, and the status of each refusal."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 from oriel_gateway.call.grpc import SERVICE, RpcLine
 from oriel_gateway.errors import Outcome, Refused
@@ -61,10 +61,10 @@ CODES: Final = {
 class GrpcLimits:
     """Bounds of gRPC calls; those of their connections are in `ingress.h2` and `ingress.h2_connection`."""
 
-    MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-    MAX_METADATA_BYTES = 16 * 1024
-    FIRST_MESSAGE_S = 10.0
-    PACE_S = 1.0  # a message that is held back is checked again after this
+    MAX_MESSAGE_BYTES: ClassVar[int] = 64 * 1024 * 1024
+    MAX_METADATA_BYTES: ClassVar[int] = 16 * 1024
+    FIRST_MESSAGE_S: ClassVar[float] = 10.0
+    PACE_S: ClassVar[float] = 1.0  # a message that is held back is checked again after this
 
 
 def bound_message(size: int, pool: Pool) -> None:
