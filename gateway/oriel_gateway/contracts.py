@@ -17,7 +17,6 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.large_messages import LargeMessages
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Client", "Host", "Receiver", "RouteHooks"]
 
@@ -101,7 +100,7 @@ class Client(Protocol):
 class Receiver(Protocol):
     """Gets the answer of a call in place of its client: a flight, a shadow copy, the filter of a model list."""
 
-    def response(self, call: Any, head: ResponseHead, data: bytes, complete: bool) -> bool:
+    def response(self, call: Any, head: Any, data: bytes, complete: bool) -> bool:
         """The upstream's head came. False: the call passes the answer on to its client."""
 
     def response_data(self, call: Any, data: bytes, complete: bool) -> bool:

@@ -26,13 +26,12 @@ carries it out.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from oriel_gateway.pools.endpoints import EndpointSet, EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS, RetryBudget
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = [
     "Attempts",
@@ -106,9 +105,7 @@ class GiveUp:
 Decision = Send | Wait | GiveUp
 
 
-def note_answer(
-    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, head: ResponseHead, now: float, s: float
-) -> None:
+def note_answer(endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, head: Any, now: float, s: float) -> None:
     """Tell the endpoints that a whole answer came after `s` seconds."""
     status = head.status
     if status < 400:
@@ -128,7 +125,7 @@ def note_failure(
         endpoints.note_broken(endpoint, now)
 
 
-def mark_spent(head: ResponseHead) -> None:
+def mark_spent(head: Any) -> None:
     """Add to a 503 that is passed on that it was tried again here, as far as that was possible."""
     if head.status == 503 and SPENT not in head.forward:
         head.forward.append(SPENT)
@@ -228,7 +225,7 @@ class Attempts:
     def answered(
         self,
         endpoint: HttpEndpoint,
-        head: ResponseHead,
+        head: Any,
         kind: AnswerKind,
         now: float,
         *,

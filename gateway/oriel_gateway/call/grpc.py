@@ -145,7 +145,7 @@ class GrpcCall(Call):
         lines: bytes | None = None,
         receiver: Receiver | None = None,
     ) -> None:
-        super().__init__(gateway, client, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)  # type: ignore[arg-type]
+        super().__init__(gateway, client, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)
         self.endpoints = gate.grpc  # type: ignore[assignment]
         self.answer: GrpcAnswer | None = None
 
@@ -153,7 +153,7 @@ class GrpcCall(Call):
         """None: the metadata that differs between callers of one message is in the key by which they are equal."""
         return None
 
-    def put(self, connection: GrpcExchange, now: float) -> None:  # type: ignore[override]
+    def put(self, connection: GrpcExchange, now: float) -> None:
         """Write the whole request to a stream of the upstream. The message is kept: it may have to be sent again."""
         connection.most_bytes = self.gate.pool.max_response_bytes
         if self.receiver is not None:
@@ -182,7 +182,7 @@ class GrpcCall(Call):
         """Return the encoded head of the request."""
         lines = self.lines
         if lines is None:
-            head: GrpcRequest = self.head  # type: ignore[assignment]
+            head: GrpcRequest = self.head
             fields = sent_on(head.rpc)
             lines = b"".join((head.line.encoded, *[literal(name, value) for name, value in fields]))
             lines += self.gateway.targets.tenant_block(self.tenant)
@@ -215,18 +215,18 @@ class GrpcCall(Call):
             block += _ASK_REPORT
         return block
 
-    def classify(self, head: GrpcAnswer, data: bytes) -> AnswerKind:  # type: ignore[override]
+    def classify(self, head: GrpcAnswer, data: bytes) -> AnswerKind:
         """Return what an error answer means for the call."""
         return head.kind(model=bool(self.target.sought))
 
-    def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:  # type: ignore[override]
+    def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
         if complete:
             if head.timed_out:
                 late = "the deadline passed while waiting for the upstream"
                 self.refuse(Refused(Outcome.DEADLINE_EXCEEDED, late))
                 return
             self.answer = head
-        super().response(head, data, complete)  # type: ignore[arg-type]
+        super().response(head, data, complete)
 
     def ended(self, answer: GrpcAnswer) -> None:
         """The trailers of an answer came whose data was passed on before."""

@@ -83,7 +83,7 @@ class GrpcStreamCall(GrpcCall):
 
     # To the upstream -------------------------------------------------------------------------------------------
 
-    def put(self, connection: GrpcExchange, now: float) -> None:  # type: ignore[override]
+    def put(self, connection: GrpcExchange, now: float) -> None:
         connection.streamed = True
         if self._exchange is None:
             if self.tenant.allowances:
@@ -134,14 +134,14 @@ class GrpcStreamCall(GrpcCall):
         if priorities and (priority := priorities.get(self.tenant.tier.name)) is not None:
             message = append_schedule(message, priority, None)
         self._note_sent(model)
-        if not connection.send_more(prefix(len(message)) + message, False):  # type: ignore[attr-defined]
+        if not connection.send_more(prefix(len(message)) + message, False):
             self._room.clear()
 
     def end_messages(self) -> None:
         """The client has sent its last message."""
         self.closing = True
         if self.connection is not None and self.sent.is_set():
-            self.connection.send_more(b"", True)  # type: ignore[attr-defined]
+            self.connection.send_more(b"", True)
 
     # Limits of later messages ----------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class GrpcStreamCall(GrpcCall):
 
     # From the upstream -----------------------------------------------------------------------------------------
 
-    def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:  # type: ignore[override]
+    def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
         """The first answer came, or the stream ends without one. A stream that has begun is not sent again."""
         now = monotonic()
         client, endpoint = self.client, self.endpoint

@@ -9,15 +9,13 @@ second one is the call's.
 
 import asyncio
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from oriel_gateway.call.attempts import note_answer, note_failure
 from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
-from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["HEDGED_BYTES", "Hedge"]
 
@@ -37,13 +35,13 @@ class Hedged(Protocol):
     def second_endpoint(self, now: float) -> HttpEndpoint | None:
         """Pick where a second copy may go now; None: nowhere."""
 
-    def put(self, connection: UpstreamConnection, now: float) -> None:
+    def put(self, connection: Any, now: float) -> None:
         """Write the whole request to a connection."""
 
-    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+    def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what an error answer means."""
 
-    def take_copy(self, hedge: "Hedge", head: ResponseHead, data: bytes, complete: bool) -> None:
+    def take_copy(self, hedge: "Hedge", head: Any, data: bytes, complete: bool) -> None:
         """The second copy was answered first."""
 
     def failed(self, error: UpstreamError) -> None:
@@ -59,7 +57,7 @@ class Hedge:
         self._call = call
         self._timer = asyncio.get_running_loop().call_later(after_s, self._fire)
         self.endpoint: HttpEndpoint | None = None
-        self.connection: UpstreamConnection | None = None
+        self.connection: Any = None
         self.sent_s = 0.0
 
     @property
@@ -87,12 +85,12 @@ class Hedge:
         elif endpoint is not None:
             endpoint.forget(self)
 
-    def connected(self, connection: UpstreamConnection) -> None:
+    def connected(self, connection: Any) -> None:
         self.connection = connection
         self.sent_s = now = monotonic()
         self._call.put(connection, now)
 
-    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+    def response(self, head: Any, data: bytes, complete: bool) -> None:
         call, endpoint = self._call, self.endpoint
         assert endpoint is not None
         refused = head.status >= 500 or (head.status >= 400 and call.classify(head, data) is not AnswerKind.ANSWER)

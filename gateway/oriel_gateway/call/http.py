@@ -7,7 +7,7 @@ a `Trouble`; what only an answer that comes in parts needs is in an `AnswerStrea
 """
 
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from oriel_gateway.call.attempts import decided_by_itself, note_answer, sticky_endpoint
 from oriel_gateway.call.heads import head_lines
@@ -27,9 +27,7 @@ from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.limits import Grant
 from oriel_gateway.pools.endpoints import HttpEndpoint
 from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
-from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
-from oriel_wire.h1_response import ResponseHead
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 __all__ = ["Call"]
@@ -242,7 +240,7 @@ class Call(Lifecycle):
             if target.plan.hedge_s and self.kept:
                 self.in_trouble().hedge(target.plan.hedge_s)
 
-    def connected(self, connection: UpstreamConnection) -> None:
+    def connected(self, connection: Any) -> None:
         """A connection was made for this call."""
         self.connection = connection
         now = monotonic()
@@ -258,7 +256,7 @@ class Call(Lifecycle):
         """Return the lines of a call that is made for several callers; see `heads.head_lines`."""
         return head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant), left_out)
 
-    def put(self, connection: UpstreamConnection, now: float) -> None:
+    def put(self, connection: Any, now: float) -> None:
         """Write the whole request to a connection. A body of up to 64 KiB is kept: it may have to be sent again."""
         mark = self.mark
         lines = self.lines
@@ -321,11 +319,11 @@ class Call(Lifecycle):
         outcome = Outcome.UPSTREAM_BROKEN if broken else Outcome.UPSTREAM_UNREACHABLE
         self.refuse(Refused(outcome, str(error), retry_after_s=1))
 
-    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+    def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what a whole error answer means for the call."""
         return classify_answer(head, data, model=bool(self.target.sought))
 
-    def elsewhere(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, now: float) -> bool:
+    def elsewhere(self, endpoint: HttpEndpoint, head: Any, data: bytes, now: float) -> bool:
         """Whether a whole error answer is not the call's: it is sent again, or waits for its copy or for a search."""
         trouble, model = self._trouble, self.target.sought
         if trouble is not None and trouble.settled:
@@ -371,7 +369,7 @@ class Call(Lifecycle):
 
     # From the upstream -----------------------------------------------------------------------------------------
 
-    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+    def response(self, head: Any, data: bytes, complete: bool) -> None:
         """The upstream's head came, and the body bytes that came with it."""
         receiver = self.receiver
         if receiver is not None:

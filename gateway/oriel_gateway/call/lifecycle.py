@@ -28,7 +28,7 @@ pauses the upstream before that.
 """
 
 from time import monotonic
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.call.trouble import Trouble
@@ -43,8 +43,7 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
-from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
-from oriel_wire.h1 import RequestHead
+from oriel_wire.engine.upstream import ResponseSink
 
 __all__ = [
     "ANSWERING",
@@ -146,7 +145,7 @@ class Lifecycle:
         gateway: Host,
         client: Client | None,
         gate: PoolGate,
-        head: RequestHead,
+        head: Any,
         tenant: Tenant,
         target: Target,
         mark: Mark,
@@ -179,7 +178,7 @@ class Lifecycle:
         self.grant: Grant | None = None
         self.extras: RouteHooks | None = None
         self.endpoint: HttpEndpoint | None = None
-        self.connection: UpstreamConnection | None = None
+        self.connection: Any = None
         self._body: bytes | list[bytes | bytearray | memoryview] | None = None  # whole, or in pieces
         self.body_bytes = self._held_bytes = 0  # of the body, and of them on the pool's byte budget
         self._ticket: Ticket | None = None

@@ -5,7 +5,7 @@ It carries out what `attempts` decides.
 """
 
 from time import monotonic
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from oriel_gateway.call.attempts import (
     Attempts,
@@ -27,9 +27,8 @@ from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Tenant
-from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
+from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.errors import UpstreamError, UpstreamUnread
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Trouble"]
 
@@ -48,7 +47,7 @@ class Troubled(Protocol):
     sent_s: float
     response_s: float
     endpoint: HttpEndpoint | None
-    connection: UpstreamConnection | None
+    connection: Any
 
     @property
     def sending(self) -> bool:
@@ -80,16 +79,16 @@ class Troubled(Protocol):
     def send(self, now: float, endpoint: HttpEndpoint, fresh: bool) -> None:
         """Send the request to an endpoint; fresh: on a new connection."""
 
-    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+    def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what a whole error answer means for the call."""
 
-    def put(self, connection: UpstreamConnection, now: float) -> None:
+    def put(self, connection: Any, now: float) -> None:
         """Write the whole request to a connection."""
 
     def drop(self, now: float) -> None:
         """Take back what was sent, or stop waiting for a connection."""
 
-    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+    def response(self, head: Any, data: bytes, complete: bool) -> None:
         """Take an answer."""
 
     def failed(self, error: UpstreamError) -> None:
@@ -104,7 +103,7 @@ class _Withheld:
 
     __slots__ = ("data", "endpoint", "head", "kind")
 
-    def __init__(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, kind: AnswerKind) -> None:
+    def __init__(self, endpoint: HttpEndpoint, head: Any, data: bytes, kind: AnswerKind) -> None:
         self.endpoint, self.head, self.data, self.kind = endpoint, head, data, kind
 
 
@@ -262,9 +261,7 @@ class Trouble:
         self._act(decision, now)
         return True
 
-    def after_answer(
-        self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, kind: AnswerKind, now: float
-    ) -> bool:
+    def after_answer(self, endpoint: HttpEndpoint, head: Any, data: bytes, kind: AnswerKind, now: float) -> bool:
         """Go on after a whole error answer, or wait for the copy or a search; False: the answer is the call's."""
         call, locations, model = self._call, self.endpoints.model_locations, self.target.sought
         decision = decided_by_itself(kind, head.status, copy=self._copy_flying)
@@ -318,15 +315,15 @@ class Trouble:
         second = self.endpoints.pick(now, (first,), self.target.sought)
         return second if second is not None and self.gate.retries.spend(now) else None
 
-    def put(self, connection: UpstreamConnection, now: float) -> None:
+    def put(self, connection: Any, now: float) -> None:
         """Write the second copy."""
         self._call.put(connection, now)
 
-    def classify(self, head: ResponseHead, data: bytes) -> AnswerKind:
+    def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what the second copy's error answer means."""
         return self._call.classify(head, data)
 
-    def take_copy(self, hedge: Hedge, head: ResponseHead, data: bytes, complete: bool) -> None:
+    def take_copy(self, hedge: Hedge, head: Any, data: bytes, complete: bool) -> None:
         """The second copy was answered first: it is the call's from here on."""
         call, first = self._call, self._call.endpoint
         call.drop(monotonic())

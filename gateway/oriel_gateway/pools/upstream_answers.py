@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from oriel_wire.h1_response import ResponseHead
 from oriel_wire.outcomes import event_of
 
 _MAX_REASON_BODY = 4096
@@ -45,7 +44,7 @@ class _Answer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def classify_answer(head: ResponseHead, data: bytes, *, model: bool) -> AnswerKind:
+def classify_answer(head: Any, data: bytes, *, model: bool) -> AnswerKind:
     """Classify an answer. model: whether the request names a model; only then it can concern this endpoint alone."""
     status = head.status
     # With a cost it was executed: a service can be full after its model has run.

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
+from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
 from oriel_gateway.call.http import Call
@@ -19,7 +20,6 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.shared.state import KEPT_BYTES, SHADOWS, RoutingState
 from oriel_policies.documents import Route, Tenant
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Fingerprint", "place_for_copy", "send_copy", "shadow_tenant"]
 
@@ -139,7 +139,7 @@ class _ShadowCopy:
         """The gateway closes."""
         self._call.client_left()
 
-    def response(self, call: Call, head: ResponseHead, data: bytes, complete: bool) -> bool:
+    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bool:
         call.state = ANSWERING
         call.response_s = now = monotonic()
         if call.endpoint is not None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from time import monotonic
+from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
 from oriel_gateway.call.http import Call
@@ -29,7 +30,6 @@ from oriel_gateway.call.lifecycle import ANSWERING, COLLECT, DONE, JOINED
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingState
 from oriel_policies.flights import Flight
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["ABOUT_THE_CLIENT", "VARYING", "answer_from", "answer_key", "join", "operator_lines", "wants_its_own"]
 
@@ -139,7 +139,7 @@ class _Work:
         self._flight = flight
         self._key = key
         self._again = again
-        self._head: ResponseHead | None = None
+        self._head: Any | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._call = call = type(first)(
@@ -186,7 +186,7 @@ class _Work:
         for member in self._land():
             member.call.client_left()
 
-    def response(self, call: Call, head: ResponseHead, data: bytes, complete: bool) -> bool:
+    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bool:
         call.response_s = now = monotonic()
         endpoint, took_s = call.endpoint, now - call.sent_s
         if head.status >= 400 and complete and endpoint is not None and call.elsewhere(endpoint, head, data, now):
@@ -221,7 +221,7 @@ class _Work:
     def ended(self, call: Call) -> None:
         self._routing.detached.pop(self, None)
 
-    def _take(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+    def _take(self, head: Any, data: bytes, complete: bool) -> None:
         self._body.append(data)
         self._body_bytes += len(data)
         if self._body_bytes > KEPT_BYTES:
@@ -229,7 +229,7 @@ class _Work:
         elif complete:
             self._share(head, b"".join(self._body))
 
-    def _share(self, head: ResponseHead, body: bytes) -> None:
+    def _share(self, head: Any, body: bytes) -> None:
         call, routing = self._call, self._routing
         plan = call.target.plan
         answer = KeptAnswer(
@@ -248,7 +248,7 @@ class _Work:
 
         _in_turns(members[1:], joined, most=max(1, _TURN_BYTES // answer.size_bytes))
 
-    def _give_away(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+    def _give_away(self, head: Any, data: bytes, complete: bool) -> None:
         """Give an answer to one caller: the founder, or a good one to the oldest member that is left."""
         call = self._call
         members = self._land()
@@ -276,7 +276,7 @@ class _Work:
     def _land(self) -> list[Member]:
         return self._routing.flights.land(self._flight)
 
-    def _hand_over(self, taker: Call, head: ResponseHead, data: bytes, complete: bool) -> None:
+    def _hand_over(self, taker: Call, head: Any, data: bytes, complete: bool) -> None:
         """`taker` is from now on the one that has the permit and reads the answer."""
         self._routing.detached.pop(self, None)
         taker.take_over(self._call)
@@ -303,7 +303,7 @@ def _in_turns(members: list[Member], do: Callable[[Member], None], *, most: int 
         asyncio.get_running_loop().call_soon(partial(_in_turns, rest, do, most=most))
 
 
-def _shareable(head: ResponseHead) -> bool:
+def _shareable(head: Any) -> bool:
     """Whether an answer is a whole 200 that is meant for everybody who asks the same."""
     if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
         return False

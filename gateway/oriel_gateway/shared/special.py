@@ -16,7 +16,6 @@ from oriel_gateway.shared.shadow import Fingerprint, send_copy
 from oriel_gateway.shared.single_flight import answer_from, answer_key, join, operator_lines
 from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
 from oriel_policies.assignment import unit
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["FLEX_BYTES", "Extras", "attach"]
 
@@ -114,7 +113,7 @@ class Extras:
         join(self._member, routing, key, body)
         return False
 
-    def response(self, call: Call, head: ResponseHead, data: bytes) -> None:
+    def response(self, call: Call, head: Any, data: bytes) -> None:
         """The upstream's head is about to be passed on."""
         head.forward += operator_lines(call)
         if self._copied is not None:
