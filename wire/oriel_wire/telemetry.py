@@ -11,7 +11,6 @@ names, so OpenMetrics gets them unchanged and with the type `unknown`.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final
 
 __all__ = [
     "DURATION_BOUNDS_S",
@@ -27,22 +26,8 @@ __all__ = [
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-# Not a tuple of a fixed length: the compiler misreads a final one that begins with a float.
-DURATION_BOUNDS_S: Final[tuple[float, ...]] = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-)
+# Not final: the compiler misreads a final tuple that begins with a float.
+DURATION_BOUNDS_S: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
