@@ -25,6 +25,7 @@ from oriel_wire.trace import ListSink
 
 from ..waiting import until
 from .grpc_stack import Backend, Metadata, headers, idle, infer, stack
+from .raw_grpc import framed, raw_call
 from .stack import BRONZE, GOLD, LIMITED, digest, documents, grpc_server, nobody
 
 
@@ -466,3 +467,31 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
         await core.close()
         await server.stop(0.0)
         held.close()
+
+
+async def test_a_stream_whose_first_message_is_its_last_ends_at_the_upstream() -> None:
+    """A regression: if the message was sent on at once, its end was not."""
+    async with stack(Backend()) as (address, _):
+        for _ in range(2):  # the second finds a connection to the upstream
+            message = framed(service_pb2.ModelInferRequest(model_name="digits").SerializeToString())
+            path = "/inference.GRPCInferenceService/ModelStreamInfer"
+            answer = await asyncio.wait_for(raw_call(address, path, headers(GOLD), message), 30)
+            assert answer.status == 0 and b"digits" in answer.data
+
+
+async def test_a_message_in_pieces_that_is_over_the_limits_leaves_the_byte_budget() -> None:
+    """A regression: what it held was never given back."""
+    async with stack(Backend()) as (address, core):
+        request = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(100_000)])
+        path, message = "/inference.GRPCInferenceService/ModelInfer", framed(request.SerializeToString())
+        codes = [(await raw_call(address, path, headers(LIMITED), message)).status for _ in range(3)]
+        assert codes == [0, 0, 8] and not core.pools["p"].held_bytes
+
+
+async def test_bytes_behind_the_message_of_a_call_are_refused_at_once() -> None:
+    """A regression: they were collected, with no bound but the time for the first message."""
+    async with stack(Backend()) as (address, core):
+        request = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+        path, body = "/inference.GRPCInferenceService/ModelInfer", framed(request) + b"\0"
+        answer = await asyncio.wait_for(raw_call(address, path, headers(GOLD), body, end=False), 30)
+        assert answer.status == 3 and not core.pools["p"].held_bytes

@@ -15,11 +15,11 @@ _METHODS = "GET, HEAD, POST"
 # Authorization has to be named: "*" does not cover it.
 _HEADERS = (
     "accept, authorization, content-type, x-api-key, x-request-id, x-request-timeout-ms, x-request-tier, "
-    "inference-header-content-length, traceparent, tracestate"
+    "inference-header-content-length, traceparent, tracestate, grpc-timeout, x-grpc-web, x-user-agent"
 )
 _EXPOSED = (
     "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, traceresponse, www-authenticate, "
-    "inference-header-content-length"
+    "inference-header-content-length, grpc-status, grpc-message, x-oriel-reason"
 )
 _PREFIX = b"access-control-"
 
@@ -33,11 +33,10 @@ def is_preflight(head: RequestHead) -> bool:
     )
 
 
-def cors_lines(head: RequestHead, origins: tuple[str, ...]) -> bytes:
-    """Return the header lines for every answer to this head, joined by CRLF."""
+def cors_lines(origin: str | None, origins: tuple[str, ...]) -> bytes:
+    """Return the header lines for every answer to a page of this origin, joined by CRLF."""
     if origins == ("*",):
         return b"access-control-allow-origin: *\r\naccess-control-expose-headers: " + _EXPOSED.encode()
-    origin = head.get("origin")
     if origin is None or origin not in origins:
         return b"vary: origin"  # what a cache keeps of this answer is not for a page that may read it
     return (

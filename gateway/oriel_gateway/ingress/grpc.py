@@ -29,6 +29,7 @@ from oriel_gateway.ingress.grpc_rules import (
 )
 from oriel_gateway.ingress.grpc_stream import StreamIngress
 from oriel_gateway.ingress.grpc_trailers import OK, about, answer_trailers, refusal
+from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
 from oriel_gateway.observe.tracing import Mark
@@ -37,6 +38,7 @@ from oriel_gateway.routing.targets import Target, absent, check_model, chosen
 from oriel_gateway.shared.special import attach
 from oriel_policies.documents import Tenant
 from oriel_wire.errors import BadMessage
+from oriel_wire.h1 import Field
 from oriel_wire.h2 import grpc
 from oriel_wire.h2.frames import CANCEL
 from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RpcHead, prefix, read_head
@@ -55,8 +57,8 @@ _JOINED: Final = 64 * 1024
 class GrpcClient(Stream):
     """One call's stream at its client; the `contracts.Client` of its call.
 
-    call: None until the first message is here, and after the end. plain: the request of a stream that is none of gRPC.
-    forwarded: unused over gRPC.
+    call: None until the first message is here, and after the end. other: handles what comes on a stream that is not of
+    plain gRPC. forwarded: unused over gRPC.
     """
 
     __slots__ = (
@@ -73,14 +75,14 @@ class GrpcClient(Stream):
         "call",
         "connection",
         "forwarded",
-        "plain",
+        "other",
     )
 
-    def __init__(self, connection: PublicConnection) -> None:
+    def __init__(self, connection: PublicConnection | GrpcWebOverH1) -> None:
         super().__init__()
-        self.connection = connection
+        self.connection: PublicConnection | GrpcWebOverH1 | GrpcWebOverH2 = connection
         self.call: GrpcCall | None = None
-        self.plain: Http2Client | None = None
+        self.other: Http2Client | GrpcWebOverH2 | None = None
         self.forwarded = ""
         self._rpc: RpcHead | None = None
         self._line: RpcLine | None = None
@@ -94,8 +96,8 @@ class GrpcClient(Stream):
 
     # From the client -------------------------------------------------------------------------------------------
 
-    def began(self, fields: list[HeaderField], end: bool) -> None:
-        """The call's metadata is here."""
+    def began(self, fields: list[HeaderField], end: bool, credentials: list[Field] | None = None) -> None:
+        """The call's metadata is here. credentials: those that are not among the fields."""
         connection = self.connection
         gateway = connection.gateway
         self._received_s = connection.arrived_s
@@ -104,6 +106,8 @@ class GrpcClient(Stream):
         except BadMessage as error:
             self.turn_away(Refused(Outcome.INVALID_REQUEST, error.message))
             return
+        if credentials is not None:
+            rpc.credentials = credentials
         self._mark = gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
         line = self._line = METHODS.get(rpc.path)
         if line is None:
@@ -116,15 +120,13 @@ class GrpcClient(Stream):
             if rpc.list_bytes > GrpcLimits.MAX_METADATA_BYTES:
                 raise too_much_metadata()
             self._identify()
-            if (decoder := connection.decoder).fresh:
-                connection.server.fields.keep(decoder.fresh)
+            connection.authenticated(self)
             if end:
                 raise no_message()
         except Refused as refused:
             self.turn_away(refused)
             return
-        connection.begun.append(self)
-        if line is STREAMING:
+        if line is STREAMING and not connection.web:
             self._task = connection.server.loop.create_task(StreamIngress(self).serve())
 
     def too_large(self) -> None:
@@ -138,7 +140,7 @@ class GrpcClient(Stream):
         if self._tenant is None or self.sending == ENDED:
             connection.consumed(self, len(data))
             return
-        incoming, streaming = self._incoming, self._line is STREAMING
+        incoming, streaming = self._incoming, self._line is STREAMING and not connection.web
         try:
             if streaming:
                 incoming = self.incoming
@@ -297,8 +299,8 @@ class GrpcClient(Stream):
         streaming = line is STREAMING
         if not streaming and (left_s := self._deadline - self._received_s) < gate.slow_s:
             gate.judge(target, size, left_s)
-        held = 0 if self._incoming is None else self._incoming.hand_over(gate)
         grant = gateway.limiter.acquire(tenant, target, size, now) if target.allowances else None
+        held = 0 if self._incoming is None else self._incoming.hand_over(gate)
         head = GrpcRequest(line, self.rpc)
         make = GrpcStreamCall if streaming else GrpcCall
         call = make(gateway, self, gate, head, tenant, target, self._mark, self._received_s, self._deadline)
@@ -317,6 +319,9 @@ class GrpcClient(Stream):
                 attach(call, gateway.routing)
         if target.kind == "model":
             message = append_model(message, name, version or (target.version if name == target.name else ""))
+        if streaming:
+            assert isinstance(call, GrpcStreamCall)
+            call.closing = connection.web or self.incoming.over
         call.whole(message, now)
 
     async def _decompressed(self, message: bytes) -> None:
@@ -392,7 +397,7 @@ class GrpcClient(Stream):
             unread.read(self)
         else:
             self._noted = True
-            if not unread.note(self, sum(map(len, self.pending or ()))):
+            if not unread.note(self, self.connection.unread_bytes(self)):
                 return
         if self.call is not None:
             self.call.client_writable(writable)
@@ -447,7 +452,7 @@ class GrpcClient(Stream):
         """See `contracts.Client`: the status says why the answer does not go on."""
         queued_s = call.permit_s - call.queued_s
         block = refusal(refused, CODES[refused.outcome]) + about(call.mark, queued_s, monotonic() - call.sent_s)
-        if self.pending is not None:
+        if self.pending is not None and not self.connection.web:
             self.pending.clear()  # nobody reads it
             self.pending = None
         self.connection.send_headers(self, block, True)

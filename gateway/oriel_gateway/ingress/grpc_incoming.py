@@ -14,6 +14,7 @@ from oriel_gateway.call.grpc_stream import GrpcStreamCall
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.grpc_compressed import names_of_compressed
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
+from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, check_model
@@ -31,7 +32,7 @@ _WIDEST: Final = 4 * 1024 * 1024
 class MessageSource(Protocol):
     """The stream on which messages come: `ingress.grpc.GrpcClient`, which describes these."""
 
-    connection: PublicConnection
+    connection: PublicConnection | GrpcWebOverH1 | GrpcWebOverH2
     call: GrpcCall | None
 
     @property
@@ -98,6 +99,8 @@ class Incoming:
         if size > GrpcLimits.MAX_MESSAGE_BYTES:
             raise Refused(Outcome.TOO_LARGE, f"the message is larger than {GrpcLimits.MAX_MESSAGE_BYTES} bytes")
         self._wanted = size + PREFIX_BYTES
+        if self._size > self._wanted:
+            raise no_message()
         if size > self.held:
             gate = self.gate or self._likely_gate(parts[0][0] == 1)
             if gate is None:

@@ -31,7 +31,6 @@ class StreamIngress:
             if compressed:
                 message = await client.decompress(message)
             call = client.begin_stream(message)
-            call.closing = client.incoming.over
             await call.sent.wait()
             while call.state != DONE and not call.closing:
                 further = await client.incoming.next_message()

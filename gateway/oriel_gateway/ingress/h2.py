@@ -3,9 +3,11 @@
 from typing import Final
 
 from oriel_gateway.ingress.grpc import GrpcClient
+from oriel_gateway.ingress.grpc_web import GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
 from oriel_wire.h2.frames import REFUSED_STREAM
+from oriel_wire.h2.grpc_web import BINARY, is_grpc_web
 from oriel_wire.h2.known_fields import Field as HeaderField
 from oriel_wire.h2.streams import Stream
 
@@ -13,7 +15,6 @@ __all__ = ["Http2Connection"]
 
 MAX_REQUESTS: Final = 16_384  # under way on one port; more are told to come again
 _GRPC: Final = b"application/grpc"
-_WEB: Final = b"application/grpc-web"
 
 
 class Http2Connection(PublicConnection):
@@ -31,11 +32,16 @@ class Http2Connection(PublicConnection):
             return
         for name, value in fields:
             if name == b"content-type":
-                if value.startswith(_GRPC) and not value.startswith(_WEB):
+                if value.startswith(_GRPC) and not value.startswith(BINARY):
                     stream.began(fields, end)
                     return
+                if is_grpc_web(value) and (b":method", b"POST") in fields:
+                    stream.other = stream.connection = web = GrpcWebOverH2(self, stream, fields)
+                    web.call = stream
+                    stream.began(web.metadata, end)
+                    return
                 break
-        stream.plain = plain = Http2Client(self, stream)
+        stream.other = plain = Http2Client(self, stream)
         plain.began(fields, end)
 
     def on_too_large(self, stream: Stream, end: bool) -> None:
@@ -44,24 +50,24 @@ class Http2Connection(PublicConnection):
 
     def on_data(self, stream: Stream, data: bytes | memoryview, end: bool) -> None:
         assert isinstance(stream, GrpcClient)
-        if stream.plain is None:
+        if stream.other is None:
             stream.came(data, end)
         else:
-            stream.plain.came(data, end)
+            stream.other.came(data, end)
 
     def on_trailers(self, stream: Stream, fields: list[HeaderField]) -> None:
         self.on_data(stream, b"", True)
 
     def on_reset(self, stream: Stream, code: int) -> None:
         assert isinstance(stream, GrpcClient)
-        if stream.plain is None:
+        if stream.other is None:
             stream.left()
         else:
-            stream.plain.left()
+            stream.other.left()
 
     def on_room(self, stream: Stream) -> None:
         assert isinstance(stream, GrpcClient)
-        if stream.plain is None:
+        if stream.other is None:
             stream.on_writable(True)
         else:
-            stream.plain.on_writable(True)
+            stream.other.on_writable(True)

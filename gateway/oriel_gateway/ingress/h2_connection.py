@@ -1,13 +1,14 @@
 """What all requests of one public HTTP/2 connection share."""
 
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from oriel_gateway.core import Gateway
 from oriel_wire.engine.h2_server import H2ServerConnection
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h2.limits import H2Limits
+from oriel_wire.h2.streams import Stream
 
-__all__ = ["LIMITS", "PublicConnection"]
+__all__ = ["LIMITS", "Begun", "PublicConnection"]
 
 LIMITS: Final = H2Limits(max_header_list_bytes=32 * 1024)
 
@@ -20,7 +21,12 @@ class Begun(Protocol):
 
 
 class PublicConnection(H2ServerConnection):
-    """A connection of the gateway's clients. begun: calls whose metadata came with the bytes that are being read."""
+    """A connection of the gateway's clients. begun: calls whose metadata came with the bytes that are being read.
+
+    web: of gRPC-Web; see `ingress.grpc_web`.
+    """
+
+    web: ClassVar[bool] = False
 
     __slots__ = ("begun", "gateway")
 
@@ -29,6 +35,16 @@ class PublicConnection(H2ServerConnection):
         self.gateway = gateway
         self.begun: list[Begun] = []
         gateway.fronts.add(server)
+
+    def authenticated(self, call: Begun) -> None:
+        """The sender of the metadata that was just read is known."""
+        self.begun.append(call)
+        if (decoder := self.decoder).fresh:
+            self.server.fields.keep(decoder.fresh)
+
+    def unread_bytes(self, stream: Stream) -> int:
+        """Return how many bytes of an answer wait for the client."""
+        return sum(map(len, stream.pending or ()))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

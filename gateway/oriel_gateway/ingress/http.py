@@ -18,6 +18,8 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.identity.keys import still_valid
 from oriel_gateway.ingress.forwarded import forwarded_for
+from oriel_gateway.ingress.grpc import GrpcClient
+from oriel_gateway.ingress.grpc_web import GrpcWebOverH1
 from oriel_gateway.ingress.h2 import Http2Connection
 from oriel_gateway.ingress.judging import open_call
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
@@ -33,6 +35,7 @@ from oriel_wire.engine.process import connection_limit
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
 from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h2.grpc_web import is_grpc_web
 
 __all__ = ["ClientConnection", "public_limits", "serve_public"]
 
@@ -65,15 +68,16 @@ class ClientConnection(ServerConnection):
     """One public connection; at most one `call` at a time.
 
     address: the client's, as trusted proxies tell it; cors, forwarded: header lines of the request under way, for its
-    answer and for the next hop.
+    answer and for the next hop. web: the request under way is a call of gRPC-Web, and `call` is None.
     """
 
-    __slots__ = ("_judged", "_strikes", "address", "call", "cors", "forwarded", "gateway")
+    __slots__ = ("_judged", "_strikes", "address", "call", "cors", "forwarded", "gateway", "web")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server)
         self.gateway = gateway
         self.call: Call | None = None
+        self.web: GrpcWebOverH1 | None = None
         gateway.fronts.add(server)
         self.address = ""
         self.cors = b""
@@ -124,6 +128,8 @@ class ClientConnection(ServerConnection):
                     self._write(page_answer(page, head, mark, self.server.date_line, close=self.must_close))
                     self.answered(close=False)
                     return
+                if line.path[:2] != "/v" and line.method == "POST" and self._begin_web(head):
+                    return
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
                 target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)
@@ -140,6 +146,15 @@ class ClientConnection(ServerConnection):
             return
         if head.expect_continue:
             self.continue_body()
+
+    def _begin_web(self, head: RequestHead) -> bool:
+        """Begin a call of gRPC-Web; False: the request is none."""
+        if not is_grpc_web((head.get("content-type") or "").encode("latin-1")):
+            return False
+        self.web = web = GrpcWebOverH1(self, head)
+        web.call = call = GrpcClient(web)
+        call.began(web.metadata, False, head.credentials)
+        return True
 
     def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
         gateway, tenant = self.gateway, target.tenant
@@ -218,14 +233,18 @@ class ClientConnection(ServerConnection):
         status = STATUS[refused.outcome]
         gateway.records.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
         if tenant is None:
-            self._strikes += status < 500  # else it is not the client's fault
-            self.unwanted(head)
-            if self._strikes >= _MAX_STRIKES:
-                head.close = True
+            self.strike(head, counts=status < 500)  # else it is not the client's fault
         else:
             self._strikes = 0
         self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
         self.answered(close=False)
+
+    def strike(self, head: RequestHead, *, counts: bool) -> None:
+        """Count a request whose sender is not known, and end the connection with the last of a few."""
+        self._strikes += counts
+        self.unwanted(head)
+        if self._strikes >= _MAX_STRIKES:
+            head.close = True
 
     def _fronted(self, head: RequestHead) -> bool:
         """Read what browsers and proxies report about the client; True: it was a preflight and is answered."""
@@ -236,7 +255,7 @@ class ClientConnection(ServerConnection):
             self.address, self.forwarded = forwarded_for(
                 head, self.peer, secure=self.server.secure, networks=http.trusted_proxies
             )
-        self.cors = cors_lines(head, http.cors_origins) if http.cors_origins else b""
+        self.cors = cors_lines(head.get("origin"), http.cors_origins) if http.cors_origins else b""
         if not http.cors_origins or not is_preflight(head):
             return False
         self.unwanted(head)
@@ -337,24 +356,35 @@ class ClientConnection(ServerConnection):
     def on_data(self, data: bytes | memoryview) -> None:
         if self.call is not None:
             self.call.data(data)
+        elif self.web is not None:
+            self.web.more(data)
 
     def on_end(self) -> None:
         if self.call is not None:
             self.call.end()
+        elif self.web is not None:
+            self.web.came(b"", True)
 
     def on_body(self, data: bytes) -> None:
         if self.call is not None:
             self.call.whole(data)
+        elif self.web is not None:
+            self.web.came(data, True)
 
     def on_lost(self) -> None:
         if self.call is not None:
             self.call.client_left()
+        elif self.web is not None:
+            self.web.left()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gateway.bodies.ended(self.gateway.unread.read(self))  # those bytes are not needed any more
         super().connection_lost(exc)
 
     def on_writable(self, writable: bool) -> None:
+        if self.web is not None:
+            self.web.on_writable(writable)
+            return
         unread = self.gateway.unread
         if writable:
             unread.read(self)
@@ -371,12 +401,14 @@ class ClientConnection(ServerConnection):
         v2 = head is None or head.line.path.startswith("/v2")
         refused = Refused(outcome, message)
         method = head.line.method if head is not None else ""
+        if self.web is not None:
+            self.web.left()
         if call is not None:
             call.end_unsent(status, outcome, message)
         else:
             self.gateway.records.turned_away(refused, mark, None, method, monotonic(), status=status)
         http = self.gateway.snapshot.http
-        self.cors = cors_lines(head, http.cors_origins) if head is not None and http.cors_origins else b""
+        self.cors = cors_lines(head.get("origin"), http.cors_origins) if head is not None and http.cors_origins else b""
         self._write(
             refusal_bytes(
                 refused,

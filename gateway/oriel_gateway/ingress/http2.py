@@ -125,7 +125,7 @@ class Http2Client:
             _, self.forwarded = forwarded_for(
                 head, connection.peer, secure=server.secure, networks=http.trusted_proxies
             )
-        self.cors = cors_lines(head, http.cors_origins) if http.cors_origins else b""
+        self.cors = cors_lines(head.get("origin"), http.cors_origins) if http.cors_origins else b""
         if not http.cors_origins or not is_preflight(head):
             return False
         mark = gateway.mark(head.request_id, None, None)
