@@ -20,6 +20,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.server import CLOSED, DRAIN, ServerConnection
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
+from oriel_wire.h1_similar import SimilarHeads
 
 __all__ = ["LIMITS", "Request", "drive", "judge"]
 
@@ -70,6 +71,7 @@ class _Server:
     def __init__(self) -> None:
         self.limits = LIMITS
         self.memo = LineMemo()
+        self.heads = SimilarHeads(self.memo)
         self.connections: set[Any] = set()
         self.draining = False
         self.secure = False
@@ -105,6 +107,7 @@ class _Connection(ServerConnection):
         self._late = late
 
     def on_head(self, head: RequestHead) -> None:
+        self.authenticated(head)
         self._now = Request(head)
 
     def on_data(self, data: bytes) -> None:

@@ -44,3 +44,24 @@ async def test_a_length_beyond_the_bound_is_refused_also_of_a_head_that_is_known
         for number in range(1, 5):
             assert await asked(client, up, number, 5) == (200, "g")
         assert (await asked(client, up, 5, 1_000_001))[0] == 413
+
+
+async def test_clients_mixed_on_one_connection_stay_apart() -> None:
+    """As behind a load balancer: each has its own key and lines, and some lines differ in each of its requests."""
+    keys = {GOLD: "g", BRONZE: "b"}
+    async with upstream() as up, gateway(documents([up.port])) as (port, _):
+        for _ in range(2):  # what one connection has taught holds for the next
+            async with Client(port) as client:
+                for number in range(24):
+                    key = GOLD if number % 3 else BRONZE
+                    headers = f"user-agent: {keys[key]}\r\nx-note: {number}\r\nx-oriel-tenant: mallory\r\n"
+                    if number % 5 == 0:
+                        headers += "x-more: yes\r\n"
+                    reply = await client.ask(INFER, b"b" * number, key=key, headers=headers)
+                    seen = up.seen[-1]
+                    assert reply.status == 200 and seen.body == b"b" * number
+                    assert [seen.get(name) for name in ("x-oriel-tenant", "user-agent")] == [keys[key]] * 2
+                    assert (seen.get("x-note"), seen.get("x-more")) == (str(number), None if number % 5 else "yes")
+                    names = [line.partition(":")[0].lower() for line in seen.head.splitlines()[1:]]
+                    assert len(names) == len(set(names)) and "authorization" not in names
+                assert (await client.ask(INFER, b"", key="key-nobody", headers="user-agent: g\r\n")).status == 401

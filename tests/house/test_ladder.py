@@ -90,7 +90,7 @@ IO = (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("onnxruntime", "tensorrt", "openvino"), ("oriel_inference.backends.*",)),
     "redis": ("oriel_gateway.limits.redis_ledger",),
-    "grpc": ("oriel_gateway.*", "oriel_cli.*"),
+    "grpc": ("oriel_cli.*",),
     **dict.fromkeys(
         ("boto3", "botocore", "aiobotocore"),
         ("oriel_wire.objects.s3", "oriel_wire.objects.s3_http"),

@@ -1,13 +1,17 @@
-"""Heads that are recognised line by line say what a full parse would, or are left to it."""
+"""Heads of a known shape say what a full parse would, or are left to it; whole heads that repeat are not parsed."""
 
+from itertools import count
+from typing import Any
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_wire.engine.recognition import Recognition
-from oriel_wire.errors import BadMessage
+from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
 from oriel_wire.h1_response import ResponseMemo, parse_response_head
-from oriel_wire.h1_similar import HeadPattern
+from oriel_wire.h1_similar import SIZE, SimilarHeads
 
 LINES = (
     b"POST /v2/models/digits/infer HTTP/1.1",
@@ -16,80 +20,243 @@ LINES = (
     b"traceparent: 00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01",
     b"Content-Type: application/json",
     b"Content-Length: 17",
+    b"X-Oriel-Timeout-Ms: 100",
+    b"tracestate: a=1",
+    b"X-Note: 1",
 )
+SECRET = b"Authorization: Bearer secret"
 
 
-def pattern(lines: tuple[bytes, ...] = LINES) -> HeadPattern:
-    block = b"\r\n".join(lines)
-    found = HeadPattern.of(parse_request_head(block, LineMemo()), block)
-    assert found is not None
+class Server:
+    """What a server does with each head: it reads it, and its sender is authenticated."""
+
+    def __init__(self, *credentials: bytes) -> None:
+        self.memo = LineMemo()
+        for each in credentials:
+            self.memo.keep_credential(each, each)
+        self.heads = SimilarHeads(self.memo)
+        self.numbers = count()
+
+    def read(self, *lines: bytes) -> RequestHead:
+        head = self.heads.read(b"\r\n".join(lines), 128)
+        self.memo.keep(head.fresh)
+        if self.memo.lines.get(head.line.line) is not head.line:
+            self.memo.keep_line(head.line)
+        self.heads.authenticated(head)
+        return head
+
+    def learn(self, *lines: bytes) -> "Server":
+        """Read heads like this one until their shape is known."""
+        for _ in range(3):
+            head = self.read(*(changed(line, b"%d" % next(self.numbers)) for line in lines))
+        assert head.lines
+        return self
+
+
+def changed(line: bytes, by: bytes) -> bytes:
+    """Another line of the same sender."""
+    name = line.partition(b":")[0].lower()
+    if name in (b"x-request-id", b"traceparent", b"content-length", b"x-oriel-timeout-ms", b"tracestate", b"x-note"):
+        return line + by
+    return line
+
+
+def said(head: RequestHead) -> dict[str, Any]:
+    names = "method target path query host content_length chunked close expect_continue traceparent tracestate forward"
+    names += " request_id timeout tier content_encoding header_length"
+    found: dict[str, Any] = {name: getattr(head, name) for name in names.split()}
+    found |= {"line": head.line.line, "names": head.by_name(), "sent_on": head.sent_on()}
+    found["fields"] = [(each.name, each.value, each.line, each.kind, each.number) for each in head.fields]
+    found["forwarded"] = [each.line for each in head.forwarded]
+    found["owners"] = [each.owner for each in head.credentials or ()]
     return found
 
 
-def said(head: RequestHead) -> tuple[object, ...]:
-    return (
-        *(head.method, head.target, head.items(), head.forward, head.content_length, head.request_id, head.traceparent),
-        *(head.close, head.chunked, head.expect_continue, head.timeout, head.credentials),
-    )
-
-
-def judged(block: bytes) -> tuple[object, ...] | None:
+def judged(memo: LineMemo, block: bytes) -> dict[str, Any] | None:
+    """What the parser says that knows nothing but the credentials."""
+    new = LineMemo()
+    new.credentials = memo.credentials
     try:
-        return said(parse_request_head(block, LineMemo()))
+        return said(parse_request_head(block, new))
     except BadMessage:
         return None
 
 
-def test_what_differs_is_read_and_the_rest_is_known() -> None:
+def test_lines_that_differ_are_read_and_the_rest_is_known() -> None:
+    server = Server().learn(*LINES)
     lines = [*LINES]
-    lines[2], lines[3], lines[5] = b"X-Request-Id: \t r2 ", b"traceparent: nonsense", b"Content-Length:9"
-    head = pattern().read(b"\r\n".join(lines))
-    assert head is not None and head.known
+    lines[2:4] = b"X-Request-Id: \t r2 ", b"traceparent: nonsense"
+    lines[5], lines[8] = b"Content-Length:9", b"X-Note:"
+    head = server.read(*lines)
+    assert head.lines and not head.fresh
     assert (head.request_id, head.traceparent, head.content_length) == ("r2", "nonsense", 9)
-    assert said(head) == judged(b"\r\n".join(lines))
-    assert head.get("content-length") == "9" and b"Content-Length:9" in head.forward
+    assert (head.get("x-oriel-timeout-ms"), head.tracestate, head.varying) == ("100", "a=1", [b"X-Note:"])
+    assert said(head) == judged(server.memo, b"\r\n".join(lines))
 
 
-def test_other_lines_are_left_to_the_parser() -> None:
-    known = pattern()
-    for number, line in enumerate((b"POST /v2/models/mlp/infer HTTP/1.1", b"Host: other", b"X-Request-ID: r2")):
-        lines = [*LINES]
-        lines[number] = line
-        assert known.read(b"\r\n".join(lines)) is None
-    assert known.read(b"\r\n".join((*LINES, b"x: y"))) is None
-    for length in (b"1, 1", b"+1", b"-1", b"1" * 16, b"", b"0x10", "\u0661".encode()):
-        lines = [*LINES]
-        lines[5] = b"Content-Length: " + length
-        assert known.read(b"\r\n".join(lines)) is None
+@pytest.mark.parametrize("line", [b"Content-Length: 1, 1", b"Content-Length: +1", b"Content-Length: " + b"1" * 16])
+@pytest.mark.parametrize("more", [b"", b"\0", b"\x7f"])
+def test_a_line_that_no_head_may_have_is_refused(line: bytes, more: bytes) -> None:
+    server = Server().learn(*LINES)
+    with pytest.raises(BadMessage):
+        server.read(*LINES[:5], line + more)
+    with pytest.raises(BadMessage):
+        server.read(*LINES[:5], line + more, *LINES[6:])
+    with pytest.raises(TooLarge):
+        server.heads.read(b"\r\n".join((*LINES, *[b"x: y"] * 200)), 128)
 
 
-def test_heads_with_a_key_that_was_not_recognised_make_no_pattern() -> None:
-    memo = LineMemo()
-    block = b"\r\n".join((*LINES, b"Authorization: Bearer secret"))
-    assert HeadPattern.of(parse_request_head(block, memo), block) is None
-    memo.keep_credential(b"Authorization: Bearer secret", "owner")
-    found = HeadPattern.of(parse_request_head(block, memo), block)
-    assert found is not None
-    assert found.read(block.replace(b"secret", b"others")) is None
-    head = found.read(block.replace(b"r1", b"r2"))
-    assert head is not None and head.credentials is not None and head.credentials[0].owner == "owner"
+@pytest.mark.parametrize(
+    "line", [b"Host: other", b"X-Request-ID: r2", b"X-Request-Id2: r2", b"Transfer-Encoding: chunked", b"Connection: x"]
+)
+def test_other_lines_are_left_to_the_parser(line: bytes) -> None:
+    server = Server().learn(*LINES)
+    for number in (1, 2, 8):
+        lines = [*LINES[:number], line, *LINES[number + 1 :]]
+        try:
+            head = server.read(*lines)
+        except BadMessage:
+            assert judged(server.memo, b"\r\n".join(lines)) is None
+        else:
+            assert not head.lines and said(head) == judged(server.memo, b"\r\n".join(lines))
 
 
-def test_chunked_and_doubled_lines_make_no_pattern() -> None:
-    for more in (b"Transfer-Encoding: chunked", b"Expect: 100-continue", b"x-request-id: r3"):
-        block = b"\r\n".join((*LINES[:5], more))
-        assert HeadPattern.of(parse_request_head(block, LineMemo()), block) is None
+def test_lines_that_are_given_twice_and_ends_of_connections_make_no_shape() -> None:
+    for more in (b"Expect: 100-continue",), (b"x-request-id: r3",), (b"Connection: close",), (b"X-Note:", b"x-note:"):
+        server = Server()
+        for number in range(4):
+            lines = [changed(line, b"%d" % number) for line in (*LINES[:5], *more)]
+            assert not server.read(*lines).lines
+        assert not server.heads._shapes
 
 
-@given(st.lists(st.tuples(st.integers(0, 240), st.integers(0, 2), st.binary(max_size=3)), min_size=1, max_size=4))
+def test_a_decision_is_of_one_type_of_body() -> None:
+    server = Server().learn(*LINES)
+    server.heads.decide(server.read(*LINES), "decided")
+    for number in range(4):
+        head = server.read(*LINES[:4], b"Content-Type: application/x-%d" % number, *LINES[5:])
+        assert not head.lines and head.decision is None
+    assert server.read(*LINES[:8], b"X-Note: another").decision == "decided"
+
+
+def test_shapes_are_made_of_what_is_in_the_memo_only() -> None:
+    """So a sender that was not authenticated makes none."""
+    heads = SimilarHeads(LineMemo())
+    for _ in range(4):
+        assert heads.read(b"\r\n".join(LINES), 128).lines == ()
+
+
+# Credentials ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_was_not_recognised_is_left_to_the_parser() -> None:
+    server = Server(SECRET).learn(*LINES, SECRET)
+    head = server.read(*LINES, SECRET)
+    assert head.credentials is not None and head.credentials[0].owner == SECRET
+    assert not any(b"secret" in line for line in head.lines), "a key is not kept"
+    other = server.read(*LINES, SECRET + b"s")
+    assert not other.lines and other.credentials is not None and other.credentials[0].owner is None
+
+
+def test_a_decision_is_of_one_shape_and_one_credential() -> None:
+    both = SECRET, b"x-api-key: other"
+    server = Server(*both).learn(*LINES, both[0]).learn(*LINES, both[1])
+    first = server.read(*LINES, both[0])
+    assert first.decision is None
+    server.heads.decide(first, "decided")
+    assert server.read(*LINES, both[0]).decision == "decided"
+    assert server.read(*LINES, both[1]).decision is None
+    assert server.learn(*LINES, both[0], b"x-more: 1").read(*LINES, both[0], b"x-more: 1").decision is None
+    server.heads.forget_decisions()
+    assert server.read(*LINES, both[0]).decision is None
+
+
+def test_a_credential_that_was_forgotten_is_not_recognised() -> None:
+    server = Server(SECRET).learn(*LINES, SECRET)
+    server.heads.decide(server.read(*LINES, SECRET), "decided")
+    server.memo.forget_credentials()
+    assert server.read(*LINES, SECRET).decision is None
+    server.memo.keep_credential(SECRET, "another owner")
+    head = server.read(*LINES, SECRET)
+    assert head.decision is None and head.credentials is not None and head.credentials[0].owner == "another owner"
+
+
+# Bounds --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_comes_again_becomes_known() -> None:
+    server = Server().learn(*LINES)
+    server.heads.decide(server.read(*LINES), "decided")
+    for number in range(200):
+        head = server.read(*LINES[:8], b"X-Note: only %d" % number)
+        assert head.varying == [b"X-Note: only %d" % number]
+    assert not any(line.startswith(b"X-Note: only") for line in server.memo.young)
+    for _ in range(4):
+        head = server.read(*LINES[:8], b"X-Note: again")
+    assert head.varying == [] and b"X-Note: again" in head.forward
+
+
+def test_shapes_and_decisions_are_bounded() -> None:
+    server = Server().learn(*LINES)
+    for number in range(3 * SIZE):
+        for _ in range(2):
+            head = server.read(LINES[0], b"Host: h%d" % number, b"X-Request-Id: r%d" % number)
+        server.heads.decide(server.read(LINES[0], b"Host: h%d" % number, b"X-Request-Id: r"), number)
+    for kept in (server.heads._shapes, server.heads._old_shapes, server.heads._decisions, server.heads._old_decisions):
+        assert 0 < len(kept) <= SIZE
+    latest = server.read(LINES[0], b"Host: h%d" % (3 * SIZE - 1), b"X-Request-Id: r")
+    assert latest.decision == 3 * SIZE - 1
+    old = server.read(LINES[0], b"Host: h%d" % (2 * SIZE + 1), b"X-Request-Id: r")
+    assert old.decision == 2 * SIZE + 1 and not head.lines
+    long = (*LINES, b"x-long: " + b"y" * 5000)
+    assert not any(server.read(*long).lines for _ in range(4))
+
+
+# Any heads -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 340), st.integers(0, 2), st.binary(max_size=3)), min_size=1, max_size=4))
 @example([(70, 1, b"\n")])
 @example([(70, 1, b"\r\n")])
-def test_any_change_of_bytes_is_read_as_by_the_parser_or_not_at_all(changes: list[tuple[int, int, bytes]]) -> None:
-    block = bytearray(b"\r\n".join(LINES))
+def test_any_change_of_bytes_is_read_as_by_the_parser(changes: list[tuple[int, int, bytes]]) -> None:
+    server = Server(SECRET).learn(*LINES, SECRET)
+    block = bytearray(b"\r\n".join((*LINES, SECRET)))
     for at, removed, put in changes:
         block[at : at + removed] = put
-    head = pattern().read(bytes(block))
-    assert head is None or said(head) == judged(bytes(block))
+    try:
+        head = said(server.read(*bytes(block).split(b"\r\n")))
+    except BadMessage:
+        head = None
+    assert head == judged(server.memo, bytes(block))
+
+
+VARIANTS = (
+    LINES[:1],
+    (b"Host: a", b"Host: b", b"host: a"),
+    (b"X-Request-Id: r1", b"X-Request-Id: r2", b"x-request-id: r2", b"traceparent: t", b"X-Note: 1", b"x-tier: 1"),
+    (b"X-Note: 1", b"X-Note: 2", b"X-Oriel-Tier: gold", b"x-forwarded-for: 1", b"X-Request-Tier: gold"),
+    (SECRET, b"x-api-key: other", b"x-api-key: unknown", b"User-Agent: a", b"User-Agent: b"),
+    (b"Content-Length: 1", b"Content-Length: 2", b"Transfer-Encoding: chunked", b"Connection: close"),
+    (b"Content-Encoding: gzip", b"Inference-Header-Content-Length: 1", b"X-Note: 1", b"tracestate: a", b"x: y"),
+)
+
+
+@given(st.lists(st.tuples(*map(st.sampled_from, VARIANTS)), min_size=1, max_size=30), st.booleans())
+def test_heads_of_many_clients_are_read_as_by_the_parser(heads: list[tuple[bytes, ...]], decides: bool) -> None:
+    server = Server(SECRET, b"x-api-key: other")
+    for lines in [*heads, *heads]:
+        expected = judged(server.memo, b"\r\n".join(lines))
+        if expected is None:
+            with pytest.raises(BadMessage):
+                server.read(*lines)
+            continue
+        head = server.read(*lines)
+        assert said(head) == expected
+        if decides and head.decision is None:
+            server.heads.decide(head, 1)
+
+
+# Answers of upstreams ------------------------------------------------------------------------------------------------
 
 
 def answer(memo: ResponseMemo, *lines: bytes) -> bytes:
@@ -125,8 +292,10 @@ def test_a_copy_of_a_kept_head_may_be_changed() -> None:
     assert head.forward == [b"HTTP/1.1 200 OK", b"x: y"] and copy.start is None and copy.content_length == 2
 
 
-def test_a_client_that_says_something_else_from_now_on_is_known_by_its_bytes_again() -> None:
-    """It stayed with its first head for good, and every later one was read line by line."""
+# Whole heads ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_repeats_a_head_is_known_by_its_bytes() -> None:
     seen, memo = Recognition(), LineMemo()
 
     def came(length: int) -> RequestHead:
@@ -134,13 +303,16 @@ def test_a_client_that_says_something_else_from_now_on_is_known_by_its_bytes_aga
         head = seen.find(data, 0, len(data) - 4)
         if head is None:
             head = parse_request_head(data[:-4], memo)
-        if head is not seen.head:
-            seen.authenticated(head)
+            if seen.repeated:
+                seen.keep(head, len(data))
         return head
 
     for length in (5, 5, 5, 7):
         assert came(length).content_length == length
-    assert seen.head is not None and seen.length == 5
+    assert seen.head is None
     second = came(7)
     assert seen.head is second and seen.length == 7 and came(7) is second
-    assert came(5).content_length == 5 and came(9).content_length == 9 and seen.head is second
+    assert came(5).content_length == 5 and came(9).content_length == 9 and seen.head is None
+    assert came(9) is came(9)
+    seen.forget()
+    assert came(9) is not came(9)

@@ -1,6 +1,6 @@
 """A strict parser of HTTP/1.1 request heads. It does no I/O and keeps no state but the memo.
 
-`h1_response` reads answers by the same rules.
+`h1_response` reads answers by the same rules, `h1_similar` recognises heads that differ in a few lines only.
 
 Rules (RFC 9112, and stricter where leniency would permit request smuggling):
 
@@ -23,14 +23,14 @@ When editing this module: a field's `kind` decides what a proxy does with it, an
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-__all__ = ["MAX_LINE", "Field", "Kind", "LineMemo", "RequestHead", "ResponseMemo", "parse_request_head"]
+__all__ = ["MAX_LINE", "PASSED_ON", "Field", "Kind", "LineMemo", "RequestHead", "parse_lines", "parse_request_head"]
 
 
 class Kind(IntEnum):
@@ -117,32 +117,33 @@ _RESPONSE_KINDS: dict[str, int] = {
 _REQUEST_KINDS = {name: int(kind) for name, kind in _REQUEST_KINDS.items()}
 _RESPONSE_KINDS = {name: int(kind) for name, kind in _RESPONSE_KINDS.items()}
 # The parser compares plain ints: an enum member costs a descriptor call per look-up.
-_CONTENT_LENGTH = int(Kind.CONTENT_LENGTH)
-_CREDENTIAL = int(Kind.CREDENTIAL)
-_TRACEPARENT = int(Kind.TRACEPARENT)
-_TRACESTATE = int(Kind.TRACESTATE)
-_REQUEST_ID = int(Kind.REQUEST_ID)
-_TIMEOUT = int(Kind.TIMEOUT)
-_TIER = int(Kind.TIER)
-_CONNECTION = int(Kind.CONNECTION)
-_TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
-_EXPECT = int(Kind.EXPECT)
-_CONTENT_ENCODING = int(Kind.CONTENT_ENCODING)
-_HOST = int(Kind.HOST)
-_HOP = int(Kind.HOP)
-_INTERNAL = int(Kind.INTERNAL)
-_SERVER_TIMING = int(Kind.SERVER_TIMING)
-_COST = int(Kind.COST)
-_FORWARDED = int(Kind.FORWARDED)
-_HEADER_LENGTH = int(Kind.HEADER_LENGTH)
-_PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
+_CONTENT_LENGTH: Final = int(Kind.CONTENT_LENGTH)
+_CREDENTIAL: Final = int(Kind.CREDENTIAL)
+_TRACEPARENT: Final = int(Kind.TRACEPARENT)
+_TRACESTATE: Final = int(Kind.TRACESTATE)
+_REQUEST_ID: Final = int(Kind.REQUEST_ID)
+_TIMEOUT: Final = int(Kind.TIMEOUT)
+_TIER: Final = int(Kind.TIER)
+_CONNECTION: Final = int(Kind.CONNECTION)
+_TRANSFER_ENCODING: Final = int(Kind.TRANSFER_ENCODING)
+_EXPECT: Final = int(Kind.EXPECT)
+_CONTENT_ENCODING: Final = int(Kind.CONTENT_ENCODING)
+_HOST: Final = int(Kind.HOST)
+_HOP: Final = int(Kind.HOP)
+_INTERNAL: Final = int(Kind.INTERNAL)
+_SERVER_TIMING: Final = int(Kind.SERVER_TIMING)
+_COST: Final = int(Kind.COST)
+_FORWARDED: Final = int(Kind.FORWARDED)
+_HEADER_LENGTH: Final = int(Kind.HEADER_LENGTH)
+PASSED_ON: Final = frozenset({0, _CONTENT_LENGTH, _CONTENT_ENCODING, _HEADER_LENGTH})
+_PER_REQUEST: Final = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
 MAX_LINE, _MAX_NAMED = 256, 8  # bytes, names in one Connection line
 
-_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
-_REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
-_AUTHORITY = rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?"
-_ABSOLUTE = re.compile(rb"(?i:https?)://(" + _AUTHORITY + rb")((?:[/?].*)?)\Z")
-_HOST_VALUE = re.compile(rb"(?:" + _AUTHORITY + rb")?\Z")
+_FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
+_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
+_AUTHORITY: Final = rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?"
+_ABSOLUTE: Final = re.compile(rb"(?i:https?)://(" + _AUTHORITY + rb")((?:[/?].*)?)\Z")
+_HOST_VALUE: Final = re.compile(rb"(?:" + _AUTHORITY + rb")?\Z")
 
 
 class Field:
@@ -289,26 +290,12 @@ class LineMemo:
         return Field(line, name, raw.decode("latin-1"), kind, number)
 
 
-class ResponseMemo(LineMemo):
-    """Remembers what one upstream has answered: lines, status lines, and at most 32 whole heads of at most 1 KiB.
-
-    heads: bytes -> `h1_response.ResponseHead`, which this module cannot name: it is read by these rules.
-    """
-
-    __slots__ = ("heads", "statuses")
-
-    def __init__(self) -> None:
-        super().__init__(response=True)
-        self.statuses: dict[bytes, tuple[int, int]] = {}
-        self.heads: dict[bytes, Any] = {}
-
-
 class RequestHead:
     """One request head.
 
-    content_length: None when absent. fields: every header in order. forward: the raw lines a proxy passes on as
-    they are. fresh: fields that were validated anew; give them to `LineMemo.keep` once the sender is authenticated.
-    plan: the server's own findings about this head, kept with a head that is recognised.
+    content_length: None when absent. fresh: fields that were validated anew; give them to `LineMemo.keep` once the
+    sender is authenticated. plan: the server's own findings about this head, kept with a head that is recognised by its
+    bytes. key, lines, shape: see `h1_similar`. decision: the server's, about heads of this shape and these credentials.
     """
 
     # Class attributes are the defaults: most requests set only two or three of them, and every assignment costs time.
@@ -325,18 +312,46 @@ class RequestHead:
     tier: str | None = None
     content_encoding: str | None = None
     header_length: str | None = None
-    forwarded: list[Field] | None = None
+    fresh: Sequence[Field] = ()
     plan: Any = None
-    known = False  # its connection has recognised it
+    decision: Any = None
+    key: tuple[Any, ...] = ()
+    lines: Sequence[bytes] = ()
+    shape: Any = None
+    _fields: list[Field] | None = None
     _by_name: dict[str, str] | None = None
 
     def __init__(self, line: _Line) -> None:
         self.line = line
-        self.fields: list[Field] = []
-        self.forward: list[bytes] = []
-        self.fresh: list[Field] = []
-        if not line.minor:
-            self.close = True
+
+    @property
+    def fields(self) -> list[Field]:
+        """Every header in order."""
+        found = self._fields
+        if found is None:
+            found = self._fields = self.shape.fields_of(self)
+        return found
+
+    @property
+    def forward(self) -> list[bytes]:
+        """The raw lines a proxy passes on as they are."""
+        if self._fields is None:
+            return self.shape.forward_of(self)  # type: ignore[no-any-return]
+        found = [field.line for field in self._fields if field.kind in PASSED_ON]
+        return [line for line in found if not line.lower().startswith(self.dropped)] if self.dropped else found
+
+    @property
+    def varying(self) -> list[bytes]:
+        """Those lines of `forward` on which `decision` does not depend."""
+        if self.shape is None:
+            return []
+        lines = self.lines or [b"", *[field.line for field in self.fields]]
+        return [lines[number] for number in self.shape.varying]
+
+    @property
+    def forwarded(self) -> list[Field]:
+        """What proxies report about the client."""
+        return [field for field in self.fields if field.kind == _FORWARDED]
 
     @property
     def method(self) -> str:
@@ -372,7 +387,11 @@ class RequestHead:
         """Lower-case name -> the first value of that name. Made once and kept with a head that is recognised."""
         found = self._by_name
         if found is None:
-            found = self._by_name = {field.name: field.value for field in reversed(self.fields)}
+            if self._fields is None:
+                found = self.shape.names_of(self)
+            else:
+                found = {field.name: field.value for field in reversed(self._fields)}
+            self._by_name = found
         return found
 
     def items(self) -> list[tuple[str, str]]:
@@ -390,35 +409,41 @@ def parse_request_head(block: bytes, memo: LineMemo, *, max_fields: int = 128) -
     lines = block.split(b"\r\n")
     if len(lines) > max_fields + 1:
         raise TooLarge(f"more than {max_fields} header fields")
-    request_line = memo.lines.get(lines[0]) or memo.find_line(lines[0]) or _Line(lines[0])
+    return parse_lines(lines, list(map(memo.young.get, lines)), memo)
+
+
+def parse_lines(lines: Sequence[bytes], known: Sequence[Any], memo: LineMemo) -> RequestHead:
+    """Read the lines of a head. known: what the memo's young generation has for each; its first is not used.
+
+    Raises BadMessage.
+    """
+    first = lines[0]
+    request_line = memo.lines.get(first) or memo.find_line(first) or _Line(first)
     head = RequestHead(request_line)
-    fields = head.fields
-    forward = head.forward
-    young = memo.young
+    if not request_line.minor:
+        head.close = True
+    head._fields = fields = []
+    head.fresh = fresh = []
     hosts = 0
-    del lines[0]
-    for line, field in zip(lines, map(young.get, lines), strict=True):
+    for number in range(1, len(lines)):
+        field: Field | None = known[number]
         if field is None:
+            line = lines[number]
             field = memo.find(line) or memo.find_credential(line)
             if field is None:
                 field = memo.classify(line)
-                if field.kind not in _PER_REQUEST:
-                    head.fresh.append(field)
+                if field.kind not in _PER_REQUEST and field.kind != _CONTENT_LENGTH:
+                    fresh.append(field)
         fields.append(field)
         kind = field.kind
-        if kind == 0:
-            forward.append(line)
-        elif kind == _HOST:
+        if kind == _HOST:
             hosts += 1
         elif kind == _CONTENT_LENGTH:
             if head.content_length is not None:
                 raise BadMessage("Content-Length is given twice")
             head.content_length = field.number
-            forward.append(line)
-        elif kind != _HOP:
+        elif kind != 0 and kind != _HOP:
             _note(head, field)
-    if head.dropped:
-        head.forward = [line for line in forward if not line.lower().startswith(head.dropped)]
     if hosts != 1 and (hosts or request_line.minor):
         raise BadMessage("a request carries exactly one Host header")
     if head.chunked and (head.content_length is not None or not request_line.minor):
@@ -469,14 +494,7 @@ def _note(head: RequestHead, field: Field) -> None:
     elif kind == _CONTENT_ENCODING:
         seen = head.content_encoding
         head.content_encoding = field.value if seen is None else f"{seen}, {field.value}"
-        head.forward.append(field.line)
     elif kind == _HEADER_LENGTH:
         if head.header_length is not None:
             raise BadMessage("Inference-Header-Content-Length is given twice")
         head.header_length = field.value
-        head.forward.append(field.line)
-    elif kind == _FORWARDED:
-        if head.forwarded is None:
-            head.forwarded = [field]
-        else:
-            head.forwarded.append(field)

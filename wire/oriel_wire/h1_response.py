@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import MAX_LINE, Field, Kind, ResponseMemo
+from oriel_wire.h1 import MAX_LINE, Field, Kind, LineMemo
 
 __all__ = ["ResponseHead", "ResponseMemo", "parse_response_head"]
 
@@ -22,6 +22,17 @@ _MAX_KEPT_HEAD: Final = 1024
 _MAX_HEADS: Final = 32
 _MAX_FIELDS: Final = 256
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
+
+
+class ResponseMemo(LineMemo):
+    """Remembers what one upstream has answered: lines, status lines, and at most 32 whole heads of at most 1 KiB."""
+
+    __slots__ = ("heads", "statuses")
+
+    def __init__(self) -> None:
+        super().__init__(response=True)
+        self.statuses: dict[bytes, tuple[int, int]] = {}
+        self.heads: dict[bytes, ResponseHead] = {}
 
 
 class ResponseHead:

@@ -1,83 +1,238 @@
-"""Recognises heads that differ from an earlier one of their connection only in per-request fields.
+"""Recognises heads that differ from earlier ones in a few lines only: ids, the length of the body, credentials.
 
-A client's heads are the same line by line but for its request id, its trace context and the length of the body.
-Where the other lines equal those of the previous head, only the differing ones are parsed. Lines are compared by
-64-bit hashes keyed by this process's secret, as whole heads are: credentials are not kept, and a collision would
-only confuse two lines of the same client.
+A client's heads are the same line by line but for such lines, and so are the heads of many clients of one program.
+What the memo has for each line of a head, nothing for those it does not know, is the key of the head's *shape*: where
+the unknown lines stand and how each of them begins. A head of a known shape is read without looking at its other lines
+again; one whose unknown lines are not what the shape says is left to the parser. Shapes are shared by all connections
+of a server, and are made only of heads whose sender is authenticated.
+
+What a server decides about a head whatever the lines are in which its shape lets it differ, it may keep for the shape
+and the credentials. A credential is recognised by its hash (`LineMemo.find_credential`), and no bytes of it are kept.
+
+A line that a proxy passes on may differ as well. One that comes again is put into the memo, so that each of a few
+clients gets a shape of its own, whose lines are all known; one that never comes again does not fill the memo.
 """
 
-import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
 
-from oriel_wire.h1 import Field, Kind, RequestHead
+from oriel_wire.errors import TooLarge
+from oriel_wire.h1 import PASSED_ON, Field, Kind, LineMemo, RequestHead, parse_lines
 
-__all__ = ["HeadPattern"]
+__all__ = ["HeadShape", "SimilarHeads"]
 
-_VALUE = re.compile(rb"[\x20-\x7e\x80-\xff\t]*\Z")
-_REQUEST_ID, _TRACEPARENT, _CONTENT_LENGTH = int(Kind.REQUEST_ID), int(Kind.TRACEPARENT), int(Kind.CONTENT_LENGTH)
-_VARIES = (_REQUEST_ID, _TRACEPARENT, _CONTENT_LENGTH)
+SIZE: Final = 1024  # shapes, and decisions, in each of two generations
+_MAX_ALIKE: Final = 4  # shapes with one key
+_MAX_RECENT: Final = 64  # hashes of lines, for each shape
+_MAX_BYTES: Final = 4096  # of a head that makes a shape
+_CONTENT_LENGTH: Final = int(Kind.CONTENT_LENGTH)
+_CREDENTIAL: Final = int(Kind.CREDENTIAL)
+_TRACEPARENT: Final = int(Kind.TRACEPARENT)
+_TRACESTATE: Final = int(Kind.TRACESTATE)
+_REQUEST_ID: Final = int(Kind.REQUEST_ID)
+# What an unknown line may be; lines of other kinds say how the message is read, or are hardly ever new.
+_VARIES: Final = frozenset(
+    int(kind)
+    for kind in (
+        *(Kind.FORWARD, Kind.INTERNAL, Kind.FORWARDED, Kind.CONTENT_LENGTH),
+        *(Kind.REQUEST_ID, Kind.TRACEPARENT, Kind.TRACESTATE),
+    )
+)
+# A server may decide by the type of the body whose call a request is, so two types make two shapes.
+_SAME: Final = frozenset({"content-type"})
+
+Key = tuple[Any, ...]
+Slot = tuple[int, int, bytes, str]  # number of the line, kind, how it begins, name
 
 
-class HeadPattern:
-    """The common part of one client's heads. head: parsed from the bytes `block`.
+class HeadShape:
+    """What the heads of one shape have in common; see `shape_of`.
 
-    Only for heads whose credentials were recognised, because the fields of others contain them.
+    varying: numbers of the lines that a proxy passes on and that differ.
     """
 
-    __slots__ = ("_hashes", "_head", "_varies")
+    __slots__ = ("_credential", "_fields", "_forward", "_head", "_names", "_plain", "_recent", "_slots", "varying")
 
-    def __init__(self, head: RequestHead, hashes: list[int]) -> None:
+    def __init__(self, head: RequestHead, slots: list[Slot], credential: int) -> None:
+        self._credential = credential  # number of its line, 0 if there is none
         self._head = head
-        self._hashes = hashes
-        self._varies = {
-            number: (field, field.line[: len(field.name) + 1])
-            for number, field in enumerate(head.fields, 1)
-            if field.kind in _VARIES
-        }
+        self._slots = slots
+        self._fields = head.fields
+        self._names = head.by_name()
+        unknown = {number: kind for number, kind, _, _ in slots}
+        # What a proxy passes on: lines, and the numbers of those that differ.
+        self._forward: list[bytes | int] = [
+            number if number in unknown else field.line
+            for number, field in enumerate(self._fields, 1)
+            if field.kind in PASSED_ON
+        ]
+        self.varying = tuple(number for number, kind, _, _ in slots if kind == 0)
+        self._recent: set[int] = set()  # hashes of lines at these numbers
+        named = (head.timeout, head.tier, head.content_encoding, head.header_length)
+        self._plain = named == (None, None, None, None) and not head.chunked
 
-    @classmethod
-    def of(cls, head: RequestHead, block: bytes) -> "HeadPattern | None":
-        """The pattern of a head; None if such heads have to be parsed every time, or if the bytes are not known."""
-        if (
-            not block
-            or any(field.owner is None for field in head.credentials or ())
-            or head.chunked
-            or head.expect_continue
-        ):
-            return None
-        kinds = [field.kind for field in head.fields if field.kind in _VARIES]
-        return cls(head, list(map(hash, block.split(b"\r\n")))) if len(kinds) == len(set(kinds)) else None
-
-    def read(self, block: bytes) -> RequestHead | None:
-        """The head in `block`; None if it does not match the pattern or is not valid."""
-        lines, hashes = block.split(b"\r\n"), self._hashes
-        if len(lines) != len(hashes):
-            return None
-        known = self._head
-        head = RequestHead.__new__(RequestHead)
-        values = head.__dict__
-        values.update(known.__dict__)
-        fields = [*known.fields]
-        for number, (line, before) in enumerate(zip(lines, hashes, strict=True)):
-            if hash(line) == before:
-                continue
-            if number not in self._varies:
+    def read(self, lines: list[bytes], credentials: Mapping[bytes, Field]) -> RequestHead | None:
+        """The head in `lines`, whose bytes are kept but for the credential; None if it has to be parsed."""
+        common = self._head
+        head = RequestHead(common.line)
+        if self._credential:
+            field = credentials.get(sha256(lines[self._credential]).digest())
+            if field is None:
                 return None
-            field, prefix = self._varies[number]
-            if not line.startswith(prefix) or _VALUE.match(line, len(prefix)) is None:
+            head.credentials = [field]
+        for number, kind, start, _ in self._slots:
+            line = lines[number]
+            if not line.startswith(start):
                 return None
-            raw, kind, length = line[len(prefix) :].strip(b" \t"), field.kind, -1
-            value = raw.decode("latin-1")
+            value = line[len(start) :].decode("latin-1").strip(" \t")
+            if not value.isprintable():
+                return None
             if kind == _REQUEST_ID:
-                values["request_id"] = value
+                head.request_id = value
             elif kind == _TRACEPARENT:
-                values["traceparent"] = value
-            else:
-                if not raw.isdigit() or len(raw) > 15:
+                head.traceparent = value
+            elif kind == _CONTENT_LENGTH:
+                if not value.isdigit() or not value.isascii() or len(value) > 15:
                     return None
-                values["content_length"] = length = int(raw)
-                values["forward"] = [line if each == field.line else each for each in known.forward]
-            fields[number - 1] = Field(line, field.name, value, kind, length)
-        values["fields"] = fields
-        values["plan"] = values["_by_name"] = None
-        values["known"] = True
+                head.content_length = int(value)
+            elif kind == _TRACESTATE:
+                head.tracestate = value
+        if self._credential:
+            lines[self._credential] = b""
+        head.lines = lines
+        head.shape = self
+        if not self._plain:
+            head.chunked = common.chunked
+            head.timeout, head.tier = common.timeout, common.tier
+            head.content_encoding, head.header_length = common.content_encoding, common.header_length
         return head
+
+    def repeated(self, head: RequestHead) -> list[Field]:
+        """The varying fields of a head that came like that before: the memo had better know their lines."""
+        found = []
+        for number in self.varying:
+            latest = hash(head.lines[number])
+            if latest in self._recent:
+                found.append(head.fields[number - 1])
+            else:
+                if len(self._recent) >= _MAX_RECENT:
+                    self._recent.clear()
+                self._recent.add(latest)
+        return found
+
+    def fields_of(self, head: RequestHead) -> list[Field]:
+        """Every field of a head that was read."""
+        fields = [*self._fields]
+        for number, kind, start, name in self._slots:
+            line = head.lines[number]
+            value = line[len(start) :].decode("latin-1").strip(" \t")
+            fields[number - 1] = Field(line, name, value, kind, int(value) if kind == _CONTENT_LENGTH else -1)
+        if head.credentials is not None:
+            fields[self._credential - 1] = head.credentials[0]
+        return fields
+
+    def forward_of(self, head: RequestHead) -> list[bytes]:
+        """`RequestHead.forward` of a head that was read."""
+        lines = head.lines
+        return [lines[each] if isinstance(each, int) else each for each in self._forward]
+
+    def names_of(self, head: RequestHead) -> dict[str, str]:
+        """`RequestHead.by_name` of a head that was read."""
+        names = self._names.copy()
+        for number, _, start, name in self._slots:
+            names[name] = head.lines[number][len(start) :].decode("latin-1").strip(" \t")
+        return names
+
+
+def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
+    """The shape of a parsed head; None if heads like it have to be parsed every time."""
+    if head.close or head.expect_continue or head.dropped:
+        return None
+    slots = []
+    credential = 0
+    names = [field.name for field in head.fields]
+    for number, field in enumerate(head.fields, 1):
+        if key[number] is not None:
+            continue
+        if field.kind == _CREDENTIAL and field.owner is not None and not credential:
+            credential = number
+        elif field.kind in _VARIES and field.name not in _SAME and names.count(field.name) == 1:
+            slots.append((number, field.kind, field.line[: len(field.name) + 1], field.name))
+        else:
+            return None
+    return HeadShape(head, slots, credential)
+
+
+class SimilarHeads:
+    """The shapes of one server's heads, and its decisions about them. Single user."""
+
+    __slots__ = ("_decisions", "_memo", "_old_decisions", "_old_shapes", "_shapes")
+
+    def __init__(self, memo: LineMemo) -> None:
+        self._memo = memo
+        self._shapes: dict[Key, tuple[HeadShape, ...]] = {}
+        self._old_shapes: dict[Key, tuple[HeadShape, ...]] = {}
+        self._decisions: dict[tuple[HeadShape, Field | None], Any] = {}
+        self._old_decisions: dict[tuple[HeadShape, Field | None], Any] = {}
+
+    def read(self, block: bytes, max_fields: int) -> RequestHead:
+        """Read a head without its closing CRLFCRLF. Raises BadMessage, TooLarge for more than `max_fields` fields."""
+        lines = block.split(b"\r\n")
+        if len(lines) > max_fields + 1:
+            raise TooLarge(f"more than {max_fields} header fields")
+        memo = self._memo
+        known: list[Any] = list(map(memo.young.get, lines))
+        known[0] = memo.lines.get(lines[0])
+        key = tuple(known)
+        for shape in self._shapes.get(key) or self._find(key):
+            head = shape.read(lines, memo.credentials)
+            if head is not None:
+                credentials = head.credentials
+                of = (shape, None if credentials is None else credentials[0])
+                head.decision = self._decisions.get(of)
+                if head.decision is None and of in self._old_decisions:
+                    self.decide(head, self._old_decisions[of])
+                if shape.varying and head.decision is not None:
+                    memo.keep(shape.repeated(head))
+                return head
+        head = parse_lines(lines, known, memo)
+        if key[0] is not None and len(block) <= _MAX_BYTES:
+            head.key = key
+        return head
+
+    def authenticated(self, head: RequestHead) -> None:
+        """Make a shape of a head that was parsed, if heads like it can have one: its sender is authenticated."""
+        key, head.key = head.key, ()
+        shape = shape_of(head, key) if key else None
+        if shape is not None:
+            head.shape = shape
+            self._keep(key, (shape, *self._shapes.get(key, ())[: _MAX_ALIKE - 1]))
+
+    def decide(self, head: RequestHead, decision: Any) -> None:
+        """Keep what holds for every head of this shape with these credentials, whatever its other unknown lines are.
+
+        It is kept until `forget_decisions`, and dropped when it was not used for long.
+        """
+        head.decision = decision
+        if head.shape is not None:
+            if len(self._decisions) >= SIZE:
+                self._old_decisions, self._decisions = self._decisions, {}
+            self._decisions[head.shape, head.credentials[0] if head.credentials else None] = decision
+
+    def forget_decisions(self) -> None:
+        """Drop all decisions, because the set of valid credentials has changed."""
+        self._decisions.clear()
+        self._old_decisions.clear()
+
+    def _find(self, key: Key) -> tuple[HeadShape, ...]:
+        """Look the key up in the old generation; what is found there moves to the young one."""
+        found = self._old_shapes.pop(key, ())
+        if found:
+            self._keep(key, found)
+        return found
+
+    def _keep(self, key: Key, shapes: tuple[HeadShape, ...]) -> None:
+        if len(self._shapes) >= SIZE:
+            self._old_shapes, self._shapes = self._shapes, {}
+        self._shapes[key] = shapes

@@ -1,5 +1,7 @@
 """Builds the heads that a call writes, to the upstream and to the client."""
 
+from collections.abc import Sequence
+
 from oriel_gateway.call.answers import with_retry_after
 from oriel_gateway.call.cors import dressed
 from oriel_wire.h1 import RequestHead
@@ -8,12 +10,17 @@ from oriel_wire.h1_response import ResponseHead
 __all__ = ["answer_lines", "answer_start", "head_lines"]
 
 
-def head_lines(head: RequestHead, tenant_lines: bytes, left_out: tuple[bytes, ...] = (b"content-length:",)) -> bytes:
+def head_lines(
+    head: RequestHead,
+    tenant_lines: bytes,
+    left_out: tuple[bytes, ...] = (b"content-length:",),
+    varying: Sequence[bytes] = (),
+) -> bytes:
     """Return what every request with such a head sends to an upstream but its first line and Host, joined by CRLF.
 
-    left_out: beginnings of the lines that are not sent, in lower case.
+    left_out: beginnings of the lines that are not sent, in lower case. varying: lines that each request adds.
     """
-    lines = [line for line in head.forward if not line.lower().startswith(left_out)]
+    lines = [line for line in head.forward if line not in varying and not line.lower().startswith(left_out)]
     return b"\r\n".join((*lines, tenant_lines))
 
 

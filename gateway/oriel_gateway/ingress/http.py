@@ -46,10 +46,12 @@ _FRAMING = {400: Outcome.INVALID_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What the documents of one snapshot say about a head: who sent it, and for what.
+    """What the documents of one snapshot say about a head: who sent it, and for what. It holds for every head of the
+    same shape and credentials (`oriel_wire.h1_similar`), so it depends on no line in which these may differ.
 
-    lines: what an upstream gets of the head and the tenant, whenever it is sent. plain: when a head like this comes
-    again, nothing has to be judged but its ids, its size, how long its calls take, and if `limited` its limits.
+    lines: what an upstream gets of the head and the tenant, whenever it is sent; if it `varies`, without the lines that
+    differ. plain: when a head like this comes again, nothing has to be judged but its ids, its size, how long its calls
+    take, and if `limited` its limits.
     """
 
     snapshot: Snapshot
@@ -57,11 +59,16 @@ class _Judged:
     tenant: Tenant
     target: Target
     lines: bytes
+    varies: bool
     gate: PoolGate
     plain: bool
     limited: bool
     give_up_s: float
     max_body_bytes: int
+
+    def lines_of(self, head: RequestHead) -> bytes:
+        """What an upstream gets of a head like the one that was judged."""
+        return b"\r\n".join((self.lines, *head.varying)) if self.varies else self.lines
 
 
 class ClientConnection(ServerConnection):
@@ -71,7 +78,7 @@ class ClientConnection(ServerConnection):
     answer and for the next hop. web: the request under way is a call of gRPC-Web, and `call` is None.
     """
 
-    __slots__ = ("_judged", "_strikes", "address", "call", "cors", "forwarded", "gateway", "web")
+    __slots__ = ("_strikes", "address", "call", "cors", "forwarded", "gateway", "web")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server)
@@ -83,7 +90,6 @@ class ClientConnection(ServerConnection):
         self.cors = b""
         self.forwarded = ""
         self._strikes = 0
-        self._judged: _Judged | None = None  # what the head that is recognised was found to be
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -96,10 +102,6 @@ class ClientConnection(ServerConnection):
         """The client begins with HTTP/2's preface: hand the connection over."""
         Http2Connection(self.server, self.gateway).take_over(self.transport, self.peer, self.peer_name, data)
         return True
-
-    def forget_head(self) -> None:
-        super().forget_head()
-        self._judged = None  # and the documents it was judged by
 
     def on_head(self, head: RequestHead) -> None:
         if self._again(head):
@@ -114,11 +116,11 @@ class ClientConnection(ServerConnection):
         if (http.cors_origins or http.trusted_proxies or self.cors or self.forwarded) and self._fronted(head):
             return
         try:
-            if head.known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
-                judged = self._judged
+            judged: _Judged | None = head.decision
+            if judged is not None and judged.snapshot is gateway.snapshot:
                 if judged.key.expires_at is not None:
                     still_valid(judged.key)
-                tenant, target, lines = judged.tenant, judged.target, judged.lines
+                tenant, target = judged.tenant, judged.target
             else:
                 line = head.line
                 if is_own(line.path):
@@ -134,7 +136,10 @@ class ClientConnection(ServerConnection):
                 tenant = key.tenant
                 target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)
                 tenant = target.tenant
-                self._judged = self._judgement(head, key, target) if self.authenticated(head) else None
+                self.authenticated(head)
+                judged = self._judgement(head, key, target)
+                self.server.heads.decide(head, judged)
+            lines = judged.lines_of(head)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             if target.choices is not None:
                 target = chosen(target, head.get, mark.request_id)
@@ -161,12 +166,14 @@ class ClientConnection(ServerConnection):
         http, gate = gateway.snapshot.http, gateway.pools[target.pool]
         odd = target.special or target.choices is not None or head.timeout is not None or head.expect_continue
         watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
+        varying = head.varying
         return _Judged(
             snapshot=gateway.snapshot,
             key=key,
             tenant=tenant,
             target=target,
-            lines=head_lines(head, gateway.targets.tenant_lines(tenant)),
+            lines=head_lines(head, gateway.targets.tenant_lines(tenant), varying=varying),
+            varies=bool(varying),
             gate=gate,
             plain=not odd and not watched,
             limited=bool(target.allowances),
@@ -188,18 +195,18 @@ class ClientConnection(ServerConnection):
 
     def _again(self, head: RequestHead) -> bool:
         """Make a call at once of a head that was judged plain before, or refuse it; False: it has to be judged."""
-        judged, gateway = self._judged, self.gateway
+        judged: _Judged | None = head.decision
+        gateway = self.gateway
         if (
             judged is None
             or not judged.plain
-            or not head.known
             or (head.content_length or 0) > judged.max_body_bytes
             or judged.snapshot is not gateway.snapshot
             or judged.give_up_s < judged.gate.slow_s
             or self.late_s
         ):
             return False
-        now, tenant, target, lines = self.arrived_s, judged.tenant, judged.target, judged.lines
+        now, tenant, target, lines = self.arrived_s, judged.tenant, judged.target, judged.lines_of(head)
         if head.request_id is None and head.traceparent is None:
             mark = gateway.fresh_mark()
         else:

@@ -15,6 +15,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.pulse import Pulse
 from oriel_wire.engine.tls_handshake import TlsHandshake, TlsListener
 from oriel_wire.h1 import LineMemo
+from oriel_wire.h1_similar import SimilarHeads
 from oriel_wire.h2.known_fields import FieldMemo
 
 __all__ = ["HttpServer"]
@@ -55,6 +56,7 @@ class HttpServer:
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self.memo = LineMemo()
+        self.heads = SimilarHeads(self.memo)
         self.fields = FieldMemo()  # of HTTP/2
         self.connections: set[Connection] = set()
         self.handshakes: dict[TlsHandshake, None] = {}  # TLS handshakes under way, the oldest first
@@ -144,6 +146,7 @@ class HttpServer:
     def forget_credentials(self) -> None:
         """Drop everything that was recognised by credentials, because the set of valid ones has changed."""
         self.memo.forget_credentials()
+        self.heads.forget_decisions()
         for connection in self.connections:
             connection.forget_head()
 

@@ -32,7 +32,7 @@ from oriel_wire.engine.peers import peer_names
 from oriel_wire.engine.recognition import Recognition
 from oriel_wire.engine.tls_handshake import negotiated_http2
 from oriel_wire.errors import BadMessage, TooLarge
-from oriel_wire.h1 import RequestHead, parse_request_head
+from oriel_wire.h1 import RequestHead
 
 __all__ = ["WAIT", "ServerConnection"]
 
@@ -169,7 +169,6 @@ class ServerConnection(ServerHooks):
             elif (known := (seen := self._seen).head) is not None:
                 size = seen.size
                 if len(data) == size + seen.length and hash(data[:size]) == seen.fingerprint:
-                    seen.again()
                     self.head = known
                     self.due = 0.0
                     self.state = WAIT
@@ -255,17 +254,15 @@ class ServerConnection(ServerHooks):
         if self._drained + len(self._buffer) - self._start > self.limits.drain_bytes // 2:
             head.close = True
 
-    def authenticated(self, head: RequestHead) -> bool:
-        """Remember the lines of the head just read, whose sender is authenticated.
-
-        True if heads like it are recognised from now on (`recognition`): a decision about it may be kept.
-        """
+    def authenticated(self, head: RequestHead) -> None:
+        """Remember the lines of the head just read, whose sender is authenticated, and its shape."""
         if head.fresh:
             self.memo.keep(head.fresh)
-            head.fresh.clear()
+            head.fresh = ()
         if self.memo.lines.get(head.line.line) is not head.line:
             self.memo.keep_line(head.line)
-        return self._seen.authenticated(head)
+        if head.key:
+            self.server.heads.authenticated(head)
 
     def forget_head(self) -> None:
         """Parse the next head again even if it was recognised before."""
@@ -305,7 +302,7 @@ class ServerConnection(ServerHooks):
                 return
             self._new = False
             try:
-                head = parse_request_head(data[start:stop], self.memo, max_fields=limits.max_fields)
+                head = self.server.heads.read(data[start:stop], limits.max_fields)
             except BadMessage as error:
                 self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
                 return
@@ -314,6 +311,8 @@ class ServerConnection(ServerHooks):
                 if len(request_line.line) - len(request_line.method) - len("  HTTP/1.1") > limits.max_target_bytes:
                     self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
                     return
+            if self._seen.repeated:
+                self._seen.keep(head, stop + 4 - start)
         self.head = head
         self.due = 0.0
         stop += 4
