@@ -359,6 +359,19 @@ async def test_a_page_may_ask_and_read_what_it_needs(http2: bool) -> None:
         assert "access-control-allow-origin" not in other.headers and other.headers["vary"] == "origin"
 
 
+@FORMS
+async def test_the_model_is_named_in_the_first_64_kib(kind: str) -> None:
+    async with stack(Backend()) as (address, core):
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = framed(service_pb2.ModelInferRequest(raw_input_contents=[bytes(900_000)]).SerializeToString(), kind=kind)
+        head = f"POST {INFER} HTTP/1.1\r\nhost: a\r\ncontent-type: {kind}\r\nauthorization: Bearer {GOLD}\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:100_000])  # the rest is not awaited
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        assert b"grpc-status: 3" in answer and b"connection: close" in answer and not core.pools["p"].held_bytes
+        writer.close()
+
+
 async def test_a_few_unknown_keys_in_a_row_end_the_connection() -> None:
     async with stack(Backend()) as (address, _):
         host, port = address.split(":")
