@@ -148,8 +148,10 @@ async def test_large_metadata_is_refused_and_the_connection_goes_on(port: Port) 
 async def test_calls_are_bounded_over_all_connections(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_call, "MAX_CALLS", 3)
     clients = [await port.client() for _ in range(2)]
-    held = [begin(client, READY) for client in clients for _ in range(2)]
-    assert (await ended(clients[1], held[3]))[0] == grpc.RESOURCE_EXHAUSTED
+    for count, client in enumerate((*clients, clients[0]), 1):
+        begin(client, READY)
+        await until(lambda count=count: port.server.under_way == count)
+    assert (await ended(clients[1], begin(clients[1], READY)))[0] == grpc.RESOURCE_EXHAUSTED
     clients[0].transport.abort()
     await until(lambda: len(port.server.connections) == 1)
     again = begin(clients[1], READY)
@@ -307,7 +309,7 @@ async def test_a_connection_ends_at_its_age_and_its_calls_do_not(unit: Unit, mon
     codec = client.codec
     held = codec.start([*request(STREAM), (b"content-type", b"application/grpc")], end=False)
     client.flush()
-    await until(lambda: port.server.under_way)
+    await until(lambda: port.server.under_way and only(port).settings_acknowledged)
     port.sweep(3590.0)
     assert not codec.goaways
     port.sweep(3605.0)
