@@ -67,7 +67,7 @@ class Hedge:
 
     def _fire(self) -> None:
         now = monotonic()
-        endpoint = self._call.second_endpoint(now)
+        endpoint: Any = self._call.second_endpoint(now)  # of either protocol
         if endpoint is None:
             return
         self.endpoint = endpoint

@@ -215,7 +215,7 @@ class Call(Lifecycle):
 
     # To the upstream -------------------------------------------------------------------------------------------
 
-    def send(self, now: float, endpoint: HttpEndpoint | None = None, fresh: bool = False) -> None:
+    def send(self, now: float, endpoint: Any = None, fresh: bool = False) -> None:
         """Send to `endpoint`, or to the one that the pool picks."""
         gate, target, trouble = self.gate, self.target, self._trouble
         if endpoint is None:
