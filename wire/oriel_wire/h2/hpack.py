@@ -142,6 +142,8 @@ class Decoder:
                     at = i + 1
                 elif first == 0x0F and block[i + 1] <= 61 - 0x0F:
                     at = i + 2
+                elif first == 0x1F and block[i + 1] <= 61 - 0x0F:  # a credential, say
+                    at = i + 2
                 if at:
                     length = block[at] & 0x7F
                     if length != 0x7F:
@@ -185,7 +187,7 @@ class Decoder:
             name = block[i + 2 : at]
             if block[i + 1] >= 0x80:
                 name = _plain(name)
-        elif first == 0x0F:
+        elif first == 0x0F or first == 0x1F:
             name = STATIC[0x0F + block[i + 1]][0]
         else:
             name = STATIC[first & 0x3F][0]
@@ -200,7 +202,11 @@ class Decoder:
         if why:
             self.malformed = why
             self._doubtful = True
-        elif name not in PER_REQUEST and (name != b":path" or (len(value) <= _MAX_PATH and b"?" not in value)):
+        if first == 0x1F:
+            self.sensitive.append(field)
+        elif why or name in PER_REQUEST:
+            pass
+        elif name != b":path" or (len(value) <= _MAX_PATH and b"?" not in value):
             self.fresh.append((encoded, field))
         return field
 
