@@ -29,7 +29,14 @@ def framed(message: bytes, *, compressed: bool = False) -> bytes:
 
 
 async def raw_call(
-    address: str, path: str, metadata: dict[str, str], body: bytes, *, encoding: str = "gzip", end: bool = True
+    address: str,
+    path: str,
+    metadata: dict[str, str],
+    body: bytes,
+    *,
+    encoding: str = "gzip",
+    end: bool = True,
+    kind: str = "application/grpc",
 ) -> RawAnswer:
     """Send one call with this body, as its frames stand there, and wait for its end."""
     host, _, port = address.rpartition(":")
@@ -41,7 +48,7 @@ async def raw_call(
         (":scheme", "http"),
         (":authority", address),
         (":path", path),
-        ("content-type", "application/grpc"),
+        ("content-type", kind),
         ("te", "trailers"),
         ("grpc-encoding", encoding),
         *metadata.items(),

@@ -21,6 +21,7 @@ from oriel_gateway.errors import Outcome, Refused
 
 from ..waiting import until
 from .grpc_stack import Backend, idle, stack
+from .raw_grpc import raw_call
 from .stack import GOLD, LIMITED
 
 BINARY, TEXT = "application/grpc-web+proto", "application/grpc-web-text"
@@ -215,6 +216,16 @@ async def test_a_page_that_does_not_read_pauses_the_upstream(http2: bool) -> Non
             body += [piece async for piece in pieces]
         messages, trailers = read(answer, b"".join(body))
         assert len(messages) == 400 and trailers["grpc-status"] == "0"
+
+
+@pytest.mark.parametrize("kind", ["application/grpc", BINARY])
+async def test_an_answer_that_ends_before_it_is_read_is_not_counted_for_ever(kind: str) -> None:
+    """A regression: it stayed on the budget of unread answers once it had been read."""
+    async with stack(Many(count=3, size=100_000)) as (address, core):
+        path, body = SERVICE + "ModelStreamInfer", framed(message())
+        answer = await asyncio.wait_for(raw_call(address, path, KEY, body, kind=kind), 30)
+        assert len(answer.data) > 300_000
+        await until(lambda: not core.unread.bytes, timeout_s=30.0)
 
 
 @VERSIONS

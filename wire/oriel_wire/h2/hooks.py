@@ -52,7 +52,7 @@ class H2Hooks:
         raise NotImplementedError
 
     def on_room(self, stream: Stream) -> None:
-        """What `send_data` had kept is sent: the stream takes data again."""
+        """What `send_data` had kept is sent: the stream takes data again, unless its end was sent too."""
 
     def on_settings(self) -> None:
         """The peer has sent settings; they are in force."""

@@ -364,9 +364,9 @@ class Sender(H2Hooks):
                 self._sent_end(stream)
 
     def _send_more(self, stream: Stream, frames: int) -> None:
-        """Send what waits in a stream, and call `on_room` if that is all and more may come."""
+        """Send what waits in a stream, and call `on_room` if that is all."""
         self._send_pending(stream, frames)
-        if stream.pending is None and stream.sending == BODY:
+        if stream.pending is None:
             self.on_room(stream)
 
     def _send_waiting(self) -> None:
