@@ -128,7 +128,7 @@ async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: 
 
     serving = asyncio.ensure_future(serve())
     unit = await started
-    async with load(unit.grpc_port, message.SerializeToString()) as calls:
+    async with load(unit.grpc_port, message.SerializeToString(), streams=STREAMS) as calls:
         channel = aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}")
         used = channel.stream_stream(STREAM)()
         await calls.reaches(500)
@@ -144,4 +144,4 @@ async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: 
         assert await used.read() is aio.EOF and await used.code() is grpc.StatusCode.OK
         await serving
         await channel.close()
-    assert refused(calls), calls.failed
+    assert refused(calls, CALLERS + STREAMS), calls.failed

@@ -45,7 +45,7 @@ MAX_CALLS: Final = 4096
 ENCODINGS: Final = frozenset({"", "gzip", "deflate"})
 _ACCEPTED: Final = (("grpc-accept-encoding", "identity, deflate, gzip"),)
 _NO_GRPC: Final = literal(b":status", b"415")
-_OK: Final = literal(b"grpc-status", b"0")
+OK: Final = literal(b"grpc-status", b"0")
 
 
 class Messages(Protocol):
@@ -310,19 +310,18 @@ class GrpcCall(Stream):
                     self.refuse(as_inference_error(refusal))
                 except Exception:
                     self._fail_unexpectedly()
-                if not self._over:
+                if not self._over and not self._reading:
                     self._read(received_s)
 
         port.encodings.decompress(data, then)
 
     # The answer ------------------------------------------------------------------------------------------------
 
-    def answer(self, message: bytes, fields: Fields = ()) -> None:
-        """Answer with one message. fields: trailing metadata."""
-        if self._over:
-            return
-        self.send(message)
-        self.finish(fields)
+    def answer(self, message: bytes, trailers: bytes = OK) -> None:
+        """Answer with one message. trailers: an encoded block with the status."""
+        if not self._over:
+            self.send(message)
+            self._end(trailers)
 
     def send(self, message: bytes) -> bool:
         """Send one message of the answer. False: the client has to read first; `on_room` is called when it has."""
@@ -338,7 +337,7 @@ class GrpcCall(Stream):
 
     def finish(self, fields: Fields = ()) -> None:
         """End the answer with the status OK."""
-        block = _OK + encode_fields(fields)
+        block = OK + encode_fields(fields)
         self._end(block if self._began else HEAD + block)
 
     def refuse(self, error: InferenceError, fields: Fields = ()) -> None:

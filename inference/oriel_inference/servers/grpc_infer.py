@@ -154,7 +154,7 @@ class _InferCall:
         try:
             if type(outputs) is not Outputs or outputs.plain:
                 message = known.answers.encode([outputs[pick] for pick in known.picks])
-                self._call.answer(message, self._record.ended(completion, serving.spec.name))
+                self._call.answer(message, self._record.trailers(completion, result))
                 return
             completion.response = respond(serving, known.request.outputs, known.request.id, outputs)
         except (BadMessage, InferenceError) as bad:
@@ -184,8 +184,8 @@ class _InferCall:
                 message = encode_infer(completion.response).SerializeToString()
             except BadMessage as bad:
                 completion.error = as_inference_error(bad)
-        fields = self._record.ended(completion, completion.serving.spec.name)
-        if completion.error is not None:
-            self._call.refuse(completion.error, fields)
+        if completion.error is None:
+            assert completion.answer is not None
+            self._call.answer(message, self._record.trailers(completion, completion.answer))
         else:
-            self._call.answer(message, fields)
+            self._call.refuse(completion.error, self._record.ended(completion, completion.serving.spec.name))

@@ -17,7 +17,6 @@ MAX_PLANS: Final = 256
 MAX_PLAN_BYTES: Final = 2048
 ERROR_MODE: Final = b"triton_grpc_error"
 
-_TIMEOUT: Final = b"grpc-timeout"
 _OWN: Final = {name: name.decode() for name in PER_REQUEST | {TIMEOUT_MS.encode()}}
 # These alone make a context differ from that of its plan.
 _OF_CONTEXT: Final = frozenset({REQUEST_ID, TIMEOUT_MS, "traceparent", "x-request-timeout-ms"})

@@ -9,10 +9,17 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
 from oriel_inference.servers.meter import Meter
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
+from oriel_wire.h2.hpack import field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
 
 _log = logging.getLogger(__name__)
+
+# The beginnings of trailers: names, and the length of a value that is always the same.
+_OK_AND_ID = literal(b"grpc-status", b"0") + field_prefix(REQUEST_ID.encode())
+_TRACE = field_prefix(b"traceresponse") + b"\x37"
+_TIMING = field_prefix(b"server-timing")
+_LENGTHS = [bytes((length,)) for length in range(127)]  # of a value without Huffman's code
 
 
 class RequestRecord:
@@ -108,6 +115,35 @@ class RequestRecord:
         if self._load_form:
             lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, self._load_form)}\r\n"
         return lines
+
+    def trailers(self, completion: Completion, answer: Answer) -> bytes:
+        """Does what `ended` does for a successful answer over gRPC, and returns the status and headers as one block."""
+        ctx, span = self._ctx, self._span
+        self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        if span.sampled:
+            self._record_spans(completion, completion.serving.spec.name, None)
+        times = answer.times
+        request_id = ctx.request_id.encode()
+        timing = (
+            f"queue;dur={(times.started_s - completion.queued_s) * 1e3:.3f}, "
+            f"compute;dur={(times.split_s - times.started_s) * 1e3:.3f}"
+        ).encode()
+        parts = [
+            _OK_AND_ID,
+            _LENGTHS[len(request_id)],
+            request_id,
+            _TRACE,
+            f"00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}".encode(),
+            _TIMING,
+            _LENGTHS[len(timing)],
+            timing,
+        ]
+        if ctx.trusted:
+            parts.append(literal(b"x-oriel-cost-us", b"%d" % answer.cost_us))
+        if self._load_form:
+            load = self._meter.load_header(completion.serving, ctx.band, self._load_form)
+            parts.append(literal(LOAD_METRICS.encode(), load.encode("latin-1")))
+        return b"".join(parts)
 
     def left(self, completion: Completion) -> None:
         """Records that the caller went away before its answer."""
