@@ -24,6 +24,7 @@ from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage
+from oriel_wire.h2.limits import H2Limits
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
@@ -171,5 +172,6 @@ async def serve_grpc(
     plans = {each: CallPlans(trusted=each, default_timeout_s=surface.default_timeout_s) for each in (True, False)}
     port = GrpcPort(methods=frontend.methods(), plans=plans, encodings=encodings, max_message_bytes=max_message_bytes)
     server = HttpServer(HttpLimits())
-    await server.open(lambda: Front(server, port, surface.peers, max_age_s), sock)
+    limits = H2Limits(max_age_s=max_age_s)
+    await server.open(lambda: Front(server, port, surface.peers, limits), sock)
     return server

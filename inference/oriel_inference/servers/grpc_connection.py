@@ -1,11 +1,7 @@
 """The connections of the gRPC port: HTTP/2 by prior knowledge, one `GrpcCall` per stream.
 
-Four times a second the server's sweep ends calls whose message is late or whose own deadline has passed, and asks the
-clients of connections that have reached their age to open another.
+Four times a second the server's sweep ends calls whose message is late or whose own deadline has passed.
 """
-
-import random
-from math import inf
 
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.grpc_call import GrpcCall, GrpcPort
@@ -21,21 +17,18 @@ from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
-LIMITS = H2Limits()
-JITTER = 0.1
 _HTTP1 = "this port serves gRPC over HTTP/2, the HTTP port serves HTTP/1.1"
 
 
 class GrpcConnection(H2ServerConnection):
-    """One connection. max_age_s: inf for none."""
+    """One connection."""
 
-    __slots__ = ("_ages_s", "_plans", "_port")
+    __slots__ = ("_plans", "_port")
 
-    def __init__(self, server: HttpServer, port: GrpcPort, *, trusted: bool, max_age_s: float = inf) -> None:
-        super().__init__(server, LIMITS)
+    def __init__(self, server: HttpServer, port: GrpcPort, limits: H2Limits, *, trusted: bool) -> None:
+        super().__init__(server, limits)
         self._port = port
         self._plans = port.plans[trusted]
-        self._ages_s = max_age_s * random.uniform(1.0 - JITTER, 1.0 + JITTER)
 
     def new_stream(self, stream_id: int) -> GrpcCall:
         return GrpcCall(self, self._port, self._plans)
@@ -51,7 +44,7 @@ class GrpcConnection(H2ServerConnection):
 
     def on_too_large(self, stream: Stream, end: bool) -> None:
         assert isinstance(stream, GrpcCall)
-        what = f"the metadata is larger than {LIMITS.max_header_list_bytes} bytes"
+        what = f"the metadata is larger than {self.limits.max_header_list_bytes} bytes"
         stream.end_with(RESOURCE_EXHAUSTED, what, Outcome.TOO_LARGE)
 
     def on_data(self, stream: Stream, data: bytes | memoryview, end: bool) -> None:
@@ -77,24 +70,22 @@ class GrpcConnection(H2ServerConnection):
         for stream in list(self.streams.values()):
             if isinstance(stream, GrpcCall) and now >= stream.ends_s:
                 stream.give_up()
-        if now - self._opened_s >= self._ages_s:
-            self.drain()
 
 
 class Front(ServerConnection):
     """A connection of which nothing was read yet: it is handed over if it begins with HTTP/2, and refused if not."""
 
-    __slots__ = ("_max_age_s", "_peers", "_port")
+    __slots__ = ("_h2_limits", "_peers", "_port")
 
-    def __init__(self, server: HttpServer, port: GrpcPort, peers: TrustedPeers, max_age_s: float) -> None:
+    def __init__(self, server: HttpServer, port: GrpcPort, peers: TrustedPeers, limits: H2Limits) -> None:
         super().__init__(server)
+        self._h2_limits = limits
         self._port = port
         self._peers = peers
-        self._max_age_s = max_age_s
 
     def on_http2(self, data: bytes) -> bool:
         trusted = self.peer in self._peers
-        taken = GrpcConnection(self.server, self._port, trusted=trusted, max_age_s=self._max_age_s)
+        taken = GrpcConnection(self.server, self._port, self._h2_limits, trusted=trusted)
         taken.take_over(self.transport, self.peer, self.peer_name, data)
         return True
 
