@@ -4,6 +4,7 @@ python benchmarks/neighbours.py CASE [options]
 
 gateway           clients of the gateway that send or read slowly, and 2,000 idle connections
 http2             clients of the gateway that attack it over HTTP/2
+flood             more requests of a lower tier than the gateway can even refuse: who is in time
 bad-rows          one caller whose rows fail, in the same batches
 large-bodies      one body of 60 MiB: JSON, binary, gzip, a load request with a file
 hostile-requests  275 attacks on the inference server, one after the other
@@ -14,6 +15,7 @@ from harness.cases import run
 CASES = {
     "gateway": "gateway_bench.neighbours",
     "http2": "gateway_bench.http2_floods",
+    "flood": "gateway_bench.flood",
     "bad-rows": "inference_bench.bad_rows",
     "large-bodies": "inference_bench.large_bodies",
     "hostile-requests": "inference_bench.hostile_requests",

@@ -196,6 +196,7 @@ async def _serve(
             for task in watching:
                 task.cancel()
             gateway.draining = True
+            gateway.overload.stop()
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
             await asyncio.gather(http.drain(DRAIN_S, beside), beside)

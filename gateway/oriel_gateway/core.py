@@ -18,6 +18,7 @@ from oriel_gateway.identity.keys import identify, still_valid
 from oriel_gateway.limits import Limiter
 from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.overload import Overload
 from oriel_gateway.pools.health import Watch
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
@@ -84,6 +85,7 @@ class Gateway:
         self.refusing = False
         self.endpoint_watch = Watch(lambda: (*self.pools.values(), *self.left_pools))
         self.clock = DeadlineClock()
+        self.overload = Overload(self.fronts, lambda: self.records.stats.ended)
         self._ids = TraceIds()
         self._leftovers = _Leftovers()
         self._trust(snapshot)
@@ -146,6 +148,10 @@ class Gateway:
             self.key_sets = KeySets(self.forget_credentials)
         self.key_sets.adopt(snapshot.issuers.values())
         self.tokens = Tokens(snapshot, self.key_sets, self.tokens_refused)
+
+    def rank(self, tenant: Tenant) -> int:
+        """How urgent a tenant's tier is: 0 for the most urgent tiers of all."""
+        return tenant.tier.band - self.top_band
 
     # identify, limit, route ------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from oriel_gateway.limits import error_text, ledger_client
 from oriel_gateway.observe import decisions, top_tenants
 from oriel_gateway.routing import target_cache
 from oriel_gateway.shared import state
+from oriel_policies import overload
 from oriel_wire.engine import control, lines, listener, spans
 from oriel_wire.h2 import grpc
 
@@ -68,6 +69,11 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ("shared limiter: meters", (ledger_client.MAX_TICKED,)),
         ("answer waiting", (unread.READER_BYTES >> 10, unread.READER_BYTES >> 12, unread.MAX_BYTES >> 20)),
         ("decisions kept", (decisions.KEPT, decisions.ANSWERS)),
+        (
+            "event loop that is behind",
+            (overload.LATE_S * 1e3, overload.VERY_LATE_S * 1e3, overload.BUSY_PER_S)
+            + (overload.TURN_S * 1e3, overload.WAIT_S * 1e3),
+        ),
         ("endpoints that a decision names", (decisions.MAX_TRIED,)),
         ("`/queues`", (queues.TENANTS, queues.LOOKED_AT)),
         ("tenants with a name", (top_tenants.NAMED, top_tenants.MAX_COUNTED)),

@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "routing",
         "identity",
         "documents",
-        "http_status clock",
+        "http_status clock overload",
         "errors oriel_gateway",
     ),
     "oriel_logic": (

@@ -82,6 +82,32 @@ def test_after_a_pause_the_kernel_says_how_old_what_is_read_is(loop: Loop, pulse
     assert fresh(pulse, loop) and pulse.pauses == 1
 
 
+def test_who_measures_the_loop_hears_how_late_each_beat_is_and_of_a_pause_before_the_timer_runs(
+    loop: Loop, pulse: Pulse
+) -> None:
+    late: list[float] = []
+    pulse.on_beat = late.append
+    loop.pass_(2 * BEAT_S)
+    loop.pass_(BEAT_S + 0.06, polling=False)
+    loop.resume()
+    assert late == pytest.approx([0.0, 0.0, 0.06])
+    loop.pass_(PAUSE_S, polling=False)
+    pulse.age_s(None, loop.now)
+    assert late[3:] == pytest.approx([PAUSE_S - BEAT_S])
+    loop.resume()
+    assert late[4:] == pytest.approx([-BEAT_S])
+
+
+def test_what_was_left_unread_on_purpose_is_as_old_as_the_kernel_says(loop: Loop, pulse: Pulse) -> None:
+    pulse.doubt()
+    assert not fresh(pulse, loop)
+    assert pulse.age_s(Arrival(gone=False, age_s=0.3), loop.now) == 0.3
+    loop.pass_(DOUBT_S - 2 * BEAT_S)
+    assert not fresh(pulse, loop)
+    loop.pass_(3 * BEAT_S)
+    assert fresh(pulse, loop) and pulse.pauses == 0
+
+
 def test_without_the_kernel_only_what_is_read_at_once_after_a_long_pause_is_old(loop: Loop, pulse: Pulse) -> None:
     loop.pass_(UNKNOWN_S - 0.1, polling=False)
     assert pulse.age_s(None, loop.now) == 0.0  # a busy loop refuses nothing by a guess

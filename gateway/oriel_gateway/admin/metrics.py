@@ -27,6 +27,7 @@ class GatewayCollector(Collector):
         yield from self._promises()
         yield from self._pools()
         yield from self._endpoints()
+        yield from self._loop()
         yield from self._losses()
 
     def _calls(self) -> Iterator[Metric]:
@@ -137,6 +138,21 @@ class GatewayCollector(Collector):
                 count = gate.endpoints.ejections.get(cause, 0) + gate.grpc.ejections.get(cause, 0)
                 ejected.add_metric([name, cause.value], count)
         yield from (parked, usable, known, repeats, ejected)
+
+    def _loop(self) -> Iterator[Metric]:
+        overload = self._gateway.overload
+        yield GaugeMetricFamily(
+            "oriel_gateway_loop_lag_seconds", "How late the event loop's timer was.", value=overload.lag_s
+        )
+        yield GaugeMetricFamily(
+            "oriel_gateway_loop_behind", "1 while the event loop has more to read than it can.", value=overload.behind
+        )
+        yield CounterMetricFamily(
+            "oriel_gateway_loop_overloads", "Times the event loop has fallen behind.", value=overload.times
+        )
+        yield GaugeMetricFamily(
+            "oriel_gateway_held_back", "Connections and refusals that wait for a turn of it.", value=overload.waiting
+        )
 
     def _losses(self) -> Iterator[Metric]:
         gateway = self._gateway

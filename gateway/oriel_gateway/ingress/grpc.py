@@ -33,6 +33,7 @@ from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
 from oriel_gateway.routing.targets import Target, absent, check_model, chosen
 from oriel_gateway.shared.special import attach
@@ -123,11 +124,23 @@ class GrpcClient(Stream):
             connection.authenticated(self)
             if end:
                 raise no_message()
+            if connection.server.gate is not None and isinstance(connection, PublicConnection):
+                if connection.refuses(self.tenant):
+                    self._refuse_later(connection)
+                    return
         except Refused as refused:
             self.turn_away(refused)
             return
         if line is STREAMING and not connection.web:
             self._task = connection.server.loop.create_task(StreamIngress(self).serve())
+
+    def _refuse_later(self, connection: PublicConnection) -> None:
+        tenant, self._tenant = self._tenant, None  # so nothing more of the call is read
+        def refuse() -> None:
+            self._tenant = tenant
+            self.turn_away(too_busy())
+
+        connection.refuse_later(self, refuse)
 
     def too_large(self) -> None:
         """The header list was larger than the limits of the connection, so nobody knows what kind of request it was."""
@@ -469,13 +482,7 @@ class GrpcClient(Stream):
             call.refuse(refused)
             return
         gateway.records.turned_away(
-            refused,
-            mark,
-            self._tenant,
-            method,
-            self._received_s,
-            protocol="grpc",
-            status=STATUS[refused.outcome],
+            refused, mark, self._tenant, method, self._received_s, protocol="grpc", status=STATUS[refused.outcome]
         )
         self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0, head)
         self.answered(close=False)

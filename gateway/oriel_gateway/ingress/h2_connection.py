@@ -1,15 +1,18 @@
 """What all requests of one public HTTP/2 connection share."""
 
+from collections.abc import Callable
 from typing import ClassVar, Final, Protocol
 
 from oriel_gateway.core import Gateway
+from oriel_policies.documents import Tenant
 from oriel_wire.engine.h2_server import H2ServerConnection
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h2.limits import H2Limits
-from oriel_wire.h2.streams import Stream
+from oriel_wire.h2.streams import ENDED, Stream
 
 __all__ = ["LIMITS", "Begun", "PublicConnection"]
 
+URGENT_S: Final = 1.0  # so long after an urgent request a connection is read with the urgent ones
 LIMITS: Final = H2Limits(max_header_list_bytes=32 * 1024)
 
 
@@ -28,12 +31,15 @@ class PublicConnection(H2ServerConnection):
 
     web: ClassVar[bool] = False
 
-    __slots__ = ("begun", "gateway")
+    __slots__ = ("_gated", "_rank", "_urgent_s", "begun", "gateway")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server, LIMITS)
         self.gateway = gateway
         self.begun: list[Begun] = []
+        self._rank = 0  # of its latest request while the loop was behind
+        self._urgent_s = 0.0  # when one of rank 0 came last
+        self._gated = False  # not read until its turn has come
         gateway.fronts.add(server)
 
     def authenticated(self, call: Begun) -> None:
@@ -52,3 +58,30 @@ class PublicConnection(H2ServerConnection):
             for call in self.begun:
                 call.watch()
             self.begun.clear()
+        if (gate := self.server.gate) is not None and self._rank and not self._gated:
+            if self.arrived_s - self._urgent_s > URGENT_S and not self.transport.is_closing():
+                self._gated = True
+                self.transport.pause_reading()
+                gate.join(self._rank, self._go_on)
+
+    def _go_on(self) -> None:
+        self._gated = False
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def refuses(self, tenant: Tenant) -> bool:
+        """Whether the loop has no time for this request; then `refuse_later`."""
+        rank = self._rank = self.gateway.rank(tenant)
+        if not rank:
+            self._urgent_s = self.arrived_s
+            return False
+        return self.gateway.overload.refuses_stream(rank)
+
+    def refuse_later(self, stream: Stream, refuse: Callable[[], None]) -> None:
+        """Call `refuse` in a turn that has time for it: until then the client has a stream less to send on."""
+
+        def go_on() -> None:
+            if stream.sending != ENDED and not self.closed:
+                refuse()
+
+        self.gateway.overload.join(self._rank, go_on)

@@ -25,6 +25,7 @@ from oriel_gateway.ingress.judging import open_call
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
 from oriel_gateway.ingress.tls_pieces import InPieces
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
@@ -78,7 +79,7 @@ class ClientConnection(ServerConnection):
     answer and for the next hop. web: the request under way is a call of gRPC-Web, and `call` is None.
     """
 
-    __slots__ = ("_strikes", "address", "call", "cors", "forwarded", "gateway", "web")
+    __slots__ = ("_rank", "_strikes", "address", "call", "cors", "forwarded", "gateway", "web")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server)
@@ -90,6 +91,7 @@ class ClientConnection(ServerConnection):
         self.cors = b""
         self.forwarded = ""
         self._strikes = 0
+        self._rank = 0  # of its latest request while the loop was behind (`gateway.overload`)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -145,6 +147,10 @@ class ClientConnection(ServerConnection):
                 target = chosen(target, head.get, mark.request_id)
                 if target.tenant is not tenant:
                     tenant, lines = target.tenant, None  # the lines name another tier
+            if self.server.gate is not None:
+                self._rank = gateway.rank(tenant)
+                if gateway.overload.refuses(self._rank):
+                    raise too_busy()
             self.call = open_call(gateway, self, head, tenant, target, mark, received_s, self.late_s, lines)
         except Refused as refused:
             self._turn_away(refused, head, mark, tenant, target, received_s)
@@ -160,6 +166,20 @@ class ClientConnection(ServerConnection):
         web.call = call = GrpcClient(web)
         call.began(web.metadata, False, head.credentials)
         return True
+
+    def listen(self) -> None:
+        gate = self.server.gate
+        if gate is None or not self._rank or self.transport.is_closing():
+            super().listen()
+            return
+        if not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+        gate.join(self._rank, self._go_on)
+
+    def _go_on(self) -> None:
+        if self.waits_for_head:
+            super().listen()
 
     def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
         gateway, tenant = self.gateway, target.tenant
@@ -205,6 +225,8 @@ class ClientConnection(ServerConnection):
             or judged.give_up_s < judged.gate.slow_s
             or self.late_s
         ):
+            return False
+        if self.server.gate is not None:
             return False
         now, tenant, target, lines = self.arrived_s, judged.tenant, judged.target, judged.lines_of(head)
         if head.request_id is None and head.traceparent is None:
@@ -461,5 +483,8 @@ async def serve_public(
     With `tls`, ALPN offers both versions; without it, HTTP/2 begins with prior knowledge.
     """
     server = HttpServer(limits or public_limits())
+    if not gateway.fronts:  # one of them measures the loop that all share
+        server.pulse.on_beat = gateway.overload.beat
+    gateway.fronts.add(server)
     await server.open(lambda: ClientConnection(server, gateway), sock, tls=tls)
     return server

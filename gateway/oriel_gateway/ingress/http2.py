@@ -1,5 +1,6 @@
 """One HTTP request on a stream of HTTP/2."""
 
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -16,6 +17,7 @@ from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.judging import open_call
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.overload import too_busy
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.listener import HttpServer
@@ -86,6 +88,11 @@ class Http2Client:
             if target.choices is not None:
                 target = chosen(target, head.get, mark.request_id)
                 tenant = target.tenant
+            if server.gate is not None and connection.refuses(tenant):
+                connection.refuse_later(
+                    self.stream, partial(self._turn_away, too_busy(), mark, tenant, target, received_s)
+                )
+                return
             self.call = open_call(gateway, self, head, tenant, target, mark, received_s, connection.late_s, None)
         except BadMessage as error:
             self._turn_away(Refused(Outcome.INVALID_REQUEST, error.message), mark, tenant, target, received_s)

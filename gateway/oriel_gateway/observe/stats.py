@@ -46,6 +46,12 @@ class Stats:
         self._away: list[tuple[Outcome, Tenant | None]] = []  # refusals that are not counted yet
         self._tenants = TopTenants()
         self.recent: list[Plain] = []
+        self._counted = 0
+
+    @property
+    def ended(self) -> int:
+        """Requests that have ended so far, however they did."""
+        return self._counted + len(self.recent) + len(self._away)
 
     @property
     def series(self) -> dict[tuple[str, str, str, str, int], Series]:
@@ -77,6 +83,7 @@ class Stats:
         """Count and clear `recent`."""
         self._count_away()
         batch, self.recent = self.recent, []
+        self._counted += len(batch)
         all_series, tenants = self._series, self._tenants
         last_tenant = last_target = last_outcome = None
         last_status = -1
@@ -148,6 +155,7 @@ class Stats:
 
     def _count_away(self) -> None:
         batch, self._away = self._away, []
+        self._counted += len(batch)
         for (outcome, tenant), times in Counter(batch).items():
             self._refused[outcome] = self._refused.get(outcome, 0) + times
             if tenant is not None:

@@ -18,7 +18,7 @@ from oriel_wire.h1 import LineMemo
 from oriel_wire.h1_similar import SimilarHeads
 from oriel_wire.h2.known_fields import FieldMemo
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "ReadGate"]
 
 LAME_DUCK_S = 0.4
 LINGER_S = 0.2
@@ -50,6 +50,13 @@ class Connection(Protocol):
     def sweep(self, now: float) -> None: ...
 
 
+class ReadGate(Protocol):
+    """Decides when connections are read while the loop has more to read than it can."""
+
+    def join(self, rank: int, go_on: Callable[[], None]) -> None:
+        """Call `go_on` in a later turn of the loop. rank: 0 is the most urgent."""
+
+
 class HttpServer:
     """A listening socket and its connections. Build with `open`, end with `drain`."""
 
@@ -71,6 +78,7 @@ class HttpServer:
         self.port = 0
         self.loop = asyncio.get_running_loop()
         self.pulse = Pulse(self.loop)
+        self.gate: ReadGate | None = None  # while the loop is behind
         self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # starts its thread on first use
         self._server: asyncio.Server | None = None
         self._factory: Callable[[], asyncio.Protocol]

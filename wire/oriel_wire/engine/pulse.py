@@ -37,16 +37,19 @@ class Pulse:
 
     fresh_until: data that is read before this monotonic time has just arrived; for later reads call `age_s`.
     pauses: number of pauses so far. paused_s: how long the latest one lasted.
+    on_beat: called at each beat with how late it is, in seconds.
     """
 
     __slots__ = (
         "_beat_at",
         "_clock",
+        "_doubted_at",
         "_just_resumed",
         "_loop",
         "_resumed_at",
         "_timer",
         "fresh_until",
+        "on_beat",
         "paused_s",
         "pauses",
     )
@@ -57,8 +60,9 @@ class Pulse:
         self._beat_at = clock()
         self.paused_s = 0.0
         self._just_resumed = False
-        self._resumed_at = -inf
+        self._resumed_at = self._doubted_at = -inf
         self.pauses = 0
+        self.on_beat: Callable[[float], None] | None = None
         self.fresh_until = self._beat_at + PAUSE_S
         self._timer: asyncio.TimerHandle | None = loop.call_later(BEAT_S, self._beat)
 
@@ -68,6 +72,11 @@ class Pulse:
             self._timer.cancel()
             self._timer = None
         self.fresh_until = inf
+
+    def doubt(self) -> None:
+        """Some of what is read from now on has waited although the loop did poll: ask the kernel for its age."""
+        self._doubted_at = self._clock()
+        self.fresh_until = -inf
 
     def age_s(self, arrival: Arrival | None, now: float) -> float:
         """Seconds since the data read at `now` arrived. arrival: the kernel's record, None if there is none.
@@ -100,13 +109,18 @@ class Pulse:
         self._resumed_at = self._beat_at = now
         self._just_resumed = True
         self.fresh_until = -inf
+        if self.on_beat is not None:
+            self.on_beat(self.paused_s - BEAT_S)  # the timer may not run for long
 
     def _beat(self) -> None:
         now = self._clock()
         self._timer = self._loop.call_later(BEAT_S, self._beat)
         if now - self._beat_at >= PAUSE_S:
             self._resume(now)
-        elif now - self._resumed_at >= BEAT_S:
-            self._just_resumed = False
+        else:
+            if now - self._resumed_at >= BEAT_S:
+                self._just_resumed = False
+            if self.on_beat is not None:
+                self.on_beat(now - self._beat_at - BEAT_S)
         self._beat_at = now
-        self.fresh_until = now + PAUSE_S if now - self._resumed_at >= DOUBT_S else -inf
+        self.fresh_until = now + PAUSE_S if now - max(self._resumed_at, self._doubted_at) >= DOUBT_S else -inf

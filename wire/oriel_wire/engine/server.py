@@ -154,7 +154,7 @@ class ServerConnection(ServerHooks):
         self._stalled_at = 0.0
         self.on_writable(True)
         if self.state == HEAD:
-            self._listen()
+            self.listen()
 
     def data_received(self, data: bytes) -> None:
         state = self.state
@@ -212,10 +212,10 @@ class ServerConnection(ServerHooks):
             return
         self.state = HEAD
         self.due = (now or monotonic()) + self.limits.idle_timeout_s
-        if self._buffer or self._paused:
-            self._listen()
+        if self._buffer or self._paused or self.server.gate is not None:
+            self.listen()
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
         """Go on to the next request, unless the client has yet to read its answers."""
         if self._stalled_at:
             return
