@@ -126,8 +126,7 @@ class GrpcClient(Stream):
                 raise no_message()
             if connection.server.gate is not None and isinstance(connection, PublicConnection):
                 if connection.refuses(self.tenant):
-                    self._refuse_later(connection)
-                    return
+                    return self._refuse_later(connection)
         except Refused as refused:
             self.turn_away(refused)
             return
@@ -136,6 +135,7 @@ class GrpcClient(Stream):
 
     def _refuse_later(self, connection: PublicConnection) -> None:
         tenant, self._tenant = self._tenant, None  # so nothing more of the call is read
+
         def refuse() -> None:
             self._tenant = tenant
             self.turn_away(too_busy())
