@@ -16,7 +16,7 @@ from oriel_wire.h2.known_fields import Field, FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
-LIMITS = H2Limits(stream_window_bytes=1 << 20, connection_window_bytes=1 << 26)
+LIMITS = H2Limits(stream_window_bytes=1 << 20, connection_window_bytes=1 << 26, requests_per_turn=1 << 20)
 ANSWER = prefix(1024) + b"y" * 1024
 READY = prefix(2) + b"\x08\x01"  # what probes want to read
 TRAILERS = literal(b"grpc-status", b"0")
