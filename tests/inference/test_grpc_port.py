@@ -330,7 +330,6 @@ async def test_a_connection_ends_at_its_age_and_its_calls_do_not(unit: Unit) -> 
     held = codec.start([*request(STREAM), (b"content-type", b"application/grpc")], end=False)
     client.flush()
     await until(lambda: port.server.under_way and only(port).settings_acknowledged)
-    port.sweep(3200.0)
     assert not only(port).draining
     port.sweep(4000.0)
     await until(lambda: len(codec.goaways) == 2)
