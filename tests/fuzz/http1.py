@@ -75,6 +75,7 @@ class _Server:
         self.connections: set[Any] = set()
         self.draining = False
         self.secure = False
+        self.gate = None
         self.kept_bytes = 0
         self.accepting = True
         self.loop = _Turns()
