@@ -231,7 +231,7 @@ async def test_a_client_is_asked_to_leave_an_old_connection_and_loses_nothing() 
     _, client = await server.loop.create_connection(OurCodec, "127.0.0.1", server.port)
     held = client.codec.start(request(b"/hold"), end=True)
     client.flush()
-    await until(lambda: app.calls)
+    await until(lambda: app.calls and app.connections[0].settings_acknowledged)
     (connection,) = app.connections
     connection.sweep(connection._opened_s + 35.9)
     assert not connection.draining
