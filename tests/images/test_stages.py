@@ -23,7 +23,7 @@ from dockerfile import Dockerfile, parse
 from image_stages import Root, RunFailed
 from sealed_run import run_sealed
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # it compiles
 
 ROOT = Path(__file__).resolve().parents[2]
 # name -> unit, target, the stage that installs
