@@ -92,10 +92,15 @@ async def rig(rate: int, limits: LedgerClientLimits = DEFAULTS, presence_s: floa
 async def test_r15_two_gateways_together_admit_the_limit(rate: int) -> None:
     async with rig(rate) as it:
         await it.settled()
-        admitted = await it.press(1.2)
         burst = max(BURST, rate // 4)
-        # Less where the machine is busy: what a gateway could not lease in time is not admitted by the other one.
-        assert 0.5 * min(rate * it.lasted_s, it.tried) - burst <= admitted <= 1.05 * rate * it.lasted_s + burst
+
+        async def used() -> bool:
+            """Whether the limit was used. On a busy machine a gateway may lease late, and what it misses is lost."""
+            admitted = await it.press(1.2)
+            assert admitted <= 1.05 * rate * it.lasted_s + burst
+            return 0.8 * min(rate * it.lasted_s, it.tried) - burst <= admitted
+
+        await until(used)
 
 
 @pytest.mark.parametrize("mode", ["reset", "blackhole", "slow"])
