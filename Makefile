@@ -26,7 +26,8 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 
 # Every test that takes seconds, or another SUITE:
 #   pythons     the same with each Python from 3.11 to 3.14 found here (or PYTHONS="/opt/a/bin/python3 ..."); logs in build
-#   compiled    what differs between the builds, against the installed compiled wheel instead of this checkout
+#   compiled    against the installed compiled wheel instead of this checkout, as before a release; COMPILE=debug is quicker:
+#               compiled without the C compiler's optimisations, and of the tests those of protocols and policies
 #   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   embeddings  DEMO=embeddings against the published similarities
@@ -39,9 +40,15 @@ NEEDS_all := $(DEV) build/stores/.made-$(FOLDER) build/redis/.made-$(FOLDER)
 TEST_all = $(PYTEST) -n $(JOBS) $(ARGS)
 NEEDS_pythons := requirements/test-pythons
 TEST_pythons = MAKE="$(MAKE)" requirements/test-pythons $(PYTHONS)
-NEEDS_compiled := build/compiled-test/.wheel-$(HERE)
-TEST_compiled = ORIEL_TEST_COMPILED=1 exec build/compiled-test/bin/python -m pytest \
-	-o "pythonpath=tests/path benchmarks tests/conformance" -n $(JOBS) $(or $(ARGS),tests/gateway tests/wire tests/policies tests/inference)
+COMPILE ?= release
+TESTS_release := tests/gateway tests/wire tests/policies tests/inference
+TESTS_debug := tests/policies tests/wire/h2 tests/wire/v2 $(addprefix tests/wire/test_,engine.py grpc_client.py h2_*.py pulse.py \
+	similar_heads.py streamed_answers.py) $(addprefix tests/gateway/test_,endpoints.py grpc_compressed.py grpc_reasons.py \
+	grpc_web.py http2.py ingress_*.py limited_calls.py overload.py recognised_*.py second_tries.py special_*.py unread.py) \
+	$(addprefix tests/inference/test_,batcher.py encoding.py fitting.py generate.py grpc.py http.py known_*.py stream.py)
+NEEDS_compiled = build/compiled-test-$(COMPILE)/.wheel-$(HERE)
+TEST_compiled = ORIEL_TEST_COMPILED=1 exec build/compiled-test-$(COMPILE)/bin/python -m pytest \
+	-o "pythonpath=tests/path benchmarks tests/conformance" -n $(JOBS) $(or $(ARGS),$(TESTS_$(COMPILE)))
 NEEDS_openvino := requirements/test-openvino.txt
 TEST_openvino = $(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE) && \
 	exec build/openvino/bin/python -m pytest tests/openvino $(ARGS)
@@ -110,17 +117,22 @@ images:
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 
-build/wheels/.made-$(HERE): $(VENV)/.dev-$(HERE) hatch_build.py $(shell find wire policies gateway logic inference cli -name '*.py')
+build/wheels/.made-$(HERE): LEVEL := 1
+build/wheels-debug/.made-$(HERE): LEVEL := debug
+build/wheels/.made-$(HERE) build/wheels-debug/.made-$(HERE): $(VENV)/.dev-$(HERE) hatch_build.py pyproject.toml \
+		$(shell find wire policies gateway logic inference cli -name '*.py')
 	@echo "compiling (minutes)" >&2
-	@rm -rf build/wheels && mkdir -p build
-	@ORIEL_COMPILE=1 $(BIN)/python -m build --no-isolation --wheel --outdir build/wheels . >build/wheel.log 2>&1 || \
+	@rm -rf $(@D) && mkdir -p build
+	@ORIEL_COMPILE=$(LEVEL) $(BIN)/python -m build --no-isolation --wheel --outdir $(@D) . >build/wheel.log 2>&1 || \
 		{ tail -n 5 build/wheel.log >&2; exit 1; }
 	@touch $@
 
 build/compiled/.wheel-$(HERE): LOCK := base.txt
-build/compiled-test/.wheel-$(HERE): LOCK := dev.txt
-build/compiled/.wheel-$(HERE) build/compiled-test/.wheel-$(HERE): build/wheels/.made-$(HERE) requirements/install
-	@VENV=$(@D) requirements/install $(LOCK) build/wheels/*.whl
+build/compiled-test-release/.wheel-$(HERE) build/compiled-test-debug/.wheel-$(HERE): LOCK := dev.txt
+build/compiled/.wheel-$(HERE) build/compiled-test-release/.wheel-$(HERE): build/wheels/.made-$(HERE)
+build/compiled-test-debug/.wheel-$(HERE): build/wheels-debug/.made-$(HERE)
+build/compiled/.wheel-$(HERE) build/compiled-test-release/.wheel-$(HERE) build/compiled-test-debug/.wheel-$(HERE): requirements/install
+	@VENV=$(@D) requirements/install $(LOCK) $(dir $(filter build/wheels%,$^))*.whl
 	@touch $@
 
 # Object stores to test against: only their programs are used, nothing of Oriel is installed there.

@@ -1,7 +1,8 @@
 """Compiles the modules that every call runs through with mypyc, where ORIEL_COMPILE=1 asks for a compiled wheel.
 
-Images and published wheels are compiled; without ORIEL_COMPILE=1 a wheel is pure Python. The list of modules is in
-pyproject.toml, with this hook. The sources go into the wheel as well, for tracebacks and type checkers; Python prefers
+Images and published wheels are compiled; without ORIEL_COMPILE a wheel is pure Python. ORIEL_COMPILE=debug leaves out
+the C compiler's optimisations, which is half of the time: for tests only. The list of modules is in pyproject.toml,
+with this hook. The sources go into the wheel as well, for tracebacks and type checkers; Python prefers
 the compiled module beside them. A checkout is never compiled: an editable install is pure.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+LEVELS = {"1": "3", "debug": "0"}  # ORIEL_COMPILE -> optimisation level of the C compiler
 GROUP = "oriel_compiled"  # the library that all of them share: <GROUP>__mypyc
 
 
@@ -27,12 +29,13 @@ class CompiledModules(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._made: Path | None = None
-        if os.environ.get("ORIEL_COMPILE") != "1" or version == "editable":
+        level = LEVELS.get(os.environ.get("ORIEL_COMPILE", ""))
+        if level is None or version == "editable":
             return
         self._made = made = Path(mkdtemp(prefix="oriel-compiled-"))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-        for library in compiled(Path(self.root), self.config["modules"], made):
+        for library in compiled(Path(self.root), self.config["modules"], made, level):
             build_data["force_include"][str(library)] = str(library.relative_to(made / "lib"))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
@@ -40,7 +43,7 @@ class CompiledModules(BuildHookInterface):  # type: ignore[type-arg]
             shutil.rmtree(self._made)
 
 
-def compiled(root: Path, modules: list[str], folder: Path) -> list[Path]:
+def compiled(root: Path, modules: list[str], folder: Path, level: str) -> list[Path]:
     """Compile sources (relative to `root`); the libraries lie under `folder`/lib as they are to lie in the wheel."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
@@ -78,7 +81,7 @@ def compiled(root: Path, modules: list[str], folder: Path) -> list[Path]:
             cmdclass={"build_ext": Parallel},
             ext_modules=mypycify(
                 modules,
-                opt_level="3",
+                opt_level=level,
                 debug_level="0",
                 multi_file=True,
                 group_name=GROUP,

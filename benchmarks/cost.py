@@ -3,7 +3,10 @@
 python benchmarks/cost.py CASE [options]
 
 inference  a tiny v2 request of the inference server, without sockets
+inference-grpc  the same as a unary gRPC call
 logic      a request of a logic service with one model call, without sockets
+gateway    an HTTP/1.1 request of the gateway, without sockets
+grpc       a unary gRPC call of the gateway, without sockets
 refusals   a request that the gateway refuses, beside one that it forwards (needs wrk)
 """
 
@@ -11,7 +14,10 @@ from harness.cases import run
 
 CASES = {
     "inference": "inference_bench.cost",
+    "inference-grpc": "inference_bench.grpc_cost",
     "logic": "logic_bench.cost",
+    "gateway": "gateway_bench.http_cost",
+    "grpc": "gateway_bench.grpc_cost",
     "refusals": "gateway_bench.refusals",
 }
 

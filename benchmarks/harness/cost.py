@@ -7,7 +7,7 @@ import json
 import pstats
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import uvloop
@@ -43,7 +43,7 @@ class Transport:
         return False
 
     def __getattr__(self, name: str) -> object:
-        return lambda *_: None
+        return lambda *_, **more: None
 
 
 def options(doc: str | None, *, connections: int, rounds: int) -> argparse.ArgumentParser:
@@ -56,28 +56,28 @@ def options(doc: str | None, *, connections: int, rounds: int) -> argparse.Argum
     return parser
 
 
-async def turn(connections: Sequence[Connection], data: bytes, seconds: float) -> float:
+async def turn(connections: Sequence[Connection], requests: Iterator[bytes], seconds: float) -> float:
     """Hand every connection one whole request and wait for all answers, again and again: microseconds per request."""
     before, began, done = Transport.answered, time.process_time(), time.monotonic() + seconds
     while time.monotonic() < done:
         wanted = Transport.answered + len(connections)
         for connection in connections:
-            connection.data_received(data)
+            connection.data_received(next(requests))
         while Transport.answered < wanted:
             await asyncio.sleep(0)
     return (time.process_time() - began) * 1e6 / (Transport.answered - before)
 
 
-async def rounds(connections: Sequence[Connection], data: bytes, args: argparse.Namespace) -> None:
+async def rounds(connections: Sequence[Connection], requests: Iterator[bytes], args: argparse.Namespace) -> None:
     """Print the best and the median of the rounds; with `--profile` the functions that took most as well."""
-    found = [await turn(connections, data, args.seconds / args.rounds) for _ in range(args.rounds)]
+    found = [await turn(connections, requests, args.seconds / args.rounds) for _ in range(args.rounds)]
     print(f"{min(found):.1f} us per request at best, {statistics.median(found):.1f} median of {len(found)}")
     if not args.profile:
         return
     profile = cProfile.Profile()
     profile.enable()
     before = Transport.answered
-    await turn(connections, data, args.seconds)
+    await turn(connections, requests, args.seconds)
     profile.disable()
     print(f"{Transport.answered - before} requests under the profiler, which slows small functions most")
     pstats.Stats(profile).sort_stats("tottime").print_stats(40)

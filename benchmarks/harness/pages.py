@@ -54,6 +54,7 @@ def today() -> str:
 def write_page(folder: Path, name: str, title: str, about: str, text: str, document: Mapping[str, Any]) -> None:
     """Write DATE-NAME.md and the figures, DATE-NAME.json. about: one paragraph above the text."""
     day = today()
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{day}-{name}.md").write_text(f"# {title}, {day}\n\n{about}\n\n{text}")
     (folder / f"{day}-{name}.json").write_text(json.dumps({"date": day, **document}, indent=1) + "\n")
 

@@ -20,7 +20,7 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
 from oriel_inference.command import add_arguments, run
 from oriel_inference.model import ModelSpec
-from oriel_policies.queue import Ticket
+from oriel_policies.flows import Ticket
 
 __all__ = ["FifoBatcher"]
 

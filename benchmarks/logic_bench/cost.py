@@ -13,6 +13,7 @@ import asyncio
 import gc
 import json
 import time
+from itertools import repeat
 
 import numpy as np
 import uvloop
@@ -115,12 +116,12 @@ async def measure(args: argparse.Namespace) -> None:
         connection = ServiceConnection(front, unit.envelope, peers, budget)
         connection.connection_made(Transport())
         connections.append(connection)
-    data = request()
+    requests = repeat(request())
 
-    await turn(connections, data, 1.0)
+    await turn(connections, requests, 1.0)
     gc.collect()
     gc.freeze()
-    await rounds(connections, data, args)
+    await rounds(connections, requests, args)
     await unit.close()
 
 

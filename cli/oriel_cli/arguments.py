@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser"]
-
 
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviated flags; an unknown flag is named before anything else, with the nearest known one.

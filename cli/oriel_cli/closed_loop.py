@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError
 
-__all__ = ["Figures", "Shot", "drive"]
-
 ANSWER_WITHIN_S = 10.0
 
 

@@ -8,8 +8,6 @@ import shtab
 
 from oriel_cli.arguments import Parser
 
-__all__ = ["add_arguments", "run"]
-
 SHELLS = ("bash", "zsh", "fish")
 HOW = """examples:
   bash  oriel completion bash > ~/.local/share/bash-completion/completions/oriel

@@ -21,8 +21,6 @@ from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError
 from oriel_wire.trace import format_traceparent, new_trace
 
-__all__ = ["add_arguments", "run"]
-
 MODELS = {"mlp_single": "off", "mlp": "on"}
 ROUNDS = 2
 WARM_UP_S = 0.5

@@ -9,8 +9,6 @@ from pathlib import Path
 from oriel_cli.state import state_folder
 from oriel_wire.errors import StartFailed
 
-__all__ = ["DEMO_KEYS", "DemoAssets", "find"]
-
 # Plain and documented: the demo policies refuse to be served anywhere but on loopback.
 DEMO_KEYS = {"gold": "oriel-demo-gold", "silver": "oriel-demo-silver", "bronze": "oriel-demo-bronze"}
 

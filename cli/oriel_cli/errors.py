@@ -4,8 +4,6 @@ CommandFailed              the command cannot do what was asked; one line for a 
 StartFailed (oriel_wire)   something cannot start; one line that says how to fix it, exit code 2
 """
 
-__all__ = ["CommandFailed"]
-
 
 class CommandFailed(Exception):
     """The text is one line for the person at the terminal."""

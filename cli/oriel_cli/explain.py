@@ -16,8 +16,6 @@ from oriel_policies.errors import BadDocument
 from oriel_policies.explain import ExplainedCall, explain
 from oriel_wire.objects.errors import BadStoreUrl
 
-__all__ = ["add_arguments", "read", "run"]
-
 KEY_VARIABLE = "ORIEL_KEY"
 _MAX_KEY = 4096
 

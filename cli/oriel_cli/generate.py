@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["generate"]
-
 
 def generate(generators: Sequence[Path], folder: Path) -> None:
     """Call `write(Path)` of each script and move the result to `folder`, unless that exists by then."""

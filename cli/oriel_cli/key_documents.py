@@ -19,8 +19,6 @@ import msgspec
 
 from oriel_cli.errors import CommandFailed
 
-__all__ = ["add_key", "in_toml", "key_table"]
-
 
 def key_table(digest: str, *, name: str = "", expires: datetime | None = None, tier: str = "") -> dict[str, Any]:
     """A key as a document holds it: the SHA-256, and what is given of the rest."""

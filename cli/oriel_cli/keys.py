@@ -10,8 +10,6 @@ from pathlib import Path
 from oriel_cli.errors import CommandFailed
 from oriel_cli.key_documents import add_key, in_toml, key_table
 
-__all__ = ["add_arguments", "expiry", "new_key", "run"]
-
 KEY_BYTES = 32
 _LASTS = re.compile(r"([1-9][0-9]{0,4})([hdw])\Z")
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}

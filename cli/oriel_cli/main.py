@@ -13,8 +13,6 @@ from oriel_cli.errors import CommandFailed
 from oriel_wire.distribution import NAME
 from oriel_wire.errors import StartFailed
 
-__all__ = ["main"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -33,6 +31,7 @@ COMMANDS = {
     "demo": _Entry("oriel_cli.demo", "drive the demo model with batching off and on and print what it brings"),
     "trace": _Entry("oriel_cli.trace", "print one request's trace as a waterfall"),
     "load": _Entry("oriel_cli.load.command", "offer a load on schedule and print what became of it (open loop)"),
+    "simulate": _Entry("oriel_cli.simulate.command", "compare ways of scaling a pool in virtual time"),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
     "logic new": _Entry("oriel_logic.dev.new", "make a folder with a service, its test, a sample and its settings"),

@@ -13,8 +13,6 @@ import httpx
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 
-__all__ = ["add_arguments", "run"]
-
 URL = "http://127.0.0.1:8000"
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 10.0

@@ -2,17 +2,20 @@
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from oriel_cli.demo_assets import DemoAssets
+from oriel_cli.explain import read
 from oriel_cli.units import Address, UnitSpec, free_ports
+from oriel_policies.documents import Scaling, compile_documents
+from oriel_policies.errors import BadDocument
 from oriel_wire.errors import StartFailed
 
-__all__ = ["add_arguments", "units"]
-
 LOOPBACK = "127.0.0.1"
+MOST_PROCESSES = 16  # of one unit, however many replicas its pool may have in a cluster
 # Fixed defaults: clients rely on them.
 PORTS = {
     "gateway": {"http": 8080, "grpc": 8081, "admin": 8082},
@@ -31,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--services", type=Path, action="append", metavar="DIR", help="logic services (repeatable)")
     parser.add_argument(
         "--model-repository", type=Path, action="append", metavar="DIR", help="models, as Triton lays them out"
+    )
+    parser.add_argument(
+        "--scale-to-zero",
+        action="store_true",
+        help="start and stop logic and inference by demand, within the bounds of the pools' scaling tables",
     )
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="logic's worker processes (2)")
     for unit, ports in PORTS.items():
@@ -58,6 +66,18 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
     tls = ["--tls-cert", str(args.tls_cert), "--tls-key", str(args.tls_key)] if args.tls_cert else []
     at = _addresses(args)
     gateway, logic, inference = at["gateway"], at["logic"], at["inference"]
+    bounds = _bounds(args.host, policies) if args.scale_to_zero else {}
+    if bounds:
+        (port,) = free_ports(LOOPBACK, 1)
+        gateway["scaler"] = Address(what="gateway scaler", host=LOOPBACK, port=port, flag="--free-ports")
+    # Through the gateway model calls are seen as demand; it speaks plain HTTP to logic, and wants a key.
+    through = bool(bounds) and not tls and bool(os.environ.get("ORIEL_GATEWAY_KEY"))
+    models_at = ["--gateway", str(gateway["http"])]
+    logics = _processes("logic", logic, bounds)
+    inferences = _processes("inference", inference, bounds)
+    if not through:
+        models_at = [word for each in inferences for word in ("--inference", str(each["http"]))]
+        models_at += [word for each in inferences for word in ("--inference-grpc", str(each["grpc"]))]
     return [
         UnitSpec(
             name="gateway",
@@ -66,40 +86,105 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                 *("--policies", str(policies), "--host", args.host),
                 *tls,
                 *_ports(gateway),
-                *("--endpoint", f"logic={logic['http']}", "--endpoint", f"inference={inference['http']}"),
-                *("--grpc-endpoint", f"inference={inference['grpc']}"),
+                *(word for each in logics for word in ("--endpoint", f"logic={each['http']}")),
+                *(word for each in inferences for word in ("--endpoint", f"inference={each['http']}")),
+                *(word for each in inferences for word in ("--grpc-endpoint", f"inference={each['grpc']}")),
             ],
             addresses=gateway,
             scheme="https" if tls else "http",
             ready=("admin", "/health/ready"),
         ),
-        UnitSpec(
-            name="logic",
-            argv=[
-                *_command("logic"),
-                *(word for folder in services for word in ("--services", str(folder))),
-                *("--inference", str(inference["http"]), "--inference-grpc", str(inference["grpc"])),
-                *("--host", LOOPBACK, "--workers", str(args.workers)),
-                *_ports(logic),
+        *_scaled(
+            "logic",
+            bounds,
+            [
+                UnitSpec(
+                    name="logic",
+                    argv=[
+                        *_command("logic"),
+                        *(word for folder in services for word in ("--services", str(folder))),
+                        *models_at,
+                        *("--host", LOOPBACK, "--workers", str(args.workers)),
+                        *_ports(addresses),
+                    ],
+                    addresses=addresses,
+                    ready=("admin", "/health/ready"),
+                    needs="" if through else "inference",
+                )
+                for addresses in logics
             ],
-            addresses=logic,
-            ready=("admin", "/health/ready"),
         ),
-        UnitSpec(
-            name="inference",
-            argv=[
-                *_command("inference"),
-                *(word for folder in repositories for word in ("--model-repository", str(folder))),
-                *("--host", LOOPBACK),
-                # One broken model must not keep the others from being tried out.
-                *("--strict-readiness", "false"),
-                *_ports(inference),
+        *_scaled(
+            "inference",
+            bounds,
+            [
+                UnitSpec(
+                    name="inference",
+                    argv=[
+                        *_command("inference"),
+                        *(word for folder in repositories for word in ("--model-repository", str(folder))),
+                        *("--host", LOOPBACK),
+                        # One broken model must not keep the others from being tried out.
+                        *("--strict-readiness", "false"),
+                        # The spare has one process for checks of models at hand; more would have to be started.
+                        *(("--model-load-thread-count", "1") if bounds else ()),
+                        *_ports(addresses),
+                    ],
+                    addresses=addresses,
+                    ready=("http", "/v2/health/ready"),
+                    models=("metrics", "/models"),
+                    prepare=prepare if addresses is inference else (),
+                )
+                for addresses in inferences
             ],
-            addresses=inference,
-            ready=("http", "/v2/health/ready"),
-            models=("metrics", "/models"),
-            prepare=prepare,
         ),
+    ]
+
+
+def _bounds(host: str, policies: Path | None) -> dict[str, Scaling]:
+    """Return the `scaling` tables of the pools `logic` and `inference`. Raises StartFailed with what is missing."""
+    if host != LOOPBACK:
+        raise StartFailed("with --scale-to-zero the gateway answers its supervisor on --host: leave --host out")
+    try:
+        pools = compile_documents(read(str(policies))).pools
+    except BadDocument as bad:
+        raise StartFailed(f"the policies are not usable: {bad}") from bad
+    bounds = {}
+    for name in ("logic", "inference"):
+        scaling = pools[name].scaling if name in pools else None
+        if scaling is None:
+            raise StartFailed(f"--scale-to-zero needs [pools.{name}.scaling] in the policies: see docs/scaling.md")
+        bounds[name] = scaling
+    return bounds
+
+
+def _processes(unit: str, first: dict[str, Address], bounds: Mapping[str, Scaling]) -> list[dict[str, Address]]:
+    """Return the addresses of each process that a unit may have."""
+    more = min(bounds[unit].maximum, MOST_PROCESSES) - 1 if bounds else 0
+    picked = iter(free_ports(LOOPBACK, more * len(first)) if more else ())
+    return [
+        first,
+        *(
+            {label: dataclasses.replace(address, port=next(picked)) for label, address in first.items()}
+            for _ in range(more)
+        ),
+    ]
+
+
+def _scaled(unit: str, bounds: Mapping[str, Scaling], specs: list[UnitSpec]) -> list[UnitSpec]:
+    """Return the processes of a unit as they are, or scaled by the pool of its name."""
+    if not bounds:
+        return specs
+    spare = [sys.executable, "-P", "-m", "oriel_cli.spare"]
+    return [
+        dataclasses.replace(
+            spec,
+            name=f"{unit}-{number}" if number > 1 else unit,
+            pool=unit,
+            minimum=min(bounds[unit].minimum, len(specs)),
+            spare=[*spare, *spec.argv[spec.argv.index(unit) :]],
+        )
+        for number, spec in enumerate(specs, 1)
     ]
 
 

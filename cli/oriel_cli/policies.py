@@ -12,8 +12,6 @@ from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.schema import DocumentTable
 from oriel_policies.errors import BadDocument
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

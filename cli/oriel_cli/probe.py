@@ -1,11 +1,12 @@
-"""One bounded HTTP/1.1 GET to a unit's control port, without an HTTP library in the supervisor."""
+"""One bounded GET to a unit's control port."""
 
-import asyncio
 import json
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
-__all__ = ["Answer", "get"]
+from oriel_wire.engine.client import HttpClient
+from oriel_wire.errors import UpstreamError
 
 MAX_ANSWER_BYTES = 8 << 20
 
@@ -20,33 +21,14 @@ class Answer:
 
 async def get(host: str, port: int, path: str, *, timeout_s: float) -> Answer | None:
     """GET `path`; None when nothing answered properly in `timeout_s`. Cancelled: the connection is closed."""
+    client = HttpClient(host=host, port=port, max_response_bytes=MAX_ANSWER_BYTES)
     try:
-        async with asyncio.timeout(timeout_s):
-            raw = await _exchange(host, port, path)
-    except (OSError, TimeoutError):
+        answer = await client.request("GET", path, (), deadline=monotonic() + timeout_s)
+    except UpstreamError:
         return None
-    head, separator, body = raw.partition(b"\r\n\r\n")
-    words = head.split(b" ", 2)
-    if not separator or len(words) < 2 or not words[1].isdigit():
-        return None
-    return Answer(int(words[1]), _decoded(body))
-
-
-async def _exchange(host: str, port: int, path: str) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        # Units answer with a Content-Length and close, so the body is what follows the head.
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode("ascii"))
-        parts: list[bytes] = []
-        size = 0
-        while part := await reader.read(65536):
-            parts.append(part)
-            size += len(part)
-            if size > MAX_ANSWER_BYTES:
-                raise OSError("the answer is too large")
-        return b"".join(parts)
     finally:
-        writer.close()
+        await client.close()
+    return Answer(answer.status, _decoded(answer.body))
 
 
 def _decoded(body: bytes) -> Any:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from oriel_cli.demo_assets import DEMO_KEYS, DemoAssets
+from oriel_cli.scaled import ScaledUnit
 from oriel_cli.state import DEFAULT_ADMIN_PORT
-from oriel_cli.supervisor import Unit
 from oriel_cli.table import columns
+from oriel_cli.unit import Unit
 from oriel_wire.distribution import installed_version, is_compiled
-
-__all__ = ["as_json", "as_text"]
 
 _COMPLETION = '{"model": "tiny", "prompt": "The weather is", "max_tokens": 8}'
 PURE = "this is the pure Python build; images and the wheel that `make wheel` builds are compiled: docs/images.md"
@@ -44,6 +43,13 @@ def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
     )
 
 
+def change_as_json(unit: ScaledUnit) -> str:
+    """One line about the processes of a scaled unit: their numbers now."""
+    numbers = {"running": "ready", "starting": "starting", "restarting": "restarting", "stopping": "stopping"}
+    counted = {word: unit.count(state) for word, state in numbers.items()}
+    return json.dumps({"unit": unit.name, "state": unit.summary, **counted, "most": len(unit.units)})
+
+
 def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
     """The tables of units and models, and with `assets` four commands to try."""
     del traces
@@ -64,9 +70,13 @@ def _pages(gateway: Unit) -> str:
 def _unit_lines(units: Sequence[Unit]) -> list[str]:
     rows = []
     for unit in units:
+        if unit.spec.pool and unit.name != unit.spec.pool:
+            continue  # one row for all processes of a scaled unit
         addresses = unit.spec.addresses
+        processes = sum(each.spec.pool == unit.spec.pool for each in units) if unit.spec.pool else 0
+        state = f"{unit.state}, up to {processes} by demand" if processes else unit.state
         others = ", ".join(f"{label} {address.port}" for label, address in addresses.items() if label != "http")
-        rows.append((unit.name, f"{unit.spec.scheme}://{addresses['http']}", others, unit.state, unit.pid))
+        rows.append((unit.name, f"{unit.spec.scheme}://{addresses['http']}", others, state, unit.pid or "-"))
     return columns(("unit", "address", "other ports", "state", "pid"), rows)
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from oriel_cli.errors import CommandFailed
 
-__all__ = ["Instance", "forget", "pick", "remember", "state_folder"]
-
 DEFAULT_ADMIN_PORT = 8082
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Collection, Sequence
 
-__all__ = ["columns"]
-
 
 def columns(heading: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[int] = ()) -> list[str]:
     """Lines of a table with two blanks between columns; `right` are the indices of right-aligned columns."""

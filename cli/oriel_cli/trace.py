@@ -11,8 +11,6 @@ from urllib.parse import quote, urlsplit
 from oriel_cli import probe, state, waterfall
 from oriel_cli.errors import CommandFailed
 
-__all__ = ["add_arguments", "fetch", "run"]
-
 PATIENCE_S = 2.0
 POLL_S = 0.2
 # Units post their spans every 0.2 s: after this long without a new one, the trace is whole.

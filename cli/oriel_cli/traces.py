@@ -20,8 +20,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-__all__ = ["REQUEST_ID", "StoredSpan", "TraceStore", "decode", "routes"]
-
 REQUEST_ID = "oriel.request_id"
 MAX_BODY_BYTES = 4 << 20
 MAX_TRACES = 500

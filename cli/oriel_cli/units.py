@@ -11,8 +11,6 @@ from pathlib import Path
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
-__all__ = ["Address", "UnitSpec", "free_ports", "refuse_busy_ports"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
@@ -34,6 +32,10 @@ class UnitSpec:
     argv: the whole command. addresses: label ("http") -> Address. scheme: what its "http" speaks. ready: (label, path)
     that answers 200 when the unit serves. models: (label, path) of the JSON list of models, None for units without.
     prepare: a command that must end with 0 before each first start (generates files), empty for none.
+    pool: of a process that is started and stopped by the demand for this pool of the gateway; "" for one that always
+    runs. The processes of one pool are equal but for their ports. minimum: of them that always run.
+    needs: the pool whose processes this one calls itself, so that the gateway does not see that demand; "" for none.
+    spare: a command that becomes the same unit at the first byte on its input; empty for none.
     """
 
     name: str
@@ -44,6 +46,10 @@ class UnitSpec:
     models: tuple[str, str] | None = None
     prepare: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    pool: str = ""
+    minimum: int = 0
+    needs: str = ""
+    spare: Sequence[str] = ()
 
 
 def refuse_busy_ports(addresses: Iterable[Address]) -> None:

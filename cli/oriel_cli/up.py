@@ -8,20 +8,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 
 from oriel_cli import demo_assets, plan, report, state
-from oriel_cli.supervisor import Supervisor, Timings
+from oriel_cli.scaled import ScaledUnit
+from oriel_cli.scaler_client import follow
+from oriel_cli.supervisor import Supervisor
 from oriel_cli.traces import TraceStore, routes
+from oriel_cli.unit import Timings
 from oriel_cli.units import UnitSpec, refuse_busy_ports
 from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.process import configure_logging, listen, run_unit
 from oriel_wire.engine.spans import BUFFER_VARIABLE
 from oriel_wire.errors import StartFailed
-
-__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +64,15 @@ class _Session:
         sock = listen("127.0.0.1", 0, "trace buffer")
         traces = f"http://127.0.0.1:{sock.getsockname()[1]}"
         environ = {"ORIEL_LOG_LEVEL": "WARNING", **os.environ, BUFFER_VARIABLE: traces}
-        supervisor = Supervisor(self.specs, say=_say, environ=environ, timings=timings)
         gateway = self.specs[0].addresses
+        supervisor = Supervisor(
+            self.specs,
+            say=_say,
+            environ=environ,
+            timings=timings,
+            changed=self._show,
+            scaler=partial(follow, gateway["scaler"].host, gateway["scaler"].port) if "scaler" in gateway else None,
+        )
         admin_port = gateway["admin"].port
 
         async def ready() -> None:
@@ -92,6 +101,12 @@ class _Session:
             finally:
                 state.forget(admin_port)
                 units_gone.set()
+
+    def _show(self, unit: ScaledUnit) -> None:
+        if self.as_json:
+            print(report.change_as_json(unit), flush=True)
+        else:
+            _say(f"{unit.name}: {unit.summary}")
 
 
 def _refuse_unready(models: Sequence[Mapping[str, Any]]) -> None:

@@ -4,8 +4,6 @@ import argparse
 
 from oriel_wire.distribution import build, installed_version
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """No options."""

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["WIDTH", "draw"]
-
 WIDTH = 100
 NAME_COLUMNS = 34
 UNIT_COLUMNS = 10

@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -33,6 +34,9 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import ClientUnusable
 from oriel_wire.objects.opening import open_client
+
+if TYPE_CHECKING:
+    from oriel_gateway.admin.external_scaler import ExternalScaler
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
@@ -63,12 +67,10 @@ async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
 
 def _addressed(settings: Settings, snapshot: Snapshot) -> Snapshot:
     pools = dict(snapshot.pools)
-    for name in {*settings.endpoints, *settings.grpc_endpoints}:
-        pools[name] = replace(
-            pools[name],
-            endpoints=settings.endpoints.get(name, pools[name].endpoints),
-            grpc_endpoints=settings.grpc_endpoints.get(name, pools[name].grpc_endpoints),
-        )
+    for name, addresses in settings.endpoints.items():
+        pools[name] = replace(pools[name], endpoints=addresses, discover=None)
+    for name, addresses in settings.grpc_endpoints.items():
+        pools[name] = replace(pools[name], grpc_endpoints=addresses, grpc_discover=None)
     return replace(snapshot, pools=pools)
 
 
@@ -145,6 +147,8 @@ async def _serve(
         more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
         raise StartFailed(f"the policies are not usable: {error}{more}") from error
     certificates = _certificates(settings)
+    if settings.scaler_client_ca is not None and certificates is None:
+        raise StartFailed("--scaler-client-ca needs the gateway's own certificate: pass --tls-cert and --tls-key")
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
@@ -161,6 +165,7 @@ async def _serve(
     gateway.records.access_log = access_log
     gateway.documents.store = mirror.state if mirror is not None else None
     try:
+        scaler = await _scaler(settings, gateway, certificates) if settings.scaler_port else None
         tls = certificates.context if certificates is not None else None
         http = await serve_public(gateway, http_socket, tls=tls)
         grpc = await serve_public(gateway, grpc_socket, tls=tls)
@@ -188,6 +193,8 @@ async def _serve(
             )
             watching = [group.create_task(reloader.run())]
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
+            ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
+            watching.append(group.create_task(gateway.scaled.run(ledger)))
             if mirror is not None:
                 watching.append(group.create_task(mirror.run()))
             if certificates is not None:
@@ -196,6 +203,8 @@ async def _serve(
             for task in watching:
                 task.cancel()
             gateway.draining = True
+            if scaler is not None:
+                group.create_task(scaler.close())
             gateway.overload.stop()
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
@@ -206,6 +215,19 @@ async def _serve(
         sink.close()
         if access_log is not None:
             access_log.close()
+
+
+async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificates | None) -> "ExternalScaler":
+    """Open the port for KEDA. Raises StartFailed."""
+    # Only who scales by KEDA pays for grpcio.
+    from oriel_gateway.admin.external_scaler import ExternalScaler, client_credentials
+
+    credentials = None
+    if settings.scaler_client_ca is not None and certificates is not None:
+        credentials = client_credentials(certificates, settings.scaler_client_ca)
+    scaler = ExternalScaler(gateway.scaled)
+    await scaler.open(settings.host, settings.scaler_port, credentials)
+    return scaler
 
 
 def _ask(reloader: Reloader, mirror: Mirror | None) -> None:

@@ -7,8 +7,6 @@ from typing import Final, Protocol
 
 from oriel_policies.deadlines import DeadlineWheel
 
-__all__ = ["YOUNG", "DeadlineClock", "Expirable", "Young"]
-
 YOUNG: Final = -1  # the slot of a call that is in `DeadlineClock.young`
 _RESOLUTION_S: Final = 0.005
 

@@ -18,8 +18,6 @@ from oriel_gateway.routing.target_cache import TargetCache
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.large_messages import LargeMessages
 
-__all__ = ["Client", "Host", "Receiver", "RouteHooks"]
-
 
 class Host(Protocol):
     """The gateway that a call came to.
@@ -40,6 +38,9 @@ class Host(Protocol):
 
     def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
         """Return the absolute deadline: the tier's, or an earlier one that the client asked for."""
+
+    def requested_until(self, received_s: float, timeout_ms: str | None, timeout_s: float | None = None) -> float:
+        """Return the deadline that a client asked for; infinite if it asked for none."""
 
 
 class Client(Protocol):

@@ -21,6 +21,7 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import Overload
 from oriel_gateway.pools.health import Watch
 from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.scaling import ScaledPools
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_gateway.shared.state import CACHE_BYTES, RoutingState
 from oriel_policies.answer_cache import AnswerCache
@@ -35,8 +36,6 @@ from oriel_wire.trace import SpanSink, TraceIds, bounded_state, read_traceparent
 if TYPE_CHECKING:
     from oriel_gateway.identity.key_sets import KeySets
     from oriel_gateway.identity.tokens import Tokens
-
-__all__ = ["Gateway"]
 
 _RELEASED = 200  # remembered things let go per turn of the loop
 _BODY_BYTES: Final = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
@@ -80,6 +79,8 @@ class Gateway:
         most_s = _most_s(snapshot)
         self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}
         self.left_pools: list[PoolGate] = []
+        self.scaled = ScaledPools()
+        self.scaled.adopt(self.pools, snapshot.tiers)
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
         self.refusing = False
@@ -111,6 +112,7 @@ class Gateway:
             pools[name] = gate
         self.left_pools += [gate for name, gate in self.pools.items() if name not in pools]
         self.snapshot, self.pools = snapshot, pools
+        self.scaled.adopt(pools, snapshot.tiers)
         replaced, self.targets = self.targets, TargetCache(snapshot)
         self.routing.adopted()
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
@@ -181,6 +183,11 @@ class Gateway:
                 )
             give_up_s = min(give_up_s, client_timeout_s)
         return received_s + give_up_s
+
+    def requested_until(self, received_s: float, timeout_ms: str | None, timeout_s: float | None = None) -> float:
+        """Return the deadline that a client asked for, in its own words or in gRPC's; infinite if it asked for none."""
+        requested_s = None if timeout_ms is None else parse_timeout_ms(timeout_ms)
+        return received_s + min(inf if requested_s is None else requested_s, inf if timeout_s is None else timeout_s)
 
     def mark(self, request_id: str | None, traceparent: str | None, tracestate: str | None) -> Mark:
         """Return the call's ids: the client's own where they are valid, fresh ones otherwise.

@@ -6,8 +6,6 @@ Refused    carries an `Outcome` (the metric label and `error.reason`) and a sent
 from collections.abc import Mapping
 from enum import StrEnum
 
-__all__ = ["Outcome", "Refused", "stopping"]
-
 
 class Outcome(StrEnum):
     """How a request ended. The names are the events of `oriel_wire.outcomes`; the values are published, as
@@ -47,6 +45,7 @@ class Refused(Exception):
     retry_after_s: whole seconds; None if a retry does not help.
     headers: further header lines for HTTP, with lower-case names.
     more: further members of the error's JSON object, for clients of the OpenAI API.
+    timing: a further entry of `Server-Timing`; "" for none.
     """
 
     def __init__(
@@ -57,6 +56,7 @@ class Refused(Exception):
         retry_after_s: int | None = None,
         headers: tuple[tuple[str, str], ...] = (),
         more: Mapping[str, str | None] | None = None,
+        timing: str = "",
     ) -> None:
         super().__init__(message)
         self.outcome = outcome
@@ -64,6 +64,7 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
         self.headers = headers
         self.more = more
+        self.timing = timing
 
 
 def stopping() -> Refused:

@@ -2,8 +2,6 @@
 
 from oriel_gateway.errors import Outcome
 
-__all__ = ["STATUS"]
-
 STATUS = {
     Outcome.INVALID_REQUEST: 400,
     Outcome.AMBIGUOUS_CREDENTIALS: 400,

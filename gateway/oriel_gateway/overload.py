@@ -25,13 +25,16 @@ _READ_AGAIN: Final = 256  # connections that go on in one turn when the loop is 
 class Overload:
     """The order in which the connections of one loop are read while it is behind. Single writer: the loop.
 
-    lag_s: how late the loop's timer was at its latest beat. times: how often the loop has fallen behind.
+    lag_s: how late the loop's timer was at its latest beat, or how long one of the loop's turns took after the beat
+    before, whichever is more: in turns as long as a beat the timer is never late.
+    times: how often the loop has fallen behind.
     """
 
     __slots__ = (
         "_count",
         "_ended",
         "_fronts",
+        "_last_turn_s",
         "_loop",
         "_queues",
         "_rule",
@@ -52,6 +55,7 @@ class Overload:
         self._queues: dict[int, deque[tuple[Callable[[], None], float]]] = {}
         self._turning = self._stopping = False
         self._turn_s = 0.0
+        self._last_turn_s = 0.0
         self.lag_s = 0.0
         self.times = 0
 
@@ -67,12 +71,19 @@ class Overload:
 
     def beat(self, late_s: float) -> None:
         """Judge a beat of the loop's timer."""
-        self.lag_s = max(0.0, late_s)
+        self.lag_s = late_s = max(late_s, self._last_turn_s)
+        self._loop.call_soon(self._begin_turn)
         before, self._count = self._count, self._ended()
         was = self._rule.behind
         if not self._stopping and self._rule.beat(late_s, self._count - before) != was:
             self.times += not was
             self._apply()
+
+    def _begin_turn(self) -> None:
+        self._loop.call_soon(self._end_turn, monotonic())
+
+    def _end_turn(self, began_s: float) -> None:
+        self._last_turn_s = monotonic() - began_s
 
     def stop(self) -> None:
         """Read everything from now on, because the gateway drains: what waits unread would look idle."""

@@ -99,6 +99,21 @@ class Settings:
     admin_port: int = field(
         default=8082, metadata=flag("--admin-port", type=int, help="health, metrics, queues (default %(default)s)")
     )
+    scaler_port: int = field(
+        default=0,
+        metadata=flag(
+            "--scaler-port", type=int, help="KEDA's external scaler on --host, usually 8083; 0: none (default)"
+        ),
+    )
+    scaler_client_ca: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--scaler-client-ca",
+            type=Path,
+            metavar="FILE",
+            help="serve the scaler over TLS with --tls-cert, to clients with a certificate of this authority, PEM",
+        ),
+    )
     admin_pages: str = field(
         default="token",
         metadata=flag(

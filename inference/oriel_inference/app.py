@@ -9,17 +9,20 @@ time; what still waits is refused; threads end and sessions close.
 import asyncio
 import gc
 import logging
+import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 from oriel_inference.backends import Backend, find_backend, takes_requests
+from oriel_inference.backends.cuda import gpu_used_bytes, list_gpus
 from oriel_inference.backends.distributions import check_distributions
 from oriel_inference.backends.python.backend import PythonBackend
+from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.scheduler import Scheduler
@@ -35,6 +38,7 @@ from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.metrics_config import first_response_buckets
+from oriel_inference.repository.outline import HOST, gpu_name
 from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
@@ -48,9 +52,10 @@ from oriel_inference.settings import Settings
 from oriel_inference.start_report import models_table, ports_table
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
-from oriel_wire.engine.buffered import HttpLimits
+from oriel_policies.model_memory import ModelMemory
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
@@ -163,7 +168,7 @@ async def open_unit(
         apart = loaded.spec.decoupled or takes_requests(loaded.sessions[0])
         batcher = Batcher(
             loaded.spec,
-            loaded.sessions,
+            loaded.slots,
             clock=clock,
             cores=Cores(loaded.spec.instances) if apart else cores,
             workers=streams if apart else workers,
@@ -177,6 +182,9 @@ async def open_unit(
             batcher.curve.observe(1, loaded.run_s)
         return batcher
 
+    budgets = {HOST: settings.model_memory_bytes} if settings.model_memory_bytes else {}
+    if settings.gpu_memory_bytes:
+        budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
     control = ModelControl(
         catalog,
         stores,
@@ -190,7 +198,13 @@ async def open_unit(
         check=CheckPool(settings.check_timeout_s) if backends is find_backend else None,
         defaults=settings.load_defaults,
         load_threads=settings.load_threads,
+        clock=clock,
+        memory=ModelMemory(budgets, young_s=settings.young_s, young_loads=settings.young_loads),
+        used_bytes=lambda: _used_bytes(budgets),
+        max_items=settings.max_queue_items,
+        max_bytes=settings.max_queue_bytes,
     )
+    scripting.wait = control.demand.wait
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
     peers = TrustedPeers(settings.trusted_peers)
     meter = Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None)
@@ -330,10 +344,18 @@ def _under_way(catalog: Catalog) -> int:
     return sum(model.batcher.pending + model.batcher.running for model in (*catalog.serving(), *catalog.leaving))
 
 
+def _used_bytes(devices: Iterable[str]) -> dict[str, int]:
+    """Return the memory of this process, and the memory in use on each GPU among the devices."""
+    used = {HOST: resident_bytes(os.getpid())}
+    if any(device != HOST for device in devices):
+        used |= {gpu_name(number): size for number, size in gpu_used_bytes().items()}
+    return used
+
+
 def _refuse_failures(catalog: Catalog, control: ModelControl) -> None:
     if unread := control.unread:
         raise StartFailed(f"--exit-on-error: a model repository cannot be read: {unread}")
-    failed = [entry for entry in catalog.index() if entry.serving is None]
+    failed = [entry for entry in catalog.index() if entry.serving is None and not entry.on_demand]
     if failed:
         names = ", ".join(sorted({entry.name for entry in failed})[:8])
         raise StartFailed(f"--exit-on-error: {len(failed)} of the models cannot serve: {names}; {failed[0].reason}")

@@ -56,9 +56,24 @@ def run(args: argparse.Namespace) -> int:
     return run_unit(lambda stop: serve(settings, stop), unit="inference", grace_s=settings.drain_s + STOP_MARGIN_S)
 
 
+def import_ahead() -> None:
+    """Import what a server of ONNX models needs, and start the process for its first check, which does the same."""
+    import oriel_inference.app
+    from oriel_inference.backends import find_backend
+    from oriel_inference.errors import LoadFailed
+    from oriel_inference.repository.check import start_ahead
+
+    del oriel_inference
+    start_ahead("onnxruntime")
+    try:
+        find_backend("onnxruntime")
+    except LoadFailed:
+        pass  # it is not installed: models of another backend may be served
+
+
 def _check(settings: Settings) -> None:
-    if settings.load_models and settings.control_mode != "explicit":
-        raise StartFailed("--load-model needs --model-control-mode explicit")
+    if settings.load_models and settings.control_mode not in ("explicit", "demand"):
+        raise StartFailed("--load-model needs --model-control-mode explicit or demand")
     if "*" in settings.load_models and len(set(settings.load_models)) > 1:
         raise StartFailed("--load-model '*' means all models: it must be the only --load-model")
     if settings.http_port is None and settings.grpc_port is None:

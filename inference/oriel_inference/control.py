@@ -6,6 +6,10 @@ that a complete upload is being loaded one poll later at the latest. Each reposi
 cannot be read changes nothing and delays no other. The same holds for models: one that takes long to load delays no
 other.
 
+Mode "demand" polls, too, but a model is loaded by the first call for it (`demand`), and may be taken out of memory for
+another one (`memory_budget`). In modes "none", "poll" and "demand" the configuration of a model decides that for itself
+with the parameter `oriel.load`: "demand" or "pinned".
+
 In the other modes nothing is polled, except for what was missing at the start for a reason that may pass (a repository
 that could not be read, an object that was refused, a full disk): that is scanned again until it is loaded.
 
@@ -25,17 +29,27 @@ from typing import Any
 
 from oriel_inference.backends import Backend
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.ensembles.parts import MAX_DEPTH
-from oriel_inference.errors import ControlRefused, InferenceError, LoadFailed, LoadRefused, ServerStopping, UnknownModel
+from oriel_inference.clock import Clock
+from oriel_inference.errors import (
+    ControlRefused,
+    InferenceError,
+    LoadFailed,
+    LoadRefused,
+    NoVersion,
+    ServerStopping,
+    UnknownModel,
+)
 from oriel_inference.lifecycle import Catalog, Entry
+from oriel_inference.loader import Loader
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.defaults import LoadDefaults
-from oriel_inference.repository.load import LoadedVersion, read_parts
+from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.scan import Found, Repositories, Repository
 from oriel_inference.rollout import LoadFailures, Rollout
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.local import LocalStore
+from oriel_policies.model_memory import ModelMemory
 from oriel_wire.near_names import did_you_mean
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -49,9 +63,12 @@ SETTLE_S = 0.5
 class ModelControl:
     """Loads and unloads models.
 
-    mode: "none", "poll" or "explicit".
+    mode: "none", "poll", "explicit" or "demand".
     poll_s: time between polls.
     leave_s: how long a version that is replaced may take to finish its requests.
+    memory: the budgets of memory.
+    used_bytes: returns device -> bytes in use there now; blocks.
+    max_items, max_bytes: bounds of the calls that wait for one model to be loaded.
     """
 
     def __init__(
@@ -68,6 +85,11 @@ class ModelControl:
         check: CheckPool | None,
         defaults: LoadDefaults | None = None,
         load_threads: int = 0,
+        clock: Clock,
+        memory: ModelMemory,
+        used_bytes: Callable[[], Mapping[str, int]],
+        max_items: int,
+        max_bytes: int,
     ) -> None:
         self._catalog = catalog
         self._stores = stores
@@ -79,6 +101,7 @@ class ModelControl:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._requested: set[str] = set()
+        self._replaced: set[str] = set()  # models on demand that were loaded with a configuration of a request
         self._rollout = Rollout(
             catalog,
             find_backend=find_backend,
@@ -90,6 +113,20 @@ class ModelControl:
             defaults=defaults,
             load_threads=load_threads,
         )
+        self._loader = Loader(
+            catalog,
+            self._repositories,
+            self._rollout,
+            mode=mode,
+            clock=clock,
+            spawn=self.spawn,
+            find_backend=find_backend,
+            memory=memory,
+            used_bytes=used_bytes,
+            max_items=max_items,
+            max_bytes=max_bytes,
+        )
+        self.demand, self.memory = self._loader.demand, self._loader.memory
 
     @property
     def repository_up(self) -> bool:
@@ -130,21 +167,40 @@ class ModelControl:
                 raise LoadFailed(each.failure)
         everything = self._mode != "explicit" or "*" in load_models
         wanted = sorted(self._repositories.names() if everything else set(load_models))
+        if self._mode != "explicit":
+            await asyncio.gather(*(self._offer_first(name) for name in wanted))
         self._requested = set(wanted)
-        self._catalog.required = set(wanted)
+        self._catalog.required = {*wanted, *load_models} - {"*"} - self._catalog.on_demand
         self._catalog.unseen = [each.store.shown for each in unseen] if everything else []
-        for name in wanted:
+        for name in self._catalog.required:
             self._catalog.publish(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
-        await asyncio.gather(*(self._load_first(name, models=len(wanted)) for name in wanted))
+        models = len(wanted)
+        early = self._catalog.on_demand.intersection(wanted if "*" in load_models else load_models)
+        await asyncio.gather(
+            *(self._load_first(name, models=models) for name in sorted(self._catalog.required)),
+            *(self._load_early(name) for name in sorted(early)),
+        )
         if self._check is not None:
             await asyncio.to_thread(self._check.end)
         self._catalog.loading = False
-        if self._mode == "poll":
+        if self._mode in ("poll", "demand"):
             for each in self._repositories:
                 self.spawn(self._watch(each))
         else:
             for each in self._repositories:
                 self.spawn(self._complete(each, set(wanted), everything=everything))
+
+    async def _offer_first(self, name: str) -> None:
+        seen = {each: (each.found or {}).get(name) for each in self._repositories}
+        if await self._loader.offer(name):
+            for each, found in seen.items():
+                each.changes.applied(name, found)
+
+    async def _load_early(self, name: str) -> None:
+        try:
+            await self.demand.load(name, again=True)
+        except InferenceError as refusal:
+            _log.error("model %s: %s", name, refusal.message)
 
     async def _load_first(self, name: str, *, models: int) -> None:
         where = self._repositories.where(name)
@@ -153,15 +209,14 @@ class ModelControl:
             unread = "".join(f"; {each.failure}" for each in self._repositories.unseen())
             self._rollout.refuse(name, f"no model repository has it{unread}")
         else:
-            if self._mode == "explicit":
-                await self._load_parts(name, where, None, models=models)
-            await self._rollout.replace(name, where, models=models)
+            await self._loader.load(name, where, models=models)
         for each, found in seen.items():
             each.changes.applied(name, found)
 
     async def close(self) -> None:
         """End what is in progress and load nothing afterwards. What serves is left to the caller."""
         self._closed = True
+        self.demand.close()
         self._repositories.close()
         self._rollout.close()
         if self._check is not None:
@@ -225,19 +280,22 @@ class ModelControl:
         parts = self._rollout.parts(name) if dependents else []
         self._catalog.required.discard(name)
         self._requested.discard(name)
-        if not await self._rollout.unload(name) and name not in await self._stored():
+        if name in self._replaced:
+            self._replaced.discard(name)
+            self._catalog.on_demand.add(name)
+        if not await self._loader.unload(name) and name not in await self._stored():
             near = did_you_mean(name, self._catalog.names())
             raise UnknownModel(f"unknown model: {quoted(name)} is not loaded{near}")
         while parts:
             part = parts.pop()
             if part not in self._requested and not self._rollout.users(part):
                 parts.extend(self._rollout.parts(part))
-                await self._rollout.unload(part)
+                await self._loader.unload(part)
 
     def _permit(self, what: str) -> None:
         if self._closed:
             raise ServerStopping
-        if self._mode != "explicit":
+        if self._mode not in ("explicit", "demand"):
             raise ControlRefused(f"explicit model load / unload is not allowed: --model-control-mode is {self._mode}")
 
     async def _load(self, name: str, config: pb.ModelConfig | None, files: Mapping[str, bytes | memoryview]) -> None:
@@ -265,36 +323,24 @@ class ModelControl:
             raise LoadRefused(f"failed to load {quoted(name)}: {failure_text}")
 
     async def _load_from(self, name: str, stores: Sequence[ModelStore], config: pb.ModelConfig | None) -> str:
-        self._requested.add(name)
         models = len({name, *self._catalog.names()})
-        await self._load_parts(name, stores, config, models=models)
-        return await self._rollout.replace(name, stores, models=models, override=config)
-
-    async def _load_parts(
-        self,
-        name: str,
-        stores: Sequence[ModelStore],
-        config: pb.ModelConfig | None,
-        *,
-        models: int,
-        above: tuple[str, ...] = (),
-    ) -> None:
-        """Load the models of an ensemble's steps that do not serve; errors are shown in their lines of the index."""
-        parts = await asyncio.to_thread(read_parts, stores[0], name, config)
-        above = (*above, name)
-        missing = [part for part in parts if part not in above and not self._catalog.is_ready(part)]
-        if missing and len(above) <= MAX_DEPTH:
-            await asyncio.gather(*(self._load_part(part, models=models, above=above) for part in missing))
-
-    async def _load_part(self, name: str, *, models: int, above: tuple[str, ...]) -> None:
-        try:
-            where = await self._repositories.find(name)
-        except LoadFailed as failure:
-            _log.warning("the model repository cannot be read: %s", failure.reason)
-            return
-        if where:
-            await self._load_parts(name, where, None, models=models, above=above)
-            await self._rollout.replace(name, where, models=models)
+        if config is None and name in self._catalog.on_demand and not self._catalog.is_ready(name):
+            try:
+                return await self.demand.load(name, again=True)
+            except NoVersion as failure:
+                return failure.message
+        outline = await self._loader.outline(name, stores, config)
+        if self._mode == "explicit":
+            self._requested.add(name)
+            await self._loader.load_parts(name, outline, models=models)
+        elif outline.parts:
+            await self._loader.bring_parts(name, outline)
+        failure_text = await self._loader.install(name, stores, outline, models=models, override=config)
+        if config is not None and name in self._catalog.on_demand and not failure_text:
+            # What came with a request could not be loaded again by a call: it stays until it is unloaded.
+            self._catalog.on_demand.discard(name)
+            self._replaced.add(name)
+        return failure_text
 
     # Polling the repositories -----------------------------------------------------------------------------------
 
@@ -334,16 +380,26 @@ class ModelControl:
         """Add the models of a repository that can be read for the first time: they belong to the start, too."""
         if repository.store.shown in self._catalog.unseen:
             self._catalog.unseen.remove(repository.store.shown)
-            self._catalog.required.update(models)
+            if self._mode != "demand":
+                self._catalog.required.update(models)
 
     async def _follow(self, repository: Repository, name: str, found: Found) -> None:
         """Load, replace or unload a model according to what the repositories hold."""
         try:
+            self.demand.changed(name)
+            if name in self._replaced:
+                return  # it came with a request, and stays until it is unloaded
             if where := self._repositories.where(name):
-                await self._rollout.replace(name, where, models=len(self._repositories.names()))
+                if not await self._loader.offer(name):
+                    await self._loader.load(name, where, models=len(self._repositories.names()))
+                elif self._catalog.is_ready(name):
+                    await self._loader.renew(name, where)
+                self._catalog.required -= self._catalog.on_demand
             else:
                 self._catalog.required.discard(name)
+                self._catalog.on_demand.discard(name)
                 await self._rollout.remove(name)
+                self.memory.forget(name)
         finally:
             repository.changes.applied(name, found)
 
@@ -370,12 +426,8 @@ class ModelControl:
 
     async def _load_again(self, name: str) -> None:
         where, models = self._repositories.where(name), len(self._repositories.names())
-        try:
-            if self._mode == "explicit":
-                await self._load_parts(name, where, None, models=models)
-            await self._rollout.replace(name, where, models=models)
-        except LoadFailed as failure:
-            _log.error("model %s: %s", name, failure.reason)
+        if self._mode == "explicit" or not await self._loader.offer(name):
+            await self._loader.load(name, where, models=models)
 
 
 def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:

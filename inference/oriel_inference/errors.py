@@ -5,6 +5,8 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── RequestTooLarge         its body, decompressed, exceeds the limit
 ├── UnknownModel            no such model or version
 ├── ModelNotReady           the model is known but does not serve
+│   ├── NotLoaded           a call may load it: the caller waits for that
+│   ├── ModelMemoryFull     it cannot be loaded, because no other model may go for it
 │   └── NoVersion           nor will it before someone loads it, or fixes what failed to load
 ├── NotSupported            this server does not do that
 ├── QueueFull               it never entered the queue, or was displaced by a more urgent call
@@ -50,6 +52,7 @@ class Outcome(Enum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     UNKNOWN_MODEL = "unknown_model"
     MODEL_NOT_READY = "model_not_ready"
+    MODEL_MEMORY_FULL = "model_memory_full"
     NO_AVAILABLE_VERSION = "no_available_version"
     NOT_SUPPORTED = "not_supported"
     QUEUE_FULL = "queue_full"
@@ -72,9 +75,11 @@ class InferenceError(Exception):
     """Root of the errors that end one request. `message` is a sentence for its sender, at most MAX_TEXT characters.
 
     detail: text for the log only, in place of the message.
+    retry_s: for refusals that may pass: seconds after which another try is worth it.
     """
 
     outcome = Outcome.BACKEND_FAILED
+    retry_s = 1.0
 
     def __init__(self, message: str, detail: str = "") -> None:
         self.detail = detail
@@ -117,6 +122,24 @@ class ModelNotReady(InferenceError):
 
     outcome = Outcome.MODEL_NOT_READY
 
+    def __init__(self, message: str, *, retry_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
+class NotLoaded(ModelNotReady):
+    """The model is available on demand: a call for it waits in its load queue."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model {model[:128]!r} is not loaded: it is loaded by the first call for it")
+        self.model = model
+
+
+class ModelMemoryFull(ModelNotReady):
+    """The models in memory leave no room for this one, and none of them may go now."""
+
+    outcome = Outcome.MODEL_MEMORY_FULL
+
 
 class NoVersion(ModelNotReady):
     """The model exists, but no version of it is loaded or on its way."""
@@ -147,6 +170,7 @@ class DeadlineExceeded(InferenceError):
 
     STAGES: ClassVar[dict[str, str]] = {
         "queue": "waited in the queue",
+        "loading": "waited for the model to be loaded",
         "compute": "was being computed",
         "json": "was being converted from or to JSON",
         "order": "was answered, but waited for the answers before it",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.errors import ModelNotReady, NoVersion, UnknownModel
+from oriel_inference.errors import ModelNotReady, NotLoaded, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
 from oriel_wire.v2.datatypes import quoted
@@ -15,7 +15,7 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.recognise import Templates
 
 UNLOADED = "unloaded"  # the reason of versions that were taken out of service on request
-
+ON_DEMAND = "available on demand: it is loaded by the first call for it"
 
 UNTRIED = "published untried: nothing has been executed yet, and no model_warmup is configured"
 
@@ -29,7 +29,8 @@ class ServingModel:
     takes_requests: its sessions take requests one by one.
     wants_source: they, or models of its steps, need the client's request.
     holds: calls of ensembles that began with it, and calls on their way to it; it does not close before these have
-    ended. Writers: the ensembles and `servers.gather`.
+    ended. Writers: the ensembles and `servers.http_infer`.
+    sizes: device -> bytes that it occupies, as far as they are counted. Writer: the memory budget.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class ServingModel:
         "provider",
         "recognises",
         "sessions",
+        "sizes",
         "spec",
         "takes_requests",
         "templates",
@@ -76,8 +78,14 @@ class ServingModel:
         self.load_s = load_s
         self.identity = identity
         self.holds = 0
+        self.sizes: dict[str, int] = {}
         self.recognises = not spec.decoupled and not self.takes_requests
         self.templates = Templates()
+
+    @property
+    def is_leased(self) -> bool:
+        """Return whether calls wait for it, run on it, or are on their way to it."""
+        return bool(self.batcher.pending or self.batcher.running or self.holds)
 
     @property
     def untried(self) -> bool:
@@ -104,7 +112,8 @@ class Entry:
     serving: set only in state READY.
     reason: also set for a READY version if newer files of it were refused.
     needs: the model that an ensemble lacks.
-    config: of a version that failed to load, as far as it was read.
+    config: of a version that failed to load, or is not loaded, as far as it was read.
+    on_demand: it is not loaded, and a call loads it.
     """
 
     name: str
@@ -114,6 +123,7 @@ class Entry:
     needs: str = ""
     serving: ServingModel | None = None
     config: pb.ModelConfig | None = None
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +147,7 @@ class Catalog:
     required: models without which a strict server is not ready.
     unseen: repositories of the start that could not be read yet.
     leaving: versions that accept nothing new and finish their requests.
+    on_demand: models that a call loads while they are not loaded. Writer: the control.
     """
 
     def __init__(self) -> None:
@@ -144,6 +155,7 @@ class Catalog:
         self.required: set[str] = set()
         self.unseen: list[str] = []
         self.leaving: list[ServingModel] = []
+        self.on_demand: set[str] = set()
         self._entries: dict[str, dict[int, Entry]] = {}
         self._by_request: dict[tuple[str, str], ServingModel] = {}
 
@@ -188,18 +200,22 @@ class Catalog:
         return next((name for name in sorted(self.required) if not self.is_ready(name)), "")
 
     def serves_any(self) -> bool:
-        """Return whether any model serves, whether loaded at the start or later."""
-        return bool(self._by_request)
+        """Return whether any model serves, whether loaded at the start or later, or would be loaded by a call."""
+        return bool(self._by_request or self.on_demand)
 
     def is_ready(self, name: str) -> bool:
         """Return whether a version of it serves."""
         return (name, "") in self._by_request
 
     def get(self, name: str, version: str = "") -> ServingModel:
-        """Return a version, by default the latest one. Raises UnknownModel, NoVersion or ModelNotReady."""
+        """Return a version, by default the latest one. Raises UnknownModel, NoVersion or ModelNotReady; NotLoaded if a
+        call loads the model.
+        """
         found = self._by_request.get((name, version))
         if found is not None:
             return found
+        if name in self.on_demand and not self.is_ready(name):
+            raise NotLoaded(name)
         entries = self._entries.get(name)
         if entries is None and self.loading:
             raise ModelNotReady("the models are being loaded; it is not known yet whether this one is among them")
@@ -232,9 +248,18 @@ class Catalog:
                 raise
             return wanted[-1].config
 
-    def metadata(self, serving: ServingModel) -> ModelMetadata:
-        """Return the model metadata for clients."""
-        versions = [str(v) for v, entry in sorted(self._entries[serving.spec.name].items()) if entry.serving]
+    def metadata(self, name: str, version: str = "") -> ModelMetadata:
+        """Return the model metadata for clients. Raises as `get`, but describes a model that is not loaded if its
+        configuration names its tensors.
+        """
+        try:
+            serving = self.get(name, version)
+        except NotLoaded:
+            config = self.config(name, version)
+            if not config.input or not config.output:
+                raise
+            return describe(config, [str(v) for v in sorted(self._entries[name]) if v])
+        versions = [str(v) for v, entry in sorted(self._entries[name].items()) if entry.serving]
         return describe(serving.config, versions)
 
     def fallback(self, name: str) -> Fallback | None:
@@ -257,7 +282,10 @@ class Catalog:
             name
             for name in self.names()
             if not self.is_ready(name)
-            and any(e.state is ModelState.UNAVAILABLE and e.reason != UNLOADED for e in self._entries[name].values())
+            and any(
+                e.state is ModelState.UNAVAILABLE and e.reason != UNLOADED and not e.on_demand
+                for e in self._entries[name].values()
+            )
         ]
 
     def index(self) -> list[Entry]:

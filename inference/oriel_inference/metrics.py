@@ -56,6 +56,9 @@ class ServerCounts:
 
     refused: (model, tier, outcome) -> requests that reached no version.
     failed_loads: (model, reason) -> times.
+    memory: device -> its budget, the bytes of models, the bytes of models that found no room in the last minute.
+    evictions, memory_refusals: model -> times.
+    load_queues: model -> requests that wait for it to be loaded.
     """
 
     refused: Mapping[tuple[str, str, Outcome], int]
@@ -64,6 +67,10 @@ class ServerCounts:
     repositories_up: Mapping[str, bool]
     stores: StoreCounts
     log_lines_dropped: int
+    memory: Mapping[str, tuple[int, int, int]]
+    evictions: Mapping[str, int]
+    memory_refusals: Mapping[str, int]
+    load_queues: Mapping[str, int]
 
 
 def exposition(catalog: Catalog, counts: ServerCounts, host: HostLoad, *, openmetrics: bool) -> Iterator[str]:
@@ -120,6 +127,15 @@ def _failures(name: str, source: Source) -> Iterator[str]:
 
 def _pending(name: str, source: Source) -> Iterator[str]:
     yield f"{name}{{{source.labels}}} {sum(model.batcher.pending for model in source.queues)}\n"
+
+
+def _instances(name: str, source: Source) -> Iterator[str]:
+    by = "demand" if source.serving.spec.by_demand else "configuration"
+    yield f'{name}{{{source.labels},by="{by}"}} {source.serving.spec.instances}\n'
+
+
+def _running(name: str, source: Source) -> Iterator[str]:
+    yield f"{name}{{{source.labels}}} {sum(model.batcher.running for model in source.queues)}\n"
 
 
 def _load_seconds(name: str, source: Source) -> Iterator[str]:
@@ -229,6 +245,8 @@ FAMILIES = (
     ),
     Family("oriel_batch_rows", "histogram", "Rows of executed batches", _batch_rows),
     Family("oriel_batches_released_total", "counter", "Batches by the reason for which they were started", _releases),
+    Family("oriel_instances", "gauge", "Batches that may run at once, and what decides that number", _instances),
+    Family("oriel_instances_running", "gauge", "Batches that run", _running),
 )
 
 
@@ -276,5 +294,28 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
     for found in catalog.fallbacks():
         labels = {"model": found.name, "version": str(found.serving), "newest": str(found.newest)}
         yield f"{name}{{{label_text(labels)}}} 1\n"
+    yield from _memory(counts, openmetrics)
     dropped = counts.log_lines_dropped
     yield from single("oriel_access_log_dropped_total", "counter", "Lines of the access log that were lost", dropped)
+
+
+def _memory(counts: ServerCounts, openmetrics: bool) -> Iterator[str]:
+    """Yield the families of models on demand and of their memory."""
+    by_device = (
+        ("oriel_model_memory_budget_bytes", "Memory that models may take"),
+        ("oriel_model_memory_used_bytes", "Memory of models that load, are loaded or have not left yet"),
+        ("oriel_model_memory_wanted_bytes", "Memory of models that found no room in the last minute"),
+    )
+    for index, (name, text) in enumerate(by_device):
+        yield head(name, "gauge", text, openmetrics=openmetrics)
+        for device, sizes in sorted(counts.memory.items()):
+            yield f"{name}{{{label_text({'device': device})}}} {sizes[index]}\n"
+    by_model = (
+        ("oriel_model_evictions_total", "counter", "Models taken out of memory for others", counts.evictions),
+        ("oriel_model_memory_refusals_total", "counter", "Loads that found no room", counts.memory_refusals),
+        ("oriel_model_load_queue_depth", "gauge", "Requests that wait for their model to load", counts.load_queues),
+    )
+    for name, kind, text, found in by_model:
+        yield head(name, kind, text, openmetrics=openmetrics)
+        for model, count in sorted(found.items()):
+            yield f"{name}{{{label_text({'model': model})}}} {count}\n"

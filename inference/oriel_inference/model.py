@@ -178,6 +178,7 @@ class ModelSpec:
     max_batch_size: 0 means that tensors have no batch dimension.
     bounds: None means that every request runs alone.
     instances: executions that may run at once.
+    by_demand: the configuration sets no count: `instances` is what the cores hold, and the work decides how many run.
     decoupled: a request has any number of responses.
     steps: of an ensemble, which runs nothing itself.
     max_inflight: how often one step may run at once; 0 means unbounded.
@@ -193,6 +194,7 @@ class ModelSpec:
     bounds: BatchBounds | None
     queue: QueueRules = field(default_factory=QueueRules)
     instances: int = 1
+    by_demand: bool = False
     decoupled: bool = False
     steps: tuple[EnsembleStep, ...] = ()
     max_inflight: int = 0

@@ -26,7 +26,7 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import ConfigInvalid, LoadFailed
-from oriel_inference.lifecycle import UNLOADED, UNTRIED, Catalog, Entry, ServingModel
+from oriel_inference.lifecycle import ON_DEMAND, UNLOADED, UNTRIED, Catalog, Entry, ServingModel
 from oriel_inference.load_slots import LoadSlots
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
@@ -85,7 +85,7 @@ class Rollout:
         cores: int,
         leave_s: float,
         check: CheckPool | None,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         defaults: LoadDefaults | None = None,
         load_threads: int = 0,
     ) -> None:
@@ -102,6 +102,7 @@ class Rollout:
         self._defaults = defaults or LoadDefaults()
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
+        self._closing: dict[ServingModel, asyncio.Task[None]] = {}
         self.failures = LoadFailures()
 
     # Loading and publishing -------------------------------------------------------------------------------------
@@ -239,6 +240,7 @@ class Rollout:
         return sorted({step.model for each in known for step in each.spec.steps})
 
     def _serving(self, name: str) -> dict[int, ServingModel]:
+        """Return the versions of a model that serve."""
         return {e.version: e.serving for e in self._catalog.entries(name) if e.serving is not None}
 
     def _entry(self, newest: ServingModel, current: ServingModel | None) -> Entry:
@@ -321,15 +323,47 @@ class Rollout:
     async def unload(self, name: str) -> bool:
         """Take a model out of service; its requests in flight finish afterwards. Returns False if it is unknown."""
         async with self._lock(name):
-            entries = self._catalog.entries(name)
-            self._want(name, {})
-            if not entries:
-                return False
-            gone = [Entry(name=name, version=e.version, state=ModelState.UNAVAILABLE, reason=UNLOADED) for e in entries]
-            self._set(name, gone)
-            self._leave(entry.serving for entry in entries)
-            _log.info("model %s is unloaded", name)
-            return True
+            return self.withdraw(name)
+
+    def withdraw(self, name: str) -> bool:
+        """Do the same at once, for a model that is not being loaded. One that a call may load is listed as available
+        on demand.
+        """
+        entries = self._catalog.entries(name)
+        self._want(name, {})
+        if not entries:
+            return False
+        on_demand = name in self._catalog.on_demand
+        gone = [
+            Entry(
+                name=name,
+                version=each.version,
+                state=ModelState.UNAVAILABLE,
+                reason=ON_DEMAND if on_demand else UNLOADED,
+                config=each.serving.config if each.serving is not None else each.config,
+                on_demand=on_demand,
+            )
+            for each in entries
+        ]
+        self._set(name, gone)
+        self._leave(entry.serving for entry in entries)
+        _log.info("model %s is unloaded", name)
+        return True
+
+    def offer(self, name: str, config: pb.ModelConfig | None, why: str = "") -> None:
+        """List a model that is not loaded as available on demand. why: it could not be loaded the last time."""
+        reason = f"{ON_DEMAND}; the last time it was refused: {why}" if why else ON_DEMAND
+        entry = Entry(name=name, version=0, state=ModelState.UNAVAILABLE, reason=reason, config=config, on_demand=True)
+        self._set(name, [entry])
+
+    def is_loading(self, name: str) -> bool:
+        """Return whether a model is being loaded or replaced."""
+        lock = self._locks.get(name)
+        return lock is not None and lock.locked()
+
+    async def closed(self, servings: Iterable[ServingModel]) -> None:
+        """Wait until these versions, which have left, are closed."""
+        await asyncio.gather(*(self._closing[each] for each in servings if each in self._closing))
 
     async def remove(self, name: str) -> None:
         """Do the same for a model that has left its repository; nothing of it stays in the index."""
@@ -352,7 +386,7 @@ class Rollout:
         for serving in servings:
             if serving is not None:
                 self._catalog.leaving.append(serving)
-                self._spawn(self._finish(serving))
+                self._closing[serving] = self._spawn(self._finish(serving))
 
     async def _finish(self, serving: ServingModel) -> None:
         """Close a version when its last request has ended. A batch that hangs keeps its session."""
@@ -367,6 +401,7 @@ class Rollout:
             # Ending processes takes a while.
             await asyncio.to_thread(serving.close)
         self._catalog.leaving.remove(serving)
+        del self._closing[serving]
         _log.info("model %s version %s is closed", serving.spec.name, serving.version)
 
 

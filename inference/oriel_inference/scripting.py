@@ -9,6 +9,7 @@ own instance: that is refused, and so are chains of more than MAX_CHAIN models.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -23,7 +24,7 @@ from oriel_inference.backends.python.messages import Infer, Inferred, ResultHead
 from oriel_inference.backends.python.outcomes import code_of
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.dataplane import Completion, Dataplane
-from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotLoaded
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor
@@ -36,6 +37,20 @@ AHEAD_BYTES = 16 << 20
 _LOST = "the answer of the other model cannot be passed on"
 
 
+class WaitForLoad(Protocol):
+    """Has a call wait until its model is loaded; returns the function to call when the caller leaves."""
+
+    def __call__(
+        self,
+        model: str,
+        ctx: CallContext,
+        *,
+        size_bytes: int,
+        resume: Callable[[], None],
+        refuse: Callable[[InferenceError], None],
+    ) -> Callable[[], None]: ...
+
+
 class ScriptedRequest(InferRequest, kw_only=True, gc=False):
     """A request of a model. chain: the models that wait for its answer, the first one first."""
 
@@ -43,13 +58,15 @@ class ScriptedRequest(InferRequest, kw_only=True, gc=False):
 
 
 class Scripting:
-    """Runs model calls; passed to the Python backend as `scripting`. `dataplane` is set before the first model loads.
+    """Runs model calls; passed to the Python backend as `scripting`. `dataplane` and `wait` are set before the first
+    model loads.
     now: the loop's clock.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.dataplane: Dataplane | None = None
+        self.wait: WaitForLoad | None = None
 
     def __call__(self, session: PythonSession, message: Infer, body: memoryview) -> None:
         """Start the model call of `message`, or answer with an error; never raises a refusal."""
@@ -67,7 +84,8 @@ class Scripting:
             raise InvalidRequest("other models can only be called on behalf of a client's request")
         if len(session.model_calls) >= MAX_CALLS:
             raise InvalidRequest(f"more than {MAX_CALLS} requests to other models are in progress")
-        chain = _chain(session, message, behalf, self.dataplane)
+        dataplane = self.dataplane
+        chain = _chain(session, message, behalf, dataplane)
         parts, _ = read_tensors(message.inputs, body)
         request = ScriptedRequest(
             model_name=message.model,
@@ -88,8 +106,8 @@ class Scripting:
         def reply(completion: Completion) -> None:
             call.end(completion.error or completion.response)
 
-        try:
-            call.give_up = self.dataplane.infer(
+        def start() -> None:
+            call.give_up = dataplane.infer(
                 request,
                 context,
                 size_bytes=len(body),
@@ -97,6 +115,21 @@ class Scripting:
                 left=reply,
                 emit=call.emit if message.decoupled else None,
             )
+
+        def resume() -> None:
+            try:
+                _chain(session, message, behalf, dataplane)  # an ensemble's parts are known only now
+                start()
+            except (InferenceError, BadMessage) as refusal:
+                call.end(refusal if isinstance(refusal, InferenceError) else InvalidRequest(refusal.message))
+
+        try:
+            try:
+                start()
+            except NotLoaded:
+                if self.wait is None:
+                    raise
+                call.give_up = self.wait(message.model, context, size_bytes=len(body), resume=resume, refuse=call.end)
         except (InferenceError, BadMessage):
             session.model_calls.pop(message.id, None)
             raise

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.flags import Flag, flag, flags, number, switch
 
 _whole = number(int, 0, 2**31 - 1)
+_whole_bytes = number(int, 1, (1 << 50) - 1)
 
 
 def _repository(text: str) -> Path | str:
@@ -83,10 +85,11 @@ class Settings:
     repositories: folders, and URLs of object stores as text. model_cache: None keeps them in the user's cache folder.
     http_port, grpc_port, metrics_port: 0 takes any free port, None opens none.
     cores: cores that running batches share. max_batch_bytes: a single request may have more.
-    load_models: in control mode "explicit"; "*" loads all. load_threads: 0 lets the server choose.
+    load_models: in control modes "explicit" and "demand"; "*" loads all. load_threads: 0 lets the server choose.
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
     log: the logging settings that differ from their defaults.
     check_timeout_s: for opening one model file in the process that tries it first.
+    young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.
     """
 
     repositories: tuple[Path | str, ...] = field(
@@ -139,8 +142,30 @@ class Settings:
             "--model-control-mode",
             group="models",
             type=str.lower,
-            choices=("none", "poll", "explicit"),
-            help="none: load everything at start; poll: also follow changes; explicit: load on request only",
+            choices=("none", "poll", "explicit", "demand"),
+            help="none: load everything at start; poll: also follow changes; explicit: load on request only; demand: "
+            "load a model when the first call for it comes, and follow changes",
+        ),
+    )
+    model_memory_bytes: int = field(
+        default=0,
+        metadata=flag(
+            "--model-memory-budget",
+            group="models",
+            type=_whole_bytes,
+            metavar="N",
+            help="bytes of memory for all models; those on demand are taken out of memory for one another (default: no "
+            "limit)",
+        ),
+    )
+    gpu_memory_bytes: int = field(
+        default=0,
+        metadata=flag(
+            "--gpu-model-memory-budget",
+            group="models",
+            type=_whole_bytes,
+            metavar="N",
+            help="the same for the memory of each GPU (default: no limit)",
         ),
     )
     poll_s: float = field(
@@ -150,7 +175,7 @@ class Settings:
             group="models",
             type=number(float, 0.01, 86_400),
             metavar="S",
-            help="time between scans in poll mode; a change is loaded when a second scan finds the same files",
+            help="time between scans in modes poll and demand; a change counts when a second scan finds the same files",
         ),
     )
     load_models: tuple[str, ...] = field(
@@ -160,7 +185,7 @@ class Settings:
             group="models",
             action="append",
             metavar="NAME",
-            help="explicit mode: load this model at start (repeatable; * for all)",
+            help="modes explicit and demand: load this model at start (repeatable; * for all)",
         ),
     )
     load_threads: int = field(
@@ -351,6 +376,8 @@ class Settings:
         ),
     )
     check_timeout_s: float = 60.0
+    young_s: float = YOUNG_S
+    young_loads: float = YOUNG_LOADS
 
 
 def available_cores() -> int:

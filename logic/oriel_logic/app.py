@@ -177,7 +177,7 @@ class Unit:
             launch=lambda: ForkServer.launch(self._files, max_frame_bytes=settings.max_frame_bytes),
             on_problems=lambda problems: self._report(self._together, problems),
         )
-        self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
+        self._upstreams = models or upstreams(settings)
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(self.registry, max_body_bytes=settings.max_body_bytes)
         described = Description(
@@ -332,6 +332,13 @@ class Unit:
             problem = problems.get(release.name) or problems.get(release.file.name)
             if problem:
                 self.registry.break_down(release, problem)
+
+
+def upstreams(settings: Settings) -> Upstreams:
+    """Return what models are called at."""
+    if settings.gateway:
+        return Upstreams(settings.gateway, settings.gateway, gateway_key=settings.gateway_key)
+    return Upstreams(settings.inference, settings.inference_grpc)
 
 
 def pool_limits(settings: Settings, workers: int) -> PoolLimits:

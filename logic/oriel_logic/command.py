@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
             "watch": args.watch and bool(args.services),
             "inference": tuple(address(text) for text in args.inference or ["127.0.0.1:8000"]),
             "inference_grpc": tuple(address(text, "--inference-grpc") for text in args.inference_grpc or [GRPC]),
+            "gateway": tuple(address(text, "--gateway") for text in args.gateway or ()),
+            "gateway_key": gateway_key(args),
             "workers": worker_count(args.workers),
         }
         settings = Settings(**chosen)
@@ -49,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
 def launch(settings: Settings, dev: "Session | None" = None) -> int:
     """Run a server until it is stopped; return the exit code. dev: for `oriel logic dev`. Raises StartFailed."""
     listing, files = at_start(settings)
-    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    use_one_thread()
     from oriel_logic.workers.launch import ForkServer
 
     # Before anything starts threads, and early: they import the services while this process imports the rest.
@@ -68,6 +68,21 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
         await serve_unit(settings, server, scratch, listing, stop, dev)
 
     return run_unit(main, unit="logic")
+
+
+def use_one_thread() -> None:
+    """Keep numpy from starting a thread per core in every process: array work belongs to the workers."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+def import_ahead() -> None:
+    """Import what a server needs."""
+    use_one_thread()
+    import oriel_logic.app
+    import oriel_logic.workers.launch
+
+    del oriel_logic
 
 
 def at_start(settings: Settings) -> "tuple[Listing, list[HandlerFile]]":
@@ -95,11 +110,29 @@ def folder(path: Path) -> Path:
 
 
 def address(text: str, flag: str = "--inference") -> tuple[str, int]:
+    """Return the host and port of HOST:PORT or kubernetes:SERVICE[.NAMESPACE]:PORT. Raises StartFailed."""
+    from oriel_wire.engine.endpoint_slices import KUBERNETES, is_service
+
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise StartFailed(f"'{text}' is no address: pass {flag} HOST:PORT")
+    kubernetes = host.startswith(KUBERNETES)
+    known = is_service(host.removeprefix(KUBERNETES)) if kubernetes else bool(host)
+    if not colon or not known or not port.isdecimal() or not 0 < int(port) < 65536:
+        form = f"{KUBERNETES}SERVICE[.NAMESPACE]:PORT" if kubernetes else "HOST:PORT"
+        raise StartFailed(f"'{text}' is no address: pass {flag} {form}")
     return host, int(port)
+
+
+def gateway_key(args: argparse.Namespace) -> str:
+    """Return the key for the gateways. Raises StartFailed if there are gateways and no key, or both kinds of server."""
+    if not args.gateway:
+        return ""
+    if args.inference or args.inference_grpc:
+        raise StartFailed("models are called at --inference or through --gateway: pass one of them")
+    key = os.environ.get("ORIEL_GATEWAY_KEY", "")
+    if not key or not (key.isascii() and key.isprintable()) or " " in key:
+        raise StartFailed("--gateway needs a key of a tenant with the scope 'delegate' in ORIEL_GATEWAY_KEY")
+    return key
 
 
 def worker_count(count: int) -> int:

@@ -145,12 +145,15 @@ class ServiceBroken(LogicError):
 
 
 class DeadlineExceeded(LogicError):
-    """`stage` names what was waiting or working when the time ran out, for example "pre" or "infer"."""
+    """`stage` names what was waiting or working when the time ran out, for example "pre" or "infer".
+
+    reason: what a model server says of it.
+    """
 
     outcome = Outcome.DEADLINE_EXCEEDED
 
-    def __init__(self, stage: str) -> None:
-        super().__init__(f"the request's time ran out in stage '{stage}': allow more time or try when it is quieter")
+    def __init__(self, stage: str, reason: str = "allow more time or try when it is quieter") -> None:
+        super().__init__(f"the request's time ran out in stage '{stage}': {reason}")
         self.stage = stage
 
 

@@ -14,6 +14,7 @@ class Settings:
     services: folders of services, or the file or folder of one service. named: `module:attribute` of installed ones.
     watch: whether the folders are polled for changes, every poll_s.
     inference, inference_grpc: (host, port) of each inference server, for calls and for streams.
+    gateway, gateway_key: gateways through which models are called instead, and the key for them.
     trusted_peers: addresses and networks whose `x-oriel-*` headers are honoured.
     release_drain_s: time for a replaced release to finish its requests.
     sample_timeout_s: time for a new version to answer its sample.
@@ -46,7 +47,8 @@ class Settings:
             "--inference",
             action="append",
             metavar="HOST:PORT",
-            help="v2 inference server (HTTP); a name stands for all its addresses; repeatable; default 127.0.0.1:8000",
+            help="v2 inference server (HTTP); a name stands for all its addresses, kubernetes:SERVICE[.NAMESPACE]:PORT "
+            "for the pods of a service; repeatable; default 127.0.0.1:8000",
         )
     )
     inference_grpc: tuple[tuple[str, int], ...] = field(
@@ -58,6 +60,17 @@ class Settings:
             help="the same servers' gRPC, for models.stream; repeatable; default 127.0.0.1:8001",
         ),
     )
+    gateway: tuple[tuple[str, int], ...] = field(
+        default=(),
+        metadata=flag(
+            "--gateway",
+            action="append",
+            metavar="HOST:PORT",
+            help="call models through this gateway and not --inference, so that they may be scaled to zero; its key is "
+            "in ORIEL_GATEWAY_KEY; repeatable",
+        ),
+    )
+    gateway_key: str = field(default="", repr=False)
     host: str = field(default="127.0.0.1", metadata=flag("--host", help="address to listen on"))
     http_port: int = field(default=8090, metadata=flag("--http-port", type=int))
     admin_port: int = field(default=8092, metadata=flag("--admin-port", type=int, help="health and metrics"))

@@ -6,9 +6,8 @@ A new call never overtakes waiting ones: `enter` then refuses, and the caller ha
 
 from math import ceil
 
-from oriel_policies.queue import Pushed, SlaQueue, Ticket
-
-__all__ = ["Admission", "Charges"]
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import Pushed, SlaQueue
 
 
 class Charges:
@@ -79,4 +78,4 @@ class Admission:
 
     def retry_after_s(self) -> int:
         """Whole seconds, 1 to 60, after which the queue has probably emptied."""
-        return max(1, min(60, ceil((len(self.queue) + 1) * self._mean_s / self.limit)))
+        return max(1, min(60, ceil((len(self.queue) + 1) * self._mean_s / max(1, self.limit))))

@@ -8,8 +8,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["AnswerCache"]
-
 T = TypeVar("T")
 
 

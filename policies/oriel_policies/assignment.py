@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from math import log
 
-__all__ = ["Rendezvous", "Sides", "unit"]
-
 _HALF = 1 << 52
 _MASK = (1 << 64) - 1
 

@@ -12,8 +12,6 @@ others are refused at once. Waiting calls that are late already are served after
 wait, a new call is therefore not refused for its deadline: otherwise no call at all would be answered in time.
 """
 
-__all__ = ["Backlog"]
-
 TURNS = 20
 PROBE = 20
 WEIGHT = 0.05

@@ -29,20 +29,6 @@ from mypy_extensions import mypyc_attr
 
 from oriel_policies.returns import pays
 
-__all__ = [
-    "Backlog",
-    "BatchBounds",
-    "Decision",
-    "Fill",
-    "Idle",
-    "RecentMinimum",
-    "Run",
-    "ServiceCurve",
-    "WaitUntil",
-    "decide",
-    "size_class",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBounds:
@@ -157,7 +143,7 @@ class ServiceCurve:
         if not keys:
             return 0.0
         if not self._fit:
-            self._fit = _non_decreasing([(self._means[k], min(self._seen[k], self.MAX_WEIGHT)) for k in keys])
+            self._fit = non_decreasing([(self._means[k], min(self._seen[k], self.MAX_WEIGHT)) for k in keys])
             self._stale = 0
         fit = self._fit
         if rows <= keys[0]:
@@ -223,7 +209,7 @@ def size_class(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _non_decreasing(points: Sequence[tuple[float, int]]) -> list[float]:
+def non_decreasing(points: Sequence[tuple[float, float]]) -> list[float]:
     """The non-decreasing sequence closest to the weighted points (least squares): pool adjacent violators."""
     blocks: list[list[float]] = []  # mean, weight, members
     for mean, weight in points:

@@ -15,8 +15,6 @@ from typing import Generic, Protocol, TypeVar
 from oriel_policies.batch import Backlog, BatchBounds, Decision, ServiceCurve, decide
 from oriel_policies.queue import SlaQueue
 
-__all__ = ["BatchQueue", "Member"]
-
 _SLACK = 64  # arrivals kept beyond twice the calls that wait
 
 

@@ -5,8 +5,6 @@ through. A successful probe closes it, on probation: for `probation_s` a single 
 happens, four times as many probes in a row have to succeed, at most `MAX_PROBES`.
 """
 
-__all__ = ["Breaker"]
-
 MAX_PROBES = 8
 
 

@@ -7,8 +7,6 @@ budget" of Google's SRE book, chapter 21, and of Finagle's `RetryBudget`, withou
 from math import ceil
 from typing import Final
 
-__all__ = ["ABSENT_SHARE", "MAX_ATTEMPTS", "RetryBudget"]
-
 MAX_ATTEMPTS: Final = 2
 RATIO = 0.1
 ABSENT_SHARE = 0.5  # for models that an endpoint does not have: clients choose the names

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 
-__all__ = ["CalendarClock", "Period", "window_end", "window_number"]
-
 DAY_S = 86_400
 _STEP_S = 2.0  # a larger difference from the monotonic clock is a step, not a correction
 _SLEW = 1e-3  # how fast a clock may be corrected without stepping

@@ -33,8 +33,6 @@ harm.
 from itertools import cycle
 from math import inf
 
-__all__ = ["LearnedLimit", "ladder"]
-
 KEEP = 0.98  # share of the best rate that is worth keeping with fewer calls in the pool
 CLIMB = 1.05  # gain that a doubled limit has to bring
 FAST = 1.2  # gain at which a rung beside the base is adopted at once

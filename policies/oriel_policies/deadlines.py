@@ -6,8 +6,6 @@ Nothing expires early. Items come out at most one `resolution_s` late, as long a
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["DeadlineWheel"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["Cause", "Ejection", "Record", "most_ejected", "outliers", "silent_for_too_long"]
-
 BROKEN_IN_A_ROW = 3
 MIN_ANSWERS = 20
 ERROR_RATE = 0.5

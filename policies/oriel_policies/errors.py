@@ -1,10 +1,9 @@
 """The errors of this package.
 
 PolicyError
-└── BadDocument    a document is invalid; names the file, the path inside it and the reason
+├── BadDocument          a document is invalid; names the file, the path inside it and the reason
+└── UnreadableRecords    published records of demand are of another version, or damaged
 """
-
-__all__ = ["BadDocument", "PolicyError"]
 
 
 class PolicyError(Exception):
@@ -24,6 +23,10 @@ class BadDocument(PolicyError):
         self.path = path
         self.reason = reason
         self.others: tuple[BadDocument, ...] = ()
+
+
+class UnreadableRecords(PolicyError):
+    """Published records of demand are of another version, or damaged; see `scaling.unpack`."""
 
 
 def _cut(text: str, most: int) -> str:

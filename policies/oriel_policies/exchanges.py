@@ -18,8 +18,6 @@ What is learned of a model is kept per tenant: no tenant can change how another 
 
 from math import inf
 
-__all__ = ["MAX_MODELS", "Exchange", "Habits"]
-
 MAX_KNOWN = 4096
 _PLAIN = (False, False)
 MAX_MODELS = 64  # models of one stream that are distinguished at a time

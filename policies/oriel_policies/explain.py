@@ -12,9 +12,8 @@ from types import MappingProxyType
 from oriel_policies.documents import Allowance, ApiKey, Pool, Route, Snapshot, Tenant, Tier
 from oriel_policies.documents.promises import fits, served_by
 from oriel_policies.documents.reading import Reading
+from oriel_policies.fallback import passed_over
 from oriel_policies.tiers import lowered, offered, on_route
-
-__all__ = ["ExplainedCall", "Step", "explain"]
 
 _UNKNOWN = "unauthenticated"
 _TIER = "x-request-tier"
@@ -92,7 +91,9 @@ def explain(
     tenant = by_tier.tenant
     steps += [Step(room="limit", says=says) for says in _limits(tenant, call, route)]
     steps += [Step(room="route", says=says) for says in _route(route)]
+    steps += [Step(room="fallback", says=says) for says in _fallback(route, tenant, call)]
     pools = dict.fromkeys([side.pool for side in route.split] or [route.pool])
+    pools |= dict.fromkeys([entry.pool for entry in route.fallback])
     return [*steps, *(Step(room="pool", says=_pool(snapshot.pools[name], tenant)) for name in pools)]
 
 
@@ -245,6 +246,28 @@ def _route(route: Route) -> list[str]:
     return sentences
 
 
+def _fallback(route: Route, tenant: Tenant, call: ExplainedCall) -> list[str]:
+    if not route.fallback:
+        return []
+    sentences = [
+        "a call that finds no usable server, no place in the queue or, by wait and usual time, no answer before its "
+        "deadline goes to the first of the next pools that has all three, if no server can have executed it"
+    ]
+    for number, entry in enumerate(route.fallback, 1):
+        says = f"{number}. pool {entry.pool}"
+        if entry.model:
+            why = passed_over(
+                entry.model,
+                may_use=tenant.may_use_model(entry.model),
+                kind=call.kind,
+                name=call.name,
+                version=call.version,
+            )
+            says += f" with the model {entry.model!r}" + (f"; not for this call: {why}" if why else "")
+        sentences.append(says)
+    return sentences
+
+
 def _pool(pool: Pool, tenant: Tenant) -> str:
     addresses = _addresses(pool.endpoints, pool.discover)
     over_grpc = _addresses(pool.grpc_endpoints, pool.grpc_discover)
@@ -257,10 +280,25 @@ def _pool(pool: Pool, tenant: Tenant) -> str:
         + (f"{pool.probe} probed every {_ms(pool.probe_interval_s)}" if pool.probe else "not probed")
     )
     priority = pool.triton_priorities.get(tenant.tier.name)
-    return text if priority is None else f"{text}; Triton priority {priority} over gRPC"
+    if priority is not None:
+        text += f"; Triton priority {priority} over gRPC"
+    if (scaling := pool.scaling) is not None:
+        share = scaling.weights.get(tenant.tier.name, 1.0)
+        text += (
+            f"; {scaling.minimum} to {scaling.maximum} replicas"
+            + "".join([f", at least {window.minimum} from {window}" for window in scaling.schedule])
+            + (f", {scaling.spare} spare while in use" if scaling.spare else "")
+            + f", planned with {_ms(scaling.start_s)} for a start and {share:.3g} of this tier's work"
+        )
+        hold_s = scaling.hold_for(tenant.tier.name)
+        text += "; held until its deadline" if hold_s is None else f"; held for {_ms(hold_s)}"
+        text += " while no replica is ready"
+    return text
 
 
 def _addresses(endpoints: Sequence[tuple[str, int]], discover: tuple[str, int] | None) -> str:
+    if discover is not None and discover[0].startswith("kubernetes:"):
+        return f"the pods of the Kubernetes service {discover[0].removeprefix('kubernetes:')}, port {discover[1]}"
     if discover is not None:
         return f"what {discover[0]}:{discover[1]} resolves to"
     return ", ".join(f"{host}:{port}" for host, port in endpoints)

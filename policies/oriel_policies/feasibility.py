@@ -13,9 +13,8 @@ from math import inf
 
 from oriel_policies.batch import size_class
 
-__all__ = ["AnswerTimes", "LowQuantile", "ServiceFloor", "Verdict"]
-
 SAMPLES = 50
+LIKELY_SAMPLES = 20
 PROBE = 20
 
 
@@ -108,6 +107,11 @@ class AnswerTimes:
     @property
     def likely_s(self) -> float:
         return self._mean_s + 2.0 * self._deviation_s
+
+    @property
+    def expected_s(self) -> float:
+        """`likely_s`; 0.0 while there are too few samples."""
+        return self.likely_s if self._count >= LIKELY_SAMPLES else 0.0
 
     def observe(self, size_bytes: int, seconds: float) -> None:
         """Record a call that was answered successfully."""

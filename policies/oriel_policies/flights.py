@@ -12,8 +12,6 @@ next `join` creates a new flight.
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Flight", "Flights"]
-
 M = TypeVar("M", bound=Hashable)
 
 

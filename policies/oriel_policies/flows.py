@@ -14,8 +14,6 @@ from typing import Any
 
 from oriel_policies.backlog import Backlog
 
-__all__ = ["Expiry", "Flow", "Ticket"]
-
 _BEHIND = 1e9  # seconds: later than any deadline
 
 

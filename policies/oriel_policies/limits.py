@@ -19,8 +19,6 @@ from math import ceil
 from oriel_policies.calendar import CalendarClock, Period
 from oriel_policies.documents import Allowance, RateLimit
 
-__all__ = ["Bound", "Counts", "Gcra", "Slots", "Window", "bounds", "policy_item", "state_item"]
-
 _FEW_SLOTS = 64
 _DAYS = {Period.DAY: 1, Period.MONTH: 31}
 

@@ -48,7 +48,11 @@ class LoopOverload:
         self._waited_s: dict[int, float] = {}
 
     def beat(self, late_s: float, requests: int) -> bool:
-        """Judge a beat of the loop's timer. requests: that ended since the beat before. Returns `behind`."""
+        """Judge a beat of the loop's timer. Returns `behind`.
+
+        late_s: how late the timer was, or how long a turn of the loop took, whichever is more.
+        requests: that ended since the beat before.
+        """
         late = late_s >= LATE_S and requests >= BUSY_PER_S * (late_s + BEAT_S)
         if not self.behind:
             self._late_beats = self._late_beats + 1 if late else 0

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from math import exp
 from typing import Final
 
-__all__ = ["PeakEwma", "two_of"]
-
 DECAY_S: Final = 10.0
 PENALTY_S: Final = 1000.0  # for an endpoint that has work and never answered, or has no capacity
 BUSY_S = 0.1

@@ -32,8 +32,6 @@ from heapq import heapify, heappop, heappush, heapreplace
 from oriel_policies.backlog import Backlog
 from oriel_policies.flows import Expiry, Flow, Ticket
 
-__all__ = ["Pushed", "SlaQueue", "Ticket"]
-
 _EPSILON = 1e-9
 _IDLE_FLOWS = 1024
 

@@ -13,8 +13,6 @@ Times are absolute monotonic seconds.
 
 from typing import Protocol
 
-__all__ = ["Returns", "pays"]
-
 MIN_WINDOW_S = 0.005
 MAX_WINDOW_S = 0.050
 WINDOW_SHARE = 0.2

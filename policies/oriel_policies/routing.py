@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable, Sequence
 from oriel_policies.documents import Route
 from oriel_policies.documents.promises import fits
 
-__all__ = ["RouteTable"]
-
 _REMEMBERED = 8192
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 
 from oriel_policies.documents import Route, Tier
 
-__all__ = ["flex", "lowered", "offered", "on_route"]
-
 _FLEX = "flex"
 
 

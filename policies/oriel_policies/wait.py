@@ -8,8 +8,6 @@ of lower bands, expiring deadlines, or other models that use the cores.
 
 from collections.abc import Callable
 
-__all__ = ["best_rate", "expected_wait_s"]
-
 
 def best_rate(predict: Callable[[int], float], max_rows: int, *, smaller: bool = True) -> float:
     """Rows per second of one instance at its best batch size; 0.0 while nothing is known.

@@ -178,7 +178,8 @@ async def answering(status: str, date: datetime) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_endpoints_are_asked_and_their_clocks_compared() -> None:
+async def test_endpoints_are_asked_and_their_clocks_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         closed = unused.getsockname()[1]
     now = datetime.now(UTC)
@@ -187,6 +188,7 @@ async def test_endpoints_are_asked_and_their_clocks_compared() -> None:
             f'[pools.p]\nendpoints = ["127.0.0.1:{good}", "127.0.0.1:{busy}", "127.0.0.1:{closed}"]\n'
             f'grpc_endpoints = ["127.0.0.1:{good}", "127.0.0.1:{closed}"]\n'
             '[pools.q]\ndiscover = "dns:no-such-name.invalid:80"\n'
+            '[pools.r]\ndiscover = "kubernetes:inference:80"\n'
             '[[routes]]\nmodel = "*"\npool = "p"\n[[routes]]\nservice = "*"\npool = "q"\n'
         )
         found, ahead = await services.endpoints(made)
@@ -200,6 +202,7 @@ async def test_endpoints_are_asked_and_their_clocks_compared() -> None:
     assert "pool q: the name no-such-name.invalid has no address" in faults and all(
         each.fix for each in found if each.status != "ok"
     )
+    assert "pool r: the pods of service inference are not known: KUBERNETES_SERVICE_HOST is not set" in faults
     assert ahead[f"p 127.0.0.1:{busy}"] > 200 > 60 > abs(ahead[f"p 127.0.0.1:{good}"])
 
 

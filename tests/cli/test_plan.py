@@ -86,6 +86,66 @@ def test_the_public_host_is_the_gateways_and_only_for_its_public_ports(assets: D
     assert "--host ::1" in flags(gateway) and "--host 127.0.0.1" in flags(logic)
 
 
+SCALED = b"""
+[tiers.t]
+band = 0
+target_ms = 100
+
+[pools.inference]
+discover = "dns:inference:8000"
+grpc_discover = "dns:inference:8001"
+[pools.inference.scaling]
+minimum = 1
+maximum = 1000
+
+[pools.logic]
+discover = "dns:logic:8090"
+[pools.logic.scaling]
+minimum = 0
+maximum = 1
+"""
+
+
+def test_scaled_units_have_ports_for_as_many_processes_as_their_pools_allow(
+    assets: DemoAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ORIEL_GATEWAY_KEY", raising=False)
+    (assets.policies / "all.toml").write_bytes(SCALED)
+    gateway, logic, *inferences = plan.units(parsed("--scale-to-zero"), assets)
+    assert len(inferences) == plan.MOST_PROCESSES
+    ports = {str(address) for spec in inferences for address in spec.addresses.values()}
+    assert len(ports) == 3 * plan.MOST_PROCESSES
+    assert [(spec.name, spec.pool, spec.minimum) for spec in inferences[:2]] == [
+        ("inference", "inference", 1),
+        ("inference-2", "inference", 1),
+    ]
+    for spec in inferences:
+        assert f"--endpoint inference={spec.addresses['http']} " in flags(gateway)
+        assert f"--inference {spec.addresses['http']} " in flags(logic) and logic.needs == "inference"
+    assert f"--scaler-port {gateway.addresses['scaler'].port}" in flags(gateway)
+    assert logic.spare[3:] == ["oriel_cli.spare", *logic.argv[4:]] and not gateway.pool
+
+
+def test_scaled_logic_calls_models_through_the_gateway_if_there_is_a_key(
+    assets: DemoAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORIEL_GATEWAY_KEY", "k")
+    (assets.policies / "all.toml").write_bytes(SCALED)
+    _, logic, *_ = plan.units(parsed("--scale-to-zero"), assets)
+    assert "--gateway 127.0.0.1:8080" in flags(logic) and "--inference" not in flags(logic) and not logic.needs
+
+
+def test_pools_without_bounds_and_other_hosts_are_not_scaled(assets: DemoAssets) -> None:
+    (assets.policies / "all.toml").write_bytes(SCALED.replace(b"[pools.logic.scaling]\nminimum = 0\nmaximum = 1", b""))
+    with pytest.raises(StartFailed, match=r"needs \[pools.logic.scaling\]"):
+        plan.units(parsed("--scale-to-zero"), assets)
+    with pytest.raises(StartFailed, match="leave --host out"):
+        plan.units(parsed("--scale-to-zero", "--host", "0.0.0.0"), assets)
+    (assets.policies / "all.toml").write_text("[pools.p]")
+    with pytest.raises(StartFailed, match="not usable"):
+        plan.units(parsed("--scale-to-zero"), assets)
+
+
 def test_without_demo_what_is_missing_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match=r"needs --policies DIR, --model-repository DIR \(or --demo"):
         plan.units(parsed("--services", str(tmp_path)), None)

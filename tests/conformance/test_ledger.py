@@ -2,16 +2,17 @@
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from time import time
 
 import pytest
 
 from oriel_gateway.limits import redis_ledger
-from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, Ledger, MemoryLedger, Presence
+from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, Ledger, LedgerLost, Presence
 from oriel_gateway.limits.redis_ledger import PREFIX, RedisLedger
 from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 
+from .memory_ledger import MemoryLedger
 from .redis_server import PASSWORD, redis_server
 
 HOUR_US = 3_600_000_000
@@ -312,4 +313,45 @@ async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypa
         assert keys and all(key.startswith(f"{PREFIX}{{t}}".encode()) for key in keys)
         assert all([await theirs["one"]._redis.pttl(key) > 0 for key in keys]), "nothing stays for ever"
         for each in theirs.values():
+            await each.close()
+
+
+async def test_gateways_exchange_their_records_of_demand(ledgers: Pair) -> None:
+    raw = bytes(range(256)) * 50  # also colons and zeros
+    assert await ledgers.one.exchange(b"first") == {}
+    assert await ledgers.one.exchange(raw) == {}
+    ((name, (records, age_s)),) = (await ledgers.two.exchange(b"second")).items()
+    assert (name, records) == ("one", raw) and 0.0 <= age_s < MISSED_S
+    assert [records for records, _ in (await ledgers.one.exchange(b"")).values()] == [b"second"]
+    await ledgers.two.close()
+    assert await ledgers.one.exchange(b"") == {}
+
+
+async def test_an_edge_is_heard_by_the_others(ledgers: Pair) -> None:
+    async with aclosing(ledgers.one.edges()) as one, aclosing(ledgers.two.edges()) as two:
+        for edges in (one, two):
+            await anext(edges)  # it listens
+        for number in range(3):
+            await ledgers.one.exchange(b"no edge")
+            await ledgers.one.exchange(b"%d" % number, edge=True)
+            await anext(two)
+            assert [records for records, _ in (await ledgers.two.exchange(b"")).values()] == [b"%d" % number]
+        await ledgers.two.exchange(b"last", edge=True)
+        await anext(one)
+        assert [records for records, _ in (await ledgers.one.exchange(b"")).values()] == [b"last"]
+
+
+async def test_a_user_of_redis_without_rights_on_the_channel_exchanges_all_the_same() -> None:
+    async with redis_server() as server:
+        every = RedisLedger(server.url, holder="one", password=PASSWORD)
+        rights = ("on", ">few", "~*", "+@all", "resetchannels")
+        await every._redis.execute_command("ACL", "SETUSER", "few", *rights)
+        few = RedisLedger(server.url.replace("//", "//few@"), holder="two", password="few")
+        await every.exchange(b"first", edge=True)
+        ((records, _),) = (await few.exchange(b"second", edge=True)).values()
+        assert records == b"first"
+        async with aclosing(few.edges()) as edges:
+            with pytest.raises(LedgerLost):
+                await anext(edges)
+        for each in (every, few):
             await each.close()

@@ -11,12 +11,13 @@ import pytest
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits import ledger_client as module
-from oriel_gateway.limits.ledger import LedgerLost, MemoryLedger, Presence, Question
+from oriel_gateway.limits.ledger import LedgerLost, Presence, Question
 from oriel_gateway.limits.ledger_client import LedgerClient, LedgerClientLimits
 from oriel_policies.ledger import RATE, Answer, Ask
 
 from ..waiting import until
 from .desk import Desk
+from .memory_ledger import MemoryLedger
 
 
 class Moody:

@@ -7,11 +7,11 @@ import pytest
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_gateway.limits.redis_ledger import RedisLedger
 
 from ..waiting import until
 from .desk import Call, Desk
+from .memory_ledger import MemoryLedger
 from .redis_server import PASSWORD, redis_server
 
 Make = Callable[[str], Desk]

@@ -10,8 +10,8 @@ from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.local import LocalStore
 from oriel_inference.stores.memory import MemoryStore
 from oriel_inference.stores.remote import RemoteStore
-from oriel_wire.objects.memory import MemoryObjects
 
+from .memory_objects import MemoryObjects
 from .model_store import ModelStoreSuite, Written
 
 

@@ -7,7 +7,8 @@ then each block behind its length in two bytes. `judge(data)` finds broken rules
 2. What decodes, the library decodes to the same fields, and afterwards both have the same dynamic table; they have it
    as well after a list that is too large.
 3. A decoder whose memo knows earlier fields finds the same as one that knows nothing.
-4. A list stays in its bounds, and fields that are not malformed come back the same after our encoder.
+4. A block that is recognised by its shape has the fields that it is decoded to, and HTTP/2 allows all of them.
+5. A list stays in its bounds, and fields that are not malformed come back the same after our encoder.
 """
 
 import re
@@ -15,6 +16,7 @@ import re
 import hpack
 
 from oriel_wire.errors import HeaderListTooLarge, HpackError
+from oriel_wire.h2.block_shapes import learn
 from oriel_wire.h2.hpack import Decoder, Encoder, FieldMemo, malformed
 
 __all__ = ["MAX_BYTES", "MAX_FIELDS", "Oracle", "blocks_of", "judge", "written"]
@@ -90,13 +92,24 @@ def judge(data: bytes) -> tuple[str, str]:
                 return refusal, ""  # a string that is not kept is not judged
         elif fields != wanted:
             return "", f"{fields} instead of {wanted}"
-        elif broken := _judge_fields(fields, plain):
+        elif broken := _judge_fields(fields, plain) or _judge_shapes(block, fields, plain):
             return "", broken
         else:
+            if plain.stateless and not plain.malformed:
+                learn(_MEMO, block, fields)
             _MEMO.keep(knowing.fresh)
         if plain.table() != oracle.table() or knowing.table() != oracle.table():
             return "", "the dynamic table is out of step"
     return refusal, ""
+
+
+def _judge_shapes(block: bytes, fields: list[tuple[bytes, bytes]], decoder: Decoder) -> str:
+    if decoder.stateless:
+        for shape in _MEMO.shapes.values():
+            values = shape.read(block, MAX_BYTES)
+            if values is not None and (decoder.malformed or shape.fields_of(values) != fields):
+                return f"recognised as {shape.fields_of(values)} instead of {fields}: {decoder.malformed!r}"
+    return ""
 
 
 def _decoded(decoder: Decoder, block: bytes) -> tuple[list[tuple[bytes, bytes]], str, bool]:

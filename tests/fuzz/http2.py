@@ -15,7 +15,7 @@ import random
 from typing import Any
 
 from oriel_wire.h2.connection import H2Connection
-from oriel_wire.h2.frames import ENHANCE_YOUR_CALM, FRAME, PREFACE
+from oriel_wire.h2.frames import DATA, ENHANCE_YOUR_CALM, FRAME, PADDED, PREFACE
 from oriel_wire.h2.hpack import Encoder, Field
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
@@ -216,16 +216,34 @@ def _check_frames(sent: bytes) -> None:
         sent = sent[9 + (head >> 8) :]
 
 
+def _past_data(frames: bytes, cut: int) -> int:
+    """Move a cut out of the payload of a DATA frame, which is passed on as it comes."""
+    start = 0
+    while start + 9 <= cut:
+        head, flags, _ = FRAME.unpack_from(frames, start)
+        end = start + 9 + (head >> 8)
+        if cut < end:
+            return min(end, len(frames)) if head & 255 == DATA and not flags & PADDED else cut
+        start = end
+    return cut
+
+
+def _pieces(frames: bytes, cuts: list[int]) -> list[bytes]:
+    return [frames[start:end] for start, end in zip([0, *cuts], [*cuts, len(frames)], strict=True)]
+
+
 def judge(data: bytes) -> tuple[str, str]:
     """Return why the connection ended and the rule that does not hold; each is "" if there is none."""
     frames = data[2:]
     rng = random.Random(data)
     cuts = sorted(rng.randrange(len(frames) + 1) for _ in range(rng.choice((1, 5, 50)))) if frames else []
-    pieces = [frames[start:end] for start, end in zip([0, *cuts], [*cuts, len(frames)], strict=True)]
     try:
         whole, sent = _drive(data, [frames])
-        cut, sent_of_pieces = _drive(data, pieces)
+        cut, sent_of_pieces = _drive(data, _pieces(frames, [_past_data(frames, cut) for cut in cuts]))
+        torn, sent_of_torn = _drive(data, _pieces(frames, cuts))
         _check_frames(sent)
+        _check_frames(sent_of_torn)
+        _rule(whole.reason == torn.reason, "pieces of DATA end the connection")
         _rule(whole.log == cut.log, "pieces are received otherwise")
         _rule(sent == sent_of_pieces, "pieces are answered otherwise")
         _rule(len(sent) <= 100_000 + 100 * len(frames), "too much is sent")

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_policies.documents import Pool, compile_documents
 
 from .stack import documents

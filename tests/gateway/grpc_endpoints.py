@@ -61,6 +61,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
     def __init__(self, asked: list["Script"], steps: list["Step"]) -> None:
         self.asked, self.steps = asked, steps
         self.left = 0
+        self.message = b""  # the latest
         self.has = True  # the model
         self.questions = 0
         self.server: aio.Server | None = None
@@ -83,6 +84,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
 
     async def unary(self, message: bytes, context: Any) -> bytes:
         self.asked.append(self)
+        self.message = message
         if not self.has:
             await context.abort(ABSENT.code, ABSENT.words)
         step = self.steps.pop(0) if self.steps else None
@@ -114,11 +116,11 @@ class House:
     def these(self) -> EndpointSet[GrpcEndpoint]:
         return self.core.pools["p"].grpc
 
-    async def infer(self, **metadata: str) -> str:
+    async def infer(self, message: bytes = MESSAGE, **metadata: str) -> str:
         """Call the model and return the name of the status code; the error of a failed call is kept in `error`."""
         pairs = (("x-api-key", GOLD), *((name.replace("_", "-"), value) for name, value in metadata.items()))
         try:
-            await self.channel.unary_unary(INFER)(MESSAGE, metadata=pairs)
+            await self.channel.unary_unary(INFER)(message, metadata=pairs)
         except aio.AioRpcError as error:
             self.error = error
             return error.code().name

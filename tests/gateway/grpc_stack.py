@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 import numpy as np
+from memory_ledger import MemoryLedger
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.grpc import aio as triton
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.trace import ListSink

@@ -1,6 +1,6 @@
 """A small model server as a process of its own, for tests that kill, stop and resume it.
 
-Usage: python pod.py PORT WORK_MS [SLOTS]
+Usage: python pod.py PORT WORK_MS SLOTS HOST
 
 It answers an inference after WORK_MS with its process id, SLOTS at a time, and prints one line per execution. A body
 "size N" is answered with N bytes. All other requests, such as probes and the repository index, are answered at once and
@@ -17,7 +17,7 @@ def timeout_ms(head: str) -> int:
     return next((int(line[19:]) for line in head.split("\r\n") if line.startswith("x-oriel-timeout-ms:")), 60_000)
 
 
-async def serve(port: int, work_s: float, slots: int) -> None:
+async def serve(port: int, work_s: float, slots: int, host: str) -> None:
     free = asyncio.Semaphore(slots)
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,10 +49,12 @@ async def serve(port: int, work_s: float, slots: int) -> None:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(one, "127.0.0.1", port)
+    server = await asyncio.start_server(one, host, port)
     os.write(1, b"port %d\n" % server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), float(sys.argv[2]) / 1000.0, int((sys.argv[3:] or ["1000000"])[0])))
+    asyncio.run(
+        serve(int(sys.argv[1]), float(sys.argv[2]) / 1000.0, int(sys.argv[3]), (sys.argv[4:] or ["127.0.0.1"])[0])
+    )

@@ -44,8 +44,8 @@ class Pod:
 
 
 @asynccontextmanager
-async def pod(work_ms: int = 5, port: int = 0, slots: int = 1_000_000) -> AsyncIterator[Pod]:
-    words = (str(port), str(work_ms), str(slots))
+async def pod(work_ms: int = 5, port: int = 0, slots: int = 1_000_000, host: str = "127.0.0.1") -> AsyncIterator[Pod]:
+    words = (str(port), str(work_ms), str(slots), host)
     process = await asyncio.create_subprocess_exec(sys.executable, str(POD), *words, stdout=PIPE)
     assert process.stdout is not None
     made = Pod(process, int((await process.stdout.readline()).split()[1]))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.core import Gateway
-from oriel_gateway.documents.compiler import compile_folder
+from oriel_gateway.documents.compiler import FolderCompiler
 from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource, Stamp
+from oriel_policies.documents import Snapshot
 
 from .stack import gateway
 
@@ -20,6 +21,12 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         beside = folder / f".{name}"
         beside.write_bytes(data)
         os.replace(beside, folder / name)
+
+
+async def compile_folder(folder: Path) -> Snapshot:
+    """Compile the documents of a folder once."""
+    with FolderCompiler(folder) as compiler:
+        return await compiler.compile()
 
 
 @asynccontextmanager

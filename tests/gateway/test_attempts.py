@@ -17,7 +17,7 @@ from oriel_gateway.call.attempts import (
     mark_spent,
     note_failure,
 )
-from oriel_gateway.pools.endpoints import HttpEndpoint, Reach
+from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_policies.budget import MAX_ATTEMPTS

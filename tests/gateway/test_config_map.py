@@ -3,12 +3,12 @@
 import os
 from pathlib import Path
 
-from oriel_gateway.documents.compiler import compile_folder
 from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource
 
 from .documents import changed
 from .gate import INFER
+from .reloading import compile_folder
 from .stack import GOLD, Client, digest, documents, gateway, upstream
 
 

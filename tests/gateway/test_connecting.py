@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 from grpc import aio
 
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoint_state import Reach
 from oriel_wire.engine.upstream import Endpoint
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
 

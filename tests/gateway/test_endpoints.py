@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack
 from time import monotonic
 
 import pytest
+from scripted_discovery import ScriptedDiscovery
 
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.health import Watch
 from oriel_policies import ejection
 from oriel_policies.ejection import Cause
-from oriel_wire.engine.discovery import Address, DiscoveryFailed, ScriptedDiscovery
+from oriel_wire.engine.discovery import Address, DiscoveryFailed
 from oriel_wire.h2.fields import check_request
 from oriel_wire.h2.hpack import Decoder
 
@@ -130,7 +131,7 @@ async def test_addresses_come_and_go_with_their_records() -> None:
     assert these.gone() == [goes]
 
 
-async def test_an_endpoint_that_is_not_ready_is_not_asked_until_it_is(two: tuple[Upstream, Upstream]) -> None:
+async def test_an_endpoint_that_is_not_ready_is_not_requested_until_it_is(two: tuple[Upstream, Upstream]) -> None:
     a, b = two
     ready = False
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from oriel_gateway.documents import compiler
-from oriel_gateway.documents.compiler import FolderCompiler, compile_folder
+from oriel_gateway.documents.compiler import FolderCompiler
 from oriel_gateway.documents.source import FolderSource
 from oriel_policies.errors import BadDocument
 
 from ..waiting import TIMEOUT_S, until
-from .reloading import write
+from .reloading import compile_folder, write
 from .stack import digest, documents
 
 

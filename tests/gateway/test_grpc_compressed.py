@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.ingress.grpc_compressed import PIECE_BYTES
+from oriel_gateway.pools.demand import PoolDemand
 from oriel_wire.h2.grpc import CODES
 from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
 
@@ -136,8 +138,13 @@ async def test_what_is_decompressed_is_on_the_byte_budget_of_its_pool() -> None:
     backend = Backend()
     async with stack(backend, files=lambda port: exact(port, max_queue_bytes=2 * MIB)) as (address, core):
         sent = gzip.compress(message(tensor=bytes(3 * MIB)))
+        core.pools["p"].count_demand(demand := PoolDemand(monotonic(), lambda: None))
         assert await refused(address, sent) == ("UNAVAILABLE", "queue_full")
         assert not core.pools["p"].held_bytes
+        answer = await raw_call(address, INFER, {"x-api-key": BRONZE}, framed(message(tensor=bytes(3 * MIB))))
+        assert CODES[answer.status] == "UNAVAILABLE" and not core.pools["p"].held_bytes
+        (tier,) = demand.record(0, monotonic()).tiers.values()
+        assert sum(tier.arrivals) == tier.refused == 2, "a refused call is demand"
 
 
 async def test_each_message_of_a_stream_is_judged_so() -> None:

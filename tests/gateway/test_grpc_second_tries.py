@@ -10,7 +10,8 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.pools import health, model_locations
-from oriel_gateway.pools.endpoints import EndpointSet, Reach
+from oriel_gateway.pools.endpoint_state import Reach
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
 from oriel_wire.engine import listener
 from oriel_wire.engine.discovery import Address
@@ -40,6 +41,21 @@ async def test_what_a_full_server_did_not_execute_goes_to_another(refusal: Fails
         assert (metadata["x-oriel-retry"], metadata["retry-after"]) == ("spent", "1")
         assert metadata["x-oriel-reason"] == dict(refusal.metadata).get("x-oriel-reason", "upstream_error")
         assert not it.these.ejections  # a full server is no broken one
+
+
+async def test_a_large_message_is_sent_again_as_it_came() -> None:
+    """It is not copied on its way: what was sent to the first server is what the second one gets."""
+    async with house(calls=200) as it:
+        for size in (70_000, 600_000, 999_000):
+            it.asked.clear()
+            it.steps[:] = [FULL]
+            request = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(size) + b"end"])
+            request.inputs.add(name="x", datatype="UINT8", shape=[size + 3])
+            assert await it.infer(request.SerializeToString()) == "OK", it.error
+            assert len(it.asked) == 2
+            assert it.asked[0] is not it.asked[1] and it.asked[0].message == it.asked[1].message
+            assert service_pb2.ModelInferRequest.FromString(it.asked[1].message) == request
+            assert not it.core.pools["p"].held_bytes and idle(it.core)
 
 
 async def test_what_a_server_says_of_itself_is_not_sent_again_and_does_not_eject_it() -> None:

@@ -1,6 +1,7 @@
 """HTTP/2 at the public port: a request means what it means over HTTP/1.1, and one connection carries many of them."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,23 @@ import httpx
 import pytest
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.ingress.http2 import Http2Client
+from oriel_wire.h2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    GOAWAY,
+    HEADERS,
+    NO_ERROR,
+    PREFACE,
+    SETTINGS,
+    SETTINGS_ACK,
+    frame,
+)
 
 from ..waiting import until
+from ..wire.h2.recorders import block, frames_of
 from .gate import INFER, idle
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
 
@@ -298,3 +314,125 @@ async def test_what_could_mean_something_else_over_http_1_1_reaches_no_server(
         assert reset and len(up.seen) == 1, "the other request is served"
         await until(lambda: idle(core))
         writer.close()
+
+
+# Unknown senders -----------------------------------------------------------------------------------------------------
+
+PIECE = 16_000  # of each body whose sender is not known
+KINDS = {"plain": b"application/json", "grpc": b"application/grpc", "grpc-web": b"application/grpc-web+proto"}
+
+
+class RawClient:
+    """Sends requests as frames, without waiting for their answers, and never acknowledges that it has to leave.
+
+    errors: the codes of all GOAWAYs so far. ended: streams whose answers are complete.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.errors: list[int] = []
+        self.ended: set[int] = set()
+        self.next_id = 1
+        self._left = b""
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + SETTINGS_ACK)
+
+    def ask(self, kind: bytes, body: bytes, *fields: tuple[bytes, bytes]) -> None:
+        path = INFER.encode() if kind == KINDS["plain"] else b"/inference.GRPCInferenceService/ModelInfer"
+        head = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b":path", path), *fields]
+        self.writer.write(frame(HEADERS, END_HEADERS, self.next_id, block([*head, (b"content-type", kind)])))
+        self.writer.write(frame(DATA, END_STREAM, self.next_id, body))
+        self.next_id += 2
+
+    async def read(self) -> bool:
+        """Read more. False: the connection has ended."""
+        async with asyncio.timeout(60):
+            piece = await self.reader.read(65536)
+        data = self._left + piece
+        while len(data) >= 9 and len(data) >= (end := 9 + int.from_bytes(data[:3], "big")):
+            found, data = frames_of(data[:end])[0], data[end:]
+            if found.kind == GOAWAY:
+                self.errors.append(int.from_bytes(found.payload[4:8], "big"))
+            elif found.kind in (HEADERS, DATA) and found.flags & END_STREAM:
+                self.ended.add(found.stream_id)
+        self._left = data
+        return bool(piece)
+
+
+@asynccontextmanager
+async def raw_client(port: int) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    yield RawClient(reader, writer)
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_client_without_a_key_is_asked_to_leave_and_then_cut(kind: str) -> None:
+    """R22: over HTTP/2 it was read without an end."""
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), raw_client(port) as client:
+        for _ in range(60):
+            client.ask(KINDS[kind], bytes(PIECE))
+        while await client.read():
+            pass
+        assert client.errors == [NO_ERROR, ENHANCE_YOUR_CALM] and not up.seen
+        assert 256 * 1024 < len(client.ended) * PIECE < 512 * 1024 + PIECE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_requests_that_share_a_connection_with_unknown_senders_are_answered(kind: str) -> None:
+    """Behind a proxy one bad client must not cost the others their connection."""
+    go = asyncio.Event()
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), raw_client(port) as client:
+
+        async def answer(seen: Seen) -> bytes:
+            await go.wait()
+            return await up.ok(seen)
+
+        up.answer = answer
+        client.ask(KINDS["plain"], b"{}", (b"x-api-key", GOLD.encode()))
+        await until(lambda: up.seen)
+        for _ in range(60):
+            client.ask(KINDS[kind], bytes(PIECE))
+        while client.next_id - 2 not in client.ended:
+            assert await client.read()
+        assert client.errors == [NO_ERROR] and 1 not in client.ended
+        go.set()
+        while 1 not in client.ended:
+            assert await client.read()
+        for _ in range(60):
+            client.ask(KINDS[kind], bytes(PIECE))  # the others are gone
+        while await client.read():
+            pass
+        assert client.errors == [NO_ERROR, ENHANCE_YOUR_CALM] and len(up.seen) == 1
+
+
+# Turns ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_more_requests_than_fit_into_a_turn_are_all_answered(behind: bool) -> None:
+    """Those behind the 32nd of one read waited until their client sent something else."""
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), raw_client(port) as client:
+        if behind:
+            core.records.stats._counted += 100_000
+            core.overload.beat(0.5)
+        for _ in range(100):
+            client.ask(KINDS["plain"], b"", (b"x-api-key", BRONZE.encode()))
+        while len(client.ended) < 100:
+            assert await client.read()
+        await until(lambda: idle(core))
+
+
+async def test_a_request_that_is_over_does_not_wait_for_the_garbage_collector() -> None:
+    """A stream and its request kept each other: under a flood, collecting them stopped the loop for 0.1 s and more."""
+    async with upstream() as up, both(up) as (client, _, core):
+        gc.collect()
+        gc.disable()
+        try:
+            for headers in (GOLDEN, {}):  # served, refused
+                for body in (b"", b"{}"):
+                    await client.post(INFER, content=body, headers=headers)
+            await until(lambda: idle(core))
+            # A refused one is known for a second more, because its client may still send.
+            await until(lambda: not any(isinstance(each, Http2Client) for each in gc.get_objects()))
+        finally:
+            gc.enable()

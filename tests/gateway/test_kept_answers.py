@@ -25,12 +25,12 @@ async def test_an_equal_call_is_answered_from_the_first_ones_answer_with_its_own
     async with house(CACHED) as it:
         up = it.ups[0]
         up.answer = answering(ok(b"result", "x-up: 1\r\nx-request-id: theirs\r\nserver-timing: infer;dur=1\r\n"))
-        asked_s = monotonic()
+        requested_s = monotonic()
         first = await ask(it.port, headers="x-request-id: first\r\n")
         again = await ask(it.port, headers="x-request-id: again\r\n")
         assert (first.status, first.body, first.headers["x-oriel-cache"]) == (200, b"result", "miss")
         assert (again.status, again.body, again.headers["x-oriel-cache"]) == (200, b"result", "hit")
-        assert 0 <= int(again.headers["age"]) <= monotonic() - asked_s
+        assert 0 <= int(again.headers["age"]) <= monotonic() - requested_s
         assert "age" not in first.headers and again.headers["x-up"] == "1"
         assert (first.headers["x-request-id"], again.headers["x-request-id"]) == ("first", "again")
         assert first.headers["traceresponse"][:35] != again.headers["traceresponse"][:35]

@@ -15,7 +15,7 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, resolve_grpc
 from oriel_policies.documents import Tenant, compile_documents
 from oriel_policies.exchanges import Exchange, Habits
-from oriel_policies.queue import Ticket
+from oriel_policies.flows import Ticket
 from oriel_policies.routing import RouteTable
 
 from ..waiting import until

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from time import monotonic, time
 
 import pytest
+from memory_ledger import MemoryLedger
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger, Presence, Question
+from oriel_gateway.limits.ledger import Presence, Question
 from oriel_policies.ledger import Answer
 
 from ..waiting import until

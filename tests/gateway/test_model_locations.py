@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_gateway.pools import model_locations as locations_module
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.model_locations import ABSENT_S, ModelLocations
 
 from ..waiting import until

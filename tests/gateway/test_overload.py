@@ -1,6 +1,7 @@
 """A loop with more to read than it can: the most urgent tier is served, the others wait, and in the end are refused."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -57,6 +58,21 @@ async def test_while_the_loop_keeps_up_nothing_waits_or_is_refused() -> None:
             assert (await ask(client, BRONZE)).status == 200
         assert not core.overload.behind and not core.overload.waiting
         assert all(front.gate is None for front in core.fronts)
+
+
+async def test_turns_as_long_as_a_beat_are_noticed_although_the_timer_is_never_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as (_, core, _):
+        overload, clock = core.overload, itertools.count(step=0.06)
+        monkeypatch.setattr("oriel_gateway.overload.monotonic", lambda: next(clock))
+        for _ in range(3):
+            assert not overload.behind
+            core.records.stats._counted += 100_000
+            overload.beat(0.0)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert overload.behind and overload.lag_s >= 0.06
 
 
 async def test_connections_of_less_urgent_tiers_wait_for_their_turn_and_are_served() -> None:

@@ -11,7 +11,7 @@ from time import monotonic
 
 import pytest
 
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoint_state import Reach
 
 from ..waiting import until
 from .gate import INFER, idle

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from time import monotonic
 
 import grpc
 import pytest
@@ -11,7 +12,9 @@ from tritonclient.grpc import service_pb2
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.pools import pool
-from oriel_gateway.pools.pool import PoolGate, load_direction
+from oriel_gateway.pools.demand import PoolDemand
+from oriel_gateway.pools.load_reports import load_direction
+from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import resolve
 from oriel_policies.backlog import Backlog
 from oriel_policies.documents import compile_documents
@@ -47,6 +50,7 @@ async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: U
         seen_before(core, WORK, 0.5)
         assert (await client.ask(INFER, b"body", headers="x-request-timeout-ms: 1900\r\n")).status == 200
         core.pools["p"]._times[WORK].fastest_s = 0.5  # but for that one
+        core.pools["p"].count_demand(demand := PoolDemand(monotonic(), lambda: None))
         client.writer.write(
             b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-gold\r\n"
             b"x-request-timeout-ms: 100\r\ncontent-length: 5000\r\n\r\n"
@@ -54,12 +58,16 @@ async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: U
         reply = await client.reply()
         assert reply.status == 504 and json.loads(reply.body)["reason"] == "deadline_too_short"
         assert "retry-after" not in reply.headers and len(up.seen) == 1
+        assert not demand.record(0, monotonic()).tiers, "no replica can answer it"
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         seen_before(core, WORK, 0.5, fastest_s=0.05)
+        core.pools["p"].count_demand(demand := PoolDemand(monotonic(), lambda: None))
         reply = await client.ask(INFER, b"body", headers="x-request-timeout-ms: 100\r\n")
         assert reply.status == 503 and json.loads(reply.body)["reason"] == "infeasible"
         assert 1 <= int(reply.headers["retry-after"]) <= 60 and len(up.seen) == 1
         assert core.records.stats.refused[Outcome.INFEASIBLE] == 1 and idle(core)
+        tier = demand.record(0, monotonic()).tiers["gold"]
+        assert sum(tier.arrivals) == tier.refused == 1, "its servers may be slow because they are too few"
 
 
 async def test_a_call_that_would_wait_past_its_deadline_is_refused_at_once(up: Upstream) -> None:

@@ -1,5 +1,15 @@
 """The common part of the heads of one connection is parsed and judged once; the rest is judged for each request."""
 
+from hashlib import sha256
+
+import pytest
+from tritonclient.grpc import aio as triton
+from tritonclient.utils import InferenceServerException
+
+from oriel_policies.documents import compile_documents
+
+from .fake_transport import core_connections
+from .grpc_stack import Backend, headers, stack, tensor
 from .stack import BRONZE, GOLD, Client, Upstream, documents, gateway, upstream
 
 INFER = "/v2/models/digits/infer"
@@ -65,3 +75,33 @@ async def test_clients_mixed_on_one_connection_stay_apart() -> None:
                     names = [line.partition(":")[0].lower() for line in seen.head.splitlines()[1:]]
                     assert len(names) == len(set(names)) and "authorization" not in names
                 assert (await client.ask(INFER, b"", key="key-nobody", headers="user-agent: g\r\n")).status == 401
+
+
+async def test_grpc_calls_of_one_connection_are_recognised_and_judged_one_by_one() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core), triton.InferenceServerClient(address) as client:
+        keys = {GOLD: "g", BRONZE: "b"}
+        for number in range(24):
+            key = GOLD if number % 3 else BRONZE
+            more = {"x-request-id": f"r{number}", "traceparent": trace(number + 1), "x-note": f"{number}"}
+            if number % 5 == 0:
+                more["x-more"] = "yes"
+            await client.infer("digits", tensor(), headers=headers(key, **more, **{"x-oriel-tenant": "mallory"}))
+            seen = backend.seen[-1][2]
+            assert [seen.get(name) for name in ("x-oriel-tenant", "x-request-id", "x-note", "x-more")] == [
+                *(keys[key], f"r{number}", f"{number}"),
+                None if number % 5 else "yes",
+            ]
+            assert seen["traceparent"][:36] == trace(number + 1)[:36] and "authorization" not in seen
+            assert core.records.decisions.of(f"r{number}")[0].tenant.name == keys[key]
+        (connection,) = core_connections(core)
+        assert connection._recent, "no block was recognised"
+        with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
+            await client.infer("digits", tensor(), headers=headers("key-nobody", **{"x-note": "1"}))
+        withdrawn = {
+            name: text.replace(sha256(GOLD.encode()).hexdigest().encode(), b"0" * 64)
+            for name, text in documents([1]).items()
+        }
+        core.adopt(compile_documents(withdrawn))
+        with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
+            await client.infer("digits", tensor(), headers=headers(GOLD, **{"x-note": "1"}))

@@ -7,12 +7,12 @@ from itertools import count
 from math import inf
 
 import pytest
+from memory_ledger import MemoryLedger
 
 from oriel_gateway.call import http as call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress import http as ingress_http
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import Tenant
 from oriel_wire.engine import listener, server
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway.documents.compiler import compile_folder
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import decoded
 
 from ..waiting import until
 from .documents import changed
 from .gate import INFER, idle
-from .reloading import watched
+from .reloading import compile_folder, watched
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
 
 

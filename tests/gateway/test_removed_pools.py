@@ -8,12 +8,13 @@ from dataclasses import replace
 from time import monotonic
 
 import pytest
+from scripted_discovery import ScriptedDiscovery
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.health import Watch
 from oriel_policies.documents import Pool
-from oriel_wire.engine.discovery import Address, ScriptedDiscovery
+from oriel_wire.engine.discovery import Address
 
 from ..waiting import until
 from .endpoint_pools import PROBED, served, with_probe

@@ -43,6 +43,8 @@ def test_the_examples_do_what_the_page_says(snapshot: Snapshot) -> None:
     labels = target(snapshot, "/v1/services/labels")
     assert labels.keepable and labels.plan.cache_s == 30.0 and not labels.plan.cache_shared
     assert target(snapshot, "/v2/models/chat-a/infer").plan.sticky == "x-session"
+    further = target(snapshot, "/v2/models/large-7b/infer").fallbacks
+    assert [(each.pool, each.name) for each in further] == [("canary", "large-7b"), ("small", "tiny")]
 
 
 def test_its_bounds_are_those_of_the_code() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from oriel_gateway.call.attempts import Attempts, Because, Send, note_failure
 from oriel_gateway.core import Gateway
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import ApiKey
 from oriel_policies.ejection import Cause

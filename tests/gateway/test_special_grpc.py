@@ -144,7 +144,7 @@ split_by = "request"
 async def test_equal_calls_are_made_once_and_kept() -> None:
     routes = '[[routes]]\nmodel = "*"\nname = "d"\npool = "p0"\ndeterministic = true\ncache_s = 60.0\n'
     async with house(routes) as it:
-        backend, asked_s = it.backends[0], monotonic()
+        backend, requested_s = it.backends[0], monotonic()
         backend.hold = asyncio.Event()
         asking = [asyncio.ensure_future(it.infer(x_request_id=f"r{n}")) for n in range(4)]
         await until(lambda: bool(backend.seen) and len(it.core.routing.flights._open) == 1)
@@ -162,7 +162,7 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         assert len({one.bytes_out for one in decisions}) == 1 and decisions[0].bytes_out > 0
         _, trailing = await it.infer()
         assert trailing["x-oriel-cache"] == "hit" and len(backend.seen) == 1
-        assert 0 <= int(trailing["age"]) <= monotonic() - asked_s
+        assert 0 <= int(trailing["age"]) <= monotonic() - requested_s
         await it.infer(x_api_key=OTHER)
         await it.infer(b"other")
         assert len(backend.seen) == 3 and it.idle()
@@ -235,3 +235,87 @@ async def test_a_copy_is_compared(model: str, result: str) -> None:
         (original,), (copy,) = (backend.seen for backend in it.backends)
         assert (original[2]["x-oriel-priority"], copy[2]["x-oriel-priority"]) == ("0", "255")
         assert it.idle() and sum(series.count for series in it.core.records.stats.series.values()) == 1
+
+
+ON = '[[routes]]\nmodel = "*"\nname = "r"\npool = "p0"\nfallback = ["p1"]\n'
+
+
+async def test_a_call_that_finds_no_server_goes_on_to_the_next_pool() -> None:
+    async with house(ON) as it:
+        it.core.pools["p0"].grpc.assign([])
+        answer, trailing = await it.infer(x_api_key=OPERATOR, x_request_id="one")
+        assert answer.model_name == "digits" and trailing["x-oriel-route"] == "r; fallback=p1"
+        (_, _, metadata, left_s) = it.backends[1].seen[0]
+        assert metadata["x-oriel-fallback"] == "true" and metadata["x-oriel-tenant"] == "op" and 0.0 < left_s <= 8.0
+        with pytest.raises(aio.AioRpcError) as caught:  # another gateway has sent it on already
+            await it.channel.unary_unary(INFER)(
+                service_pb2.ModelInferRequest(model_name="digits").SerializeToString(),
+                metadata=(("x-api-key", GOLD), ("x-oriel-fallback", "true")),
+                timeout=0.1,
+            )
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert len(it.backends[1].seen) == 1
+        spills = it.core.records.decisions.of("one")[0].target
+        assert spills is not None and [each.pool for each in spills.spills] == ["p0"]
+        await until(it.idle)
+
+
+async def test_another_model_is_named_in_the_message_that_goes_on() -> None:
+    limited = f'[tenants.l]\ntier = "gold"\nmodels = ["digits"]\nkeys = [{{ sha256 = "{digest("l")}" }}]\n'
+    route = ON.replace('["p1"]', '[{ pool = "p1", model = "tiny" }]')
+    async with house(limited + route) as it:
+        it.core.pools["p0"].grpc.assign([])
+        answer, _ = await it.infer(bytes(200_000))
+        assert answer.model_name == "tiny"
+        request = it.backends[1].seen[0][1]
+        assert (request.model_name, request.model_version) == ("tiny", "")
+        assert request.raw_input_contents == [bytes(200_000)]
+        for refused in ({"x_api_key": "l"}, {"version": "3"}):
+            with pytest.raises(aio.AioRpcError):
+                await it.infer(x_request_timeout_ms="50", **refused)
+        assert len(it.backends[1].seen) == 1
+        await until(it.idle)
+
+
+async def test_a_stream_goes_on_before_anything_of_it_was_sent_and_not_with_another_model() -> None:
+    message = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+
+    async def answers(it: House, *more: tuple[str, str]) -> int:
+        call = it.channel.stream_stream(STREAM)(iter([message] * 3), metadata=(("x-api-key", GOLD), *more))
+        return len([answer async for answer in call])
+
+    async with house(ON) as it:
+        it.core.pools["p0"].grpc.assign([])
+        assert await answers(it) == 3 and len(it.backends[1].seen) == 3 and not it.backends[0].seen
+        await until(it.idle)
+    async with house(ON.replace('["p1"]', '[{ pool = "p1", model = "tiny" }]')) as it:
+        it.core.pools["p0"].grpc.assign([])
+        with pytest.raises(aio.AioRpcError):
+            await answers(it, ("x-request-timeout-ms", "50"))
+        assert not it.backends[1].seen
+        await until(it.idle)
+
+
+async def test_a_call_that_was_executed_is_not_sent_on() -> None:
+    async with house(ON) as it:
+        with pytest.raises(aio.AioRpcError):
+            await it.infer(model="broken")
+        assert len(it.backends[0].seen) == 1 and not it.backends[1].seen and it.idle()
+
+
+@pytest.mark.parametrize(("reason", "goes_on"), [("", False), ("queue_full", True)], ids=["perhaps", "surely not"])
+async def test_only_what_a_server_refused_before_it_ran_goes_on(reason: str, goes_on: bool) -> None:
+    async def refuse(method: str, message: bytes, context: Any) -> bytes:
+        context.set_trailing_metadata((("x-oriel-reason", reason),) if reason else ())
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server says so")
+        raise AssertionError
+
+    async with house(ON) as it:
+        it.backends[0].unary = refuse  # type: ignore[method-assign]
+        if goes_on:
+            assert (await it.infer())[0].model_name == "digits"
+        else:
+            with pytest.raises(aio.AioRpcError):
+                await it.infer()
+        assert len(it.backends[1].seen) == goes_on
+        await until(it.idle)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from oriel_gateway.pools.endpoints import Reach
+from oriel_gateway.pools.endpoint_state import Reach
 from oriel_policies.ejection import MIN_ANSWERS, Cause
 
 from ..waiting import until

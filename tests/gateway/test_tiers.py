@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from grpc import aio
+from memory_ledger import MemoryLedger
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_gateway.shared.special import FLEX_BYTES
 from oriel_policies.documents import compile_documents
 from oriel_policies.explain import ExplainedCall, explain

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway.documents.compiler import compile_folder
 from oriel_gateway.documents.reload import CALM_S, Reloader
 from oriel_gateway.documents.source import FolderSource
 from oriel_policies.documents import Snapshot, compile_documents
@@ -17,7 +16,7 @@ from oriel_policies.errors import BadDocument
 from ..waiting import until
 from .documents import changed
 from .gate import INFER
-from .reloading import Moving, asked, asked_text, watched, write
+from .reloading import Moving, asked, asked_text, compile_folder, watched, write
 from .stack import GOLD, Client, Upstream, digest, documents, gateway, upstream
 
 

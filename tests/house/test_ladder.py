@@ -70,7 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "command",
         "app flags settings start_report",
         "servers host log_settings metrics",
-        "control load_slots rollout",
+        "control demand load_slots loader memory_budget rollout",
         "dataplane scripting",
         "repository",
         "ensembles",
@@ -90,7 +90,7 @@ IO = (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("onnxruntime", "tensorrt", "openvino"), ("oriel_inference.backends.*",)),
     "redis": ("oriel_gateway.limits.redis_ledger",),
-    "grpc": ("oriel_cli.*",),
+    "grpc": ("oriel_gateway.admin.external_scaler", "oriel_cli.*"),
     **dict.fromkeys(
         ("boto3", "botocore", "aiobotocore"),
         ("oriel_wire.objects.s3", "oriel_wire.objects.s3_http"),

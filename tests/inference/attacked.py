@@ -41,6 +41,19 @@ class Server:
         """Return how much more memory the server has now than after its start, in MiB."""
         return (self._bytes("VmRSS") - self.baseline) >> 20
 
+    def large_mappings(self) -> list[str]:
+        """Return the mappings that hold 4 MiB or more of private memory: what holds memory, if there is too much."""
+        found, name = [], ""
+        for line in Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
+            if line.startswith("Private_Dirty:"):
+                kib = int(line.split()[1])
+                if kib >= 4096:
+                    found.append(f"{name}: {kib >> 10} MiB")
+            elif re.match("[0-9a-f]+-", line):
+                fields = line.split()
+                name = f"{fields[0]} {' '.join(fields[5:])}"
+        return found
+
     def peak_bytes(self) -> int:
         return self._bytes("VmHWM")
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from memory_objects import MemoryObjects
+
 from oriel_inference.stores.cache import HANDED_S, Cache
 from oriel_inference.stores.fetch_file import FetchSettings
 from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.remote import RemoteStore, StoreLimits
 from oriel_inference.stores.retries import PAUSE_S, Retries
-from oriel_wire.objects.memory import MemoryObjects
 
 BLOCK = 256 << 10
 ONE_READER = FetchSettings(readers=1, block_bytes=BLOCK)

@@ -60,6 +60,8 @@ class Driver:
 
     def __init__(self, capabilities: Sequence[tuple[int, int]], *, error: int = 0) -> None:
         self.capabilities, self.error = capabilities, error
+        self.retained: list[int] = []
+        self.current: list[int] = []
 
     def cuInit(self, flags: int) -> int:
         return self.error
@@ -76,6 +78,24 @@ class Driver:
         value._obj.value = self.capabilities[device.value][attribute - 75]
         return 0
 
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: ctypes.c_int) -> int:
+        self.retained.append(device.value)
+        context._obj.value = 100 + device.value
+        return self.error
+
+    def cuCtxPushCurrent_v2(self, context: ctypes.c_void_p) -> int:
+        self.current.append(int(context.value or 0))
+        return 0
+
+    def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:
+        total._obj.value = 80 << 30
+        free._obj.value = total._obj.value - self.current[-1]
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:
+        self.current.pop()
+        return 0
+
 
 def test_gpus_of_the_driver() -> None:
     found = cuda.find_gpus(lambda _: Driver([(9, 0), (8, 6)]))
@@ -86,6 +106,14 @@ def test_gpus_of_the_driver() -> None:
         raise OSError(name)
 
     assert cuda.find_gpus(missing) == ()
+
+
+def test_memory_in_use_on_the_gpus_of_the_driver() -> None:
+    driver, contexts = Driver([(9, 0), (8, 6)]), dict[int, ctypes.c_void_p]()
+    for _ in range(2):
+        assert cuda.find_used_bytes(lambda _: driver, (0, 1), contexts) == {0: 100, 1: 101}
+    assert driver.retained == [0, 1] and driver.current == []
+    assert cuda.find_used_bytes(lambda _: Driver([(9, 0)], error=2), (0,), {}) == {}
 
 
 class Session:

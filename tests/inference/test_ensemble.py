@@ -17,9 +17,12 @@ from oriel_inference.errors import (
     StepFailed,
 )
 from oriel_inference.model import QueueRules
+from oriel_wire.context import from_headers
 from oriel_wire.v2.messages import InferRequest, RequestedOutput
 
 from .ensembles import DIAMOND, Flights, ensemble, model, tensor
+
+CONTEXT = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9, sample=False)
 
 CHAIN = (("a", {"x": "in"}, {"y": "t"}), ("b", {"x": "t"}, {"y": "out"}))
 
@@ -185,7 +188,7 @@ def test_steps_that_no_requested_output_needs_do_not_run(asked: list[str], ran: 
     flights = Flights(ensemble(DIAMOND))
     request = InferRequest(model_name="e", outputs=[RequestedOutput(name) for name in asked])
     flights.call()
-    number = flights.call(source=(request, None))
+    number = flights.call(source=(request, CONTEXT))
     flights.settle()
     assert [None if rows is None else int(rows[0, 0]) for rows in flights.answer(number).outputs] == given
     assert "".join(name for name in "abcd" if sum(flights.batches(name)) == 2) == ran
@@ -451,7 +454,7 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
     for event in script:
         match event:
             case ("call", rows, timeout_s, band):
-                only_left = (InferRequest(model_name="e", outputs=[RequestedOutput("left")]), None)
+                only_left = (InferRequest(model_name="e", outputs=[RequestedOutput("left")]), CONTEXT)
                 more = {"tenant": "ab"[rows % 2], "size_bytes": rows, "source": only_left if rows == 3 else None}
                 flights.call(rows, timeout_s=timeout_s, band=band, **more)
             case ("leave", number) if number < len(flights.calls):

@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -56,7 +57,11 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_pat
         async with client_of(unit.http_port) as client:
             assert (await client.post(INFER, json=ONES, headers={"x-oriel-tier": "gold"})).status_code == 200
             assert (await client.post(INFER, json={"inputs": []})).status_code == 400
-        unit.surface.control.failures.add("double", kind="config")
+        control = unit.surface.control
+        control.failures.add("double", kind="config")
+        one = {"double": 1}
+        control.memory = SimpleNamespace(bytes={"host": (3, 2, 1)}, evictions=one, refusals=one)
+        control.demand = SimpleNamespace(waiting=one, close=lambda: None)
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
         unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])
         unit.catalog.publish("half", [replace(broken, name="half")])

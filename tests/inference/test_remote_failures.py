@@ -9,12 +9,12 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from memory_objects import MemoryObjects
 
 from oriel_inference.errors import LoadFailed, NotKept, ObjectRefused, StoreUnavailable
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
-from oriel_wire.objects.memory import MemoryObjects
 
 from .remote_stores import ONE_READER, remote
 

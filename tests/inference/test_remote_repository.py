@@ -16,13 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
+from memory_objects import MemoryObjects
 from object_stores import ObjectServer, object_server, point_to
 
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import ClientLimits
-from oriel_wire.objects.memory import MemoryObjects
 from oriel_wire.objects.opening import open_client
 from oriel_wire.trace import ListSink
 
@@ -320,22 +320,23 @@ async def test_python_models_of_a_bucket_do_not_run(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("mode", ["poll", "demand"])
 @pytest.mark.parametrize("policy", ["", "latest { num_versions: 2 }", "specific { versions: [ 2, 3 ] }", "all {}"])
 async def test_a_start_without_the_store_serves_the_newest_version_that_works(
-    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, policy: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PROMISES R39: a corrupt newest version, the store away, then a new process with the cache of the one before."""
     outages_end_soon(monkeypatch, outage_s=OUTAGE_S)
     config = models.DOUBLE + (f"version_policy {{ {policy} }}" if policy else "")
     objects = MemoryObjects({"r/double/config.pbtxt": config.encode(), "r/double/2/model.onnx": model(2)})
     monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)
-    async with calling("s3://bucket/r", tmp_path) as caller:
+    async with calling("s3://bucket/r", tmp_path, control_mode=mode) as caller:
         await caller.until_value(2)
         objects.put("r/double/3/model.onnx", b"not a model")
         await caller.until_reason("double/3/model.onnx")
         assert caller.values == [2]
     objects.down = True
-    async with calling("s3://bucket/r", tmp_path) as caller:
+    async with calling("s3://bucket/r", tmp_path, control_mode=mode) as caller:
         await caller.until_value(2)
         reasons = await caller.reasons()
         assert "serves in place of version 3, which is unavailable" in reasons

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
+import memory_objects
 import pytest
+from memory_objects import MemoryObjects
 
 from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable, TooManyObjects
 from oriel_inference.stores import cache as caches
@@ -21,7 +23,6 @@ from oriel_inference.stores.fetch_file import FetchSettings
 from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.remote import RemoteStore, StoreLimits
 from oriel_inference.stores.snapshot import snapshot
-from oriel_wire.objects.memory import MemoryObjects
 
 from .remote_stores import BLOCK, Clock, remote
 
@@ -69,9 +70,10 @@ def test_a_connection_that_breaks_is_resumed_where_it_broke(objects: MemoryObjec
 KILLED = """
 import asyncio, sys
 from pathlib import Path
+sys.path.append(sys.argv[4])
+from memory_objects import MemoryObjects
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch_file import FetchSettings
-from oriel_wire.objects.memory import MemoryObjects
 from oriel_inference.stores.remote import RemoteStore
 
 folder, file, block = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -97,7 +99,8 @@ store.artifact("m", 1, "model.onnx")
 def test_a_process_that_was_killed_leaves_its_blocks_to_the_next(objects: MemoryObjects, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(LARGE)
     cache = tmp_path / "cache"
-    command = [sys.executable, "-c", KILLED, str(cache), str(tmp_path / "large"), str(BLOCK)]
+    doubles = Path(memory_objects.__file__).parent
+    command = [sys.executable, "-c", KILLED, str(cache), str(tmp_path / "large"), str(BLOCK), str(doubles)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "two blocks are there\n"
         process.kill()

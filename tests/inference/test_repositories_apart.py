@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from memory_objects import MemoryObjects
 
 from oriel_inference.app import open_unit
 from oriel_inference.errors import LoadFailed
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
-from oriel_wire.objects.memory import MemoryObjects
 from oriel_wire.trace import ListSink
 
 from ..waiting import until

@@ -1,11 +1,19 @@
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from scripted_discovery import ScriptedDiscovery
 
 from oriel_logic.client.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, TRIAL_S, Endpoint, Endpoints
-from oriel_logic.client.upstreams import AddressWatch
-from oriel_wire.engine.discovery import Address, DiscoveryFailed, DnsDiscovery, ScriptedDiscovery, discovery_of
+from oriel_logic.client.upstreams import AddressWatch, Upstreams
+from oriel_logic.command import address
+from oriel_wire.engine.discovery import Address, DiscoveryFailed, DnsDiscovery, discovery_of
+from oriel_wire.engine.endpoint_slices import EndpointSlices
+from oriel_wire.errors import StartFailed
+
+from ..waiting import until
+from ..wire.kubernetes_api import endpoint, kubernetes, piece
 
 
 class Nobody:
@@ -140,3 +148,35 @@ async def test_lookups_go_on_and_a_failing_one_takes_nothing_away() -> None:
 )
 def test_only_names_are_looked_up(host: str, looked_up: bool) -> None:
     assert isinstance(discovery_of((host, 80)), DnsDiscovery) is looked_up
+
+
+async def test_the_ready_pods_of_a_kubernetes_service_are_followed(tmp_path: Path) -> None:
+    told: list[list[Address]] = []
+    async with kubernetes(tmp_path) as (api, where):
+        api.put(piece("a", endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=False)))
+        slices = EndpointSlices("inference", 8000, api=lambda: where, wait_s=0.001)
+        watch = AddressWatch([slices, ScriptedDiscovery([("b", 1)])], lambda found: told.append(list(found)))
+        await watch.start()
+        assert told[-1] == [("10.0.0.1", 8000), ("b", 1)]
+        api.put(piece("a", endpoint("10.0.0.2")))
+        await until(lambda: told[-1] == [("10.0.0.2", 8000), ("b", 1)])
+        api.delete("a")
+        await until(lambda: told[-1] == [("b", 1)])
+        await watch.close()
+        await until(lambda: not api.watching)
+
+
+async def test_a_service_that_is_not_there_yet_fails_calls_and_not_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    upstreams = Upstreams([address("kubernetes:inference.models:8000")])
+    await upstreams.start()
+    await upstreams.close()
+    assert "service inference.models are not known: KUBERNETES_SERVICE_HOST is not set" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["kubernetes::1", "kubernetes:A:1", "kubernetes:a.b.c:1"])
+def test_what_is_no_service_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(StartFailed, match=r"pass --inference kubernetes:SERVICE\[\.NAMESPACE\]:PORT$"):
+        address(text)

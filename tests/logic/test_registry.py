@@ -86,10 +86,10 @@ async def test_what_is_replaced_leaves_and_drains() -> None:
     new = release(a_file())
     assert registry.publish(new.file.origin, [new]) == [old]
     assert registry.find("digits") is new and (old.number, new.number) == (1, 2)
-    assert old.is_leaving and not old.deployment.is_idle
+    assert old.is_leaving and old.in_flight
     old.ended()
     await old.drained()
-    assert old.deployment.is_idle and not new.is_leaving
+    assert not old.in_flight and not new.is_leaving
 
 
 async def test_a_file_that_serves_another_name_now_no_longer_serves_the_old_one() -> None:

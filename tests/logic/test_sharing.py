@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_discovery import ScriptedDiscovery
 
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import InferenceServers
@@ -14,7 +15,6 @@ from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_logic.client.upstreams import AddressWatch, http_client
 from oriel_logic.errors import ModelBusy, ModelFailed, ModelUnavailable
 from oriel_logic.observe.stages import Ledger
-from oriel_wire.engine.discovery import ScriptedDiscovery
 from oriel_wire.errors import UpstreamUnread
 
 ROW = np.array([[1, 2]], np.float32)

@@ -25,6 +25,9 @@ from ..waiting import until
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 CHANNELS, CALLERS, STREAMS, AGE_MS = 4, 32, 8, 400
+# What the asyncio client says of a stream on which a write failed before the client had read the stream's status: the
+# caller tries again, until it is told a status.
+HIDDEN = "Internal error from Core"
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Load:
             try:
                 await once()
             except aio.AioRpcError as error:
+                if error.details() == HIDDEN:
+                    continue
                 self.failed.append(f"{error.code().name}: {error.details()}")
                 return
             self.answered += 1
@@ -89,9 +94,10 @@ def no_stream_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "QUIET_S", 60.0)
 
 
-def refused(calls: Load, callers: int = CALLERS) -> bool:
-    """Whether all that failed is that, in the end, nobody could connect."""
-    return len(calls.failed) == callers and all("failed to connect to all addresses" in each for each in calls.failed)
+def check_refused(calls: Load) -> None:
+    """Check that every caller ended because, in the end, nobody could connect."""
+    others = {each for each in calls.failed if "failed to connect to all addresses" not in each}
+    assert not others and len(calls.failed) == CALLERS + STREAMS
 
 
 async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
@@ -102,7 +108,7 @@ async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
             await calls.reaches(500)
             it.core.draining = True
             await it.ingress.drain(120.0)
-        assert refused(calls, CALLERS + STREAMS), calls.failed
+        check_refused(calls)
 
 
 async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: Path) -> None:
@@ -144,4 +150,4 @@ async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: 
         assert await used.read() is aio.EOF and await used.code() is grpc.StatusCode.OK
         await serving
         await channel.close()
-    assert refused(calls, CALLERS + STREAMS), calls.failed
+    check_refused(calls)

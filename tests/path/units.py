@@ -43,12 +43,14 @@ def digest(key: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def logic(folder: Path, services: Mapping[str, str], port: int) -> AsyncIterator[tuple[LogicUnit, int]]:
-    """Start a logic server. services: name -> source. port: of the inference server."""
+async def logic(
+    folder: Path, services: Mapping[str, str], port: int = 0, **changes: Any
+) -> AsyncIterator[tuple[LogicUnit, int]]:
+    """Start a logic server. services: name -> source. port: of the inference server. changes: other settings."""
     folder.mkdir()
     for name, source in services.items():
         (folder / f"{name}.py").write_text(source)
-    settings = LogicSettings(services=(folder,), inference=(("127.0.0.1", port),), workers=1)
+    settings = LogicSettings(services=(folder,), inference=(("127.0.0.1", port),), workers=1, **changes)
     listing = read_listing((folder,))
     server = ForkServer.launch(together(listing), max_frame_bytes=settings.max_frame_bytes)
     unit = LogicUnit(settings, server, listing, ListSink())

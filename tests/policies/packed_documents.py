@@ -19,6 +19,10 @@ endpoints = ["127.0.0.1:1", "[::1]:2"]
 triton_priorities = { gold = 1 }
 [pools.q]
 discover = "dns:a:1"
+[pools.q.scaling]
+minimum = 0
+maximum = 3
+weights = { free = 0.5 }
 [[routes]]
 model = "a*"
 split = [{ pool = "p", weight = 1 }, { pool = "q", version = "2", weight = 3 }]

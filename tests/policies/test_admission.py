@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from oriel_policies.admission import Admission, Charges
 from oriel_policies.deadlines import DeadlineWheel
-from oriel_policies.queue import SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import SlaQueue
 
 
 def admission(limit: int) -> Admission:

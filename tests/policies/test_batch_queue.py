@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from oriel_policies.batch import Backlog, BatchBounds, Run, ServiceCurve, WaitUntil, decide
 from oriel_policies.batch_queue import BatchQueue
-from oriel_policies.queue import SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import SlaQueue
 
 
 @dataclass(eq=False)

@@ -94,6 +94,13 @@ def test_keys_do_not_appear_in_the_repr() -> None:
     )
 
 
+ONE = b"minimum = 0\nmaximum = 1\n"
+
+
+def window(more: bytes, begins: bytes = b"08:00") -> bytes:
+    return b"[[pools.p.scaling.schedule]]\nfrom = '%b'\nto = '18:00'\n%b\n" % (begins, more)
+
+
 @pytest.mark.parametrize(
     ("text", "path", "reason"),
     [
@@ -160,6 +167,7 @@ tier = "p"
     ]
 
 
+OTHER = b"[pools.q]\nendpoints = ['a:1']\n[pools.s]\nendpoints = ['a:1']\n"
 ROUTE = b"[[routes]]\nmodel = 'm'\n"
 POOL = b"[pools.p]\nendpoints = ['a:1']\n"
 ISSUER = b"[issuers.i]\nissuer = 'https://i'\naudience = ['a']\njwks = 'https://i/keys'\n"
@@ -188,8 +196,36 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
         (b"[pools.p]\ndiscover = 'a:1'", "pools.p.discover", "not dns:host:port"),
         (b"[pools.p]\ndiscover = 'dns:a'", "pools.p.discover", "not host:port"),
         (POOL + b"grpc_discover = 'srv:a:1'", "pools.p.grpc_discover", "not dns:host:port"),
+        *(
+            (b"[pools.p]\ndiscover = 'kubernetes:%b'" % bad, "pools.p.discover", "kubernetes:service[.namespace]:port")
+            for bad in (b"a", b":1", b"A:1", b"a.b.c:1", b"a_b:1", b"10.0.0.1:1", b"a/b:1")
+        ),
+        (b"[pools.p]\ndiscover = 'kubernetes:a:0'", "pools.p.discover", "not host:port"),
         (POOL + b"triton_priorities = { gold = 1 }", "pools.p.triton_priorities", "no tier is named 'gold'"),
         (TIER + POOL + b"triton_priorities = { gold = 0 }", "pools.p.triton_priorities.gold", "1 (first)"),
+        (POOL + b"[pools.p.scaling]\nminimum = 0\nmaximum = 1", "pools.p.scaling", "has discover or grpc_discover"),
+        *(
+            (b"[pools.p]\ndiscover = 'dns:a:1'\n[pools.p.scaling]\n%b" % bad, f"pools.p.scaling{field}", why)
+            for bad, field, why in (
+                (b"maximum = 1", "", "minimum is missing"),
+                (b"minimum = -1\nmaximum = 1", "", "0 <= minimum <= maximum"),
+                (b"minimum = 2\nmaximum = 1", "", "0 <= minimum <= maximum"),
+                (b"minimum = 0\nmaximum = 0", "", "maximum is 1 to 10000"),
+                (b"minimum = 0\nmaximum = 1\nstart_ms = 9", ".start_ms", "1000 to 86400000 milliseconds"),
+                (b"minimum = 0\nmaximum = 1\nkeep_alive_ms = 0", ".keep_alive_ms", "1000 to 86400000 milliseconds"),
+                (b"minimum = 0\nmaximum = 1\ncapacity = nan", ".capacity", "device-seconds"),
+                (b"minimum = 0\nmaximum = 1\nmiss_share = 0.0", ".miss_share", "0 < miss_share < 1"),
+                (b"minimum = 0\nmaximum = 1\nhold_ms = -1", ".hold_ms", "0 to 86400000 milliseconds"),
+                (b"minimum = 0\nmaximum = 1\ntier_hold_ms = { gold = 1 }", ".tier_hold_ms", "no tier is named 'gold'"),
+                (b"minimum = 0\nmaximum = 1\nweights = { gold = 1.0 }", ".weights", "no tier is named 'gold'"),
+                (b"minimum = 0\nmaximum = 1\nspare = 2", ".spare", "0 to 1, the maximum"),
+                (ONE + window(b"minimum = 2"), ".schedule[0].minimum", "1 to 1, the maximum"),
+                (ONE + window(b"minimum = 1\nzone = 'Berlin'"), ".schedule[0]", "knows no time zone 'Berlin'"),
+                (ONE + window(b"minimum = 1", b"Mo 08:00"), ".schedule[0]", "'Mo' is not a day"),
+                (ONE + window(b""), ".schedule[0]", "minimum"),
+                (ONE + window(b"minimum = 1") * 51, ".schedule", "at most 50 windows"),
+            )
+        ),
         (ISSUER.replace(b"['a']", b"[]"), "issuers.i.audience", "at least one audience"),
         (ISSUER + b"algorithms = ['HS256']", "issuers.i.algorithms", "one or more of RS256"),
         (ISSUER + b"algorithms = ['none']", "issuers.i.algorithms", "one or more of RS256"),
@@ -216,6 +252,24 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
         (POOL + ROUTE + b"pool = 'p'\nshadow = { pool = 'q' }", "routes[0].shadow.pool", "no pool is named 'q'"),
         (POOL + ROUTE + b"pool = 'p'\nshadow = { pool = 'p', percent = 0.0 }", "routes[0].shadow.percent", "<= 100"),
         (POOL + ROUTE + b"pool = 'p'\nsticky = 'cookie'", "routes[0].sticky", "sticky is"),
+        *(
+            (POOL + OTHER + ROUTE + b"pool = 'p'\nfallback = " + bad, f"routes[0]{field}", why)
+            for bad, field, why in (
+                (b"['r']", ".fallback", "no pool is named 'r'"),
+                (b"[{ pool = 'q', modell = 'm' }]", ".fallback[0].modell", "did you mean 'model'?"),
+                (b"['p']", ".fallback", "calls would come to pool 'p' a second time: name each pool once"),
+                (b"['q', { pool = 'q', model = 'm' }]", ".fallback", "calls would come to pool 'q' a second time"),
+                (b"['p', 'q', 'p', 'q', 'p', 'q', 'p', 'q', 'p']", ".fallback", "at most 8 pools, and there are 9"),
+                (b"[{ pool = 'q', model = 'a' }, 's']", ".fallback", "pools with another model come last"),
+                (b"[{ pool = 'q', model = 'a*' }]", ".fallback", "'a*' is not the name of one model"),
+                (b"['q']\nsticky = 'header:x-session'", "", "sticky calls stay in one pool"),
+                (b"['q']\ndeterministic = true", "", "deterministic or fallback"),
+            )
+        ),
+        (POOL + b"grpc_endpoints = ['a:2']\n" + OTHER + ROUTE + b"pool = 'p'\nfallback = ['q']",
+         "routes[0].fallback", "pool 'q' has no grpc_endpoints, and gRPC calls of this route could not go there"),
+        (POOL + OTHER + b"[[routes]]\nservice = 's'\npool = 'p'\nfallback = [{ pool = 'q', model = 'm' }]",
+         "routes[0].fallback", "only for models and for the services audio.speech, chat.completions"),
         (POOL + ROUTE + b"pool = 'p'\nheaders = { 'x y' = 'z' }", "routes[0].headers", "a condition is"),
         (POOL + ROUTE + b"pool = 'p'\ncache_s = 1.0", "routes[0]", "only a deterministic route"),
         (POOL + ROUTE + b"pool = 'p'\ncache_shared = true", "routes[0]", "only a deterministic route"),
@@ -338,12 +392,13 @@ def test_lines_patterns_and_the_mistakes_that_are_named_are_bounded() -> None:
 
 
 def _tables() -> list[type[msgspec.Struct]]:
-    return [kind for name in schema.__all__ if issubclass(kind := getattr(schema, name), msgspec.Struct)]
+    kinds = [kind for kind in vars(schema).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    return [kind for kind in kinds if not kind.__name__.startswith("_")]
 
 
 WORDS = sorted(
     {"tiers", "tenants", "pools", "routes", "issuers", "http", "a", "gold"}
-    | {f.name for kind in _tables() for f in msgspec.structs.fields(kind)}
+    | {f.encode_name for kind in _tables() for f in msgspec.structs.fields(kind)}
 )
 VALUES = st.recursive(
     st.one_of(

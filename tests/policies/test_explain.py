@@ -178,6 +178,54 @@ def test_headers_and_versions_choose_other_routes() -> None:
     assert "route: model:digits to pool q" in said("k", model="digits", version="7")
 
 
+def test_the_pools_after_the_first_are_named_in_order_and_what_a_call_cannot_be_given() -> None:
+    files = {
+        "x.toml": b"""
+[tiers.gold]
+band = 0
+target_ms = 100
+[pools.large]
+endpoints = ["127.0.0.1:1"]
+[pools.other]
+endpoints = ["127.0.0.1:2"]
+[pools.small]
+endpoints = ["127.0.0.1:3"]
+[[routes]]
+model = "large-*"
+pool = "large"
+fallback = ["other", { pool = "small", model = "small-1b" }]
+[[routes]]
+service = "*"
+pool = "large"
+fallback = [{ pool = "small", model = "meta/small" }]
+[tenants.all]
+tier = "gold"
+models = ["*"]
+services = ["*"]
+[tenants.some]
+tier = "gold"
+models = ["large-*"]
+"""
+    }
+    snapshot = compile_documents(files)
+    for tenant, asked, why in (
+        ("all", {"model": "large-7b"}, ""),
+        ("all", {"model": "large-7b", "version": "2"}, "; not for this call: it names a version"),
+        ("some", {"model": "large-7b"}, "; not for this call: the tenant may not use it"),
+    ):
+        key = ApiKey(tenant=snapshot.tenants[tenant], expires_at=None)
+        steps = explain(snapshot, key, ExplainedCall(**asked), now=NOW, documents=files)
+        order = [step.says for step in steps if step.room == "fallback"]
+        assert order[0].startswith("a call that finds no usable server, no place in the queue or")
+        assert order[1:] == ["1. pool other", f"2. pool small with the model 'small-1b'{why}"]
+        assert [step.says.partition(":")[0] for step in steps if step.room == "pool"] == ["large", "other", "small"]
+    key = ApiKey(tenant=snapshot.tenants["all"], expires_at=None)
+    for service, why in (("chat.completions", ""), ("mine", "; not for this call: its body is not read for a model")):
+        steps = explain(snapshot, key, ExplainedCall(service=service), now=NOW, documents=files)
+        order = [step.says for step in steps if step.room == "fallback"]
+        assert order[1:] == [f"1. pool small with the model 'meta/small'{why}"]
+
+
 @pytest.mark.parametrize(
     ("key", "asked", "last"),
     [
@@ -231,10 +279,12 @@ LINES = {
         "keys = [{sha256 = 'SHA', name = 'n'}]",
     ],
     "pools.p": [
-        "endpoints = ['127.0.0.1:9']", "discover = 'dns:b:2'", "grpc_endpoints = ['127.0.0.1:8']",
+        "endpoints = ['127.0.0.1:9']", "discover = 'dns:b:2'", "discover = 'kubernetes:b.c:2'",
+        "grpc_endpoints = ['127.0.0.1:8']",
         "grpc_discover = 'dns:b:3'", "learn_concurrency = false", "max_inflight = 3", "max_queue = 4",
         "max_queue_bytes = 5", "max_body_bytes = 6", "max_response_bytes = 7", "connect_timeout_ms = 8",
         "idle_timeout_ms = 9", "probe = ''", "probe_interval_ms = 500", "triton_priorities = {t = 3}",
+        "scaling = {minimum = 0, maximum = 9}",
     ],
     "routes": [
         "pool = 'q'", "name = 'n'", "model = 'd*'", "service = 's'", "version = '3'",
@@ -242,7 +292,7 @@ LINES = {
         "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 3}]", "split_by = 'header:a'",
         "shadow = {pool = 'q'}",
         "sticky = 'header:a'", "deterministic = true", "cache_s = 3.0", "cache_shared = true", "idempotent = true",
-        "hedge_ms = 5", "tier = 'u'", "above_tenant = true",
+        "hedge_ms = 5", "tier = 'u'", "above_tenant = true", "fallback = [{pool = 'q', model = 'x'}]",
     ],
     "limit": [
         "requests_per_s = 3", "burst = 3", "concurrency = 3", "bytes_per_s = 3", "bytes_burst = 3",
@@ -257,6 +307,7 @@ BESIDE = {
     "cache_shared": "deterministic = true\ncache_s = 5.0",
     "hedge_ms": "idempotent = true",
     "above_tenant": "tier = 'above'",
+    "scaling": "discover = 'dns:b:2'",
 }
 PLAIN = {
     "tiers.t": {"band": "band = 0", "target_ms": "target_ms = 10"},
@@ -271,7 +322,7 @@ def whole(table: str, more: str) -> list[str]:
     """What is said with these lines in one table, and the plain ones in all others."""
     field = more.rpartition("\n")[2].partition(" ")[0]
     left_out = {field, *(line.partition(" ")[0] for line in more.splitlines())}
-    left_out |= {"endpoints"} if field == "discover" else set()
+    left_out |= {"endpoints"} if "discover = " in more.replace("grpc_discover", "") else set()
     left_out |= {"pool"} if "split" in more else set()
     left_out |= {"model"} if field == "service" else set()
     parts = [
@@ -297,6 +348,13 @@ def test_every_field_that_applies_is_told(table: str, line: str) -> None:
     objective."""
     beside = BESIDE.get(line.partition(" ")[0], "")
     assert whole(table, f"{beside}\n{line}".strip()) != whole(table, beside)
+
+
+def test_hours_with_a_larger_minimum_and_spare_replicas_are_told() -> None:
+    window = "{from = 'Mon-Fri 22:00', to = '06:00', zone = 'Europe/Berlin', minimum = 2}"
+    scaling = f"scaling = {{minimum = 0, maximum = 9, spare = 1, schedule = [{window}]}}"
+    text = "\n".join(whole("pools.p", f"discover = 'dns:b:2'\n{scaling}"))
+    assert "0 to 9 replicas, at least 2 from Mon-Fri 22:00 to 06:00 Europe/Berlin, 1 spare while in use" in text
 
 
 def test_the_lines_name_every_field() -> None:

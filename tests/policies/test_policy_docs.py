@@ -32,7 +32,8 @@ def snapshot(files: dict[str, bytes]) -> Snapshot:
 
 
 def test_the_examples_are_one_good_set(snapshot: Snapshot) -> None:
-    assert sorted(snapshot.tenants) == ["acme", "birch", "dune"] and sorted(snapshot.pools) == ["canary", "triton"]
+    assert sorted(snapshot.tenants) == ["acme", "birch", "dune"]
+    assert sorted(snapshot.pools) == ["canary", "inference", "triton"]
     assert len(snapshot.keys) == 3 and len(snapshot.routes) == 5
 
 
@@ -40,7 +41,7 @@ def fields_of(kind: Any, found: dict[str, set[str]]) -> dict[str, set[str]]:
     """Table name -> its fields, for every table a document may hold."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         if kind.__name__ not in found:
-            found[kind.__name__] = {field.name for field in msgspec.structs.fields(kind)}
+            found[kind.__name__] = {field.encode_name for field in msgspec.structs.fields(kind)}
             for hint in get_type_hints(kind).values():
                 fields_of(hint, found)
     else:
@@ -57,7 +58,7 @@ def test_every_field_is_in_an_example(files: dict[str, bytes]) -> None:
         for table, names in fields_of(DocumentTable, {}).items()
         if table != "DocumentTable"
         for name in names
-        if not re.search(rf"\b{name}( = |\]\])", text)
+        if not re.search(rf"\b{name}( = |\]\]|\]\s)", text)
     ]
     assert missing == []
 
@@ -103,7 +104,18 @@ def test_pools_have_the_effect_the_page_says(snapshot: Snapshot) -> None:
     assert (pool.probe, pool.probe_interval_s) == ("/v2/health/ready", 1.0)
     assert dict(pool.triton_priorities) == {"gold": 1, "bronze": 2}
     assert canary.discover == ("triton.models.svc", 8000) and canary.grpc_discover == ("triton.models.svc", 8001)
+    inference = snapshot.pools["inference"]
+    assert inference.discover == ("kubernetes:inference.models", 8000)
+    assert inference.grpc_discover == ("kubernetes:inference.models", 8001)
     assert canary.endpoints == () and canary.probe == "/v2/health/ready"  # a pool of models
+    scaling = inference.scaling
+    assert scaling is not None and pool.scaling is None
+    assert (scaling.minimum, scaling.maximum, scaling.start_s, scaling.keep_alive_s) == (0, 8, 60.0, 300.0)
+    assert (scaling.capacity, scaling.miss_share, scaling.weights) == (1.0, 0.002, {"bronze": 0.0})
+    assert (scaling.hold_for("gold"), scaling.hold_for("bronze")) == (90.0, 300.0)
+    assert scaling.spare == 0
+    (office,) = scaling.schedule
+    assert str(office) == "Mon-Fri 08:00 to 18:00 Europe/Berlin" and office.minimum == 2
 
 
 def test_routes_have_the_effect_the_page_says(snapshot: Snapshot) -> None:
@@ -120,6 +132,7 @@ def test_routes_have_the_effect_the_page_says(snapshot: Snapshot) -> None:
     assert cached.deterministic and cached.idempotent
     assert (sticky.sticky, sticky.idempotent, sticky.hedge_s) == ("x-session", True, 0.2)
     assert model.plain and not any(route.plain for route in (split, cached, sticky))
+    assert [(entry.pool, entry.model) for entry in service.fallback] == [("canary", ""), ("inference", "small")]
     routes = RouteTable(snapshot.routes)
     assert routes.for_service("anything")[-1] is service and routes.for_model("digits", "1")[-1] is model
 

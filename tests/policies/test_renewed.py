@@ -103,6 +103,19 @@ def test_a_bad_line_among_many_is_named_without_the_others() -> None:
         assert wrong_lines(before, files(lines), rest) == []
 
 
+def test_a_line_whose_tenant_was_named_before_is_left_to_the_compiler() -> None:
+    """The compiler says "defined twice" of it and takes nothing from it, so its key is free for others."""
+    lines = [line("n3", 1), line("n9", 2)]
+    before = block(files(lines))
+    rest = compile_documents(files([]))
+    for added in ([line("n3", 3), line("n1", 3)], [line("n9", tier="none")]):
+        documents = files([*lines, *added])
+        with pytest.raises(BadDocument, match="defined twice") as refused:
+            compile_documents(documents)
+        assert refused.value.others == ()
+        assert wrong_lines(before, documents, rest) == []
+
+
 @pytest.mark.parametrize("place", [0, 1, 20, 38, 39])
 @pytest.mark.parametrize("chunk", [1, 7, 100, 32768])
 def test_a_key_that_is_exchanged_is_taken_from_its_line_alone(place: int, chunk: int) -> None:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_policies.batch import ServiceCurve
-from oriel_policies.queue import SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import SlaQueue
 from oriel_policies.wait import best_rate, expected_wait_s
 
 

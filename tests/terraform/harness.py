@@ -333,15 +333,6 @@ def without_version_six(folder: Path) -> None:
         path.write_text(changed)
 
 
-def with_keda(folder: Path) -> None:
-    """Remove from a copy of the tree the refusal of keda.enabled, so that what it would create can be tested."""
-    path = folder / "modules/platform/variables.tf"
-    text = path.read_text()
-    if text.count("= !var.keda.enabled\n") != 1:
-        raise ValueError("keda.enabled is not refused")
-    path.write_text(text.replace("= !var.keda.enabled\n", "= can(var.keda.enabled)\n"))
-
-
 def name_of(address: str) -> str:
     """Return the address without the keys of instances: module.platform.helm_release.base, aws_subnet.private."""
     return re.sub(r"\[[^]]*\]", "", address)

@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 from .conftest import Shared
-from .harness import with_keda
 
 Object = dict[str, Any]
 Releases = dict[str, list[Object]]
@@ -29,6 +28,8 @@ INFRASTRUCTURE: dict[str, Any] = {
     "storage_class": "gp3",
 }
 WATCHED = {"service_monitors": True, "otlp": {"endpoint": "https://otlp.example"}}
+# The default groups, with the models of all but one.
+NAMED = {"cpu": {"accelerator": "cpu"}, "gpu": {"accelerator": "gpu", "models": ["gpu-*"]}}
 
 # gpu_enabled, scale_to_zero, keda.enabled
 MATRIX = tuple(product((True, False), repeat=3))
@@ -42,7 +43,7 @@ def releases(shared: Shared, *, infrastructure: Mapping[str, Any] | None = None,
         **variables,
     }
     name = f"plan-{sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:32]}"
-    planned: Releases = shared.once(name, lambda: shared("modules/platform", with_keda).plan(**given).releases())
+    planned: Releases = shared.once(name, lambda: shared("modules/platform").plan(**given).releases())
     return planned
 
 
@@ -54,6 +55,8 @@ def objects(shared: Shared, **variables: Any) -> list[Object]:
 def at(shared: Shared, gpu: bool, zero: bool, keda: bool, **variables: Any) -> list[Object]:
     """Return the objects at one point of the matrix, with everything switched on that can be."""
     variables.setdefault("observability", WATCHED)
+    if gpu and keda:  # of two groups that name no model, nobody could say which one to start
+        variables.setdefault("model_groups", NAMED)
     return objects(shared, gpu_enabled=gpu, scale_to_zero=zero, keda={"enabled": keda}, **variables)
 
 

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from . import objects
-from .harness import with_keda
 
 TEMPLATE = "modules/platform/chart/templates/objects.yaml"
 NASTY = [
@@ -78,7 +77,7 @@ def test_out_comes_what_went_in(tree, found) -> None:
 
 
 def test_out_come_all_of_the_platforms_objects(tree, shared) -> None:
-    found = objects.objects(shared, keda={"enabled": True}, observability=objects.WATCHED)
+    found = objects.objects(shared, keda={"enabled": True}, model_groups=objects.NAMED, observability=objects.WATCHED)
     assert documents(rendered((tree / TEMPLATE).read_text(), found)) == found
 
 
@@ -139,8 +138,8 @@ def order(calls: Any, action: str) -> list[str]:
 
 @pytest.mark.long
 def test_releases_are_made_in_order_and_destroyed_the_other_way_round(workspace) -> None:
-    one = workspace("modules/platform", edit=with_keda)
-    variables = given(keda={"enabled": True}, charts=ALL, observability=objects.WATCHED)
+    one = workspace("modules/platform")
+    variables = given(keda={"enabled": True}, model_groups=objects.NAMED, charts=ALL, observability=objects.WATCHED)
     one.apply(**variables)
     made = order(one.calls, "create")
     assert made[0] == "helm_release.base"
@@ -159,7 +158,7 @@ def test_releases_are_made_in_order_and_destroyed_the_other_way_round(workspace)
 
 def test_a_release_that_fails_is_rolled_back_and_models_have_the_time_they_need(shared) -> None:
     bounds = {"load_grace_s": 1800, "replicas": {"min": 1, "max": 8}}
-    one = shared("modules/platform", with_keda)
+    one = shared("modules/platform")
     for accelerator, pods_in_turn in (("cpu", 4), ("gpu", 8)):
         groups = {"slow": {"accelerator": accelerator, **bounds}}
         plan = one.plan(**given(keda={"enabled": True}, model_groups=groups))
@@ -172,7 +171,7 @@ def test_a_release_that_fails_is_rolled_back_and_models_have_the_time_they_need(
 
 def test_a_namespace_that_is_there_for_its_secrets_is_taken_over_and_left(shared) -> None:
     """docs/deploy.md: Secrets are put there before the first apply. No other release takes what is not its own."""
-    plan = shared("modules/platform", with_keda).plan(**given())
+    plan = shared("modules/platform").plan(**given())
     taking = {address for address, each in plan.resources("helm_release").items() if each.get("take_ownership")}
     assert taking == {"helm_release.base"}
     annotations = {each["kind"]: each["metadata"].get("annotations", {}) for each in plan.objects()}
@@ -181,9 +180,15 @@ def test_a_namespace_that_is_there_for_its_secrets_is_taken_over_and_left(shared
 
 
 def test_charts_of_others_are_pinned_and_there_only_when_asked_for(shared) -> None:
-    one = shared("modules/platform", with_keda)
+    one = shared("modules/platform")
     versions = {"keda": "2.18.1", "nvidia-device-plugin": "0.18.2", "metrics-server": "3.13.0"}
-    charts = one.plan(**given(keda={"enabled": True}, charts=ALL | {"kube_prometheus_stack": {"enabled": True}}))
+    charts = one.plan(
+        **given(
+            keda={"enabled": True},
+            model_groups=objects.NAMED,
+            charts=ALL | {"kube_prometheus_stack": {"enabled": True}},
+        )
+    )
     found = {each["name"]: each for each in charts.resources("helm_release").values() if each.get("repository")}
     assert set(found) == {*versions, "kube-prometheus-stack"}, "its own custom resources come with the whole stack"
     for name, release in found.items():

@@ -63,7 +63,15 @@ OTHER: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=[ONE, OTHER, {"gpu_enabled": False}], ids=["bundled", "managed", "no-gpu"])
+KEDA = {
+    **ONE,
+    "keda": {"enabled": True},
+    "scale_to_zero": True,
+    "logic": {"services": {"echo.py": "# a service\n"}, "gateway_key": {"name": "logic", "key": "key", "sha256": KEY}},
+}
+
+
+@pytest.fixture(params=[ONE, OTHER, {"gpu_enabled": False}, KEDA], ids=["bundled", "managed", "no-gpu", "keda"])
 def found(request: pytest.FixtureRequest, shared: Shared) -> list[Object]:
     return objects(shared, **request.param)
 
@@ -89,7 +97,10 @@ def test_the_units_take_their_arguments(found: list[Object]) -> None:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert arguments.host == "0.0.0.0", "probes and callers come from other addresses"
         if name == "gateway":
-            assert ports == {"http": arguments.http_port, "grpc": arguments.grpc_port, "admin": arguments.admin_port}
+            scaler = {"scaler": arguments.scaler_port} if arguments.scaler_port else {}
+            assert ports == scaler | {
+                "http": arguments.http_port, "grpc": arguments.grpc_port, "admin": arguments.admin_port
+            }  # fmt: skip
             assert arguments.admin_host == "0.0.0.0"
             continue
         # Headers of the gateway and of logic servers count: they come from any pod address, and network policies let
@@ -162,10 +173,12 @@ def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
     for pool in snapshot.pools.values():
         for address in (pool.discover, pool.grpc_discover):
             if address is not None:
-                leads_to_pods(found, services[address[0]], address[1])
-                # Each pod by its own address, or the gateway could not tell them apart.
-                assert services[address[0]]["spec"]["clusterIP"] == "None"
-    assert snapshot.pools["inference"].probe and snapshot.pools["inference"].discover == ("inference", 8000)
+                scheme, name = address[0].split(":")
+                assert scheme == "kubernetes"
+                leads_to_pods(found, services[name], address[1])
+                # Each pod by its own address, or logic servers could not tell them apart.
+                assert services[name]["spec"]["clusterIP"] == "None"
+    assert snapshot.pools["inference"].probe and snapshot.pools["inference"].discover == ("kubernetes:inference", 8000)
 
 
 def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Shared) -> None:

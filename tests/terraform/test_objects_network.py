@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ PORTS = (
     4318,
     6379,
     6380,
+    6443,
     8000,
     8001,
     8002,
@@ -86,7 +88,7 @@ LINK_LOCAL = {"node metadata", "aws identity", "dns cache"}
 
 
 def expected(
-    *, keda: bool, bundled: bool, identity: set[tuple[str, int]], collected: bool
+    *, keda: bool, bundled: bool, identity: set[tuple[str, int]], collected: bool, local: bool
 ) -> set[tuple[str, str, int]]:
     """The table. What is not in it must not be reached."""
     asks = {"gateway", "logic", *MODELS, *({"collector"} if collected else ())}
@@ -105,6 +107,8 @@ def expected(
         dns=between(asks, ["dns", "dns cache"], 53),
         # Object stores, issuers of tokens, the endpoint for spans: any address, one port.
         https=between(stores, OPEN - LINK_LOCAL, 443),
+        # The Kubernetes API of kind and kubeadm; clouds have it on 443.
+        kubernetes=between(["gateway"], OPEN - LINK_LOCAL, 6443) if local else set(),
         identity={(pod, name, port) for pod in ("gateway", *MODELS) for name, port in identity},
     )
 
@@ -123,7 +127,8 @@ def test_exactly_these_reach_each_other(shared, cloud, keda, bundled, collected,
     infrastructure = {"cloud": cloud} | ({"redis_url": None, "redis_auth_secret_ref": None} if bundled else {})
     watched = objects.WATCHED if collected else {}
     found = objects.at(shared, True, True, keda, infrastructure=infrastructure, observability=watched)
-    assert reached(found) == expected(keda=keda, bundled=bundled, identity=identity, collected=collected)
+    local = cloud == "local"
+    assert reached(found) == expected(keda=keda, bundled=bundled, identity=identity, collected=collected, local=local)
 
 
 def test_each_door_holds_by_itself(shared) -> None:
@@ -185,9 +190,18 @@ def test_every_pod_is_under_a_policy_of_both_directions(shared, gpu, zero, keda)
             assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
-def test_what_the_units_are_told_to_ask_they_may_ask(shared) -> None:
+@pytest.mark.parametrize("through", [False, True], ids=["direct", "through the gateway"])
+def test_what_the_units_are_told_to_ask_they_may_ask(shared, through) -> None:
     """Addresses in arguments, environment and documents: each names a Service whose pods the policies let through."""
-    found = objects.at(shared, True, True, True, infrastructure={"redis_url": None, "redis_auth_secret_ref": None})
+    key = {"name": "logic", "key": "key", "sha256": sha256(b"of logic").hexdigest()} if through else None
+    found = objects.at(
+        shared,
+        True,
+        True,
+        True,
+        infrastructure={"redis_url": None, "redis_auth_secret_ref": None},
+        logic={"gateway_key": key},
+    )
     network = Network(objects.of(found, "NetworkPolicy").values())
     services, named = objects.of(found, "Service"), {each.name: each for each in peers(found)}
     asked = 0
@@ -206,7 +220,7 @@ def test_what_the_units_are_told_to_ask_they_may_ask(shared) -> None:
                     if each.namespace == "oriel" and target != "neighbour" and objects.matches(selector, each.labels):
                         assert network.allowed(named[pod], each, int(port)), (pod, target, port)
                         asked += 1
-    assert asked >= 12
+    assert asked >= (11 if through else 12)  # one gateway instead of two model groups
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,8 @@ FIRES = {
 # The same series while all is well.
 QUIET = {
     'oriel_gateway_endpoints_usable{pool="inference"}': 1,
+    'oriel_gateway_endpoints_usable{pool="idle"}': 0,
+    'oriel_gateway_scaling_active{pool="idle"}': 0,
     'oriel_logic_releases{state="failed"}': 0,
     "oriel_gateway_limiter_up": 1,
     "oriel_gateway_policy_store_up": 1,

@@ -1,13 +1,18 @@
 """Every Deployment without a fixed number is scaled by exactly one thing; to no replica only where one can wake it."""
 
+from hashlib import sha256
+
 import pytest
+
+from oriel_policies.documents import Snapshot, compile_documents
+from oriel_policies.routing import RouteTable
 
 from . import objects
 from .harness import TerraformFailed
 
 GROUPS = {
     "small": {"accelerator": "cpu", "replicas": {"min": 2, "max": 9}, "load_grace_s": 60},
-    "big": {"accelerator": "gpu", "replicas": {"min": 1, "max": 3}, "load_grace_s": 1800},
+    "big": {"accelerator": "gpu", "models": ["big-*"], "replicas": {"min": 1, "max": 3}, "load_grace_s": 1800},
 }
 
 
@@ -38,8 +43,11 @@ def test_to_no_replica_only_with_keda_and_when_asked_for(shared, gpu, zero, keda
     for name, each in objects.of(found, "ScaledObject").items():
         assert (each["spec"]["minReplicaCount"] == 0) == zero, name
         assert each["spec"]["maxReplicaCount"] >= 1
-        # A gateway that does not answer is no reason to lose everything.
-        assert each["spec"]["fallback"]["replicas"] >= 1
+        times = (each["spec"]["pollingInterval"], each["spec"]["cooldownPeriod"], each["spec"]["initialCooldownPeriod"])
+        assert times == (5, 30, 300)
+        # A gateway that does not answer is no reason to lose everything, nor to wake what nobody calls.
+        assert ("fallback" in each["spec"]) == (not zero)
+        assert zero or each["spec"]["fallback"]["replicas"] >= 1
 
 
 def test_utilisation_is_of_requests_that_are_there(shared) -> None:
@@ -61,7 +69,9 @@ def test_up_at_once_down_slowly_and_not_before_a_load_would_have_paid(shared, ke
         # Ours and KEDA's must not have one name: Helm refuses to make what somebody else has made.
         assert own.get("name", f"keda-hpa-{name}") not in behaviors
         behaviors[name] = own["behavior"]
-        assert each["spec"]["cooldownPeriod"] >= own["behavior"]["scaleDown"]["stabilizationWindowSeconds"]
+        # One poll of the HorizontalPodAutoscaler, every 15 s, is enough for as many as there may be.
+        most = {"type": "Pods", "value": each["spec"]["maxReplicaCount"], "periodSeconds": 15}
+        assert own["behavior"]["scaleUp"]["policies"] == [most]
     assert set(behaviors) == {"gateway", "logic", "inference-small", "inference-big"}
     for behavior in behaviors.values():
         assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
@@ -77,10 +87,113 @@ def test_gateway_and_logic_are_two_and_a_model_group_is_one_as_the_readme_says(s
     assert least == {"gateway": 2, "logic": 2, "inference-cpu": 1, "inference-gpu": 1}
 
 
-def test_keda_is_refused_until_its_scaler_exists(shared) -> None:
-    images = {"registry": "registry.example/oriel", "tag": "0.1.0"}
-    with pytest.raises(TerraformFailed, match=r"keda\.enabled: the gateway has no scaler for KEDA yet"):
-        shared("modules/platform").plan(infrastructure=objects.INFRASTRUCTURE, images=images, keda={"enabled": True})
+def refused(shared, **given) -> str:
+    with pytest.raises(TerraformFailed) as failed:
+        objects.objects(shared, **given)
+    return "\n".join(each.detail for each in failed.value.diagnostics)
+
+
+def test_a_group_that_no_call_could_name_is_refused_with_keda_only(shared) -> None:
+    groups = {name: {**each, "models": []} for name, each in GROUPS.items()}
+    said = "several model groups name no models, so that a call could not tell which one to start"
+    assert said in refused(shared, keda={"enabled": True}, model_groups=groups)
+    assert said in refused(shared, keda={"enabled": True})  # the default groups, cpu and gpu
+    assert objects.objects(shared, model_groups=groups) and objects.objects(
+        shared, gpu_enabled=False, keda={"enabled": True}
+    )
+
+
+def test_no_replica_without_keda_and_no_model_in_two_groups_are_refused(shared) -> None:
+    idle = {"a": {"accelerator": "cpu", "models": ["m"], "replicas": {"min": 0}}}
+    said = refused(shared, model_groups=idle, logic={"replicas": {"min": 0}})
+    assert "model_groups: replicas.min is 0 only with keda.enabled" in said
+    assert "logic.replicas: min is 0 only with keda.enabled" in said
+    twice = {**idle, "b": {"accelerator": "cpu", "models": ["n", "m"]}}
+    assert "calls go to one group only" in refused(shared, keda={"enabled": True}, model_groups=twice)
+
+
+def snapshot(found: list[objects.Object]) -> Snapshot:
+    data = objects.of(found, "ConfigMap")["policies"]["data"]
+    return compile_documents({name: text.encode() for name, text in data.items()})
+
+
+MODELS = {
+    "chat": {"accelerator": "gpu", "models": ["chat-*"], "replicas": {"max": 2}, "start_s": 240},
+    "embed": {"accelerator": "cpu", "models": ["chat-embed", "chat-", "*-small"], "replicas": {"min": 1, "max": 3}},
+    "rest": {"accelerator": "cpu"},
+}
+
+
+def test_a_call_says_which_group_it_needs(shared) -> None:
+    documents = snapshot(objects.at(shared, True, True, True, model_groups=MODELS))
+    routes = RouteTable(documents.routes)
+    for model, pool in {
+        "chat-7b": "inference-chat",
+        "chat-embed": "inference-embed",  # a name before patterns,
+        "chat-": "inference-embed",  # also a shorter one
+        "chat-small": "inference-embed",  # and a longer pattern before a shorter one
+        "digits": "inference-rest",
+    }.items():
+        assert [route.pool for route in routes.for_model(model)][:1] == [pool], model
+    assert {name: pool.discover for name, pool in documents.pools.items()} == {
+        "logic": ("kubernetes:logic", 8090),
+        **{f"inference-{name}": (f"kubernetes:inference-{name}", 8000) for name in MODELS},
+    }
+
+
+def test_a_model_of_no_group_wakes_nobody_if_every_group_names_its_own(shared) -> None:
+    groups = {name: each for name, each in MODELS.items() if name != "rest"}
+    routes = RouteTable(snapshot(objects.at(shared, True, True, True, model_groups=groups)).routes)
+    assert routes.for_model("digits") == () and [each.pool for each in routes.for_service("s")] == ["logic"]
+
+
+def test_routes_of_ones_own_without_a_plan_for_keda_are_a_warning(shared) -> None:
+    def warned(text: str) -> list[str]:
+        policies = {
+            "tenants": {"acme": {"tier": "gold", "keys_sha256": [sha256(b"a key").hexdigest()]}},
+            "documents": {"routes.toml": text},
+        }
+        given = {"infrastructure": objects.INFRASTRUCTURE, "images": {"registry": "r.example/oriel", "tag": "0.1.0"}}
+        plan = shared("modules/platform").plan(**given, keda={"enabled": True}, gpu_enabled=False, policies=policies)
+        return [each.detail for each in plan.diagnostics if each.severity == "warning"]
+
+    (said,) = warned("[pools.logic.scaling]\n")
+    assert "no document has [pools.inference-cpu.scaling]: nothing would be scaled up" in said
+    assert warned("[pools.logic.scaling]\n[pools.inference-cpu.scaling]\n") == []
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_the_gateway_plans_for_each_scaled_object_within_its_bounds(shared, zero) -> None:
+    found = objects.at(shared, True, zero, True, model_groups=MODELS)
+    pools = snapshot(found).pools
+    scaled = objects.of(found, "ScaledObject")
+    assert set(pools) == set(scaled)
+    for name, each in scaled.items():
+        scaling = pools[name].scaling
+        assert scaling is not None, name
+        assert (scaling.minimum, scaling.maximum) == (each["spec"]["minReplicaCount"], each["spec"]["maxReplicaCount"])
+        assert ("fallback" in each["spec"]) == (scaling.minimum > 0)
+        # A call that wakes a group lives longer than the start that it waits for.
+        assert scaling.hold_s == (None if scaling.minimum else 1.5 * scaling.start_s), name
+    bounds = {name: (pool.scaling.minimum, pool.scaling.maximum) for name, pool in pools.items() if pool.scaling}
+    least = (0, 0, 0) if zero else (1, 1, 2)
+    assert bounds == {
+        "inference-chat": (least[0], 2), "inference-embed": (1, 3), "inference-rest": (least[1], 4),
+        "logic": (least[2], 10),
+    }  # fmt: skip
+    starts = {name: pool.scaling.start_s for name, pool in pools.items() if pool.scaling}
+    assert starts == {"inference-chat": 240, "inference-embed": 120, "inference-rest": 120, "logic": 120}
+
+
+def test_without_keda_nothing_is_planned_and_no_port_is_open_for_it(shared) -> None:
+    found = objects.at(shared, True, True, False)
+    assert not any(pool.scaling for pool in snapshot(found).pools.values())
+    (container,) = objects.pods(found)["gateway"]["spec"]["containers"]
+    assert "--scaler-port" not in container["args"]
+    assert 8083 not in [port["containerPort"] for port in container["ports"]]
+    (container,) = objects.pods(objects.at(shared, True, True, True))["gateway"]["spec"]["containers"]
+    assert container["args"][container["args"].index("--scaler-port") + 1] == "8083"
+    assert {"name": "scaler", "containerPort": 8083, "protocol": "TCP"} in container["ports"]
 
 
 def test_bounds_are_the_callers(shared) -> None:
@@ -114,3 +227,31 @@ def test_kedas_trigger_names_the_gateways_reserved_port_and_nothing_public(share
         assert [entry["targetPort"] for entry in spec["ports"]] == [8083]
     assert 8083 not in [entry["targetPort"] for entry in services["gateway"]["spec"]["ports"]]
     assert "gateway-scaler" not in objects.of(objects.at(shared, True, True, False), "Service")
+
+
+OF_LOGIC = {"name": "logic-key", "key": "key", "sha256": sha256(b"of logic").hexdigest()}
+
+
+def test_with_a_key_logic_servers_call_models_through_the_gateway_only(shared) -> None:
+    found = objects.at(shared, True, True, True, model_groups=MODELS, logic={"gateway_key": OF_LOGIC})
+    (container,) = objects.pods(found)["logic"]["spec"]["containers"]
+    assert container["args"][container["args"].index("--gateway") + 1] == "gateway:8081"
+    assert not [each for each in container["args"] if each.startswith("--inference")]
+    (key,) = [each for each in container["env"] if each["name"] == "ORIEL_GATEWAY_KEY"]
+    assert key["valueFrom"] == {"secretKeyRef": {"name": "logic-key", "key": "key"}}
+    documents = snapshot(found)
+    caller = documents.keys[bytes.fromhex(OF_LOGIC["sha256"])].tenant
+    assert (caller.scopes, caller.models, caller.services) == ({"delegate"}, ("*",), ())
+    pool = documents.pools["logic"]
+    assert (pool.max_inflight, pool.learn_concurrency) == (1024, False)
+    reached = objects.of(found, "NetworkPolicy")["logic"]["spec"]["egress"]
+    ports = [each["port"] for rule in reached for each in rule["ports"]]
+    assert 8081 in ports and 8000 not in ports
+    without = snapshot(objects.at(shared, True, True, True, model_groups=MODELS))
+    assert "oriel-logic" not in without.tenants and without.pools["logic"].learn_concurrency
+
+
+def test_a_gateway_that_speaks_tls_only_cannot_be_called_by_logic_servers(shared) -> None:
+    said = refused(shared, logic={"gateway_key": OF_LOGIC}, gateway={"tls_secret": "public"})
+    assert "logic servers call the gateway in plain HTTP" in said
+    assert "logic.gateway_key" in refused(shared, logic={"gateway_key": {**OF_LOGIC, "sha256": "short"}})

@@ -111,7 +111,7 @@ def test_what_helm_stores_of_a_release_fits_its_secret(shared) -> None:
 
 def test_custom_objects_come_last_and_alone(shared) -> None:
     custom = {file.stem for file in CRDS.glob("*.json")}
-    found = objects.releases(shared, keda={"enabled": True}, observability=objects.WATCHED)
+    found = objects.releases(shared, keda={"enabled": True}, model_groups=objects.NAMED, observability=objects.WATCHED)
     for address, each in found.items():
         assert {one["kind"] in custom for one in each} == {address == "helm_release.custom[0]"}
     assert "helm_release.custom[0]" not in objects.releases(shared)
@@ -130,7 +130,7 @@ def test_custom_objects_come_last_and_alone(shared) -> None:
     ],
 )
 def test_the_judges_refuse_what_is_wrong(shared, kind, change) -> None:
-    found = objects.objects(shared, keda={"enabled": True}, observability=objects.WATCHED)
+    found = objects.objects(shared, keda={"enabled": True}, model_groups=objects.NAMED, observability=objects.WATCHED)
     each = copy.deepcopy(next(iter(objects.of(found, kind).values())))
     change(each)
     for version in VERSIONS:

@@ -9,6 +9,7 @@ from oriel_gateway import app as gateway_app
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.settings import Settings as LogicSettings
 from oriel_wire.engine.discovery import DNS_EVERY_S
+from oriel_wire.engine.endpoint_slices import ACCOUNT
 from oriel_wire.engine.process import GRACE_S, HARD_EXIT_S
 
 from .conftest import Shared
@@ -151,6 +152,27 @@ def test_every_unit_acts_as_itself_and_none_has_a_key_to_kubernetes(shared: Shar
     assert all(account["automountServiceAccountToken"] is False for account in accounts.values())
     # The label is Azure's webhook's to act on: not for pods that have no identity.
     assert "azure.workload.identity/use" not in pods(found)["redis"]["metadata"]["labels"]
+
+
+def test_only_the_gateway_may_ask_kubernetes_and_only_for_endpoint_slices(shared: Shared) -> None:
+    found = objects(shared, infrastructure=BUNDLED)
+    (role,), (binding,) = of(found, "Role").values(), of(found, "RoleBinding").values()
+    rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+    assert role["rules"] == [rule]
+    assert binding["roleRef"]["kind"] == "Role" and binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "gateway", "namespace": "oriel"}]
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "oriel"
+    for name, template in pods(found).items():
+        projected = [volume for volume in template["spec"].get("volumes", []) if "projected" in volume]
+        assert len(projected) == (name == "gateway"), name
+    (container,) = pods(found)["gateway"]["spec"]["containers"]
+    (volume,) = [each for each in pods(found)["gateway"]["spec"]["volumes"] if "projected" in each]
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == volume["name"]]
+    assert mount["mountPath"] == str(ACCOUNT) and mount["readOnly"]
+    token, certificate, namespace = volume["projected"]["sources"]
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert certificate["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert namespace["downwardAPI"]["items"][0]["path"] == "namespace"
 
 
 def test_a_drain_of_a_node_is_never_refused(found: list[Object]) -> None:

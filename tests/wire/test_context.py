@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.context import CallContext, Hop, parse_timeout_ms, read_headers, to_headers, valid_request_id
+from oriel_wire.context import (
+    CallContext,
+    GatewayHop,
+    Hop,
+    parse_timeout_ms,
+    read_headers,
+    to_headers,
+    valid_request_id,
+)
 from oriel_wire.trace import TraceContext, child
 
 
@@ -78,3 +86,22 @@ def test_the_lines_of_a_hop_are_its_headers(
         assert lines.pop() == "" and sorted(lines) == sorted(
             f"{k}: {v}" for k, v in to_headers(ctx, now=50.0, trace=span)
         )
+
+
+@given(st.floats(-1.0, 1e4), st.sampled_from([("", ""), ("acme", "gold"), ("acme", "")]))
+def test_a_gateway_is_given_the_callers_tenant_and_less_time_and_none_of_our_own_headers(
+    left_s: float, caller: tuple[str, str]
+) -> None:
+    tenant, tier = caller
+    trace = TraceContext(7, 9, True, "")
+    ctx = CallContext(
+        request_id="r-1", deadline=50.0 + left_s, tier=tier, band=1, tenant=tenant, models=("a",), trace=trace
+    )
+    headers = to_headers(ctx, now=50.0, trace=trace, gateway_key="k")
+    lines = GatewayHop(ctx, "k").lines(50.0, trace).split("\r\n")
+    assert lines.pop() == "" and lines == [f"{name}: {value}" for name, value in headers]
+    found = dict(headers)
+    assert found["authorization"] == ("Oriel-For acme/gold k" if tier else "Bearer k")
+    assert not any(name.startswith("x-oriel-") for name in found)
+    timeout_ms = int(found["x-request-timeout-ms"])
+    assert 1 <= timeout_ms <= max(1, left_s * 950.0 + 1, left_s * 1000.0 - 99.0)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from discovery_suite import DiscoverySuite
+from scripted_discovery import ScriptedDiscovery
 
 from oriel_wire.engine.discovery import (
     Address,
     Discovery,
     DiscoveryFailed,
     DnsDiscovery,
-    ScriptedDiscovery,
     StaticDiscovery,
 )
 

@@ -8,8 +8,10 @@ from time import monotonic
 import pytest
 
 from oriel_wire.engine import listener
-from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, explain, serve
+from oriel_wire.engine.buffered import Exchange, explain, serve
 from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable
 
 from ..waiting import until

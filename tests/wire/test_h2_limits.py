@@ -19,6 +19,7 @@ from oriel_wire.h2.frames import (
     HEADERS,
     MAX_ID,
     NO_ERROR,
+    PADDED,
     PING,
     PREFACE,
     SETTINGS,
@@ -83,11 +84,15 @@ async def begun(app: App, count: int) -> Connection:
     "data",
     [
         head(1, b"/keep", end=False) + frame(DATA, 0, 1, bytes(15_000)),
-        head(1, b"/hold", end=False) + frame(DATA, 0, 1, bytes(15_000))[:-1],
+        head(1, b"/keep", end=False) + frame(DATA, 0, 1, bytes(15_000))[:-1],
+        head(1, b"/hold", end=False) + frame(DATA, PADDED, 1, bytes(15_000))[:-1],
         frame(HEADERS, 0, 1, bytes(10_000)) + frame(CONTINUATION, 0, 1, bytes(5000)),
         frame(HEADERS, 0, 1, bytes(15_000))[:-1],
     ],
-    ids=["data that is not consumed", "an incomplete frame", "an incomplete block", "an incomplete head"],
+    ids=[
+        *("data that is not consumed", "of an incomplete frame", "an incomplete frame with padding"),
+        *("an incomplete block", "an incomplete head"),
+    ],
 )
 async def test_connections_are_read_no_further_while_the_budget_is_used_up(
     ours: tuple[HttpServer, App], data: bytes
@@ -220,7 +225,7 @@ async def test_data_may_take_as_long_as_its_handler_allows(ours: tuple[HttpServe
     server, app = ours
     client = Client(server, head(1, b"/hold", end=False) + frame(DATA, 0, 1, bytes(100))[:-1])
     connection = await begun(app, 1)
-    await until(lambda: connection._rest is not None)
+    await until(lambda: connection._data_left == 1)
     connection.sweep(monotonic() + server.limits.head_timeout_s + 1.0)
     assert not connection.closed and app.calls[0].reset is None
     client.close()

@@ -1,4 +1,4 @@
-"""Heads of a known shape say what a full parse would, or are left to it; whole heads that repeat are not parsed."""
+"""Heads of a known shape say what a full parse would, or are left to it."""
 
 from itertools import count
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
 from oriel_wire.h1_response import ResponseMemo, parse_response_head
@@ -291,29 +290,3 @@ def test_a_copy_of_a_kept_head_may_be_changed() -> None:
     copy = head.copy()
     copy.forward.append(b"more: of it")
     assert head.forward == [b"HTTP/1.1 200 OK", b"x: y"] and copy.start is None and copy.content_length == 2
-
-
-# Whole heads ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_client_that_repeats_a_head_is_known_by_its_bytes() -> None:
-    seen, memo = Recognition(), LineMemo()
-
-    def came(length: int) -> RequestHead:
-        data = b"\r\n".join((*LINES[:2], b"Content-Length: %d" % length)) + b"\r\n\r\n"
-        head = seen.find(data, 0, len(data) - 4)
-        if head is None:
-            head = parse_request_head(data[:-4], memo)
-            if seen.repeated:
-                seen.keep(head, len(data))
-        return head
-
-    for length in (5, 5, 5, 7):
-        assert came(length).content_length == length
-    assert seen.head is None
-    second = came(7)
-    assert seen.head is second and seen.length == 7 and came(7) is second
-    assert came(5).content_length == 5 and came(9).content_length == 9 and seen.head is None
-    assert came(9) is came(9)
-    seen.forget()
-    assert came(9) is not came(9)

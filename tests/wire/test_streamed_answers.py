@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, serve
+from oriel_wire.engine.buffered import Exchange, serve
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
 
 from ..waiting import until
 

@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-__all__ = ["listed", "with_values"]
-
 MAX_LISTED = 300  # characters
 _SENTENCE = re.compile(r"(Invalid (?:enum )?value [^`]*?)( - at (`key` in )?`(\$[^`]*)`)?\Z", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")

@@ -7,8 +7,6 @@ import re
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-__all__ = ["ChunkedDecoder", "LAST_CHUNK", "chunk"]
-
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\x20-\x7e\x80-\xff\t]*)?\Z")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\x20-\x7e\x80-\xff\t]*\Z")
 _MAX_LINE = 256

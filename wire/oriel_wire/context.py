@@ -12,28 +12,6 @@ import msgspec
 
 from oriel_wire.trace import TraceContext, format_traceparent, new_trace, parse_traceparent, random_bits
 
-__all__ = [
-    "COST_US",
-    "INTERNAL",
-    "MAX_TIMEOUT_S",
-    "MODELS",
-    "PRIORITY",
-    "REQUEST_ID",
-    "SERVICES",
-    "TENANT",
-    "TIER",
-    "TIMEOUT_MS",
-    "CallContext",
-    "ContextPlan",
-    "Hop",
-    "from_headers",
-    "new_request_id",
-    "parse_timeout_ms",
-    "read_headers",
-    "to_headers",
-    "valid_request_id",
-]
-
 TIMEOUT_MS = "x-oriel-timeout-ms"
 CLIENT_TIMEOUT_MS = "x-request-timeout-ms"
 TIER = "x-oriel-tier"
@@ -43,12 +21,14 @@ MODELS = "x-oriel-models"
 SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
 REQUEST_ID = "x-request-id"
+ON_BEHALF = "Oriel-For"  # scheme of `authorization`: `Oriel-For TENANT/TIER KEY` calls in that tenant's turn
 INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US})
 
 MAX_TIMEOUT_S = 24 * 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # some systems read a leading dot as a path
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _MAX_BAND = 255
+_REASON_S = 0.1  # an answer takes no longer through two hops
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +71,7 @@ def parse_timeout_ms(value: str) -> float | None:
 
 
 class ContextPlan(msgspec.Struct, frozen=True):
-    """The context in a request head, parsed once and kept with heads that are recognised.
+    """The context in a request head; gRPC servers keep it for calls with the same metadata.
 
     timeout_s: None if the head has none.
     client_timeout_s: the client's own timeout, which can only shorten that or the default; None if it sent none.
@@ -172,6 +152,19 @@ def _name(value: str | None) -> str:
     return value if value and _NAME.match(value) else ""
 
 
+def gateway_credential(ctx: CallContext, key: str) -> str:
+    """The value of `authorization` for a call to a gateway that belongs to the request `ctx`.
+
+    key: of a tenant with the scope `delegate`. A request that did not come through a gateway is that tenant's own.
+    """
+    return f"{ON_BEHALF} {ctx.tenant}/{ctx.tier} {key}" if ctx.tenant and ctx.tier else f"Bearer {key}"
+
+
+def before(deadline: float, now: float) -> float:
+    """The deadline of a call to a gateway, early enough that its reason is passed on before `deadline`."""
+    return deadline - min(_REASON_S, max(0.0, deadline - now) / 20.0)
+
+
 class Hop:
     """The header lines for the upstream calls of one request: like `to_headers`, with the common part written once."""
 
@@ -195,11 +188,33 @@ class Hop:
         return f"{self._fixed}{TIMEOUT_MS}: {left_ms}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
 
 
-def to_headers(ctx: CallContext, *, now: float, trace: TraceContext) -> list[tuple[str, str]]:
+class GatewayHop(Hop):
+    """The header lines for calls of one request through a gateway, which takes no `x-oriel-*` from outside.
+
+    key: see `gateway_credential`.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, ctx: CallContext, key: str) -> None:
+        self._deadline = ctx.deadline
+        self._fixed = f"{REQUEST_ID}: {ctx.request_id}\r\nauthorization: {gateway_credential(ctx, key)}\r\n"
+
+    def lines(self, now: float, trace: TraceContext) -> str:
+        left_ms = max(1, ceil((before(self._deadline, now) - now) * 1000.0))
+        state = f"tracestate: {trace.state}\r\n" if trace.state else ""
+        return f"{self._fixed}{CLIENT_TIMEOUT_MS}: {left_ms}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
+
+
+def to_headers(ctx: CallContext, *, now: float, trace: TraceContext, gateway_key: str = "") -> list[tuple[str, str]]:
     """The headers of the next hop; `trace` is the context of the span that makes the call.
 
     The remaining time is rounded up and is at least 0: the next hop refuses a call that is already late.
+    gateway_key: see `GatewayHop`; "" if the next hop is no gateway.
     """
+    if gateway_key:
+        lines = GatewayHop(ctx, gateway_key).lines(now, trace).split("\r\n")[:-1]
+        return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
     headers = [
         (REQUEST_ID, ctx.request_id),
         (TIMEOUT_MS, str(max(0, ceil((ctx.deadline - now) * 1000.0)))),

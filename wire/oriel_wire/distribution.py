@@ -3,8 +3,6 @@
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 
-__all__ = ["NAME", "build", "installed_version", "is_compiled"]
-
 NAME = "oriel-serving"
 
 

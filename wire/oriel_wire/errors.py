@@ -15,21 +15,6 @@ WireError
 StartFailed                    a unit cannot start; the text is one line with the fix
 """
 
-__all__ = [
-    "BadMessage",
-    "HeaderListTooLarge",
-    "HpackError",
-    "StartFailed",
-    "TooLarge",
-    "UpstreamBroken",
-    "UpstreamError",
-    "UpstreamHungUp",
-    "UpstreamTimedOut",
-    "UpstreamUnreachable",
-    "UpstreamUnread",
-    "WireError",
-]
-
 
 class WireError(Exception):
     """Root of this package's errors."""

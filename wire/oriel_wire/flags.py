@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-__all__ = ["Flag", "add_flags", "flag", "flags", "number", "switch", "values"]
-
 
 @dataclass(frozen=True, slots=True)
 class Flag:

@@ -30,8 +30,6 @@ from typing import Any, Final
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-__all__ = ["MAX_LINE", "PASSED_ON", "Field", "Kind", "LineMemo", "RequestHead", "parse_lines", "parse_request_head"]
-
 
 class Kind(IntEnum):
     """The kind of a field for a server or a proxy; 0 is the common case: forward it unchanged."""
@@ -294,8 +292,8 @@ class RequestHead:
     """One request head.
 
     content_length: None when absent. fresh: fields that were validated anew; give them to `LineMemo.keep` once the
-    sender is authenticated. plan: the server's own findings about this head, kept with a head that is recognised by its
-    bytes. key, lines, shape: see `h1_similar`. decision: the server's, about heads of this shape and these credentials.
+    sender is authenticated. key, lines, shape: see `h1_similar`. decision: the server's, about heads of this shape and
+    these credentials.
     """
 
     # Class attributes are the defaults: most requests set only two or three of them, and every assignment costs time.
@@ -313,7 +311,6 @@ class RequestHead:
     content_encoding: str | None = None
     header_length: str | None = None
     fresh: Sequence[Field] = ()
-    plan: Any = None
     decision: Any = None
     key: tuple[Any, ...] = ()
     lines: Sequence[bytes] = ()
@@ -384,7 +381,7 @@ class RequestHead:
         return None
 
     def by_name(self) -> dict[str, str]:
-        """Lower-case name -> the first value of that name. Made once and kept with a head that is recognised."""
+        """Lower-case name -> the first value of that name."""
         found = self._by_name
         if found is None:
             if self._fields is None:

@@ -10,8 +10,6 @@ from typing import Final
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import MAX_LINE, Field, Kind, LineMemo
 
-__all__ = ["ResponseHead", "ResponseMemo", "parse_response_head"]
-
 _CONTENT_LENGTH = int(Kind.CONTENT_LENGTH)
 _TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
 _CONNECTION = int(Kind.CONNECTION)

@@ -20,8 +20,6 @@ from typing import Any, Final
 from oriel_wire.errors import TooLarge
 from oriel_wire.h1 import PASSED_ON, Field, Kind, LineMemo, RequestHead, parse_lines
 
-__all__ = ["HeadShape", "SimilarHeads"]
-
 SIZE: Final = 1024  # shapes, and decisions, in each of two generations
 _MAX_ALIKE: Final = 4  # shapes with one key
 _MAX_RECENT: Final = 64  # hashes of lines, for each shape

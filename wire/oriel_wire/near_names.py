@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "near_name"]
-
 MAX_KNOWN = 128
 MAX_LENGTH = 64
 

@@ -15,8 +15,6 @@ import msgspec
 
 from oriel_wire.errors import BadMessage
 
-__all__ = ["LOAD_FORMAT", "LOAD_METRICS", "LoadReport", "encode_report", "parse_report", "report_form"]
-
 LOAD_FORMAT = "endpoint-load-metrics-format"
 LOAD_METRICS = "endpoint-load-metrics"
 MAX_BYTES = 4096

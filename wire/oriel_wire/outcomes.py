@@ -9,8 +9,6 @@ docs/errors.md lists them. Code that reads the reasons of more than one unit com
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["ALIASES", "SHARED", "event_of"]
-
 # Events that more than one unit reports.
 SHARED: Final[Mapping[str, str]] = {
     "ok": "the request was answered",

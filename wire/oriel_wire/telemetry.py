@@ -12,18 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
-__all__ = [
-    "DURATION_BOUNDS_S",
-    "OPENMETRICS",
-    "TEXT",
-    "Histogram",
-    "head",
-    "histogram",
-    "label_text",
-    "pieces",
-    "wants_openmetrics",
-]
-
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 # Not final: the compiler misreads a final tuple that begins with a float.

@@ -13,24 +13,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-__all__ = [
-    "ListSink",
-    "NullSink",
-    "Span",
-    "SpanSink",
-    "TraceContext",
-    "TraceIds",
-    "bounded_state",
-    "child",
-    "format_traceparent",
-    "new_trace",
-    "parse_traceparent",
-    "random_bits",
-    "read_traceparent",
-    "server_timing",
-    "wall_ns",
-]
-
 _BATCH = 128
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 # Ids need uniqueness, not secrecy: one generator seeded by the system, not a system call per request.

@@ -9,8 +9,6 @@ from pathlib import Path
 from oriel_cli.doctor import machine, services
 from oriel_cli.doctor.findings import MAX_SKEW_S, Finding
 
-__all__ = ["add_arguments", "examine", "run"]
-
 KEY_VARIABLE = "ORIEL_KEY"
 
 

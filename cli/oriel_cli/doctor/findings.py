@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["EXPIRY_WARNING_S", "MAX_SKEW_S", "Finding", "fail", "good", "warn"]
-
 EXPIRY_WARNING_S = 30 * 86400.0
 MAX_SKEW_S = 30.0  # half of what a token may be off
 

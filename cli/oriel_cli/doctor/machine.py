@@ -18,8 +18,6 @@ from oriel_wire.distribution import build, installed_version
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
-__all__ = ["certificates", "clock", "files", "holder", "packages", "ports", "state"]
-
 LOOPBACK = "127.0.0.1"
 RENEW = "replace both files: they are taken up within a second"
 READY = {("gateway", "admin"): "/health/ready", ("logic", "admin"): "/health/ready"}

@@ -16,11 +16,11 @@ from oriel_cli.errors import CommandFailed
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.discovery import DiscoveryFailed
+from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
 from oriel_wire.errors import StartFailed, UpstreamError
 
 Documents = Mapping[str, bytes]
-
-__all__ = ["Documents", "documents", "endpoints", "keys", "redis", "repository", "services"]
 
 ANSWER_S = 3.0
 STORE_S = 30.0
@@ -97,6 +97,8 @@ async def endpoints(snapshot: Snapshot) -> tuple[list[Finding], dict[str, float]
 
 
 async def _resolved(pool: str, kind: str, host: str, port: int) -> Finding:
+    if host.startswith(KUBERNETES):
+        return await _listed(pool, host.removeprefix(KUBERNETES), port)
     try:
         async with asyncio.timeout(ANSWER_S):
             answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
@@ -104,6 +106,20 @@ async def _resolved(pool: str, kind: str, host: str, port: int) -> Finding:
     except (OSError, TimeoutError):
         fix = f"correct `{kind}discover` of [pools.{pool}], or ask from inside of the cluster"
         return fail("endpoint", f"pool {pool}: the name {host} has no address", fix)
+
+
+async def _listed(pool: str, service: str, port: int) -> Finding:
+    slices = EndpointSlices(service, port)
+    watch = asyncio.create_task(slices.run())
+    try:
+        ready = len(await slices.lookup())
+        return good("endpoint", f"pool {pool}: {ready} of {len(slices.found or ())} pods of {service} are ready")
+    except DiscoveryFailed as error:
+        fix = "ask from inside of the cluster, with a service account that may watch EndpointSlices (docs/deploy.md)"
+        return fail("endpoint", f"pool {pool}: {error}", fix)
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
 
 
 async def _endpoint(pool: str, host: str, port: int, probe: str | None) -> tuple[Finding, float | None]:

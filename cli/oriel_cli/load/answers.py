@@ -15,8 +15,6 @@ from google.protobuf.message import DecodeError
 from oriel_wire.h1_response import ResponseHead
 from oriel_wire.v2.proto import v2_pb2
 
-__all__ = ["MAX_JUDGED_BYTES", "Body", "Events", "Whole", "body_of", "http_reason", "shown", "stream_fault"]
-
 MAX_JUDGED_BYTES = 64 * 1024  # of an answer or an event; larger ones are data
 MAX_REASON_CHARS = 60
 CUT = "cut"

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Literal
 
-__all__ = ["MAX_TRACE_LINES", "Process", "bursty", "merged", "poisson", "replayed", "trace_offsets", "uniform"]
-
 Process = Literal["poisson", "bursty", "uniform", "trace"]
 MAX_TRACE_LINES = 5_000_000
 

@@ -20,8 +20,6 @@ from oriel_wire.v2.messages import InferRequest, Tensor
 from oriel_wire.v2.metadata import ModelMetadata, TensorMetadata, decode_metadata
 from oriel_wire.v2.proto import v2_pb2
 
-__all__ = ["Prepared", "prepare"]
-
 MAX_BODY_BYTES = 64 << 20
 ANSWER_WITHIN_S = 10.0
 _MODEL = pattern(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/infer)?/?$")

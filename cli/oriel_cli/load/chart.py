@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Line", "Span", "chart"]
-
 WIDTH, HEIGHT = 960, 250
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 26, 30
 

@@ -24,8 +24,6 @@ from oriel_wire.allowed import with_values
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.upstream import Endpoint
 
-__all__ = ["add_arguments", "offer", "run"]
-
 EXIT_FAILED = 1  # a phase is not quoted, or nothing was answered well
 EXIT_INTERRUPTED = 130
 

@@ -22,8 +22,6 @@ from oriel_cli.load.scenario import Scenario, Stream, trace_of
 from oriel_cli.load.senders import Sender, Ticket
 from oriel_cli.load.tally import Outcome, Tally, Timeline
 
-__all__ = ["Generator", "Record", "offered"]
-
 BURST = 32
 TOO_LATE_S = 1.0
 SWEEP_S = 0.05

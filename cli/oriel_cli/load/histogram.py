@@ -2,8 +2,6 @@
 
 import math
 
-__all__ = ["ERROR", "Histogram"]
-
 ERROR = 0.005
 _LEAST_S = 1e-6
 _MOST_S = 1e5

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from oriel_cli.load.histogram import Histogram
 
-__all__ = ["LagRule"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagRule:

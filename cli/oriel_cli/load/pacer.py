@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from time import monotonic
 
-__all__ = ["Pacer"]
-
 _CLOCK_MONOTONIC = 1
 _TFD_TIMER_ABSTIME = 1
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC if sys.platform == "linux" else 0

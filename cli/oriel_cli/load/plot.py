@@ -6,8 +6,6 @@ from typing import Any
 
 from oriel_cli.load.chart import Line, Span, chart
 
-__all__ = ["as_html"]
-
 # Distinct for people who see fewer colours, too; further tiers start over.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
 STYLE = """

@@ -10,8 +10,6 @@ from oriel_cli.load.scenario import Scenario
 from oriel_cli.load.tally import Tally, Timeline, total
 from oriel_cli.table import columns
 
-__all__ = ["as_document", "as_text", "progress_line"]
-
 _SHARES = ("p50", "p99", "p99.9")
 
 

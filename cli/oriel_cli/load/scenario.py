@@ -13,8 +13,6 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.load.arrivals import trace_offsets
 from oriel_wire.allowed import with_values
 
-__all__ = ["Phase", "Scenario", "Stream", "address", "checked", "read", "trace_of"]
-
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=100_000)]

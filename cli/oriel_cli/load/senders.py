@@ -16,8 +16,6 @@ from oriel_wire.errors import UpstreamError, UpstreamUnreachable
 from oriel_wire.h1_response import ResponseHead
 from oriel_wire.v2 import grpc as v2_grpc
 
-__all__ = ["GrpcSender", "HttpSender", "Sender", "Ticket"]
-
 GOOD = Outcome("good")
 STREAM = f"/{v2_grpc.SERVICE}/ModelStreamInfer"
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from oriel_cli.load.histogram import Histogram
 
-__all__ = ["Bin", "Outcome", "RetryAfter", "Tally", "Timeline", "total"]
-
 MAX_REASONS = 64
 MAX_BINS = 400
 
@@ -88,11 +86,6 @@ class Tally:
     def left_out(self, reason: str) -> None:
         """Count an arrival that the generator could not send."""
         _count(self.unsent, reason)
-
-    @property
-    def under_way(self) -> int:
-        """Sent and not ended."""
-        return self.sent - self.good - sum(self.refused.values()) - sum(self.failed.values())
 
     @property
     def attainment(self) -> float | None:

@@ -1,12 +1,13 @@
 """The gateway's control plane: health, metrics, and the calls in the queues."""
 
+import asyncio
 from collections.abc import Sequence
 from time import monotonic, time
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -15,6 +16,7 @@ from oriel_gateway.admin.guard import Guard
 from oriel_gateway.admin.metrics import CertificateCollector, GatewayCollector
 from oriel_gateway.admin.queues import live_queues
 from oriel_gateway.admin.routing_metrics import RoutingCollector
+from oriel_gateway.admin.wake import BODY_S, MOST_BYTES, refusal, wake_pool
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents.in_force import TokensReport
 from oriel_gateway.limits import SharedLimiter
@@ -28,7 +30,8 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
     """Build the application of the admin port.
 
     It serves `/health/live`, `/health/ready` and `/metrics`; and with the token, if there is one, `/queues`,
-    `/decisions`, `/decisions/<request-id>` (latest first; 404 if none is kept) and `/policies`.
+    `/decisions`, `/decisions/<request-id>` (latest first; 404 if none is kept), `/policies`, and
+    `POST /pools/<name>/wake`.
     """
     registry = CollectorRegistry()
     registry.register(GatewayCollector(gateway))
@@ -69,11 +72,29 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
         report = gateway.documents.report(gateway.snapshot)
         return JSONResponse({**report, "key_sets": key_sets()})
 
+    async def wake(request: Request) -> Response:
+        # A page in a browser may send this without being able to read the answer; nothing else names an origin.
+        if "origin" in request.headers:
+            message = "a call from a page in a browser: send it from a program"
+            return JSONResponse(refusal(message), status_code=403)
+        body = b""
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > MOST_BYTES:
+                        return JSONResponse(refusal(f"the body has more than {MOST_BYTES} bytes"), status_code=413)
+        except (TimeoutError, ClientDisconnect):
+            return JSONResponse(refusal(f"the body has not come within {BODY_S:g} s"), status_code=408)
+        status, answer = wake_pool(gateway.scaled, request.path_params["name"], body)
+        return JSONResponse(answer, status_code=status)
+
     routes = [
         Route("/queues", queues),
         Route("/decisions", decisions),
         Route("/decisions/{request_id}", decision),
         Route("/policies", policies),
+        Route("/pools/{name}/wake", wake, methods=["POST"]),
     ]
     return Guard(Starlette(routes=[*health_routes(ready, registry), *routes]), token)
 

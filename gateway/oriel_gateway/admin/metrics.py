@@ -1,6 +1,6 @@
 """Export `Stats`, the pools and the tiers as Prometheus metrics. docs/metrics.md has the table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
 from oriel_gateway.core import Gateway
 from oriel_gateway.observe.stats import RESULTS
+from oriel_gateway.pools.cold_start import Phase
 from oriel_policies.ejection import Cause
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.telemetry import Histogram
@@ -19,14 +20,13 @@ class GatewayCollector(Collector):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    def describe(self) -> Iterable[Metric]:
-        return []
-
     def collect(self) -> Iterator[Metric]:
         yield from self._calls()
         yield from self._promises()
         yield from self._pools()
         yield from self._endpoints()
+        yield from self._scaling()
+        yield from self._cold_starts()
         yield from self._loop()
         yield from self._losses()
 
@@ -66,7 +66,14 @@ class GatewayCollector(Collector):
         )
         for pair, histogram in stats.waits.items():
             waits.add_metric(list(pair), histogram.buckets(), histogram.total)
-        yield from (calls, upstream, received, sent, waits)
+        spilled = CounterMetricFamily(
+            "oriel_gateway_spilled_calls",
+            "Calls that went on to a further pool of their route.",
+            labels=["route", "from", "to", "reason"],
+        )
+        for four, count in stats.spills.items():
+            spilled.add_metric(four, count)
+        yield from (calls, upstream, received, sent, waits, spilled)
 
     def _promises(self) -> Iterator[Metric]:
         gateway = self._gateway
@@ -139,6 +146,57 @@ class GatewayCollector(Collector):
                 ejected.add_metric([name, cause.value], count)
         yield from (parked, usable, known, repeats, ejected)
 
+    def _scaling(self) -> Iterator[Metric]:
+        wanted = GaugeMetricFamily("oriel_gateway_scaling_wanted", "Replicas that are planned.", labels=["pool"])
+        replicas = GaugeMetricFamily("oriel_gateway_scaling_replicas", "Replicas there are.", labels=["pool"])
+        active = GaugeMetricFamily("oriel_gateway_scaling_active", "1 while one replica is needed.", labels=["pool"])
+        held = GaugeMetricFamily("oriel_gateway_scaling_held", "Calls that wait.", labels=["pool"])
+        running = GaugeMetricFamily("oriel_gateway_scaling_in_flight", "Calls that do not wait.", labels=["pool"])
+        rate = GaugeMetricFamily("oriel_gateway_scaling_rate", "Planned calls per second.", labels=["pool", "tier"])
+        work = GaugeMetricFamily(
+            "oriel_gateway_scaling_work", "Device-seconds per second of the planned calls.", labels=["pool", "tier"]
+        )
+        refused = GaugeMetricFamily(
+            "oriel_gateway_scaling_refused", "Calls of a minute that lacked capacity.", labels=["pool", "tier"]
+        )
+        for name, plan in self._gateway.scaled.plans.items():
+            latest, total = plan.latest, plan.demand.total
+            wanted.add_metric([name], latest.wanted)
+            replicas.add_metric([name], plan.replicas)
+            active.add_metric([name], latest.active)
+            held.add_metric([name], total.held)
+            running.add_metric([name], total.in_flight)
+            for tier, calls in latest.rates.items():
+                rate.add_metric([name, tier], calls)
+            for tier, seconds in latest.work.items():
+                work.add_metric([name, tier], seconds)
+            for tier, record in total.tiers.items():
+                refused.add_metric([name, tier], record.refused)
+        yield from (wanted, replicas, active, held, running, rate, work, refused)
+
+    def _cold_starts(self) -> Iterator[Metric]:
+        phases = GaugeMetricFamily(
+            "oriel_gateway_cold_start_phase", "1 for the phase of the pool's first server.", labels=["pool", "phase"]
+        )
+        took = GaugeMetricFamily(
+            "oriel_gateway_cold_start_seconds", "How long the latest starts took.", labels=["pool", "quantile"]
+        )
+        starts = CounterMetricFamily("oriel_gateway_cold_starts", "Starts from no address to ready.", labels=["pool"])
+        refused = CounterMetricFamily(
+            "oriel_gateway_cold_start_refused", "Calls that could not wait for a start.", labels=["pool"]
+        )
+        for name, gate in self._gateway.pools.items():
+            cold = gate.cold_start
+            if cold is None:
+                continue
+            for phase in Phase:
+                phases.add_metric([name, phase.value], phase is cold.phase)
+            for share in (0.5, 0.95):
+                took.add_metric([name, str(share)], cold.starts.quantile_s(share))
+            starts.add_metric([name], cold.starts.count)
+            refused.add_metric([name], cold.refused)
+        yield from (phases, took, starts, refused)
+
     def _loop(self) -> Iterator[Metric]:
         overload = self._gateway.overload
         yield GaugeMetricFamily(
@@ -173,9 +231,6 @@ class CertificateCollector(Collector):
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates = certificates
-
-    def describe(self) -> Iterable[Metric]:
-        return []
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(

@@ -6,7 +6,9 @@ from time import monotonic
 from typing import Any
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.pools.cold_start import PoolColdStart
 from oriel_gateway.pools.pool import PoolGate, Waiter
+from oriel_gateway.pools.scaling import PoolPlan
 
 TENANTS = 50  # the tenants that are listed per pool: those with the most calls
 # waiting calls of a pool that are read; a longer queue shows its counts, and only these calls by tenant
@@ -62,6 +64,41 @@ def _pool(gateway: Gateway, gate: PoolGate, now: float) -> dict[str, Any]:
             }
             for e in gate.endpoints
         ],
+        "cold_start": _cold_start(gate.cold_start, now) if gate.cold_start is not None else None,
+        "scaling": _scaling(plan) if (plan := gateway.scaled.plans.get(gate.name)) is not None else None,
+    }
+
+
+def _cold_start(cold: PoolColdStart, now: float) -> dict[str, Any]:
+    starts = cold.starts
+    elapsed_s, rest_s = starts.elapsed_s(now), starts.rest_s(now)
+    return {
+        "phase": cold.phase.value,
+        "elapsed_ms": None if elapsed_s is None else round(elapsed_s * 1e3),
+        "expected_ms": None if rest_s is None else round(rest_s * 1e3),
+        "starts": starts.count,
+        "p50_ms": round(starts.quantile_s(0.5) * 1e3),
+        "p95_ms": round(starts.quantile_s(0.95) * 1e3),
+        "refused": cold.refused,
+    }
+
+
+def _scaling(plan: PoolPlan) -> dict[str, Any]:
+    total, latest = plan.demand.total, plan.latest
+    return {
+        "wanted": latest.wanted,
+        "replicas": plan.replicas,
+        "ready": plan.ready,
+        "active": latest.active,
+        "floor": latest.floor,
+        "woken": total.woken,
+        "woken_ms": round(total.woken_s * 1e3),
+        "keep_alive_ms": round(latest.keep_alive_s * 1e3),
+        "held": total.held,
+        "in_flight": total.in_flight,
+        "rate": {tier: round(rate, 3) for tier, rate in latest.rates.items()},
+        "work": {tier: round(work, 6) for tier, work in latest.work.items()},
+        "refused": {name: tier.refused for name, tier in total.tiers.items()},
     }
 
 

@@ -2,7 +2,7 @@
 bounded.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,9 +15,6 @@ class RoutingCollector(Collector):
 
     def __init__(self, state: Callable[[], RoutingState]) -> None:
         self._state = state
-
-    def describe(self) -> Iterable[Metric]:
-        return []
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()

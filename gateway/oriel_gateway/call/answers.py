@@ -47,7 +47,7 @@ def refusal_bytes(
     head = (
         f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {len(body)}\r\n"
         f"content-type: application/json\r\n{more}x-request-id: {request_id}\r\ntraceresponse: {trace}\r\n"
-        f"server-timing: {timing}\r\n{CLOSE if close else ''}"
+        f"server-timing: {timing}{f', {refused.timing}' if refused.timing else ''}\r\n{CLOSE if close else ''}"
     ).encode("latin-1")
     return b"%b%b\r\n%b" % (head, date_line, b"" if head_only else body)
 

@@ -17,8 +17,8 @@
 
 [3] In the words of Triton, KServe, OVMS or MLServer; any other 404 only if the server says so when it is asked.
 
-At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went to
-the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
+At most two requests are sent for a call in a pool (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went
+to the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
 
 Nothing here waits, sends or starts anything: a decision reads the endpoints and spends from the retry budget. `Call`
 carries it out.
@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from oriel_gateway.pools.endpoints import EndpointSet, EndpointState, HttpEndpoint, Reach
+from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS, RetryBudget
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread

@@ -5,12 +5,14 @@ written to an upstream, and what its answer means.
 """
 
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
+from oriel_gateway.call.fallback import SENT_ON
 from oriel_gateway.call.http import Call
 from oriel_gateway.contracts import Client, Host, Receiver
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import WHOLE_BYTES, GrpcAnswer, GrpcExchange
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
@@ -20,7 +22,7 @@ from oriel_wire.context import INTERNAL
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, RpcHead, encode_timeout, prefix
 from oriel_wire.h2.hpack import literal
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
-from oriel_wire.v2.grpc_names import append_schedule
+from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 
 __all__ = ["SERVICE", "GrpcCall", "GrpcRequest", "RpcLine", "sent_on"]
 
@@ -68,6 +70,7 @@ _TIMEOUT: Final = literal(b"grpc-timeout", b"")[:-1]
 _ID: Final = literal(b"x-request-id", b"")[:-1]
 _TRACE: Final = literal(b"traceparent", b"")[:-1]
 _STATE: Final = b"tracestate"
+_SENT_ON: Final = literal(SENT_ON.encode(), b"true")
 _ASK_REPORT: Final = literal(LOAD_FORMAT.encode(), b"text")
 
 
@@ -113,15 +116,17 @@ class GrpcRequest:
 
 def sent_on(rpc: RpcHead) -> list[tuple[bytes, bytes]]:
     """Return the client's metadata that the upstream gets."""
-    return [
-        field
-        for field in rpc.fields
-        if (name := field[0]) not in _DROPPED
+    return [field for field in rpc.fields if _passed_on(field[0])]
+
+
+def _passed_on(name: bytes) -> bool:
+    return (
+        name not in _DROPPED
         and name[:1] != b":"
         and not name.startswith(b"grpc-")
         and name[:8].replace(b"_", b"-") != b"x-oriel-"
         and name[:12].replace(b"_", b"-") != b"x-forwarded-"
-    ]
+    )
 
 
 class GrpcCall(Call):
@@ -153,18 +158,42 @@ class GrpcCall(Call):
         """None: the metadata that differs between callers of one message is in the key by which they are equal."""
         return None
 
+    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
+        return gate.grpc
+
+    def rename(self, model: str) -> bool:
+        """Let the message name another model: the last name and version of a message are in force."""
+        added, body = model_fields(model, ""), self._body
+        self._body = [*body, added] if isinstance(body, list) else (body or b"") + added
+        self.body_bytes += len(added)
+        return True
+
     def put(self, connection: GrpcExchange, now: float) -> None:
         """Write the whole request to a stream of the upstream. The message is kept: it may have to be sent again."""
         connection.most_bytes = self.gate.pool.max_response_bytes
         if self.receiver is not None:
             connection.whole_bytes = max(WHOLE_BYTES, KEPT_BYTES)
-        message = self.body()
+        schedule = b""
         priorities = self.gate.pool.triton_priorities
         if priorities and self.method in ("ModelInfer", "ModelStreamInfer"):
             priority = priorities.get(self.tenant.tier.name)
             if priority is not None:
-                message = append_schedule(message, priority, self.time_for_triton(now))
-        connection.send(self.head_block(connection, now), prefix(len(message)) + message, self.ends_with_first())
+                schedule = schedule_fields(priority, self.time_for_triton(now))
+        head, start = self.head_block(connection, now), prefix(self.body_bytes + len(schedule))
+        body = self._body
+        if isinstance(body, list):
+            pieces = [start, *body, schedule] if schedule else [start, *body]
+            connection.send(head, pieces, self.ends_with_first())
+            return
+        data = b"".join((start, body or b"", schedule))
+        if self.ends_with_first():
+            connection.send_whole(head, data)
+        else:
+            connection.send(head, data, False)
+
+    def requested_until(self) -> float:
+        """See `Lifecycle.requested_until`."""
+        return self.gateway.requested_until(self.received_s, self.head.timeout, self.head.rpc.timeout_s)
 
     def time_for_triton(self, now: float) -> float | None:
         """The seconds that Triton's own timeout parameter is to have; None for none."""
@@ -183,9 +212,16 @@ class GrpcCall(Call):
         lines = self.lines
         if lines is None:
             head: GrpcRequest = self.head
-            fields = sent_on(head.rpc)
-            lines = b"".join((head.line.encoded, *[literal(name, value) for name, value in fields]))
+            shape = head.rpc.shape
+            lines = None if shape is None else shape.lines
+            if lines is None:
+                fields = sent_on(head.rpc)
+                lines = b"".join((head.line.encoded, *[literal(name, value) for name, value in fields]))
+                if shape is not None and not any(map(_passed_on, shape.block.names)):
+                    shape.lines = lines
             lines += self.gateway.targets.tenant_block(self.tenant)
+            if self.target.spills:
+                lines += _SENT_ON
             self.lines = lines
         mark = self.mark
         endpoint = connection.endpoint

@@ -9,15 +9,18 @@ last.
 import asyncio
 from collections.abc import Collection
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
-from oriel_gateway.call.grpc import GrpcCall
+from oriel_gateway.call.grpc import GrpcCall, GrpcRequest
 from oriel_gateway.call.lifecycle import ANSWERING, DONE
 from oriel_gateway.call.stream import AnswerStream
+from oriel_gateway.contracts import Client, Host
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import StreamGrant
+from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
 from oriel_gateway.pools.lending import PermitLending
+from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
@@ -68,8 +71,19 @@ class GrpcStreamCall(GrpcCall):
         "sent",
     )
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(
+        self,
+        gateway: Host,
+        client: Client | None,
+        gate: PoolGate,
+        head: GrpcRequest,
+        tenant: Tenant,
+        target: Target,
+        mark: Mark,
+        received_s: float,
+        deadline: float,
+    ) -> None:
+        super().__init__(gateway, client, gate, head, tenant, target, mark, received_s, deadline)
         self.sent = asyncio.Event()
         self.closing = False
         self.messages = 0
@@ -94,6 +108,15 @@ class GrpcStreamCall(GrpcCall):
         self._room.set()
         super().put(connection, now)
         self.sent.set()
+
+    @property
+    def may_move(self) -> bool:
+        """Whether nothing of the stream was sent."""
+        return self._exchange is None and super().may_move
+
+    def rename(self, model: str) -> bool:
+        """False: later messages would still name the other model."""
+        return False
 
     def ends_with_first(self) -> bool:
         return self.closing

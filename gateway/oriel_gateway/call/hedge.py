@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from oriel_gateway.call.attempts import note_answer, note_failure
-from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_wire.errors import UpstreamError

@@ -6,10 +6,12 @@ a `Trouble`; what only an answer that comes in parts needs is in an `AnswerStrea
 (`contracts.RouteHooks`), and a call whose answer is not simply its client's has a `contracts.Receiver`.
 """
 
+from math import inf
 from time import monotonic
 from typing import Any, Final
 
 from oriel_gateway.call.attempts import decided_by_itself, note_answer, sticky_endpoint
+from oriel_gateway.call.fallback import SENT_ON, SPILLING, spill
 from oriel_gateway.call.heads import head_lines
 from oriel_gateway.call.lifecycle import (
     ANSWERING,
@@ -24,10 +26,15 @@ from oriel_gateway.call.lifecycle import (
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.errors import Outcome, Refused, stopping
+from oriel_gateway.identity.named_models import naming_another
 from oriel_gateway.limits import Grant
-from oriel_gateway.pools.endpoints import HttpEndpoint
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet
+from oriel_gateway.pools.holding import reserve_or_displace
+from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
-from oriel_wire.errors import UpstreamError, UpstreamUnreachable
+from oriel_gateway.routing.targets import Target
+from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 __all__ = ["Call"]
@@ -59,16 +66,17 @@ class Call(Lifecycle):
         else:
             pieces.append(bytearray(data))
         self.body_bytes += size
+        size = self.body_bytes - self._held_bytes  # all of it may be on the budget since its head came
         bound = self.gate.pool.max_body_bytes
         if self.body_bytes > bound:
             self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
-        else:
+        elif size > 0:
             self._hold(size)
 
-    def whole(self, data: bytes, now: float = 0.0) -> None:
-        """Take the whole body at once. now: see `enter`."""
+    def whole(self, data: bytes | list[bytes | memoryview], now: float = 0.0) -> None:
+        """Take the whole body at once, in one piece or several. now: see `enter`."""
         self._body = data
-        self.body_bytes = len(data)
+        self.body_bytes = len(data) if isinstance(data, bytes) else sum(map(len, data))
         if self.extras is None and ((grant := self.grant) is None or grant.ready):
             self.enter(now)
         else:
@@ -124,14 +132,19 @@ class Call(Lifecycle):
 
     def enter(self, now: float = 0.0) -> None:
         """Take a permit or queue for one. now: monotonic seconds, 0.0 if the caller has not read the clock."""
-        gate = self.gate
-        self.queued_s = now = now or monotonic()
+        gate, now = self.gate, now or monotonic()
+        demand = gate.demand
+        if demand is not None and not self.queued_s:
+            demand.arrived(self.tenant.tier.name, now)
+        self.queued_s = now
         if now >= self.deadline:
             self.expired()
             return
         if not self.endpoints.usable:
             self.park()
             return
+        if gate.cold_start is not None:
+            self.shorten_hold(now)
         if gate.admission.enter():
             self.permit_s = now
             self.state = SENDING
@@ -147,7 +160,8 @@ class Call(Lifecycle):
                 self,
                 self.tenant,
                 self.target,
-                received_s=self.received_s,
+                # a held call has missed its target: it is ordered by its deadline, which is never taken for late
+                received_s=inf if self._trouble is not None and self._trouble.held else self.received_s,
                 deadline=self.deadline,
                 size_bytes=self.body_bytes,
             )
@@ -159,14 +173,14 @@ class Call(Lifecycle):
             return
         gate.pump()
 
-    def _hold(self, size: int, retry_after_s: int = 0) -> bool:
+    def _hold(self, size: int) -> bool:
         """Take bytes from the pool's budget; False: there are not enough, and the call is refused."""
-        gate = self.gate
-        if gate.reserve_bytes(size, urgent=self.tenant.tier.band == self.gateway.top_band):
+        band = self.tenant.tier.band
+        if reserve_or_displace(self.gate, size, band, urgent=band == self.gateway.top_band):
             self._held_bytes = self._held_bytes + size if self._held_bytes else size
             return True
-        retry_after_s = retry_after_s or gate.admission.retry_after_s()
-        self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
+        message, retry_after_s = "too many bytes wait for this pool", self.gate.retry_after_s()
+        self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=retry_after_s))
         return False
 
     def admitted(self) -> None:
@@ -205,11 +219,14 @@ class Call(Lifecycle):
             self.refuse(stopping())
             return
         self.state = QUEUED
-        size = self.body_bytes - self._held_bytes
-        if size > 0 and not self._hold(size, retry_after_s=1):
+        if self.target.fallbacks and spill(self, Outcome.UPSTREAM_UNREACHABLE, monotonic()):
             return
         try:
-            self.in_trouble(counted=False).park()
+            self.hold()
+            size = self.body_bytes - self._held_bytes
+            if size > 0 and not self._hold(size):
+                return
+            self.in_trouble(counted=False).park(self._held_bytes)
         except Refused as refused:
             self.refuse(refused)
 
@@ -261,7 +278,10 @@ class Call(Lifecycle):
         mark = self.mark
         lines = self.lines
         if lines is None:
-            lines = self.lines = head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant))
+            lines = head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant))
+            if self.target.spills:
+                lines = b"%b\r\n%b: true" % (lines, SENT_ON.encode())
+            self.lines = lines
         remaining_ms = int((self.deadline - now) * 1000.0)
         tail = (
             f"x-oriel-timeout-ms: {remaining_ms if remaining_ms > 0 else 1}\r\nx-request-id: {mark.request_id}\r\n"
@@ -317,7 +337,51 @@ class Call(Lifecycle):
                 self.endpoints.note_broken(endpoint, now)
         broken = not isinstance(error, UpstreamUnreachable)
         outcome = Outcome.UPSTREAM_BROKEN if broken else Outcome.UPSTREAM_UNREACHABLE
+        if self.state == SENDING and isinstance(error, UpstreamUnread) and spill(self, outcome, now):
+            return
         self.refuse(Refused(outcome, str(error), retry_after_s=1))
+
+    # To another pool (see `fallback`) --------------------------------------------------------------------------
+
+    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
+        """Return the endpoints of a pool that speak the call's protocol."""
+        return gate.endpoints
+
+    def rename(self, model: str) -> bool:
+        """Let the body name another model; False if it does not name exactly one."""
+        body = naming_another(self.body(), model)
+        if body is None:
+            return False
+        self._body, self.body_bytes = body, len(body)
+        return True
+
+    def move(self, target: Target, gate: PoolGate, now: float) -> bool:
+        """Leave the pool for `gate`; `enter` comes next. False: its bytes, or the other model, do not allow that."""
+        held = self._held_bytes
+        if held and not gate.reserve_bytes(held, urgent=self.tenant.tier.band == self.gateway.top_band):
+            return False
+        if target.renames and not self.rename(target.renames):
+            gate.release_bytes(held)
+            return False
+        old = self.gate
+        tried = self.leave_pool(now)
+        old.release_bytes(held)
+        gate.calls += 1
+        self.gate, self.target, self.endpoints = gate, target, self.endpoints_of(gate)
+        self.lines = None  # they say that it was sent on
+        self.shorten_hold(now)
+        if tried:
+            self.in_trouble(counted=False).tried = tried
+        return True
+
+    def refuse(self, refused: Refused) -> None:
+        """See `Lifecycle.refuse`; but a call that another pool of its route can serve goes on there."""
+        if self.target.fallbacks and self.queued_s and self.state < ANSWERING and refused.outcome in SPILLING:
+            if spill(self, refused.outcome, monotonic()):
+                return
+        super().refuse(refused)
+
+    # From the upstream: errors ---------------------------------------------------------------------------------
 
     def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what a whole error answer means for the call."""

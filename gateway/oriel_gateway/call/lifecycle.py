@@ -38,11 +38,12 @@ from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.limits import Grant
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.pools.endpoints import HttpEndpoint
+from oriel_gateway.pools.cold_start import timing
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.queue import Ticket
+from oriel_policies.flows import Ticket
 from oriel_wire.engine.upstream import ResponseSink
 
 __all__ = [
@@ -68,6 +69,7 @@ DONE: Final = 6
 LEAST_S: Final = 0.001  # with less left a call is not sent: the next hop gets the rest in whole milliseconds
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 _LEFT: Final = Outcome.CALLER_LEFT
+_NO_CAPACITY: Final = (Outcome.QUEUE_FULL, Outcome.DISPLACED, Outcome.INFEASIBLE)
 _STAGES: Final = (
     "receiving the request",
     "waiting for its limits",
@@ -79,11 +81,11 @@ _STAGES: Final = (
 )
 
 
-def deadline_passed(state: int, *, unreachable: bool) -> Refused:
+def deadline_passed(state: int, *, unreachable: bool, retry_after_s: int = 1) -> Refused:
     """Return the error of a call whose deadline passed in `state`; unreachable: it waited for an endpoint."""
     if unreachable:
         message = "no server of this pool could be reached before the deadline"
-        return Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1)
+        return Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=retry_after_s)
     return Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {_STAGES[state]}")
 
 
@@ -179,7 +181,7 @@ class Lifecycle:
         self.extras: RouteHooks | None = None
         self.endpoint: HttpEndpoint | None = None
         self.connection: Any = None
-        self._body: bytes | list[bytes | bytearray | memoryview] | None = None  # whole, or in pieces
+        self._body: bytes | list[Any] | None = None  # whole, or in pieces
         self.body_bytes = self._held_bytes = 0  # of the body, and of them on the pool's byte budget
         self._ticket: Ticket | None = None
         self._trouble: Trouble | None = None
@@ -237,6 +239,47 @@ class Lifecycle:
         else:
             clock.unwatch(self, self.slot)
 
+    def requested_until(self) -> float:
+        """Return the deadline that the caller asked for; infinite if it asked for none."""
+        return self.gateway.requested_until(self.received_s, self.head.timeout)
+
+    def hold(self) -> None:
+        """Wait for the first server of the pool for as long as the documents say. Raises Refused."""
+        cold = self.gate.cold_start
+        if cold is None or self.client is None:
+            return
+        until = cold.until(self.endpoints, self.tenant, self.received_s, self.requested_until(), monotonic())
+        if until is not None and until != self.deadline:
+            self.deadline = until
+            self.watch_until(until)
+
+    def end_hold(self, now: float) -> bool:
+        """A server is there: from now on the call has the time of its tier. False: it was not held."""
+        scaling = self.gate.pool.scaling
+        if self.client is None or scaling is None or scaling.hold_for(self.tenant.tier.name) is None:
+            return False
+        self.deadline = min(now + self.tenant.tier.give_up_s, self.requested_until())
+        self.watch_until(self.deadline)
+        return True
+
+    def shorten_hold(self, now: float) -> None:
+        """A server is there: the call has the time of its tier from now on, if it was given more to wait for one."""
+        until = now + self.tenant.tier.give_up_s
+        if self.deadline > until:
+            self.deadline = until
+            self.watch_until(until)
+
+    def held_timing(self) -> str:
+        """Return the entry of `Server-Timing` about the call's wait for an endpoint; "" if it did not wait for one."""
+        trouble = self._trouble
+        return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.held_for_s())
+
+    @property
+    def held(self) -> tuple[str, float] | None:
+        """The phase of the pool when the call began to wait for an endpoint, and the seconds that it did."""
+        trouble = self._trouble
+        return None if trouble is None or not trouble.phase else (trouble.phase, trouble.held_for_s())
+
     @property
     def sending(self) -> bool:
         """Whether the call has a permit and no answer yet."""
@@ -257,6 +300,50 @@ class Lifecycle:
         """Whether it does no harm if the call is executed twice."""
         return self.target.plan.idempotent or (not self.body_bytes and self.head.method in ("GET", "HEAD"))
 
+    @property
+    def may_move(self) -> bool:
+        """Whether the body is here, and no server can have executed the call."""
+        trouble = self._trouble
+        return self.kept and (trouble is None or not trouble.unsure)
+
+    def leave_pool(self, now: float) -> tuple[HttpEndpoint, ...]:
+        """Give back all that the call holds of its pool but its bytes. Returns the endpoints that were tried in vain.
+
+        It is in state COLLECT afterwards, as if it had not come to a pool yet.
+        """
+        gate, ticket, trouble, sent = self.gate, self._ticket, self._trouble, self.sent_s > 0.0
+        state, permit_s, endpoint = self.state, self.permit_s, self.endpoint
+        if state == SENDING and not sent:
+            self.drop(now)
+        tried: tuple[HttpEndpoint, ...] = ()
+        if trouble is not None:
+            if trouble.parked:
+                trouble.unpark()
+            if sent and endpoint is not None:
+                trouble.in_vain(endpoint)
+            trouble.end()
+            tried, self._trouble = trouble.tried, None
+        demand = gate.demand
+        if demand is not None:
+            if not self.queued_s:
+                demand.arrived(self.tenant.tier.name, now)
+            demand.refused(self.tenant.tier.name)
+        gate.calls -= 1
+        self.state = COLLECT
+        self._ticket = self.endpoint = self.connection = None
+        self.ahead = -1
+        self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
+        if state == SENDING and sent:
+            gate.release_permit(self.target, self.tenant, ticket, now - permit_s, -1, -1, False)
+        elif state == SENDING:
+            gate.decline_permit(ticket)
+            gate.pump()
+        elif ticket is not None:
+            gate.leave_queue(ticket)
+        if ticket is not None:
+            ticket.payload = None
+        return tried
+
     def drop(self, now: float) -> None:
         """Take back what was sent, or stop waiting for a connection or for a search."""
         endpoint = self.endpoint
@@ -275,7 +362,7 @@ class Lifecycle:
 
     def displaced(self) -> None:
         """Someone more urgent took this call's place in the full queue."""
-        retry_after_s = self.gate.admission.retry_after_s()
+        retry_after_s = self.gate.retry_after_s()
         message = "a more urgent call took the place in the queue"
         self.refuse(Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s))
 
@@ -294,15 +381,21 @@ class Lifecycle:
                 return
         parked = self._trouble is not None and self._trouble.parked
         unreachable = parked or (self.state == QUEUED and not self.endpoints.usable)
-        self.refuse(deadline_passed(self.state, unreachable=unreachable))
+        self.refuse(deadline_passed(self.state, unreachable=unreachable, retry_after_s=self.endpoints.retry_after_s()))
 
     def refuse(self, refused: Refused) -> None:
         """End the call with an error; once the answer has begun, all that is left is to cut it."""
         if self.state == DONE or (self.receiver is not None and self.receiver.refused(self, refused)):
             return
         begun = self.state == ANSWERING
+        demand = self.gate.demand
+        if demand is not None and (refused.outcome in _NO_CAPACITY or self.state == QUEUED):
+            if not self.queued_s:
+                demand.arrived(self.tenant.tier.name, monotonic())
+            demand.refused(self.tenant.tier.name)
         client = self.client
         assert client is not None
+        refused.timing = refused.timing or self.held_timing()
         queued_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
         if not begun:
             self.status = STATUS[refused.outcome]

@@ -5,7 +5,7 @@ It carries out what `attempts` decides.
 """
 
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from oriel_gateway.call.attempts import (
     Attempts,
@@ -18,31 +18,28 @@ from oriel_gateway.call.attempts import (
     mark_spent,
     note_failure,
 )
+from oriel_gateway.call.fallback import Movable, spill
 from oriel_gateway.call.hedge import Hedge
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.decisions import MAX_TRIED
-from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
-from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.cold_start import phase_of
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import AnswerKind
-from oriel_gateway.routing.targets import Target
 from oriel_policies.budget import MAX_ATTEMPTS
-from oriel_policies.documents import Tenant
 from oriel_wire.engine.upstream import ResponseSink
-from oriel_wire.errors import UpstreamError, UpstreamUnread
+from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 
 __all__ = ["Trouble"]
 
+_LEFT_HERE: Final = (Because.NOBODY_ELSE, Because.ATTEMPTS)
 
-class Troubled(Protocol):
+
+class Troubled(Movable, Protocol):
     """The call, as far as its trouble is concerned. Times are monotonic seconds."""
 
-    gate: PoolGate
     endpoints: EndpointSet[HttpEndpoint]
-    tenant: Tenant
-    target: Target
-    deadline: float
     stick: str
-    queued_s: float
     permit_s: float
     sent_s: float
     response_s: float
@@ -61,11 +58,11 @@ class Troubled(Protocol):
     def may_run_twice(self) -> bool:
         """Whether it does no harm if the call is executed twice."""
 
-    def enter(self) -> None:
-        """Take a permit or queue for one."""
-
     def park(self) -> None:
         """Wait without a permit until an endpoint can be asked."""
+
+    def end_hold(self, now: float) -> bool:
+        """A server is there: the call has the time of its tier from now on. False: it was not held."""
 
     def give_permit_back(self) -> None:
         """Release the permit, because no endpoint can be asked."""
@@ -94,9 +91,6 @@ class Troubled(Protocol):
     def failed(self, error: UpstreamError) -> None:
         """There will be no answer."""
 
-    def refuse(self, refused: Refused) -> None:
-        """End the call with an error."""
-
 
 class _Withheld:
     """An answer by which the model is not at `endpoint`, while all endpoints are asked for the model."""
@@ -110,24 +104,34 @@ class _Withheld:
 class Trouble:
     """The trouble of one call, from its begin to the call's end (`end`).
 
+    held: the call waited for a first server, for as long as the documents say (`hold_ms`). phase: of the pool when the
+    call began to wait for an endpoint, "" if it has not; only of pools that scale.
+
     counted: the call is among the requests of which second tries are a share. parked: it waits, without a permit, for
     an endpoint that can be asked. tried: the endpoints that were asked in vain, the latest `MAX_TRIED` of them, for the
-    record; which are not asked again is in the attempts.
+    record; which are not asked again is in the attempts. unsure: a server may have executed the call.
     """
 
     __slots__ = (
         "_attempts",
         "_call",
         "_hedge",
+        "_held_s",
+        "_parked_s",
         "_withheld",
         "counted",
         "deadline",
+        "due_s",
         "endpoints",
         "gate",
+        "held",
         "parked",
+        "phase",
+        "size_bytes",
         "target",
         "tenant",
         "tried",
+        "unsure",
     )
 
     def __init__(self, call: Troubled, *, counted: bool) -> None:
@@ -137,8 +141,10 @@ class Trouble:
         self.target = call.target
         self.tenant = call.tenant
         self.counted = counted
-        self.deadline = 0.0
-        self.parked = False
+        self.deadline = self.due_s = self._parked_s = self._held_s = 0.0
+        self.phase = ""
+        self.size_bytes = 0
+        self.held = self.parked = self.unsure = False
         self.tried: tuple[HttpEndpoint, ...] = ()
         self._attempts: Attempts | None = None
         self._hedge: Hedge | None = None
@@ -181,11 +187,23 @@ class Trouble:
         """There was no endpoint to pick."""
         self._act(self.attempts.nobody(now), now)
 
-    def park(self) -> None:
-        """Wait until somebody can be asked. Raises Refused QUEUE_FULL."""
+    def park(self, size_bytes: int) -> None:
+        """Wait until somebody can be asked. size_bytes: see `Parked`. Raises Refused QUEUE_FULL."""
+        call, cold = self._call, self.gate.cold_start
         self.parked = True
-        self.deadline = self._call.deadline
+        self.size_bytes = size_bytes
+        self.deadline = call.deadline
+        self.due_s = min(call.queued_s + self.tenant.tier.target_s, call.deadline)
+        if cold is not None:
+            self._parked_s = monotonic()
+            self.phase = self.phase or phase_of(self.endpoints)
+            if cold.holds:  # its target is lost: what counts is that it is answered at all
+                self.due_s = call.deadline
         self.endpoints.park(self)
+
+    def held_for_s(self) -> float:
+        """Return the seconds that the call has waited for an endpoint."""
+        return self._held_s + (monotonic() - self._parked_s if self.parked else 0.0)
 
     def unpark(self) -> None:
         """The call leaves by itself."""
@@ -193,9 +211,11 @@ class Trouble:
 
     def unparked(self) -> None:
         """Somebody can be asked: to the queue, with the time waited so far."""
+        self._held_s = self.held_for_s()
         self.parked = False
         call = self._call
         if not call.departed():
+            self.held = call.end_hold(monotonic())
             queued_s = call.queued_s
             call.enter()
             call.queued_s = queued_s
@@ -248,6 +268,8 @@ class Trouble:
         """Go on after no answer came from `endpoint`; False: the failure is the call's."""
         call = self._call
         note_failure(self.endpoints, endpoint, error, now)
+        if call.sent_s and not isinstance(error, (UpstreamUnreachable, UpstreamUnread)):
+            self.unsure = True
         if self._copy_flying:
             self.in_vain(endpoint)
             return True
@@ -276,6 +298,9 @@ class Trouble:
             elif isinstance(decision, GiveUp) and decision.search:
                 locations.probe(model, None, now)
         if isinstance(decision, GiveUp):
+            if decision.because in _LEFT_HERE and kind is AnswerKind.REFUSED and self.target.fallbacks:
+                if spill(call, Outcome.QUEUE_FULL, now, sent=True):
+                    return True
             mark_spent(head)
             return False
         call.connection = None
@@ -313,7 +338,10 @@ class Trouble:
         if not call.sending or first is None or self._attempts is not None or not call.kept or call.stick:
             return None
         second = self.endpoints.pick(now, (first,), self.target.sought)
-        return second if second is not None and self.gate.retries.spend(now) else None
+        if second is None or not self.gate.retries.spend(now):
+            return None
+        self.unsure = True
+        return second
 
     def put(self, connection: Any, now: float) -> None:
         """Write the second copy."""

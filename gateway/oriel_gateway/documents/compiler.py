@@ -17,8 +17,6 @@ from oriel_policies.documents.packed import unpack
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.child import spawn
 
-__all__ = ["BadFolder", "FolderCompiler", "compile_folder"]
-
 CHILD = "oriel_gateway.documents.compile_child"
 COMPILE_TIMEOUT_S = 120.0
 _MAX_STDERR = 4096
@@ -40,15 +38,6 @@ class BadFolder(BadDocument):
         self.withdrawn: list[str] = []
         self.keys = 0
         self.mark = ""
-
-
-async def compile_folder(folder: Path) -> Snapshot:
-    """The snapshot of the documents in `folder`. Raises BadDocument, with `others` for the mistakes after the first.
-
-    Cancelled: the child is killed and nothing is left behind.
-    """
-    with FolderCompiler(folder) as compiler:
-        return await compiler.compile()
 
 
 class FolderCompiler:
@@ -77,7 +66,11 @@ class FolderCompiler:
             self._last = None
 
     async def compile(self) -> Snapshot:
-        """As `compile_folder`. One at a time."""
+        """The snapshot of the folder's documents. One call at a time.
+
+        Raises BadDocument, with `others` for the mistakes after the first. Cancelled: the child is killed and nothing
+        is left behind.
+        """
         folder = self._folder
         try:
             out = _unnamed_file()

@@ -1,6 +1,6 @@
 """The documents in force and the mistakes of those on disk, for the admin port and for metrics."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from time import time
 from typing import Any
@@ -59,9 +59,6 @@ class DocumentsInForce(Collector):
             "mistakes": [{"file": bad.file, "path": bad.path, "reason": bad.reason} for bad in self.mistakes],
         }
 
-    def describe(self) -> Iterable[Metric]:
-        return []
-
     def collect(self) -> Iterator[Metric]:
         reloads = CounterMetricFamily(
             "oriel_gateway_policy_reloads", "Times policy documents were taken or refused.", labels=["result"]
@@ -103,9 +100,6 @@ class TokensReport(Collector):
     def __init__(self, refused: Mapping[str, int], key_sets: Callable[[], list[dict[str, Any]]]) -> None:
         self._refused = refused
         self._key_sets = key_sets
-
-    def describe(self) -> Iterable[Metric]:
-        return []
 
     def collect(self) -> Iterator[Metric]:
         refused = CounterMetricFamily("oriel_gateway_tokens_refused", "Tokens refused, by why.", labels=["reason"])

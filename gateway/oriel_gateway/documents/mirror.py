@@ -28,18 +28,6 @@ from typing import BinaryIO, Protocol
 from oriel_gateway.documents.source import KINDS, MAX_DOCUMENTS
 from oriel_wire.objects.client import Location
 
-__all__ = [
-    "Documents",
-    "Listed",
-    "Mirror",
-    "MirrorLimits",
-    "Moved",
-    "StoreFailed",
-    "StoreState",
-    "document_name",
-    "to_disk",
-]
-
 _log = logging.getLogger(__name__)
 POLL_S = 10.0
 MAX_POLL_S = 120.0  # between tries while the store does not answer

@@ -8,8 +8,6 @@ from oriel_policies.errors import BadDocument
 from oriel_wire.objects.client import Location, location_of
 from oriel_wire.objects.errors import BadStoreUrl
 
-__all__ = ["KINDS", "FolderSource", "PolicySource", "Stamp", "store_location"]
-
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
 MAX_TENANTS_BYTES = 256 * 1024 * 1024
 MAX_DOCUMENTS = 256

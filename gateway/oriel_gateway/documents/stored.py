@@ -11,8 +11,6 @@ from oriel_gateway.documents.mirror import MAX_OBJECTS, Listed, Moved, StoreFail
 from oriel_wire.objects.client import ClientLimits, Location, ObjectClient
 from oriel_wire.objects.errors import ObjectChanged, ObjectStoreError, TooManyObjects
 
-__all__ = ["LIMITS", "StoredDocuments"]
-
 LIMITS = ClientLimits(read_s=10.0, request_s=300.0, connections=4)
 LISTING_S = 30.0  # the only bound on the memory of a gs:// or az:// listing whose page never ends
 

@@ -1,14 +1,18 @@
 """Identify callers by API keys, of which only the SHA-256 is known, and by tokens of the documents' issuers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from time import time
 from typing import Protocol
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import ApiKey, Snapshot
+from oriel_policies.documents.promises import on_behalf
+from oriel_wire.context import ON_BEHALF
 
 _MAX_CREDENTIAL = 4096
+_ON_BEHALF = ON_BEHALF.lower()
 # The faults of a token that its holder learns: those that are found once its issuer's signature is proven. An answer
 # never shows whether an issuer, a key or a tenant exists.
 TOKEN_FAULTS = {
@@ -29,7 +33,8 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens:
     """Return the key that the one credential of a request stands for.
 
     credentials: pairs of lower-case header name and value: `authorization: Bearer KEY` or `x-api-key: KEY`. A token is
-    accepted only as `authorization`.
+    accepted only as `authorization`. `authorization: Oriel-For TENANT/TIER KEY` is a call for another tenant by the
+    holder of a key whose tenant has the scope `delegate`.
     tokens: None if the documents name no issuers.
     Raises Refused UNAUTHENTICATED for no credential, or an unknown or expired one: with the same text for all, so that
     no answer shows which keys exist; but a signed token gets one of `TOKEN_FAULTS`. Raises AMBIGUOUS_CREDENTIALS for
@@ -40,9 +45,12 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens:
     if len(credentials) > 1:
         raise Refused(Outcome.AMBIGUOUS_CREDENTIALS, "the request carries two credentials; send exactly one")
     name, value = credentials[0]
+    served: str | None = None
     if name == "authorization":
         scheme, _, value = value.partition(" ")
-        if scheme.lower() != "bearer":
+        if scheme.lower() == _ON_BEHALF:
+            served, _, value = value.partition(" ")
+        elif scheme.lower() != "bearer":
             raise _unauthenticated("the Authorization header has to be `Bearer KEY`")
         value = value.strip()
     if not value or len(value) > _MAX_CREDENTIAL:
@@ -53,7 +61,20 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens:
         key = tokens.verify(value, digest)
     if key is None:
         raise _unauthenticated("the key or token is not valid")
-    return still_valid(key)
+    key = still_valid(key)
+    return key if served is None else _delegated(key, served, snapshot)
+
+
+def _delegated(key: ApiKey, served: str, snapshot: Snapshot) -> ApiKey:
+    """Return the key of a call for another tenant. served: TENANT/TIER. Raises Refused UNAUTHENTICATED."""
+    caller = key.tenant
+    if "delegate" not in caller.scopes:
+        raise _unauthenticated("this key may not call for other tenants: that needs the scope 'delegate'")
+    name, _, tier_name = served.partition("/")
+    tenant, tier = snapshot.tenants.get(name), snapshot.tiers.get(tier_name)
+    if tenant is None or tier is None:
+        raise _unauthenticated("there is no such tenant or tier to call for")
+    return replace(key, tenant=on_behalf(caller, tenant, tier, snapshot.served))
 
 
 def looks_like_token(credential: str) -> bool:

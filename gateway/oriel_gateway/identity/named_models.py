@@ -90,6 +90,18 @@ def judge_body(head: RequestHead, form: str, body: bytes, tenant: Tenant) -> Non
     _check(name, tenant)
 
 
+def naming_another(body: bytes, model: str) -> bytes | None:
+    """Return a JSON body that names `model` in place of its own; None if every reader would not find that one."""
+    try:
+        fields = _object(body)
+        if "model" not in fields:
+            return None
+        _text(fields["model"])
+    except Refused:
+        return None
+    return msgspec.json.encode({**fields, "model": model})
+
+
 def unknown_model(name: str, tenant: Tenant) -> Refused:
     """Build the refusal for a model that is absent for this key, whether it exists or not; see `targets.absent`."""
     near = did_you_mean(name, (each for each in tenant.models if "*" not in each))

@@ -23,18 +23,23 @@ from oriel_gateway.ingress.grpc_rules import (
     OPERATOR_METHODS,
     STREAMING,
     GrpcLimits,
+    Message,
     bound_message,
+    message_bytes,
+    naming,
     no_message,
     too_much_metadata,
+    unprefixed,
 )
 from oriel_gateway.ingress.grpc_stream import StreamIngress
-from oriel_gateway.ingress.grpc_trailers import OK, about, answer_trailers, refusal
+from oriel_gateway.ingress.grpc_trailers import OK, answer_trailers, refusal, write_alive
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
-from oriel_gateway.ingress.h2_connection import PublicConnection
+from oriel_gateway.ingress.h2_connection import LIMITS, PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
+from oriel_gateway.pools.holding import judge_request
 from oriel_gateway.routing.targets import Target, absent, check_model, chosen
 from oriel_gateway.shared.special import attach
 from oriel_policies.documents import Tenant
@@ -46,11 +51,10 @@ from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RpcHead, prefix, read_head
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field as HeaderField
 from oriel_wire.h2.streams import ENDED, Stream
-from oriel_wire.v2.grpc_names import append_model, peek_model
+from oriel_wire.v2.grpc_names import peek_model
 
 __all__ = ["GrpcClient"]
 
-_ALIVE: Final = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
 _TOO_LARGE: Final = literal(b":status", b"431") + literal(b"content-type", b"application/grpc")
 _JOINED: Final = 64 * 1024
 
@@ -73,6 +77,7 @@ class GrpcClient(Stream):
         "_slot",
         "_task",
         "_tenant",
+        "_unknown",
         "call",
         "connection",
         "forwarded",
@@ -93,6 +98,7 @@ class GrpcClient(Stream):
         self._incoming: Incoming | None = None  # of messages that do not come in one piece
         self._slot = 0  # among the deadlines, while there is no call
         self._noted = False
+        self._unknown = False  # refused, and nobody knows who sent it
         self._task: asyncio.Task[None] | None = None
 
     # From the client -------------------------------------------------------------------------------------------
@@ -100,20 +106,27 @@ class GrpcClient(Stream):
     def began(self, fields: list[HeaderField], end: bool, credentials: list[Field] | None = None) -> None:
         """The call's metadata is here. credentials: those that are not among the fields."""
         connection = self.connection
-        gateway = connection.gateway
         self._received_s = connection.arrived_s
         try:
-            rpc = self._rpc = read_head(fields, connection.server.memo)
+            rpc = read_head(fields, connection.server.memo)
         except BadMessage as error:
             self.turn_away(Refused(Outcome.INVALID_REQUEST, error.message))
             return
         if credentials is not None:
             rpc.credentials = credentials
+        self.judge(rpc, end)
+
+    def judge(self, rpc: RpcHead, end: bool) -> None:
+        """The metadata is understood: identify the caller, and turn away what cannot become a call."""
+        connection = self.connection
+        gateway = connection.gateway
+        self._rpc, self._received_s = rpc, connection.arrived_s
         self._mark = gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
         line = self._line = METHODS.get(rpc.path)
         if line is None:
             if rpc.path in ALIVE_METHODS:
-                self._write_alive()
+                write_alive(connection, self, self._mark)
+                self.answered(close=False)
             else:
                 self.turn_away(Refused(Outcome.NOT_FOUND, "this gRPC method is not served here"), grpc.UNIMPLEMENTED)
             return
@@ -121,7 +134,7 @@ class GrpcClient(Stream):
             if rpc.list_bytes > GrpcLimits.MAX_METADATA_BYTES:
                 raise too_much_metadata()
             self._identify()
-            connection.authenticated(self)
+            connection.authenticated(self, None if self.other else rpc)
             if end:
                 raise no_message()
             if connection.server.gate is not None and isinstance(connection, PublicConnection):
@@ -152,6 +165,8 @@ class GrpcClient(Stream):
         connection = self.connection
         if self._tenant is None or self.sending == ENDED:
             connection.consumed(self, len(data))
+            if self._unknown:
+                connection.unwanted(len(data))
             return
         incoming, streaming = self._incoming, self._line is STREAMING and not connection.web
         try:
@@ -162,19 +177,15 @@ class GrpcClient(Stream):
                     self.unwatch()
                 return
             if not end:
-                self.incoming.keep(data)
+                (incoming or self.incoming).keep(data)
                 return
-            whole = incoming.whole(data) if incoming is not None else bytes(data)
             connection.consumed(self, self.held_bytes)
             self.unwatch()
-            if len(whole) != PREFIX_BYTES + int.from_bytes(whole[1:PREFIX_BYTES], "big") or whole[0] > 1:
-                raise no_message()
-            if len(whole) - PREFIX_BYTES > GrpcLimits.MAX_MESSAGE_BYTES:
-                raise Refused(Outcome.TOO_LARGE, f"the message is larger than {GrpcLimits.MAX_MESSAGE_BYTES} bytes")
-            if whole[0]:
-                self._task = connection.server.loop.create_task(self._decompressed(whole[PREFIX_BYTES:]))
+            message, compressed = unprefixed(bytes(data) if incoming is None else incoming.pieces(data))
+            if compressed:
+                self._task = connection.server.loop.create_task(self._decompressed(message))
             else:
-                self._begin(whole[PREFIX_BYTES:])
+                self._begin(message)
         except Refused as refused:
             self.turn_away(refused)
 
@@ -245,7 +256,7 @@ class GrpcClient(Stream):
         rpc, line = self._rpc, self._line
         assert rpc is not None and line is not None
         connection = self.connection
-        tenant = connection.gateway.identify_fields(rpc.credentials, connection.server.memo).tenant
+        tenant = self._tenant = connection.gateway.identify_fields(rpc.credentials, connection.server.memo).tenant
         if line.method in OPERATOR_METHODS and "operator" not in tenant.scopes:
             raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{line.method} is not offered here")
         self._set_deadline(tenant)
@@ -272,7 +283,7 @@ class GrpcClient(Stream):
             target = chosen(target, rpc.get, self._mark.request_id)
         return target
 
-    def authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]:
+    def authorise(self, tenant: Tenant, message: Message) -> tuple[str, str]:
         """Return the model and version that a message names, if this tenant may use it; "" only where that means all
         models. Raises Refused.
         """
@@ -289,7 +300,7 @@ class GrpcClient(Stream):
         check_model(tenant, name, version)
         return name, version
 
-    def _begin(self, message: bytes) -> None:
+    def _begin(self, message: Message) -> None:
         """Authorise the model, route the call, apply its limits, and let it go. Raises Refused."""
         connection, line, tenant = self.connection, self._line, self.tenant
         gateway, now = connection.gateway, monotonic()
@@ -307,11 +318,11 @@ class GrpcClient(Stream):
         gate = gateway.pools[target.pool]
         if not gate.speaks_grpc:
             raise absent("model", name)
-        size = len(message)
+        size = message_bytes(message)
         bound_message(size, gate.pool)
         streaming = line is STREAMING
-        if not streaming and (left_s := self._deadline - self._received_s) < gate.slow_s:
-            gate.judge(target, size, left_s)
+        if (left_s := self._deadline - self._received_s) < gate.slow_s and not (streaming or target.fallbacks):
+            judge_request(gate, target, tenant, size, left_s)
         grant = gateway.limiter.acquire(tenant, target, size, now) if target.allowances else None
         held = 0 if self._incoming is None else self._incoming.hand_over(gate)
         head = GrpcRequest(line, self.rpc)
@@ -323,23 +334,17 @@ class GrpcClient(Stream):
         if grant is not None:
             call.limited(grant)
         if target.special:
-            if streaming:
-                if target.side:
-                    gateway.routing.took_side(target.plan.name, target.side)
-                if target.plan.sticky not in ("", "stream"):
-                    call.stick = self.rpc.get(target.plan.sticky) or ""
-            else:
-                attach(call, gateway.routing)
+            attach(call, gateway.routing, streaming=streaming)
         if target.kind == "model":
-            message = append_model(message, name, version or (target.version if name == target.name else ""))
+            message = naming(message, name, version or (target.version if name == target.name else ""))
         if streaming:
             assert isinstance(call, GrpcStreamCall)
             call.closing = connection.web or self.incoming.over
         call.whole(message, now)
 
-    async def _decompressed(self, message: bytes) -> None:
+    async def _decompressed(self, message: Message) -> None:
         try:
-            whole = await self.decompress(message)
+            whole = await self.decompress(message if isinstance(message, bytes) else b"".join(message))
             self._task = None
             self._begin(whole)
         except Refused as refused:
@@ -426,6 +431,9 @@ class GrpcClient(Stream):
         if complete and head.code:
             connection.send_headers(self, HEAD + answer_trailers(call, now), True)
             return False
+        if complete and not call.streams and len(data) <= _JOINED and isinstance(connection, PublicConnection):
+            connection.send_whole(self, HEAD, prefix(head.message_bytes) + data, answer_trailers(call, now))
+            return False
         connection.send_headers(self, HEAD, False)
         if call.streams:
             if data:
@@ -452,9 +460,8 @@ class GrpcClient(Stream):
         connection.send_headers(self, HEAD, False)
         connection.send_data(self, prefix(len(body)) + body, False)
         pairs = [line.partition(b":") for line in lines]
-        connection.send_headers(
-            self, OK + b"".join([literal(name.lower(), value.strip()) for name, _, value in pairs]), True
-        )
+        trailers = b"".join([literal(name.lower(), value.strip()) for name, _, value in pairs])
+        connection.send_headers(self, OK + trailers, True)
         return False
 
     def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
@@ -463,8 +470,8 @@ class GrpcClient(Stream):
 
     def cut_answer(self, call: GrpcCall, refused: Refused, *, v2: bool) -> None:
         """See `contracts.Client`: the status says why the answer does not go on."""
-        queued_s = call.permit_s - call.queued_s
-        block = refusal(refused, CODES[refused.outcome]) + about(call.mark, queued_s, monotonic() - call.sent_s)
+        waited_s, took_s = call.permit_s - call.queued_s, monotonic() - call.sent_s
+        block = refusal(refused, CODES[refused.outcome], call.mark, waited_s, took_s)
         if self.pending is not None and not self.connection.web:
             self.pending.clear()  # nobody reads it
             self.pending = None
@@ -477,8 +484,7 @@ class GrpcClient(Stream):
         gateway = connection.gateway
         mark = self._mark or gateway.mark(None, None, None)
         method = self._line.method if self._line is not None else ""
-        call = self.call
-        if call is not None and call.state != DONE:
+        if (call := self.call) is not None and call.state != DONE:
             call.refuse(refused)
             return
         gateway.records.turned_away(
@@ -486,15 +492,9 @@ class GrpcClient(Stream):
         )
         self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0, head)
         self.answered(close=False)
+        if self._tenant is None and STATUS[refused.outcome] < 500:  # else it is not the sender's fault
+            self._unknown = True
+            connection.unwanted(self._rpc.list_bytes if self._rpc is not None else LIMITS.max_header_list_bytes)
 
     def _write_refusal(self, refused: Refused, mark: Mark, code: int, queued_s: float, head: bytes = HEAD) -> None:
-        self.connection.send_headers(self, head + refusal(refused, code) + about(mark, queued_s, 0.0), True)
-
-    def _write_alive(self) -> None:
-        connection, mark = self.connection, self._mark
-        assert mark is not None
-        message = _ALIVE if connection.gateway.ready else b""
-        connection.send_headers(self, HEAD, False)
-        connection.send_data(self, prefix(len(message)) + message, False)
-        connection.send_headers(self, OK + about(mark, 0.0, 0.0), True)
-        self.answered(close=False)
+        self.connection.send_headers(self, head + refusal(refused, code, mark, queued_s), True)

@@ -13,6 +13,7 @@ import zlib
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.pools.holding import no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import check_model
 from oriel_policies.documents import Tenant
@@ -23,7 +24,7 @@ PIECE_BYTES = 256 * 1024  # decompressed at a time, in about a millisecond
 _GZIP, _ZLIB = zlib.MAX_WBITS | 16, zlib.MAX_WBITS
 
 
-def names_of_compressed(beginning: bytes) -> tuple[str, str]:
+def names_of_compressed(beginning: bytes | memoryview) -> tuple[str, str]:
     """Return the model's name and version in the first bytes of a compressed message. Raises Refused."""
     form = _GZIP if beginning[:1] == b"\x1f" else _ZLIB
     try:
@@ -54,8 +55,7 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
             if held + len(piece) > (most := gate.pool.max_body_bytes):
                 raise Refused(Outcome.TOO_LARGE, f"the message is larger than {most} bytes once it is decompressed")
             if not gate.reserve_bytes(len(piece), urgent=urgent):
-                retry_after_s = gate.admission.retry_after_s()
-                raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
+                raise no_bytes_for(gate, tenant)
             held += len(piece)
             pieces.append(piece)
             await asyncio.sleep(0)

@@ -7,7 +7,9 @@ a stream, one message is taken at a time; further ones wait at the client.
 
 import asyncio
 from collections import deque
-from typing import Final, Protocol
+from math import inf
+from time import monotonic
+from typing import Any, Final, Protocol
 
 from oriel_gateway.call.grpc import GrpcCall
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
@@ -16,6 +18,7 @@ from oriel_gateway.ingress.grpc_compressed import names_of_compressed
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
+from oriel_gateway.pools.holding import hold, no_bytes_for, reserve_or_displace
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, check_model
 from oriel_policies.documents import Tenant
@@ -26,6 +29,7 @@ from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
 __all__ = ["Incoming", "MessageSource"]
 
 _PIECE: Final = 2 * 1024
+_LARGE: Final = 64 * 1024
 _WIDEST: Final = 4 * 1024 * 1024
 
 
@@ -79,6 +83,16 @@ class Incoming:
         self._parts, self._size, self._wanted = [], 0, 0
         return b"".join((*parts, data))
 
+    def pieces(self, data: bytes | memoryview) -> bytes | list[bytes | memoryview]:
+        """Return the same, uncopied if they are many. The prefix of the message is whole in the first piece."""
+        parts, size = self._parts, self._size + len(data)
+        if size < _LARGE or not parts or len(parts[0]) < PREFIX_BYTES or _kept_bytes(parts) > 2 * size:
+            return self.whole(data)
+        self._parts, self._size, self._wanted = [], 0, 0
+        if data:
+            parts.append(data)
+        return [bytes(part) if isinstance(part, bytearray) else part for part in parts]
+
     def keep(self, data: bytes | memoryview) -> None:
         """Keep more of an incomplete message, and let its client send on if its pool has room. Raises Refused."""
         parts, size = self._parts, len(data)
@@ -87,7 +101,9 @@ class Incoming:
         else:
             parts.append(bytearray(data) if size < _PIECE else data)
         self._size += size
-        if self._size >= PREFIX_BYTES and not self._messages:
+        if self._size <= self._wanted <= self.held + PREFIX_BYTES and not self._messages:
+            self._client.taken()  # all of it is on the byte budget
+        elif self._size >= PREFIX_BYTES and not self._messages:
             self._reserve()
 
     def _reserve(self) -> None:
@@ -106,11 +122,10 @@ class Incoming:
             if gate is None:
                 return
             bound_message(size, gate.pool)
-            if not gate.reserve_bytes(
-                size - self.held, urgent=client.tenant.tier.band == client.connection.gateway.top_band
-            ):
-                retry_after_s = gate.admission.retry_after_s()
-                raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
+            band = client.tenant.tier.band
+            urgent = band == client.connection.gateway.top_band
+            if not reserve_or_displace(gate, size - self.held, band, urgent=urgent):
+                raise no_bytes_for(gate, client.tenant)
             self.gate, self.held = gate, size
             client.widen(min(self._wanted, _WIDEST))
         client.taken()
@@ -120,7 +135,9 @@ class Incoming:
         client = self._client
         if client.call is not None:
             return client.call.gate
-        beginning = b"".join(self._parts)[PREFIX_BYTES:MAX_PEEK]
+        parts = self._parts
+        one = parts[0] if len(parts) == 1 else b"".join(parts)
+        beginning = memoryview(bytes(one) if isinstance(one, bytearray) else one)[PREFIX_BYTES:MAX_PEEK]
         if compressed:
             name, version = names_of_compressed(beginning)
         else:
@@ -133,7 +150,13 @@ class Incoming:
                 return None
             raise Refused(Outcome.INVALID_REQUEST, f"model_name has to be within the first {MAX_PEEK} bytes")
         check_model(client.tenant, name, version)
-        return client.connection.gateway.pools[client.target(client.tenant, name, version).pool]
+        gateway, tenant, rpc = client.connection.gateway, client.tenant, client.rpc
+        target = client.target(tenant, name, version)
+        gate = gateway.pools[target.pool]
+        if gate.slow_s == inf and not target.fallbacks:  # nobody may be there: should the rest be read at all?
+            now = monotonic()
+            hold(gate, gate.grpc, tenant, now, gateway.requested_until(now, rpc.requested_ms, rpc.timeout_s), 0)
+        return gate
 
     def hand_over(self, gate: PoolGate) -> int:
         """Return the bytes that the budget of `gate` holds, which are the caller's from now on; others are released."""
@@ -203,3 +226,15 @@ class Incoming:
     def over(self) -> bool:
         """Whether the client has sent its last message, and all of them were taken."""
         return self.complete and not self._messages
+
+
+def _kept_bytes(parts: list[bytes | bytearray | memoryview]) -> int:
+    """How much memory these keep: a view keeps all that was received with it."""
+    size = 0
+    last: Any = None
+    for part in parts:
+        owner: Any = part.obj if isinstance(part, memoryview) else part
+        if owner is not last:
+            size += len(owner)
+            last = owner
+    return size

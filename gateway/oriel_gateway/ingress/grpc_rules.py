@@ -6,6 +6,8 @@ from oriel_gateway.call.grpc import SERVICE, RpcLine
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Pool
 from oriel_wire.h2 import grpc
+from oriel_wire.h2.grpc import PREFIX_BYTES
+from oriel_wire.v2.grpc_names import append_model, model_fields
 
 __all__ = [
     "ALIVE_METHODS",
@@ -15,11 +17,16 @@ __all__ = [
     "OPERATOR_METHODS",
     "STREAMING",
     "GrpcLimits",
+    "Message",
     "bound_message",
+    "message_bytes",
+    "naming",
     "no_message",
     "too_much_metadata",
+    "unprefixed",
 ]
 
+Message = bytes | list[bytes | memoryview]  # whole, or in pieces that were not copied
 MODEL_METHODS = frozenset({"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"})
 OPERATOR_METHODS = frozenset(
     {"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"}
@@ -65,6 +72,35 @@ class GrpcLimits:
     MAX_METADATA_BYTES: ClassVar[int] = 16 * 1024
     FIRST_MESSAGE_S: ClassVar[float] = 10.0
     PACE_S: ClassVar[float] = 1.0  # a message that is held back is checked again after this
+
+
+def message_bytes(message: Message) -> int:
+    """Return the size of a message."""
+    return len(message) if isinstance(message, bytes) else sum(map(len, message))
+
+
+def unprefixed(body: Message) -> tuple[Message, bool]:
+    """Return the one message of a body without its prefix, and whether it is compressed. Raises Refused.
+
+    A prefix that is whole is in the first piece.
+    """
+    start = body if isinstance(body, bytes) else bytes(body[0][:PREFIX_BYTES])
+    size = message_bytes(body) - PREFIX_BYTES
+    if size != int.from_bytes(start[1:PREFIX_BYTES], "big") or start[0] > 1:
+        raise no_message()
+    if size > GrpcLimits.MAX_MESSAGE_BYTES:
+        raise Refused(Outcome.TOO_LARGE, f"the message is larger than {GrpcLimits.MAX_MESSAGE_BYTES} bytes")
+    if isinstance(body, bytes):
+        return body[PREFIX_BYTES:], start[0] == 1
+    body[0] = memoryview(body[0])[PREFIX_BYTES:]
+    return body, start[0] == 1
+
+
+def naming(message: Message, name: str, version: str) -> Message:
+    """Return a message with this name and version in force; see `append_model`."""
+    if isinstance(message, bytes):
+        return append_model(message, name, version)
+    return [*message, model_fields(name, version)]
 
 
 def bound_message(size: int, pool: Pool) -> None:

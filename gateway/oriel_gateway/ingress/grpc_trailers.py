@@ -4,13 +4,17 @@ from typing import Final
 
 from oriel_gateway.call.grpc import GrpcCall
 from oriel_gateway.errors import Refused
+from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
+from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.observe.tracing import Mark
-from oriel_wire.h2.grpc import encode_text
+from oriel_wire.h2.grpc import HEAD, encode_text, prefix
 from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.streams import Stream
 
-__all__ = ["OK", "about", "answer_trailers", "refusal"]
+__all__ = ["OK", "about", "answer_trailers", "refusal", "write_alive"]
 
 OK: Final = literal(b"grpc-status", b"0")
+_ALIVE: Final = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
 _ID: Final = literal(b"x-request-id", b"")[:-1]
 _TRACE: Final = literal(b"traceresponse", b"")[:-1]
 _TIMING: Final = literal(b"server-timing", b"")[:-1]
@@ -27,7 +31,8 @@ def answer_trailers(call: GrpcCall, now: float) -> bytes:
         parts.append(literal(b"grpc-status", b"%d" % answer.code))
         parts.append(literal(b"grpc-message", encode_text(text)))
         parts += [literal(name.encode(), value.encode("latin-1")) for name, value in more]
-    parts.append(about(call.mark, call.permit_s - call.queued_s, now - call.sent_s))
+    held = call.permit_s != call.queued_s and call.held_timing()
+    parts.append(about(call.mark, call.permit_s - call.queued_s, now - call.sent_s, held or ""))
     if call.grant is not None and (answer is None or not answer.code):
         for name, value in call.grant.headers(now):
             parts.append(literal(name.encode(), value.encode("ascii")))
@@ -38,8 +43,8 @@ def answer_trailers(call: GrpcCall, now: float) -> bytes:
     return b"".join(parts)
 
 
-def refusal(refused: Refused, code: int) -> bytes:
-    """Return the status of a refusal, and why and when to come back."""
+def refusal(refused: Refused, code: int, mark: Mark, queue_s: float, upstream_s: float = 0.0) -> bytes:
+    """Return the trailers of a refusal: its status, why and when to come back, ids and timing."""
     parts = [
         literal(b"grpc-status", b"%d" % code),
         literal(b"grpc-message", encode_text(refused.message)),
@@ -50,14 +55,17 @@ def refusal(refused: Refused, code: int) -> bytes:
     for name, value in refused.headers:
         if name.startswith(("ratelimit", "www-auth")):
             parts.append(literal(name.encode(), value.encode("latin-1")))
+    parts.append(about(mark, queue_s, upstream_s, refused.timing))
     return b"".join(parts)
 
 
-def about(mark: Mark, queue_s: float, upstream_s: float) -> bytes:
-    """Return ids and timing as trailers, for an answer or for a refusal at any stage."""
+def about(mark: Mark, queue_s: float, upstream_s: float, more: str = "") -> bytes:
+    """Return ids and timing as trailers, for an answer or for a refusal at any stage. more: a further timing."""
     timing = f"gateway-queue;dur={queue_s * 1e3:.3f}" if queue_s > 0.0 else "gateway-queue;dur=0.000"
     if upstream_s:
         timing += f", gateway-upstream;dur={upstream_s * 1e3:.3f}"
+    if more:
+        timing += f", {more}"
     request_id, times = mark.request_id.encode("latin-1"), timing.encode("ascii")
     return b"".join(
         (
@@ -67,8 +75,14 @@ def about(mark: Mark, queue_s: float, upstream_s: float) -> bytes:
             _TRACE,
             b"\x37",
             mark.traceresponse().encode("ascii"),
-            _TIMING,
-            bytes((len(times),)),
-            times,
+            literal(b"server-timing", times) if more else _TIMING + bytes((len(times),)) + times,
         )
     )
+
+
+def write_alive(connection: PublicConnection | GrpcWebOverH1 | GrpcWebOverH2, stream: Stream, mark: Mark) -> None:
+    """Answer whether the gateway is alive and ready."""
+    message = _ALIVE if connection.gateway.ready else b""
+    connection.send_headers(stream, HEAD, False)
+    connection.send_data(stream, prefix(len(message)) + message, False)
+    connection.send_headers(stream, OK + about(mark, 0.0, 0.0), True)

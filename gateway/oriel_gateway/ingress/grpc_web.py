@@ -19,7 +19,7 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
 from oriel_wire.h2.frames import INTERNAL_ERROR
-from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES
+from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RpcHead
 from oriel_wire.h2.grpc_web import BINARY, TEXT, TextReader, encode_piece, metadata, trailer_frame
 from oriel_wire.h2.hpack import Decoder, literal
 from oriel_wire.h2.known_fields import Field as HeaderField
@@ -115,15 +115,16 @@ class _GrpcWeb:
 class GrpcWebOverH2(_GrpcWeb):
     """A call on a stream of HTTP/2. Whatever is not translated goes to its connection."""
 
-    __slots__ = ("authenticated", "connection", "linger", "stream", "unread_bytes")
+    __slots__ = ("authenticated", "connection", "linger", "stream", "unread_bytes", "unwanted")
 
     def __init__(self, connection: PublicConnection, stream: Stream, fields: list[HeaderField]) -> None:
         super().__init__(connection.gateway, connection.server, fields)
         self.connection = connection
         self.stream = stream
-        self.authenticated: Callable[[Begun], None] = connection.authenticated
+        self.authenticated: Callable[[Begun, RpcHead | None], None] = connection.authenticated
         self.linger: Callable[[Stream], None] = connection.linger
         self.unread_bytes: Callable[[Stream], int] = connection.unread_bytes
+        self.unwanted: Callable[[int], None] = connection.unwanted
 
     @property
     def arrived_s(self) -> float:
@@ -207,7 +208,7 @@ class GrpcWebOverH1(_GrpcWeb):
         self._start = b""  # of the answer, until more of it is there
         self._close = False  # the answer ends the connection
 
-    def authenticated(self, call: Begun) -> None:
+    def authenticated(self, call: Begun, rpc: RpcHead | None) -> None:
         """The sender of the head is known."""
         self.authentic = True
         self.server.memo.keep(self.head.fresh)
@@ -229,6 +230,9 @@ class GrpcWebOverH1(_GrpcWeb):
         """HTTP/1.1 has no windows."""
 
     widen = linger = consumed
+
+    def unwanted(self, size: int) -> None:
+        """The bytes of unknown senders are counted by the requests that brought them."""
 
     def left(self) -> None:
         """The client has left, or what it sends is no body."""

@@ -6,14 +6,17 @@ from oriel_gateway.ingress.grpc import GrpcClient
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
+from oriel_wire.errors import BadMessage
+from oriel_wire.h2.block_shapes import BlockShape
 from oriel_wire.h2.frames import REFUSED_STREAM
+from oriel_wire.h2.grpc import RpcShape
 from oriel_wire.h2.grpc_web import BINARY, is_grpc_web
 from oriel_wire.h2.known_fields import Field as HeaderField
 from oriel_wire.h2.streams import Stream
 
 __all__ = ["Http2Connection"]
 
-MAX_REQUESTS: Final = 16_384  # under way on one port; more are told to come again
+MAX_REQUESTS = 16_384  # under way on one port; more are told to come again
 _GRPC: Final = b"application/grpc"
 
 
@@ -43,6 +46,19 @@ class Http2Connection(PublicConnection):
                 break
         stream.other = plain = Http2Client(self, stream)
         plain.began(fields, end)
+
+    def on_recognised(self, stream: Stream, shape: BlockShape, values: list[bytes], end: bool) -> None:
+        assert isinstance(stream, GrpcClient)
+        known: RpcShape | None = shape.decision
+        if known is not None and self.server.requests_open < MAX_REQUESTS:
+            try:
+                rpc = known.read(values, self.server.memo)
+            except BadMessage:
+                pass  # it is refused as the whole list says
+            else:
+                stream.judge(rpc, end)
+                return
+        self.on_headers(stream, shape.fields_of(values), end)
 
     def on_too_large(self, stream: Stream, end: bool) -> None:
         assert isinstance(stream, GrpcClient)

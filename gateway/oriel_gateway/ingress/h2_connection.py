@@ -7,6 +7,7 @@ from oriel_gateway.core import Gateway
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.h2_server import H2ServerConnection
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.h2.grpc import RpcHead, RpcShape
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import ENDED, Stream
 
@@ -42,11 +43,23 @@ class PublicConnection(H2ServerConnection):
         self._gated = False  # not read until its turn has come
         gateway.fronts.add(server)
 
-    def authenticated(self, call: Begun) -> None:
-        """The sender of the metadata that was just read is known."""
+    def authenticated(self, call: Begun, rpc: RpcHead | None) -> None:
+        """The sender of the metadata that was just read is known. rpc: of a call of plain gRPC."""
         self.begun.append(call)
-        if (decoder := self.decoder).fresh:
-            self.server.fields.keep(decoder.fresh)
+        block = None if self._judged is None else self.trust_fields()
+        if block is not None and block.decision is None and rpc is not None:
+            shape = RpcShape(block, rpc)
+            if shape.usable:
+                block.decision = shape
+
+    def unwanted(self, size: int) -> None:
+        """Count bytes of an unknown sender; see `H2ServerConnection`.
+
+        Behind a proxy the connection may carry requests of others as well: once the client has been asked to leave,
+        nothing counts while some are not answered yet, so that they are not cut with it.
+        """
+        if not self.draining or all(stream.sending == ENDED for stream in self.streams.values()):
+            super().unwanted(size)
 
     def unread_bytes(self, stream: Stream) -> int:
         """Return how many bytes of an answer wait for the client."""
@@ -62,12 +75,15 @@ class PublicConnection(H2ServerConnection):
             if self.arrived_s - self._urgent_s > URGENT_S and not self.transport.is_closing():
                 self._gated = True
                 self.transport.pause_reading()
-                gate.join(self._rank, self._go_on)
+                gate.join(self._rank, self._take_turn)
 
-    def _go_on(self) -> None:
+    def _take_turn(self) -> None:
         self._gated = False
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._gated:
+            super()._read_on()
 
     def refuses(self, tenant: Tenant) -> bool:
         """Whether the loop has no time for this request; then `refuse_later`."""

@@ -321,12 +321,17 @@ class ClientConnection(ServerConnection):
                         data = chunk(data)
         if not head.dated:
             start += self.server.date_line
-        limits = "" if call.grant is None else call.grant.lines(now)
+        own = "" if call.grant is None else call.grant.lines(now)
+        if call.tenant.caller and call.cost_us >= 0:
+            own = f"x-oriel-cost-us: {call.cost_us}\r\n"  # part of what the service's own call is charged
         mark = call.mark
-        queued = f"{(call.permit_s - call.queued_s) * 1e3:.3f}" if call.permit_s != call.queued_s else "0.000"
+        queued = "0.000"
+        if call.permit_s != call.queued_s:
+            held = call.held_timing()
+            queued = f"{(call.permit_s - call.queued_s) * 1e3:.3f}{f', {held}' if held else ''}"
         timing = f", {head.server_timing}" if head.server_timing else ""
         tail = (
-            f"{limits}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
+            f"{own}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
             f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
             f"gateway-upstream;dur={(now - call.sent_s) * 1e3:.3f}{timing}\r\n\r\n"
         ).encode("latin-1")

@@ -25,7 +25,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead, parse_request_head
 from oriel_wire.h1_response import ResponseHead
 from oriel_wire.h2.frames import CANCEL, INTERNAL_ERROR
-from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.hpack import list_bytes, literal
 from oriel_wire.h2.known_fields import Field as HeaderField
 from oriel_wire.h2.streams import ENDED, Stream
 
@@ -34,6 +34,8 @@ __all__ = ["Http2Client"]
 _OF_A_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"proxy-connection"}
 )
+_GONE: Final = Stream()
+_GONE.receiving = _GONE.sending = ENDED
 
 
 class Http2Client:
@@ -43,7 +45,7 @@ class Http2Client:
     gateway decides is the same, and its upstreams for HTTP speak HTTP/1.1.
     """
 
-    __slots__ = ("_head", "_noted", "call", "connection", "cors", "forwarded", "stream")
+    __slots__ = ("_head", "_noted", "_unknown", "call", "connection", "cors", "forwarded", "stream")
 
     def __init__(self, connection: PublicConnection, stream: Stream) -> None:
         self.connection = connection
@@ -53,6 +55,7 @@ class Http2Client:
         self.forwarded = ""
         self._head: RequestHead | None = None
         self._noted = False
+        self._unknown = False  # refused, and nobody knows who sent it
 
     # From the client -------------------------------------------------------------------------------------------
 
@@ -69,6 +72,7 @@ class Http2Client:
             if len(head.line.line) - len(head.line.method) - len("  HTTP/1.1") > server.limits.max_target_bytes:
                 message = f"the request target is longer than {server.limits.max_target_bytes} bytes"
                 self._turn_away(Refused(Outcome.TOO_LARGE, message), mark, tenant, target, received_s, status=414)
+                self._count_unknown(fields)
                 return
             http = gateway.snapshot.http
             if (http.cors_origins or http.trusted_proxies) and self._fronted(head):
@@ -96,9 +100,13 @@ class Http2Client:
             self.call = open_call(gateway, self, head, tenant, target, mark, received_s, connection.late_s, None)
         except BadMessage as error:
             self._turn_away(Refused(Outcome.INVALID_REQUEST, error.message), mark, tenant, target, received_s)
+            if tenant is None:
+                self._count_unknown(fields)
             return
         except Refused as refused:
             self._turn_away(refused, mark, tenant, target, received_s)
+            if tenant is None and STATUS[refused.outcome] < 500:  # else it is not the sender's fault
+                self._count_unknown(fields)
             return
         if end:
             self.call.end()
@@ -110,11 +118,19 @@ class Http2Client:
         self.connection.consumed(self.stream, len(data))
         call = self.call
         if call is None:
+            if self._unknown:
+                self.connection.unwanted(len(data))
+            self._let_go()
             return
         if data:
             call.data(data)
         if end and self.call is call:
             call.end()
+
+    def _let_go(self) -> None:
+        """Forget a stream that has ended: as each refers to the other, both would wait for the garbage collector."""
+        if self.stream.closed:
+            self.stream = _GONE
 
     def left(self) -> None:
         """The client reset the stream, or its connection is lost."""
@@ -122,6 +138,7 @@ class Http2Client:
         self._read()
         if call is not None:
             call.client_left()
+        self._let_go()
 
     def _fronted(self, head: RequestHead) -> bool:
         """Read what browsers and proxies report about the client; True: it was a preflight and is answered."""
@@ -138,6 +155,11 @@ class Http2Client:
         mark = gateway.mark(head.request_id, None, None)
         self._write(preflight_answer(self.cors, gateway.snapshot, mark, server.date_line, close=False))
         return True
+
+    def _count_unknown(self, fields: list[HeaderField]) -> None:
+        """Count the head of a request whose sender is not known, and from now on its body."""
+        self._unknown = True
+        self.connection.unwanted(list_bytes(fields))
 
     def _turn_away(
         self,
@@ -183,6 +205,7 @@ class Http2Client:
             self.connection.linger(stream)
         if stream.pending is None:
             self._read()
+        self._let_go()
 
     def abort(self) -> None:
         """See `contracts.Client`."""
@@ -199,6 +222,8 @@ class Http2Client:
                 return
         if self.call is not None:
             self.call.client_writable(writable)
+        else:
+            self._let_go()
 
     def _read(self) -> None:
         if self._noted:
@@ -224,6 +249,8 @@ class Http2Client:
         mark = call.mark
         queued_s = call.permit_s - call.queued_s
         timing = f", {head.server_timing}" if head.server_timing else ""
+        if queued_s and (held := call.held_timing()):
+            timing += f", {held}"
         tail = (
             f"{'' if call.grant is None else call.grant.lines(now)}x-request-id: {mark.request_id}\r\n"
             f"traceresponse: {mark.traceresponse()}\r\nserver-timing: gateway-queue;dur={queued_s * 1e3:.3f}, "

@@ -1,5 +1,7 @@
 """Makes a call of an HTTP request whose sender and target are known, whatever version of HTTP it came by."""
 
+from math import inf
+from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.http import Call
@@ -7,7 +9,10 @@ from oriel_gateway.contracts import Client
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_head
+from oriel_gateway.limits import Grant
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.holding import hold, judge_request
+from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
 from oriel_gateway.shared.special import attach
@@ -42,17 +47,39 @@ def open_call(
     bound = gate.pool.max_body_bytes
     if head.content_length is not None and head.content_length > bound:
         raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
-    if 0.0 < (left_s := deadline - received_s - late_s) < gate.slow_s:
-        gate.judge(target, head.content_length or 0, left_s)
+    # With further pools it is judged when it is complete.
+    if 0.0 < (left_s := deadline - received_s - late_s) < gate.slow_s and not target.fallbacks:
+        judge_request(gate, target, tenant, head.content_length or 0, left_s)
     grant = None
     if target.allowances:
         grant = gateway.limiter.acquire(tenant, target, head.content_length or 0, received_s + late_s)
+    held = 0
+    if gate.slow_s == inf and not target.fallbacks:
+        until = _hold(gateway, gate, head, tenant, received_s, grant)
+        if until is not None:
+            # Its body has to come within the usual time; the hold begins when it is here (`Call.park`).
+            deadline, held = min(deadline, until), head.content_length or 0
     receiver = None
     if target.names in _LISTS:
         lines, receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
     call = Call(gateway, client, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)
+    if held:
+        call.hold_already(held)
     if grant is not None:
         call.limited(grant)
     if target.special:
         attach(call, gateway.routing)
     return call
+
+
+def _hold(
+    gateway: Gateway, gate: PoolGate, head: RequestHead, tenant: Tenant, received_s: float, grant: Grant | None
+) -> float | None:
+    """Hold the call; see `holding.hold`."""
+    urgent, requested_until = tenant.tier.band == gateway.top_band, gateway.requested_until(received_s, head.timeout)
+    try:
+        return hold(gate, gate.endpoints, tenant, received_s, requested_until, head.content_length or 0, urgent=urgent)
+    except Refused:
+        if grant is not None:
+            grant.settle(0, False, monotonic())
+        raise

@@ -28,7 +28,7 @@ class EmbeddedLimiter(MeteredLimiter):
         max_accounts: int = MAX_ACCOUNTS,
         max_windows: int = MAX_WINDOWS,
     ) -> None:
-        super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
+        super().__init__(max_accounts=max_accounts)
         self._clock = CalendarClock(wall)
         self._file = file
         self._max_windows = max_windows
@@ -61,8 +61,3 @@ class EmbeddedLimiter(MeteredLimiter):
 def _forget(meter: QuotaMeter) -> None:
     """Mark the meter as saved: without a file there is nothing to save."""
     meter.saved = True
-
-
-def _idle(meter: Meter, now: float) -> bool:
-    assert isinstance(meter, RateMeter | SlotMeter | QuotaMeter)
-    return meter.idle(now)

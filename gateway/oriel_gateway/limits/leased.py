@@ -8,17 +8,19 @@ While the ledger cannot be asked (`LedgerClient.up`), a meter admits this gatewa
 their own for that, which also runs while the ledger answers: losing the ledger must not allow another burst.
 """
 
+from abc import abstractmethod
+
 from oriel_gateway.limits.ledger_client import TICK_S, LedgerClient
-from oriel_gateway.limits.meters import ASK
+from oriel_gateway.limits.meters import ASK, Meter
 from oriel_policies.ledger import Answer, Ask
-from oriel_policies.limits import Bound, state_item
+from oriel_policies.limits import Bound
 
 LEASE_S = 0.25
 MANY = 50
 
 
-class LeasedMeter:
-    """What all kinds of leased meters share: a `Meter` for the limiter, a `Reporting` for the ledger client."""
+class LeasedMeter(Meter):
+    """What all kinds of leased meters share: a `Meter` that is also a `Reporting` for the ledger client."""
 
     __slots__ = (
         "_asking",
@@ -34,13 +36,11 @@ class LeasedMeter:
         "_ticked_s",
         "_used_s",
         "balance",
-        "bound",
         "tenant",
     )
-    kind = ""
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
-        self.bound = bound
+        super().__init__(bound)
         self.tenant = tenant
         self.balance = 0
         self._ledger_client = ledger_client
@@ -78,27 +78,14 @@ class LeasedMeter:
     def wait(self, units: int, now: float) -> float:
         return self._blocked_s - now if now < self._blocked_s and units >= self._blocked_units else 0.0
 
-    def undo(self, units: int, now: float) -> None:
-        self.charge(-units, now)
-
     def charge(self, units: int, now: float) -> None:
         self.balance -= units
         self._ledger_client.activate(self)
 
-    def release_slot(self, held_s: float, now: float) -> None:
-        raise AssertionError("only slots are released")
-
-    def began(self, now: float) -> float:
-        raise AssertionError("only quotas have windows")
-
     def left(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), 0.0
 
-    def state(self, now: float) -> str:
-        return state_item(self.bound, *self.left(now))
-
     def idle(self, now: float) -> bool:
-        """Whether dropping this meter loses nothing."""
         return not self._asking and not self.balance and self._used_s < now - 2 * LEASE_S
 
     # Methods for asks ------------------------------------------------------------------------------------------
@@ -107,9 +94,9 @@ class LeasedMeter:
         """Hand out units of the balance."""
         self.balance -= units
 
+    @abstractmethod
     def alone(self, units: int, now: float) -> float:
         """Admit units by this gateway's share alone. Returns 0.0, or the seconds to wait."""
-        raise NotImplementedError
 
     def ask(self, need: int, now: float) -> Ask:
         """Build the ask for `need` units with everything there is to report. Pass its outcome to `ask_finished`."""
@@ -170,8 +157,9 @@ class LeasedMeter:
 
     # Methods that differ between the kinds ---------------------------------------------------------------------
 
+    @abstractmethod
     def _ask(self, now: float) -> Ask:
-        raise NotImplementedError
+        """Build an ask that reports what this kind reports in each."""
 
     def _wanted(self, now: float) -> int:
         """Return the units to lease beyond what calls need now; 0 where every call asks."""
@@ -182,9 +170,9 @@ class LeasedMeter:
     def _leases(self) -> bool:
         return self._most() >= MANY * self._mean
 
+    @abstractmethod
     def _most(self) -> int:
         """Return the most units that may be leased at a time: this gateway's share of a lease period."""
-        raise NotImplementedError
 
     def _return(self, now: float) -> Ask:
         ask = self._ask(now)

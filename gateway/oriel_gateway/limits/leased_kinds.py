@@ -1,7 +1,5 @@
 """The leased meters of rates, slots and calendar windows, and what this gateway admits of each alone."""
 
-from time import time
-
 from oriel_gateway.limits.leased import LEASE_S, LeasedMeter
 from oriel_gateway.limits.ledger_client import LedgerClient
 from oriel_policies.calendar import CalendarClock
@@ -18,7 +16,6 @@ class LeasedRate(LeasedMeter):
     """Requests or bytes per second. spent: units that were handed out alone and are not reported yet."""
 
     __slots__ = ("_local", "_shared", "_spent")
-    kind = RATE
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
         super().__init__(bound, tenant, ledger_client)
@@ -99,7 +96,6 @@ class LeasedSlots(LeasedMeter):
     """Concurrent calls. The ledger's count for this gateway is always `inflight + balance`."""
 
     __slots__ = ("_hold_s", "_unsure", "inflight")
-    kind = SLOTS
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
         super().__init__(bound, tenant, ledger_client)
@@ -182,7 +178,6 @@ class LeasedQuota(LeasedMeter):
     """Requests or computing of a calendar window, whose bounds the ledger's clock decides."""
 
     __slots__ = ("_alone", "_born", "_clock", "_ends_s", "_number", "_seen")
-    kind = WINDOW
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient, clock: CalendarClock) -> None:
         super().__init__(bound, tenant, ledger_client)
@@ -256,12 +251,10 @@ class LeasedQuota(LeasedMeter):
             self._alone = 0
 
 
-def leased_meter(
-    bound: Bound, tenant: str, ledger_client: LedgerClient, clock: CalendarClock | None = None
-) -> LeasedMeter:
+def leased_meter(bound: Bound, tenant: str, ledger_client: LedgerClient, clock: CalendarClock) -> LeasedMeter:
     """Build the meter for a bound."""
     if bound.slots:
         return LeasedSlots(bound, tenant, ledger_client)
     if bound.period is None:
         return LeasedRate(bound, tenant, ledger_client)
-    return LeasedQuota(bound, tenant, ledger_client, clock or CalendarClock(time))
+    return LeasedQuota(bound, tenant, ledger_client, clock)

@@ -10,11 +10,10 @@ gateways are moved by as much. Otherwise a step back would leave each gateway al
 speak again.
 """
 
-from collections.abc import Callable, Sequence
-from time import monotonic
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple, Protocol
 
-from oriel_policies.ledger import Answer, Ask, Record, judge
+from oriel_policies.ledger import Answer, Ask
 
 SLOT_TTL_S = 3.0  # slots of a silent gateway are free again after this
 PRESENCE_S = 3.0  # a silent gateway may admit calls alone after this
@@ -59,67 +58,19 @@ class Ledger(Protocol):
         share: what this gateway would admit of every limit if it could not reach the ledger.
         """
 
+    async def exchange(self, records: bytes, *, edge: bool = False) -> dict[str, tuple[bytes, float]]:
+        """Publish what this gateway has counted of the demand (`oriel_policies.scaling`).
+
+        edge: tell the others at once that there is something new, by their `edges`.
+        Returns what the other gateways published within the last MISSED_S, by their names, with its age in seconds.
+        Raises LedgerLost.
+        """
+
+    def edges(self) -> AsyncGenerator[None]:
+        """Yield once this gateway listens, and whenever another one has published an edge. Raises LedgerLost.
+
+        An edge may be lost. The generator may end at any time, and is closed by who began it.
+        """
+
     async def close(self) -> None:
         """Close the connections."""
-
-
-class MemoryLedger:
-    """A ledger in this process; `seat` connects a gateway to it.
-
-    now_us: the ledger's clock.
-    clock: the clock of the gateways.
-    """
-
-    def __init__(self, now_us: Callable[[], float], *, clock: Callable[[], float] = monotonic) -> None:
-        self.now_us = now_us
-        self.clock = clock
-        self.records: dict[str, dict[str, Record]] = {}
-        self.present: dict[str, tuple[float, float]] = {}  # when it was heard last, and its share
-
-    def seat(self, holder: str) -> "Ledger":
-        """Return the ledger as the gateway `holder` sees it."""
-        return _Seat(self, holder)
-
-
-class _Seat:
-    def __init__(self, ledger: MemoryLedger, holder: str) -> None:
-        self._ledger = ledger
-        self._holder = holder
-        self._heard_s: float | None = None
-
-    async def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        ledger = self._ledger
-        now_us = ledger.now_us()
-        return [
-            judge(
-                ledger.records.setdefault(tenant, {}),
-                asks,
-                holder=self._holder,
-                ttl_us=SLOT_TTL_S * 1e6,
-                now_us=now_us,
-            )
-            for tenant, asks in questions
-        ]
-
-    async def hello(self, share: float) -> Presence:
-        ledger = self._ledger
-        now_us = ledger.now_us()
-        now_s = ledger.clock()
-        jump_us, own = 0.0, ledger.present.get(self._holder)
-        if own is not None and self._heard_s is not None:
-            jump_us = now_us - own[0] - (now_s - self._heard_s) * 1e6
-        self._heard_s = now_s
-        for name, (at, others) in ledger.present.items():
-            if abs(jump_us) >= STEP_S * 1e6:
-                ledger.present[name] = (min(at + jump_us, now_us), others)
-            elif at > now_us + STEP_S * 1e6:
-                ledger.present[name] = (now_us, others)
-        ledger.present[self._holder] = (now_us, share)
-        ledger.present = {n: last for n, last in ledger.present.items() if now_us - last[0] <= MISSED_S * 1e6}
-        silent = [
-            share for at, share in ledger.present.values() if now_us - at > PRESENCE_S * 1e6 and share < WHOLE_SHARE
-        ]
-        return Presence(len(ledger.present), len(silent), sum(silent))
-
-    async def close(self) -> None:
-        self._ledger.present.pop(self._holder, None)

@@ -1,10 +1,11 @@
 """A limiter made of meters: every allowance that fits a call has an account, and every bound of it a meter.
 
-Whether the meters count in this process or in a shared ledger depends on the function that makes them.
+Whether the meters count in this process or in a shared ledger is decided by the subclass that makes them.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -88,25 +89,15 @@ def _together(all_terms: tuple[Terms, ...]) -> Terms:
     )
 
 
-class MeteredLimiter:
+class MeteredLimiter(ABC):
     """Limits calls by accounts of meters.
 
-    make: builds a meter for a tenant and a bound.
-    idle: returns whether dropping a meter forgives nothing.
     asks: whether its meters may have to ask a ledger.
     """
 
     asks = False
 
-    def __init__(
-        self,
-        *,
-        make: Callable[[str, Bound], Meter],
-        idle: Callable[[Meter, float], bool],
-        max_accounts: int = MAX_ACCOUNTS,
-    ) -> None:
-        self._make = make
-        self._idle = idle
+    def __init__(self, *, max_accounts: int = MAX_ACCOUNTS) -> None:
         self._max_accounts = max_accounts
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # the oldest first
         self._charges = Charges()
@@ -222,8 +213,13 @@ class MeteredLimiter:
         """See `CostLearner.learn`."""
         self._charges.learn(route, tenant, cost_us * 1e-6)
 
+    @abstractmethod
     async def close(self) -> None:
         """See `Limiter.close`."""
+
+    @abstractmethod
+    def _meter(self, tenant: str, bound: Bound) -> Meter:
+        """Build a meter for a tenant and a bound."""
 
     def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
         raise AssertionError("meters of one process have no ledger to ask")
@@ -241,7 +237,7 @@ class MeteredLimiter:
         )
         meters = []
         for bound in plan.bounds:
-            meter = old.pop(bound.name, None) or self._make(tenant, bound)
+            meter = old.pop(bound.name, None) or self._meter(tenant, bound)
             meter.bound = bound
             meters.append(meter)
         if known is None and len(self._accounts) >= min(_MANY, self._max_accounts):
@@ -254,12 +250,13 @@ class MeteredLimiter:
         accounts = self._accounts
         for _ in range(min(_CHECKED, len(accounts))):
             key, account = accounts.popitem(last=False)
-            if not all(self._idle(meter, now) for meter in (*account.meters, *account.retired)):
+            if not all(meter.idle(now) for meter in (*account.meters, *account.retired)):
                 accounts[key] = account
         if len(accounts) >= self._max_accounts:
             (tenant, _), account = accounts.popitem(last=False)
             for meter in (*account.meters, *account.retired):
                 self._drop(tenant, meter)
 
+    @abstractmethod
     def _drop(self, tenant: str, meter: Meter) -> None:
         """Note that a meter which owes something is dropped for lack of room."""

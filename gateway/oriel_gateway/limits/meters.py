@@ -5,9 +5,9 @@ A limiter calls `acquire` on every meter of a call; if one refuses, the others g
 loop is the single writer.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import ceil
-from typing import Protocol
 
 from oriel_policies.calendar import CalendarClock
 from oriel_policies.limits import Bound, Gcra, Slots, Window, state_item
@@ -15,45 +15,60 @@ from oriel_policies.limits import Bound, Gcra, Slots, Window, state_item
 ASK = -1.0  # the meter cannot decide by itself: its ledger has to be asked
 
 
-class Meter(Protocol):
+class Meter(ABC):
     """A counter for one bound. bound: what it counts; a reload of the documents may replace it."""
 
-    bound: Bound
+    __slots__ = ("bound",)
 
+    def __init__(self, bound: Bound) -> None:
+        self.bound = bound
+
+    @abstractmethod
     def acquire(self, units: int, now: float) -> float:
         """Count the units if they fit and return 0.0; or return the seconds until they would fit, or `ASK` if unknown
         here.
         """
 
+    @abstractmethod
     def wait(self, units: int, now: float) -> float:
         """Return the seconds until the units would fit, without counting them; 0.0 also if that is unknown here."""
 
-    def undo(self, units: int, now: float) -> None:
-        """Give back the units of a call that another bound refused."""
-
+    @abstractmethod
     def charge(self, units: int, now: float) -> None:
         """Count units unconditionally; negative ones are given back."""
 
-    def release_slot(self, held_s: float, now: float) -> None:
-        """Release the slot of a call that is over; only for bounds of concurrency."""
-
-    def began(self, now: float) -> float:
-        """Return the monotonic time at which the present window began; only for quotas."""
-
+    @abstractmethod
     def left(self, now: float) -> tuple[float, float]:
         """Return the units left, and the seconds until there are more (0.0 if none are missing, or if unknown)."""
 
+    @abstractmethod
+    def idle(self, now: float) -> bool:
+        """Whether dropping this meter forgives nothing."""
+
+    def undo(self, units: int, now: float) -> None:
+        """Give back the units of a call that another bound refused."""
+        self.charge(-units, now)
+
+    def release_slot(self, held_s: float, now: float) -> None:
+        """Release the slot of a call that is over; only for bounds of concurrency."""
+        raise AssertionError("only slots are released")
+
+    def began(self, now: float) -> float:
+        """Return the monotonic time at which the present window began; only for quotas."""
+        raise AssertionError("only quotas have windows")
+
     def state(self, now: float) -> str:
-        """Return the same as a member of `RateLimit`."""
+        """Return what is left as a member of `RateLimit`."""
+        return state_item(self.bound, *self.left(now))
 
 
-class RateMeter:
+class RateMeter(Meter):
     """Requests or bytes per second."""
 
-    __slots__ = ("_gcra", "bound")
+    __slots__ = ("_gcra",)
 
     def __init__(self, bound: Bound) -> None:
-        self.bound = bound
+        super().__init__(bound)
         self._gcra = Gcra()
 
     def acquire(self, units: int, now: float) -> float:
@@ -64,18 +79,9 @@ class RateMeter:
         assert self.bound.rate is not None
         return self._gcra.wait(self.bound.rate, now, units)
 
-    def undo(self, units: int, now: float) -> None:
-        self.charge(-units, now)
-
     def charge(self, units: int, now: float) -> None:
         assert self.bound.rate is not None
         self._gcra.charge(self.bound.rate, now, units)
-
-    def release_slot(self, held_s: float, now: float) -> None:
-        raise AssertionError("a rate has no slots")
-
-    def began(self, now: float) -> float:
-        raise AssertionError("a rate has no window")
 
     def left(self, now: float) -> tuple[float, float]:
         rate, gcra = self.bound.rate, self._gcra
@@ -92,17 +98,16 @@ class RateMeter:
         return f'"{bound.name}";r={left if left > 0 else 0};t={ceil(wait_s)}'
 
     def idle(self, now: float) -> bool:
-        """Whether dropping this meter forgives nothing."""
         return self._gcra.arrival <= now
 
 
-class SlotMeter:
+class SlotMeter(Meter):
     """Concurrent calls."""
 
-    __slots__ = ("_slots", "bound")
+    __slots__ = ("_slots",)
 
     def __init__(self, bound: Bound) -> None:
-        self.bound = bound
+        super().__init__(bound)
         self._slots = Slots()
 
     def acquire(self, units: int, now: float) -> float:
@@ -120,9 +125,6 @@ class SlotMeter:
     def release_slot(self, held_s: float, now: float) -> None:
         self._slots.leave(held_s, now)
 
-    def began(self, now: float) -> float:
-        raise AssertionError("slots have no window")
-
     def left(self, now: float) -> tuple[float, float]:
         return self.bound.limit - self._slots.used, 0.0
 
@@ -131,19 +133,18 @@ class SlotMeter:
         return f'"{self.bound.name}";r={left if left > 0 else 0}'
 
     def idle(self, now: float) -> bool:
-        """Whether dropping this meter forgives nothing."""
         return self._slots.used == 0
 
 
-class QuotaMeter:
+class QuotaMeter(Meter):
     """Requests or computing of a calendar window. changed: called once per change that has not been saved yet."""
 
-    __slots__ = ("_changed", "_clock", "bound", "saved", "tenant", "window")
+    __slots__ = ("_changed", "_clock", "saved", "tenant", "window")
 
     def __init__(
         self, bound: Bound, tenant: str, window: Window, clock: CalendarClock, changed: "Callable[[QuotaMeter], None]"
     ) -> None:
-        self.bound = bound
+        super().__init__(bound)
         self.tenant = tenant
         self.window = window
         self.saved = True
@@ -163,9 +164,6 @@ class QuotaMeter:
         assert bound.period is not None
         return self.window.wait(bound.limit, units, bound.period, self._clock, now)
 
-    def undo(self, units: int, now: float) -> None:
-        self.charge(-units, now)
-
     def charge(self, units: int, now: float) -> None:
         bound = self.bound
         assert bound.period is not None
@@ -173,9 +171,6 @@ class QuotaMeter:
         self.window.charge(units)
         if self.saved:
             self._unsaved()
-
-    def release_slot(self, held_s: float, now: float) -> None:
-        raise AssertionError("a quota has no slots")
 
     def began(self, now: float) -> float:
         period = self.bound.period
@@ -188,11 +183,7 @@ class QuotaMeter:
         self.window.roll(self._clock.window(bound.period, now))
         return bound.limit - self.window.used, self._clock.ends_in(bound.period, now)
 
-    def state(self, now: float) -> str:
-        return state_item(self.bound, *self.left(now))
-
     def idle(self, now: float) -> bool:
-        """Whether dropping this meter forgives nothing."""
         bound = self.bound
         assert bound.period is not None
         return self.saved and (not self.window.used or self.window.number < self._clock.window(bound.period, now))

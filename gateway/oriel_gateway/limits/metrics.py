@@ -1,6 +1,6 @@
 """Metrics of the shared limiter for Prometheus."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,9 +13,6 @@ class LedgerClientCollector(Collector):
 
     def __init__(self, ledger_client: LedgerClient) -> None:
         self._ledger_client = ledger_client
-
-    def describe(self) -> Iterable[Metric]:
-        return []
 
     def collect(self) -> Iterator[Metric]:
         ledger_client = self._ledger_client

@@ -7,7 +7,7 @@ stays atomic behind a proxy of a cluster. A password is taken from the environme
 import asyncio
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
@@ -40,6 +40,7 @@ MAX_CONNECTIONS = 24
 _NAMED = 100
 CONNECT_S = 0.5
 GOODBYE_S = 0.1
+SILENT_S = 60.0
 _SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
 _HELLO = """local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -74,6 +75,26 @@ for i = 1, #all, 2 do
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return {count, quiet, string.format('%.6f', alone)}"""
+_DEMAND = f"{PREFIX}demand"
+_EXCHANGE = """local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:', now) .. ARGV[2])
+local found, all = {}, redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local cut = string.find(all[i + 1], ':', 1, true)
+  local age, record = now - tonumber(string.sub(all[i + 1], 1, cut - 1)), string.sub(all[i + 1], cut + 1)
+  if age < -tonumber(ARGV[4]) then
+    redis.call('HSET', KEYS[1], all[i], string.format('%.3f:', now) .. record)
+  end
+  if age > tonumber(ARGV[3]) then
+    redis.call('HDEL', KEYS[1], all[i])
+  elseif all[i] ~= ARGV[1] then
+    found[#found + 1] = {all[i], string.format('%.3f', math.max(age, 0)), record}
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+if ARGV[5] == '1' then redis.pcall('PUBLISH', KEYS[1], ARGV[1]) end
+return found"""
 _FIELDS = 7
 # Error texts of Redis and Lua for a faulty record; any other text is a fault of the server.
 _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
@@ -207,6 +228,30 @@ class RedisLedger:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise LedgerLost(type(error).__name__) from error
 
+    async def exchange(self, records: bytes, *, edge: bool = False) -> dict[str, tuple[bytes, float]]:
+        try:
+            found = await self._redis.eval(
+                _EXCHANGE, 1, _DEMAND, self._holder, records, int(MISSED_S), STEP_S, int(edge)
+            )
+        except (RedisError, OSError) as error:
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise LedgerLost(type(error).__name__) from error
+        return {holder.decode(): (record, float(age_s)) for holder, age_s, record in found}
+
+    async def edges(self) -> AsyncGenerator[None]:
+        holder = self._holder.encode()
+        try:
+            async with self._redis.pubsub() as channel:
+                await channel.subscribe(_DEMAND)
+                # A connection that has died is silent as well: after a while without an edge there is another one.
+                while (message := await channel.get_message(timeout=SILENT_S)) is not None:
+                    if (
+                        message["data"] != holder
+                    ):  # also the answer to SUBSCRIBE: what was published before it is unknown
+                        yield
+        except (RedisError, OSError) as error:
+            raise LedgerLost(type(error).__name__) from error
+
     async def examine(self) -> tuple[str, float]:
         """Load the script and return the server's version and clock; this gateway is not announced to the others.
 
@@ -223,6 +268,7 @@ class RedisLedger:
         try:
             async with asyncio.timeout(GOODBYE_S):
                 await self._redis.hdel(_PRESENT, self._holder)
+                await self._redis.hdel(_DEMAND, self._holder)
         except (RedisError, OSError, TimeoutError):
             pass  # the entry expires after MISSED_S
         await self._redis.aclose()

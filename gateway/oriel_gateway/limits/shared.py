@@ -18,7 +18,10 @@ from oriel_policies.limits import Bound
 
 
 class SharedLimiter(MeteredLimiter):
-    """Limits calls together with other gateways. replicas: their number until the ledger reports it."""
+    """Limits calls together with other gateways.
+
+    ledger: what they share. replicas: their number until it reports it.
+    """
 
     asks = True
 
@@ -33,7 +36,8 @@ class SharedLimiter(MeteredLimiter):
         clock: Callable[[], float] = monotonic,
         max_accounts: int = MAX_ACCOUNTS,
     ) -> None:
-        super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
+        super().__init__(max_accounts=max_accounts)
+        self.ledger = ledger
         self.ledger_client = LedgerClient(ledger, replicas=replicas, budget_s=budget_s, limits=limits, clock=clock)
         self._calendar = CalendarClock(wall)
         self._clock = clock
@@ -47,6 +51,9 @@ class SharedLimiter(MeteredLimiter):
 
     def _meter(self, tenant: str, bound: Bound) -> Meter:
         return leased_meter(bound, tenant, self.ledger_client, self._calendar)
+
+    def _drop(self, tenant: str, meter: Meter) -> None:
+        """Keep nothing: the counts are in the ledger."""
 
     def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
         grant.ready = False
@@ -134,8 +141,3 @@ class _Question:
         waiter = self._grant.waiter
         if waiter is not None:
             waiter.refuse(refusal(meter, wait_s, now))
-
-
-def _idle(meter: Meter, now: float) -> bool:
-    assert isinstance(meter, LeasedMeter)
-    return meter.idle(now)

@@ -113,6 +113,7 @@ def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
         found["side"] = next(
             (number for number, side in enumerate(target.plan.split) if side.pool == target.pool), None
         )
+        found["spilled"] = [{"pool": spill.pool, "reason": spill.reason} for spill in target.spills]
         found["limits"] = [allowance.name for allowance in target.allowances]
         found["queue"] = None if decided.ahead < 0 else {"ahead_at_arrival": decided.ahead}
         found["tried"] = [_address(endpoint) for endpoint in decided.tried]

@@ -11,8 +11,6 @@ from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.trace import SpanSink
 
-__all__ = ["Records"]
-
 
 class Records:
     """Single writer: the gateway's loop. Both methods make the one tuple of `decisions.Decided` for a request.

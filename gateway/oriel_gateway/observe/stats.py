@@ -46,7 +46,13 @@ class Stats:
         self._away: list[tuple[Outcome, Tenant | None]] = []  # refusals that are not counted yet
         self._tenants = TopTenants()
         self.recent: list[Plain] = []
+        self.spills: dict[tuple[str, str, str, str], int] = {}  # by (route, pool, next pool, reason)
         self._counted = 0
+
+    def spilled(self, route: str, pool: str, to: str, reason: str) -> None:
+        """Count a call that went on to another pool of its route."""
+        key = (route, pool, to, reason)
+        self.spills[key] = self.spills.get(key, 0) + 1
 
     @property
     def ended(self) -> int:

@@ -1,6 +1,6 @@
 """Record the gateway's stages as spans of one call: `gateway.request` with its children `queue` and `forward`."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.routing.targets import Target
@@ -94,11 +94,16 @@ class Recorded(Protocol):
     @property
     def endpoint(self) -> Address | None: ...
 
+    @property
+    def held(self) -> tuple[str, float] | None: ...
+
 
 def record_call(call: Recorded, sink: SpanSink, end_s: float, error: str) -> None:
     """Record the spans of a finished, sampled call, without the stages that it never reached."""
     mark = call.mark
     own = TraceContext(mark.trace_id, mark.span_id, True, mark.state)
+    spills = call.target.spills
+    spilled = {"oriel.spilled": ", ".join([f"{each.pool}: {each.reason}" for each in spills])} if spills else {}
     sink.record(
         Span(
             name="gateway.request",
@@ -116,12 +121,17 @@ def record_call(call: Recorded, sink: SpanSink, end_s: float, error: str) -> Non
                 "oriel.method": call.method,
                 "oriel.status": call.status,
                 "oriel.deadline_ms": round((call.deadline - call.received_s) * 1000.0, 3),
+                **spilled,
             },
             error=error,
         )
     )
     if call.queued_s:
         until_s = call.permit_s or end_s
+        attributes: dict[str, Any] = {"oriel.pool": call.target.pool, "oriel.band": call.tenant.tier.band}
+        if call.held is not None:
+            phase, held_s = call.held
+            attributes |= {"oriel.cold_start.phase": phase, "oriel.cold_start.held_ms": round(held_s * 1e3, 3)}
         sink.record(
             Span(
                 name="gateway.queue",
@@ -129,7 +139,7 @@ def record_call(call: Recorded, sink: SpanSink, end_s: float, error: str) -> Non
                 parent_id=mark.span_id,
                 start_s=call.queued_s,
                 end_s=until_s,
-                attributes={"oriel.pool": call.target.pool, "oriel.band": call.tenant.tier.band},
+                attributes=attributes,
                 error="" if call.permit_s else error,
             )
         )

@@ -12,143 +12,38 @@ Single writer: the gateway's loop. `oriel_gateway.pools.health` probes, ejects, 
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools.http_probe import HttpProbe
+from oriel_gateway.pools.demand import PoolDemand
+from oriel_gateway.pools.endpoint_state import EndpointState, Reach
 from oriel_gateway.pools.model_locations import ModelLocations
 from oriel_gateway.routing.sticky import StickyChoice
-from oriel_policies.documents import Pool, Tenant
-from oriel_policies.ejection import SUSPECT_S, Cause, Ejection, Record, most_ejected
-from oriel_policies.picking import PeakEwma, two_of
+from oriel_policies.documents import Tenant
+from oriel_policies.ejection import SUSPECT_S, Cause, Record, most_ejected
+from oriel_policies.picking import two_of
 from oriel_wire.engine.discovery import Address
-from oriel_wire.engine.upstream import Endpoint
-from oriel_wire.h1_response import ResponseMemo
+from oriel_wire.engine.endpoint_slices import Listed
 
 _log = logging.getLogger(__name__)
 TRIAL_ANSWERS = 5
+_NOT_LISTED: Final[Mapping[Address, Listed]] = {}
 _SOME = 16
-_READY = {200: True, 204: True, 400: False, 404: False, 503: False}  # Triton answers 400, other servers 404 or 503
-
-
-class Reach(StrEnum):
-    """The latest finding about an endpoint: from a probe, or from an attempt to connect."""
-
-    UNKNOWN = "unknown"  # such an endpoint is used, because a pool may have no probe
-    READY = "ready"
-    NOT_READY = "not_ready"  # its readiness probe failed
-    UNREACHABLE = "unreachable"  # it does not accept connections
-
-
-class EndpointState:
-    """The state of one address in its pool.
-
-    outstanding: requests under way.
-    trial: answers that are missing until the endpoint is trusted again after an ejection; 0 if it is trusted.
-    doubted_s: the time until which the endpoint is suspected to be dying.
-    leaving: whether the discovery does not name the address any more.
-    """
-
-    outstanding: int
-    heard: bool
-    connect_s: float  # the longest time that a connection took
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self.cost = PeakEwma()
-        self.record = Record()
-        self.ejection = Ejection()
-        self.reach = Reach.UNKNOWN
-        self.trial = 0
-        self.leaving = False
-        self.probing = False
-        self.doubted_s = 0.0
-        self.probed_s = 0.0
-        self.probe_due_s = 0.0
-        self.probe_misses = 0
-        self.probed_s = 0.0  # when the probe under way began
-
-    def note_answer(self, now: float, latency_s: float) -> None:
-        """Note the head of a good answer."""
-        self.cost.observed(latency_s, now)
-        self.record.answered(latency_s)
-        if self.trial:
-            self.trial -= 1
-
-    @property
-    def state(self) -> str:
-        """The state for people: `ejected:<cause>`, or the reach."""
-        cause = self.ejection.cause
-        return f"ejected:{cause.value}" if cause is not None else self.reach.value
-
-    def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
-        """See `model_locations.Askable`."""
-        raise NotImplementedError
-
-    def connecting_for_s(self, now: float) -> float:
-        """Return for how long the oldest attempt to connect has been going on; 0.0 if there is none."""
-        return 0.0
-
-    def give_up_connecting(self) -> None:
-        """Fail the calls that wait for a connection."""
-
-    def tidy(self, now: float) -> None:
-        """Close what has not been used for long."""
-
-    async def close(self) -> None:
-        """Close everything that is open."""
-
-
-class HttpEndpoint(Endpoint, EndpointState):
-    """An upstream address with its connections. prober: separate connections for probes."""
-
-    def __init__(self, address: Address, pool: Pool, memo: ResponseMemo | None = None) -> None:
-        Endpoint.__init__(
-            self,
-            *address,
-            connect_timeout_s=pool.connect_timeout_s,
-            max_idle_s=pool.idle_timeout_s,
-            max_response_bytes=pool.max_response_bytes,
-            memo=memo,
-        )
-        EndpointState.__init__(self, address)
-        self.prober = Endpoint(
-            *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=64 * 1024, memo=self.memo
-        )
-
-    def adopt(self, pool: Pool) -> None:
-        """Adopt the new bounds of the pool."""
-        self.connect_timeout_s = self.prober.connect_timeout_s = pool.connect_timeout_s
-        self.max_idle_s = pool.idle_timeout_s
-        self.max_response_bytes = pool.max_response_bytes
-
-    def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
-        HttpProbe(self.prober, f"/v2/models/{model}/ready", timeout_s, lambda status: done(_READY.get(status or 0)))
-
-    def tidy(self, now: float) -> None:
-        self.close_stale(now)
-        self.prober.close_stale(now)
-
-    async def close(self) -> None:
-        await Endpoint.close(self)
-        await self.prober.close()
-
-
-def patience_s(these: Iterable[EndpointState]) -> float:
-    """Return how long to wait for a connection while other endpoints are usable: well beyond what any of these ever
-    took.
-    """
-    return max(SUSPECT_S, 8.0 * max((member.connect_s for member in these), default=0.0))
 
 
 class Parked(Protocol):
-    """A call that waits for an endpoint. One of its methods is called, on the loop, at most once in total."""
+    """A call that waits for an endpoint. One of its methods is called, on the loop, at most once in total.
+
+    due_s: when it should be answered, by the target of its tier.
+    size_bytes: of its body, on the byte budget of its pool.
+    """
 
     tenant: Tenant
     deadline: float
+    due_s: float
+    size_bytes: int
 
     def unparked(self) -> None:
         """An endpoint is usable: acquire a permit."""
@@ -179,7 +74,9 @@ class EndpointSet(Generic[E]):
         self._make = make
         self._random = random
         self.max_parked = max_parked
-        self._parked: dict[Parked, None] = {}
+        self._parked: dict[int, dict[Parked, None]] = {}  # by band, each by arrival
+        self._parked_bytes: dict[int, int] = {}  # by band
+        self.parked = 0  # calls that wait for an endpoint
         self.model_locations = ModelLocations[E](lambda: self.usable, probe_first=probe_first)
         self._everywhere = self.model_locations.everywhere
         self.members: list[E] = []
@@ -188,9 +85,14 @@ class EndpointSet(Generic[E]):
         self.leaving: list[E] = []
         self.ejections: dict[Cause, int] = {}
         self.named: Address | None = None  # the name that `health` looked up last
+        self.listed: tuple[Listed, ...] | None = None  # what was adopted from Kubernetes last
         self.look_up_s = 0.0  # when to look it up again
         self.looked_up = False  # whether a lookup has ended, with whatever result
         self.became_usable: Callable[[], None] = lambda: None  # called when the first endpoint becomes usable
+        # called when the state of an endpoint has changed, before parked calls go on
+        self.usable_changed: Callable[[], None] = lambda: None
+        self.retry_after_s: Callable[[], int] = lambda: 1  # of calls that are refused while nobody is usable
+        self.demand: PoolDemand | None = None  # of a pool that scales
         self.assign(addresses)
 
     def __iter__(self) -> Iterator[E]:
@@ -204,24 +106,52 @@ class EndpointSet(Generic[E]):
 
     # Members ---------------------------------------------------------------------------------------------------
 
-    def assign(self, addresses: Iterable[Address]) -> None:
+    def assign(self, addresses: Iterable[Address], listed: Mapping[Address, Listed] = _NOT_LISTED) -> None:
         """Adopt these addresses. A member that stays keeps its connections and record; one that leaves finishes its
         calls.
+
+        listed: what Kubernetes says of the addresses. One that belongs to another pod than before becomes a new member.
         """
-        known = {member.address: member for member in self.members}
         wanted = dict.fromkeys(addresses)
-        back = {member.address: member for member in self.leaving if member.address in wanted}
-        self.leaving = [member for member in self.leaving if member.address not in back]
-        for address, member in known.items():
-            if address not in wanted:
-                member.leaving = True
-                self.leaving.append(member)
+
+        def stays(member: E) -> bool:
+            pod = listed[member.address].pod if member.address in listed else ""
+            return member.address in wanted and (not pod or not member.pod or member.pod == pod)
+
+        known = {member.address: member for member in self.members if stays(member)}
+        back = {m.address: m for m in self.leaving if stays(m) and m.address not in known}
+        gone = [member for member in self.members if known.get(member.address) is not member]
+        self.leaving = [member for member in self.leaving if back.get(member.address) is not member] + gone
+        for member in gone:
+            member.leaving = True
         for member in back.values():
             member.leaving = False
         self.members = [known.get(a) or back.get(a) or self._make(a) for a in wanted]
         new = [member for member in self.members if member.address not in known and member.address not in back]
+        for member in self.members:
+            self._note_listed(member, listed.get(member.address))
         self.model_locations.assigned(self.members, new)
         self.refresh()
+
+    def assign_listed(self, listed: tuple[Listed, ...], port: int, *, probed: bool) -> None:
+        """Adopt the pods of a Kubernetes service.
+
+        probed: whether the pool has a probe. Pods that are not ready become members that wait for a good probe;
+        without probes only Kubernetes can say when they are, and until then they are left out.
+        """
+        self.listed = listed
+        found = {(each.host, port): each for each in listed if each.ready or probed}
+        self.assign(found, found)
+
+    def _note_listed(self, member: E, listed: Listed | None) -> None:
+        if listed is None:
+            return
+        if not member.pod:
+            member.pod = listed.pod
+            if not listed.ready and member.reach is Reach.UNKNOWN:
+                member.reach = Reach.NOT_READY
+        if listed.ready is not (member.reach in (Reach.READY, Reach.UNKNOWN)):
+            member.probe_due_s = 0.0  # Kubernetes thinks otherwise: probe it soon
 
     def gone(self) -> list[E]:
         """Remove and return the members that left and have nothing under way any more; the caller closes them."""
@@ -240,6 +170,7 @@ class EndpointSet(Generic[E]):
         out = set(ejected)
         before = self.usable
         self.usable = [member for member in reachable if member not in out] if out else reachable
+        self.usable_changed()
         if self.usable and not before:
             self._unpark_all()
             self.became_usable()
@@ -354,30 +285,60 @@ class EndpointSet(Generic[E]):
 
     def park(self, waiter: Parked) -> None:
         """Wait until an endpoint is usable; call `unpark` to stop waiting. Raises Refused QUEUE_FULL."""
-        parked = self._parked
-        if len(parked) >= self.max_parked:
-            band = waiter.tenant.tier.band
-            last = max(reversed(parked), key=lambda each: each.tenant.tier.band, default=None)
-            if last is None or last.tenant.tier.band <= band:
-                message = "no server of this pool is ready and enough calls wait for one"
-                raise Refused(Outcome.QUEUE_FULL, message, retry_after_s=1)
-            del parked[last]
-            last.displaced()
-        parked[waiter] = None
+        band = waiter.tenant.tier.band
+        if self.parked >= self.max_parked and not self.displace(band):
+            message = "no server of this pool is ready and enough calls wait for one"
+            raise Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.retry_after_s())
+        self._parked.setdefault(band, {})[waiter] = None
+        self._parked_bytes[band] = self._parked_bytes.get(band, 0) + waiter.size_bytes
+        self.parked += 1
+        if self.demand is not None:
+            self.demand.queued(waiter.tenant.tier.name, waiter.due_s)
+            if self.parked == 1:
+                self.demand.plan_soon()
+
+    def displace(self, band: int) -> bool:
+        """End the newest of the least urgent parked calls, if less urgent than `band`. Returns whether it is."""
+        last = max(self._parked, default=band)
+        if last <= band:
+            return False
+        loser = next(reversed(self._parked[last]))
+        self.unpark(loser)
+        loser.displaced()
+        return True
+
+    def displaceable_bytes(self, band: int) -> int:
+        """Return the bytes of the parked calls that are less urgent than `band`."""
+        return sum([size for other, size in self._parked_bytes.items() if other > band])
 
     def unpark(self, waiter: Parked) -> None:
         """Stop waiting."""
-        self._parked.pop(waiter, None)
+        band = waiter.tenant.tier.band
+        these = self._parked.get(band)
+        if these is None or waiter not in these:
+            return
+        del these[waiter]
+        self._parked_bytes[band] -= waiter.size_bytes
+        if not these:
+            del self._parked[band], self._parked_bytes[band]
+        self.parked -= 1
+        if self.demand is not None:
+            self.demand.left(waiter.tenant.tier.name, waiter.due_s)
 
-    @property
-    def parked(self) -> int:
-        """The number of calls that wait for an endpoint."""
-        return len(self._parked)
+    def _waiters(self) -> list[Parked]:
+        return [waiter for these in self._parked.values() for waiter in these]
+
+    def count_parked(self) -> None:
+        """Tell `demand` of the calls that wait already."""
+        if self.demand is not None:
+            for waiter in self._waiters():
+                self.demand.queued(waiter.tenant.tier.name, waiter.due_s)
 
     def _unpark_all(self) -> None:
         # The most urgent acquire permits first; for the rest the queue keeps its order.
-        waiters = sorted(self._parked, key=lambda each: (each.tenant.tier.band, each.deadline))
-        self._parked.clear()
+        waiters = sorted(self._waiters(), key=lambda each: (each.tenant.tier.band, each.deadline))
+        for waiter in waiters:
+            self.unpark(waiter)
         for waiter in waiters:
             waiter.unparked()
 

@@ -182,7 +182,7 @@ class GrpcExchange(UpstreamStream):
         if self.streamed:
             self._messages(data)
         elif self._begun:
-            self.sink.response_data(data, False)
+            self.sink.response_data(bytes(data), False)  # a large frame is a view, which compiled sinks refuse
         else:
             self._parts.append(data)
             if self._size > self.whole_bytes:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
-from oriel_gateway.pools.endpoints import EndpointState, Reach
+from oriel_gateway.pools.endpoint_state import EndpointState, Reach
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
 from oriel_policies.documents import Pool
 from oriel_wire.engine.discovery import Address
@@ -36,13 +36,29 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
         self.connect_timeout_s = pool.connect_timeout_s
         self.max_idle_s = pool.idle_timeout_s
 
-    def probe(self, timeout_s: float, ready: bool, done: Callable[[Reach | None], None]) -> None:
+    def probe(
+        self, timeout_s: float, ready: bool, done: Callable[[Reach | None], None], *, attempt_s: float = 0.0
+    ) -> None:
         """Probe the endpoint with `ServerReady`.
 
         ready: whether the answer counts; False if a connection is enough.
         done: called once with the result; None means no usable answer.
+        attempt_s: without a connection after so long the attempt to connect ends; 0.0 for no such bound.
         """
-        GrpcProbe(self, _SERVER_READY, b"", timeout_s, lambda found: done(_reach(found, ready)))
+        timer: asyncio.TimerHandle | None = None
+        if attempt_s and not self.connected:
+            timer = asyncio.get_running_loop().call_later(attempt_s, self._give_up_attempt)
+
+        def ended(found: Found) -> None:
+            if timer is not None:
+                timer.cancel()
+            done(_reach(found, ready))
+
+        GrpcProbe(self, _SERVER_READY, b"", timeout_s, ended)
+
+    def _give_up_attempt(self) -> None:
+        if not self.connected:
+            self.give_up_connecting()
 
     def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
         name, _, version = model.partition("/versions/")

@@ -5,7 +5,11 @@ One timer fires ten times a second; what takes time is a callback, or a task tha
 * In a pool with a probe path every endpoint is probed each `probe_interval_s` (with jitter; less often when there are
   many endpoints: at most 100 probes per second and pool). 2xx means ready; any other answer, redirects included, does
   not.
-* An endpoint that refuses connections or is not ready is probed again four times a second.
+* An endpoint that refuses connections or is not ready is probed again four times a second; while calls wait for its
+  pool, 40 times a second. Its probe does not wait long for a connection: if the first packet to an address that is not
+  up yet is lost, the kernel repeats it only after 1 s, then 3 s, then 7 s; a new attempt gets through at once.
+* The pods of a Kubernetes service are adopted the moment that the cluster announces them. One that is not ready for
+  Kubernetes, which asks every few seconds, is used as soon as it passes our own probe.
 * An endpoint with work that sent nothing for a quarter of a second is probed at once; if it does not answer within 0.4
   s, it is stuck. A pool without a probe path decides that by the history of its endpoints.
 * An ejected endpoint is probed when its ejection ends (without a path: connected to) and is then on trial.
@@ -14,20 +18,27 @@ One timer fires ten times a second; what takes time is a callback, or a task tha
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator
+from functools import partial
 from random import random, shuffle
 from time import monotonic
 from typing import Any
 
-from oriel_gateway.pools.endpoints import EndpointSet, EndpointState, HttpEndpoint, Reach, patience_s
+from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach, patience_s
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.http_probe import CONNECTED, UNREACHABLE, HttpProbe
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.ejection import SUSPECT_S, Cause, outliers, silent_for_too_long
 from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, DnsDiscovery
+from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.1
 AGAIN_S = 0.25
+WAITED_FOR_S = 0.025  # between two probes of an endpoint that calls wait for
+ATTEMPT_S = 0.1  # for a connection to an endpoint that is down; four round trips if that is longer
+LONG_ATTEMPT_S = 0.5  # instead, once in LONG_EVERY attempts, where no round trip is known
+LONG_EVERY = 4
 SUSPECT_ANSWER_S = 0.4
 PROBE_TIMEOUT_S = 1.0
 PROBES_PER_S = 100
@@ -46,8 +57,9 @@ class Watch:
     endpoints are usable.
     tick_s: between two checks of all endpoints.
     again_s: between two probes of an endpoint that refuses connections or is not ready.
+    waited_for_s: the same while calls wait for the pool.
     probe_timeout_s: for the answer to a regular probe.
-    probes_per_s: at most so many in one pool.
+    probes_per_s: at most so many in one pool; four times as many while calls wait for it.
     """
 
     def __init__(self, pools: Callable[[], Collection[PoolGate]]) -> None:
@@ -57,6 +69,7 @@ class Watch:
         self.probed_once = False
         self.tick_s = TICK_S
         self.again_s = AGAIN_S
+        self.waited_for_s = WAITED_FOR_S
         self.probe_timeout_s = PROBE_TIMEOUT_S
         self.probes_per_s = PROBES_PER_S
         self._ticks = 0
@@ -64,6 +77,8 @@ class Watch:
         self._late = False  # this loop stood still: then the silence of servers means nothing
         self._turn = 0
         self._left = 0
+        self._services: dict[str, tuple[EndpointSlices, asyncio.Task[None]]] = {}
+        self._hurry_timer: asyncio.TimerHandle | None = None
         self._timer = self._loop.call_soon(self._tick)
 
     @staticmethod
@@ -71,17 +86,25 @@ class Watch:
         """Return the discovery for the name of a pool."""
         return DnsDiscovery(*address)
 
+    @staticmethod
+    def watch_service(service: str, changed: Callable[[], None]) -> EndpointSlices:
+        """Return the watch of a Kubernetes service."""
+        return EndpointSlices(service, changed=changed)
+
     async def close(self) -> None:
         """Stop monitoring; probes under way end with their endpoints."""
         self._timer.cancel()
+        if self._hurry_timer is not None:
+            self._hurry_timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self.tick_s, self._tick)
@@ -94,6 +117,10 @@ class Watch:
         for gate in pools:
             self._look_after(gate, gate.endpoints, gate.pool.discover)
             self._look_after(gate, gate.grpc, gate.pool.grpc_discover)
+        if self._services and self._ticks % COMPARE_EVERY == 0:
+            self._forget_services(pools)
+        if self._hurry_timer is None:
+            self._hurry()
         if not self.probed_once:
             self.probed_once = self._ticks > FIRST_PROBE_TICKS or all(map(self._has_probed, pools))
 
@@ -104,7 +131,11 @@ class Watch:
 
     def _look_after(self, gate: PoolGate, these: EndpointSet[Any], name: Address | None) -> None:
         now = monotonic()
-        if name is not None and (these.look_up_s <= now or these.named != name):
+        if name is None:
+            these.named = None
+        elif name[0].startswith(KUBERNETES):
+            self._follow(gate, these, name)
+        elif these.look_up_s <= now or these.named != name:
             these.look_up_s, these.named = now + 60.0, name
             self._run(self._look_up(gate, these, name))
         for gone in these.gone() if these.leaving else ():
@@ -130,7 +161,9 @@ class Watch:
                 continue
             if member.reach is Reach.UNREACHABLE or member.reach is Reach.NOT_READY:
                 if now >= member.probe_due_s:
-                    self._probe(these, member, path, self.probe_timeout_s)
+                    self._probe(
+                        these, member, path, self.probe_timeout_s, attempt_s=attempt_limit_s(these, member, path)
+                    )
             elif member.ejection.cause is not None:
                 if now >= member.ejection.until_s:
                     self._probe(these, member, path, self.probe_timeout_s)
@@ -152,6 +185,32 @@ class Watch:
                 member = these.members[index]
                 if member.ejection.cause is None:
                     these.eject(member, cause, now)
+
+    def _follow(self, gate: PoolGate, these: EndpointSet[Any], name: Address) -> None:
+        """Adopt what the watch of a Kubernetes service has found, and begin that watch if there is none."""
+        host, port = name
+        if host not in self._services:
+            slices = self.watch_service(host.removeprefix(KUBERNETES), partial(self._service_changed, host))
+            self._services[host] = slices, self._run(slices.run())
+        slices, _ = self._services[host]
+        if slices.found is not None and (these.named != name or these.listed is not slices.found):
+            these.named = name
+            these.assign_listed(slices.found, port, probed=bool(gate.pool.probe))
+        these.looked_up = slices.found is not None or bool(slices.failure)
+
+    def _service_changed(self, host: str) -> None:
+        for gate in list(self._pools()):
+            for these, name in ((gate.endpoints, gate.pool.discover), (gate.grpc, gate.pool.grpc_discover)):
+                if name is not None and name[0] == host:
+                    self._follow(gate, these, name)
+        if self._hurry_timer is None:
+            self._hurry()
+
+    def _forget_services(self, pools: list[PoolGate]) -> None:
+        """End the watches of services that no pool names any more."""
+        named = {name[0] for gate in pools for name in (gate.pool.discover, gate.pool.grpc_discover) if name}
+        for host in self._services.keys() - named:
+            self._services.pop(host)[1].cancel()
 
     def _give_up(self, gate: PoolGate, these: EndpointSet[Any], member: EndpointState, now: float) -> None:
         """Give up connections that are not made in time, so that their calls go to other endpoints, if there are any.
@@ -182,9 +241,39 @@ class Watch:
             for m in these.usable
         )
 
+    def _hurry(self) -> None:
+        """Probe the endpoints that calls wait for, and come back soon if there are any."""
+        self._hurry_timer = None
+        now = monotonic()
+        again = False
+        self._left = PROBES_PER_TICK
+        for gate in self._pools():
+            queued = gate.admission.queue.items
+            for these in (gate.endpoints, gate.grpc):
+                if not (queued or these.parked):
+                    continue
+                down = [m for m in these.members if m.reach in (Reach.UNREACHABLE, Reach.NOT_READY)]
+                again = again or bool(down)
+                every_s = max(self.waited_for_s, len(down) / (4.0 * self.probes_per_s))
+                for member in down:
+                    if not member.probing and now >= min(member.probe_due_s, member.probed_s + every_s):
+                        path = gate.pool.probe
+                        limit_s = attempt_limit_s(these, member, path)
+                        self._probe(these, member, path, self.probe_timeout_s, attempt_s=limit_s)
+        if again:
+            self._hurry_timer = self._loop.call_later(self.waited_for_s, self._hurry)
+
     def _probe(
-        self, these: EndpointSet[Any], member: EndpointState, path: str, timeout_s: float, *, suspect: bool = False
+        self,
+        these: EndpointSet[Any],
+        member: EndpointState,
+        path: str,
+        timeout_s: float,
+        *,
+        suspect: bool = False,
+        attempt_s: float = 0.0,
     ) -> None:
+        """Probe an endpoint. attempt_s: bounds the attempt to connect; 0.0 for no bound but the probe's."""
         if self._left <= 0:
             return
         self._left -= 1
@@ -198,6 +287,8 @@ class Watch:
                 self._missed(these, member, suspect, now)
                 return
             member.probe_misses = 0
+            lost = reach is Reach.UNREACHABLE and attempt_s and now - member.probed_s >= attempt_s
+            member.lost_attempts = member.lost_attempts + 1 if lost else 0
             these.note_reach(member, reach)
             if reach is Reach.READY:
                 if suspect:
@@ -206,14 +297,16 @@ class Watch:
                     these.restore(member, now)
 
         if isinstance(member, HttpEndpoint):
-            HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status)))
+            HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status)), attempt_s=attempt_s)
         elif isinstance(member, GrpcEndpoint):
-            member.probe(timeout_s, bool(path), done)
+            member.probe(timeout_s, bool(path), done, attempt_s=attempt_s)
 
     def _missed(self, these: EndpointSet[Any], member: EndpointState, suspect: bool, now: float) -> None:
         """Eject an endpoint whose probe got no answer, if it has work and is silent, or if it missed two probes in a
-        row.
+        row. One that is not used anyway is not: a server that starts may be too busy to answer.
         """
+        if member.reach is Reach.UNREACHABLE or member.reach is Reach.NOT_READY:
+            return
         member.probe_misses += 1
         if member.ejection.cause is not None:
             if now >= member.ejection.until_s:  # otherwise it was ejected while it was probed
@@ -229,6 +322,8 @@ class Watch:
             if name != (gate.pool.discover if these is gate.endpoints else gate.pool.grpc_discover):
                 return  # the documents name another address by now
             if found != tuple(sorted(member.address for member in these.members)):
+                if not found:
+                    _log.warning("%s: there is no such name, so the pool is empty", name[0])
                 these.assign(found)
         except DiscoveryFailed as error:
             _log.warning("the last known addresses stay: %s", error)
@@ -237,6 +332,20 @@ class Watch:
         if not these.usable:
             every_s = min(every_s, 1.0)
         these.look_up_s = monotonic() + every_s * (0.9 + 0.2 * random())
+
+
+def attempt_limit_s(these: EndpointSet[Any], member: EndpointState, path: str) -> float:
+    """Return how long an attempt to connect to an endpoint that is down may take; 0.0 for no bound of its own.
+
+    A connection over HTTP that comes too late is kept for the next probe of a path, so that a long round trip does no
+    harm. Where it is not kept, the round trips that were seen in this pool are the measure.
+    """
+    longest_s = max((other.connect_s for other in these.members), default=0.0)
+    if longest_s or (path and isinstance(member, HttpEndpoint)):
+        return max(ATTEMPT_S, 4.0 * longest_s)
+    if isinstance(member, HttpEndpoint):
+        return 0.0
+    return LONG_ATTEMPT_S if member.lost_attempts % LONG_EVERY == LONG_EVERY - 1 else ATTEMPT_S
 
 
 def _reach(status: int | None) -> Reach | None:

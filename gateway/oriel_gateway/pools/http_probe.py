@@ -17,11 +17,21 @@ class HttpProbe:
 
     path: the path to GET; "" if a connection is enough.
     done: called once with the status, `CONNECTED` or `UNREACHABLE`; or with None if no readable answer came in time.
+    attempt_s: without a connection after so long the endpoint is unreachable; 0.0 for no such bound. One attempt goes
+    on beside the following probes, which may use its connection.
     """
 
-    __slots__ = ("_connection", "_done", "_fresh", "_prober", "_request", "_timer")
+    __slots__ = ("_attempt", "_connection", "_done", "_fresh", "_prober", "_request", "_timer")
 
-    def __init__(self, prober: Endpoint, path: str, timeout_s: float, done: Callable[[int | None], None]) -> None:
+    def __init__(
+        self,
+        prober: Endpoint,
+        path: str,
+        timeout_s: float,
+        done: Callable[[int | None], None],
+        *,
+        attempt_s: float = 0.0,
+    ) -> None:
         self._done: Callable[[int | None], None] | None = done
         self._prober = prober
         self._connection: UpstreamConnection | None = None
@@ -29,9 +39,17 @@ class HttpProbe:
         self._request = head if path else b""
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
         self._fresh = not path
+        self._attempt: asyncio.TimerHandle | None = None
         connection = prober.begin(self, monotonic(), fresh=self._fresh)
         if connection is not None:
             self.connected(connection)
+        elif attempt_s:
+            self._attempt = asyncio.get_running_loop().call_later(attempt_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._connection is None:
+            self._prober.forget(self)
+            self._end(UNREACHABLE)
 
     def connected(self, connection: UpstreamConnection) -> None:
         self._connection = connection
@@ -65,6 +83,8 @@ class HttpProbe:
         if done is None:
             return
         self._timer.cancel()
+        if self._attempt is not None:
+            self._attempt.cancel()
         if self._connection is not None:
             self._connection.abandon()
             self._connection = None

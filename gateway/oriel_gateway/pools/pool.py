@@ -5,19 +5,23 @@ from time import monotonic
 from typing import Final, Protocol
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools.endpoints import EndpointSet, HttpEndpoint
+from oriel_gateway.pools.cold_start import PoolColdStart
+from oriel_gateway.pools.demand import PoolDemand
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.routing.targets import Target
 from oriel_policies.admission import Admission, Charges
 from oriel_policies.budget import RetryBudget
 from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.exchanges import Exchange, Habits
-from oriel_policies.feasibility import AnswerTimes, Verdict
-from oriel_policies.queue import Pushed, SlaQueue, Ticket
-from oriel_wire.errors import BadMessage
+from oriel_policies.fallback import Prospect
+from oriel_policies.feasibility import PROBE, AnswerTimes, Verdict
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import Pushed, SlaQueue
 from oriel_wire.h1_response import ResponseMemo
-from oriel_wire.orca import parse_report
 
 SUSPEND_AFTER_S: Final = 0.5
 LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as a part of its share
@@ -25,8 +29,6 @@ LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as
 MOST_CHARGE: Final = 4.0
 SAMPLE_EVERY: Final = 4  # one answer in so many is a sample of how long such calls take
 _MAX_WORKS = 4096
-_IDLE, _BUSY = 0.8, 1.0  # `application_utilization` of a load report
-_DEEP = 4.0  # calls in the queue of a load report
 _NO_TIMES = AnswerTimes()
 _Others = tuple[int, frozenset[str]]  # a band, and the tenants of it that are left out
 
@@ -71,10 +73,12 @@ class Lendable(Protocol):
 class PoolGate:
     """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop.
 
-    slow_s: a call with more time left than this is never refused as infeasible.
+    slow_s: a call with more time left than this is never refused as infeasible; infinite while calls are held.
+    cold_start: of a pool that scales.
     suspend_after_s: how long a client or a stream's server may be silent before the pool lends its permit.
     wants_load_report: whether the next request should ask its server for a load report.
     most_s: how long calls may take in the pool so that its concurrency can be learned.
+    demand: counts the demand for a pool that scales; None for others.
     """
 
     def __init__(self, pool: Pool, *, most_s: float = inf) -> None:
@@ -93,14 +97,17 @@ class PoolGate:
             max_parked=pool.max_queue,
             probe_first=bool(pool.probe),
         )
-        self.endpoints.became_usable = self.grpc.became_usable = self.pump
+        for these in (self.endpoints, self.grpc):
+            these.became_usable = self.pump
+            these.usable_changed = self._usable_changed
+            these.retry_after_s = lambda: (self.cold_start and self.cold_start.retry_after_s()) or 1
         self.retries = RetryBudget()
         self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
         limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission = Admission(
             limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
         )
-        self.slow_s = 0.0
+        self.slow_s = self._slowest_s = 0.0
         self.suspend_after_s = SUSPEND_AFTER_S
         self.wants_load_report = False
         self._times: dict[str, AnswerTimes] = {}
@@ -115,6 +122,21 @@ class PoolGate:
         self.lendable: dict[Lendable, None] = {}
         # suspended permits of silent streams, which are resumed as soon as one is free
         self.to_resume: dict[Lendable, None] = {}
+        self.demand: PoolDemand | None = None
+        self._late = 0  # calls that would have been late here and have other pools to go to
+        self.cold_start: PoolColdStart | None = None
+        self._adopt_cold_start()
+
+    def count_demand(self, demand: PoolDemand | None) -> None:
+        """Count with `demand` from now on, beginning with the calls that wait already; None: do not count."""
+        self.demand = self.endpoints.demand = self.grpc.demand = demand
+        if demand is None:
+            return
+        for band, _, _ in self.admission.queue.depths():
+            for ticket in self.admission.queue.waiting(band):
+                demand.queued(ticket.payload.tenant.tier.name, ticket.deadline)
+        self.endpoints.count_parked()
+        self.grpc.count_parked()
 
     def adopt(self, pool: Pool, *, most_s: float = inf) -> None:
         """Adopt new documents for this pool: what waits and runs goes on, within the new bounds.
@@ -135,7 +157,32 @@ class PoolGate:
             self.admission.limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission.queue.max_items = pool.max_queue
         self.admission.queue.max_bytes = pool.max_queue_bytes
+        self._adopt_cold_start()
         self.pump()
+
+    def _adopt_cold_start(self) -> None:
+        scaling = self.pool.scaling
+        if scaling is None:
+            self.cold_start = None
+        elif self.cold_start is None:
+            self.cold_start = PoolColdStart(scaling, (self.endpoints, self.grpc))
+        else:
+            self.cold_start.adopt(scaling)
+        self._usable_changed()
+
+    def _usable_changed(self) -> None:
+        cold = self.cold_start
+        if cold is None:
+            self.slow_s = self._slowest_s
+            return
+        cold.note_ready(probed=bool(self.pool.probe))
+        # A pool may have servers of one protocol only: then calls of the other are held or refused when they are here.
+        empty = not self.endpoints.usable and not self.grpc.usable
+        self.slow_s = inf if empty and cold.holds else self._slowest_s
+
+    def retry_after_s(self) -> int:
+        """Whole seconds after which the pool probably takes calls again."""
+        return (self.cold_start and self.cold_start.retry_after_s()) or self.admission.retry_after_s()
 
     @property
     def speaks_grpc(self) -> bool:
@@ -153,11 +200,15 @@ class PoolGate:
 
         Only the most urgent tier may use all of it; the others leave it a quarter.
         """
-        bound = self.pool.max_queue_bytes
-        if self.held_bytes + size_bytes > (bound if urgent else bound * 3 // 4):
+        if not self.fits_bytes(size_bytes, urgent=urgent):
             return False
         self.held_bytes += size_bytes
         return True
+
+    def fits_bytes(self, size_bytes: int, *, urgent: bool) -> bool:
+        """Whether `reserve_bytes` would reserve so many."""
+        bound = self.pool.max_queue_bytes
+        return self.held_bytes + size_bytes <= (bound if urgent else bound * 3 // 4)
 
     def release_bytes(self, size_bytes: int) -> None:
         """Return bytes to the budget."""
@@ -183,6 +234,24 @@ class PoolGate:
                 f"{left_s * 1e3:.0f} ms are left, and nine of ten such calls take longer now",
                 retry_after_s=self.admission.retry_after_s(),
             )
+
+    def prospect(self, target: Target, tenant: Tenant, size_bytes: int, *, usable: bool) -> Prospect:
+        """Return what this pool can do for a call now. usable: whether an endpoint of its protocol is."""
+        admission, band = self.admission, tenant.tier.band
+        queues = admission.inflight >= admission.limit or bool(admission.queue.items)
+        backlog, waiting, _ = admission.queue.backlog(band, tenant.name)
+        waits = queues and backlog is not None and waiting
+        return Prospect(
+            usable=usable,
+            room=not queues or admission.queue.takes(band, size_bytes),
+            wait_s=backlog.wait_s(waiting, monotonic()) if waits and backlog is not None else 0.0,
+            service_s=self._times.get(target.work, _NO_TIMES).expected_s,
+        )
+
+    def keeps_late_call(self) -> bool:
+        """Whether a call that would be late here stays, so that it is noticed when the pool has become faster."""
+        self._late += 1
+        return self._late % PROBE == 0
 
     def join_queue(
         self, waiter: Waiter, tenant: Tenant, target: Target, *, received_s: float, deadline: float, size_bytes: int
@@ -230,6 +299,11 @@ class PoolGate:
         )
         outcome, displaced = admission.wait(ticket)
         assert outcome is Pushed.QUEUED
+        demand = self.demand
+        if demand is not None:
+            demand.queued(tier.name, due)
+            for loser in displaced:
+                demand.left(loser.payload.tenant.tier.name, loser.deadline)
         for loser in displaced:
             loser.payload.displaced()
         return ticket
@@ -240,7 +314,10 @@ class PoolGate:
 
     def leave_queue(self, ticket: Ticket) -> bool:
         """Leave the queue. Returns False if the waiter has acquired a permit already."""
-        return self.admission.queue.remove(ticket)
+        left = self.admission.queue.remove(ticket)
+        if left and self.demand is not None:
+            self.demand.left(ticket.payload.tenant.tier.name, ticket.deadline)
+        return left
 
     def release_permit(
         self,
@@ -269,6 +346,12 @@ class PoolGate:
         # bound.
         actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
         fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
+        if good and (demand := self.demand) is not None:
+            if cost_us >= 0:
+                demand.answered(actual_s)
+            else:  # the devices of the usable endpoints share the calls that have permits
+                devices = demand.capacity * max(len(self.endpoints.usable), len(self.grpc.usable), 1)
+                demand.answered(min(held_s, share_s * devices))
         admission.leave(held_s)
         self.charges.learn(target.route, tenant.name, fair_s if messages == 1 else fair_s / messages)
         if good and size_bytes >= 0:
@@ -301,8 +384,9 @@ class PoolGate:
                 del self._times[next(iter(self._times))]
             times = self._times[work] = AnswerTimes()
         times.observe(size_bytes, held_s)
-        if times.floor.ceiling_s > self.slow_s:
-            self.slow_s = times.floor.ceiling_s
+        if times.floor.ceiling_s > self._slowest_s:
+            self._slowest_s = times.floor.ceiling_s
+            self._usable_changed()
 
     def note_load_report(self, report: str | None) -> None:
         """Note a server's answer to a request that asked for a load report. report: None if the answer carries none."""
@@ -327,6 +411,8 @@ class PoolGate:
                     continue
             elif (ticket := admission.next_admitted(now)) is None:
                 return
+            if self.demand is not None:
+                self.demand.left(ticket.payload.tenant.tier.name, ticket.deadline)
             ticket.payload.admitted()
 
     def _suspend_one(self) -> bool:
@@ -396,25 +482,6 @@ class PoolGate:
         """Close the endpoints that left and have no calls under way any more."""
         for gone in (*self.endpoints.gone(), *self.grpc.gone()):
             await gone.close()
-
-
-def load_direction(report: str) -> int:
-    """Return 1 if a load report (ORCA) says that its server has room for more calls, -1 if the server is overloaded.
-
-    Returns 0 if the report says neither, or cannot be read. The report's `application_utilization` decides (above 1.0
-    the server is overloaded, as ORCA defines it), or else the depth of its queue.
-    """
-    try:
-        found = parse_report(report)
-    except BadMessage:
-        return 0
-    utilization = found.load.get("application_utilization")
-    if utilization is not None:
-        return 1 if utilization < _IDLE else -1 if utilization > _BUSY else 0
-    depth = found.named.get("queue_depth")
-    if depth is not None:
-        return 1 if depth < 1.0 else -1 if depth >= _DEEP else 0
-    return 0
 
 
 def _others(lending: Lendable, whole: bool, mute: frozenset[str] | None) -> _Others:

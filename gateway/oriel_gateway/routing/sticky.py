@@ -5,8 +5,6 @@ from typing import Generic, TypeVar
 
 from oriel_policies.assignment import Rendezvous
 
-__all__ = ["StickyChoice"]
-
 E = TypeVar("E")
 
 

@@ -11,8 +11,6 @@ from oriel_policies.routing import RouteTable
 from oriel_policies.tiers import flex, lowered, offered, on_route
 from oriel_wire.h2.hpack import literal
 
-__all__ = ["TargetCache"]
-
 _TARGETS: Final = 8192  # in each of two generations
 _LINE_BYTES: Final = 256  # longer request lines are resolved anew each time
 _LISTED = 8  # tiers, in a refusal

@@ -10,7 +10,7 @@ in the `Target`; a split by tenant is such a thing. Headers and splits by anythi
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
@@ -18,10 +18,9 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import unknown_model
 from oriel_policies.assignment import Sides
 from oriel_policies.documents import Allowance, Route, Split, Tenant
+from oriel_policies.fallback import passed_over
 from oriel_policies.routing import RouteTable
 from oriel_wire.near_names import did_you_mean
-
-__all__ = ["OPENAI_SERVICES", "ByTier", "Kind", "Target", "absent", "check_model", "chosen", "resolve", "resolve_grpc"]
 
 Kind = Literal["service", "model", "server"]
 # The tenant by the tier that serves its calls on a route; without one, by its own. May raise Refused TIER_NOT_ALLOWED.
@@ -75,6 +74,14 @@ _VERBS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """A pool that a call went on from, and why: a value of `Outcome`."""
+
+    pool: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One authorised thing to ask one pool for. line: the request line to send upstream; plan: its route.
@@ -90,6 +97,9 @@ class Target:
     names: where the call names its model, or its answer models, and this tenant may not use every one: "json" or "form"
     (of its body), "list" or "entry" (of its answer); "": they are not read.
     sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
+    fallbacks: what the call asks of the pools after this one, in order; see `call.fallback`.
+    renames: the model that its body or its message has to name, "" if it stays as it is.
+    spills: the pools that the call went on from.
     """
 
     tenant: Tenant
@@ -111,6 +121,9 @@ class Target:
     flex: "Target | None" = None
     names: str = ""
     sought: str = ""
+    fallbacks: "tuple[Target, ...]" = ()
+    renames: str = ""
+    spills: tuple[Spill, ...] = ()
 
 
 class Choices:
@@ -239,6 +252,11 @@ def resolve(
     executes = (kind == "service" or verb in _EXECUTING) and names not in ("list", "entry")
     keepable = executes and method != "HEAD" and verb != "generate_stream"
 
+    def other_model(model: str) -> tuple[bytes, str, str]:
+        where = f"/v2/models/{model}/{verb}"
+        target = f"{where}?{query}" if query else where
+        return f"{method} {target} HTTP/1.1".encode("ascii"), f"{kind}:{where}", ""
+
     def make(route: Route, side: Split | None) -> Target:
         # A call that names a version gets it: only one that leaves the choice to us takes the side's.
         version = side.version if side is not None and not requested_version else ""
@@ -246,7 +264,7 @@ def resolve(
         target = f"{where}?{query}" if query else where
 
         def of(tenant: Tenant, flex: Target | None) -> Target:
-            return _target(
+            found = _target(
                 tenant,
                 route,
                 side,
@@ -262,6 +280,7 @@ def resolve(
                 names=names,
                 flex=flex,
             )
+            return _with_fallbacks(found, requested_version, other_model, in_body=path in _OPENAI)
 
         served = tenant if by_tier is None else by_tier(tenant, route)
         lower = flexed(served) if flexed is not None and path in _OPENAI and method == "POST" else served
@@ -278,8 +297,11 @@ def resolve_grpc(
     if not found:
         raise absent(kind, name, tenant)
 
+    def other_model(model: str) -> tuple[bytes, str, str]:
+        return b"", f"model:{model}/{method}", model
+
     def make(route: Route, side: Split | None) -> Target:
-        return _target(
+        target = _target(
             tenant if by_tier is None else by_tier(tenant, route),
             route,
             side,
@@ -293,6 +315,7 @@ def resolve_grpc(
             executes=method in ("ModelInfer", "ModelStreamInfer"),
             keepable=method == "ModelInfer",
         )
+        return _with_fallbacks(target, version, other_model)
 
     return _first(found, make, tenant, kind, name)
 
@@ -355,6 +378,43 @@ def _target(
         flex=flex,
         special=bool(names or flex or keepable or shadowed or side or route.sticky not in ("", "stream")),
     )
+
+
+def _with_fallbacks(
+    target: Target, version: str, other_model: Callable[[str], tuple[bytes, str, str]], *, in_body: bool = False
+) -> Target:
+    """Add what the call asks of the further pools of its route, if it executes something.
+
+    version: the one that the call names. other_model: returns `line`, `work` and `renames` of a call of another model.
+    in_body: whether a service's call names its model in its body.
+    """
+    plan, tenant = target.plan, target.tenant
+    if not plan.fallback or not target.executes:
+        return target
+    known = target.name if target.kind == "model" or in_body else ""
+    further = []
+    for entry in plan.fallback:
+        model = entry.model
+        may_use = tenant.may_use_model(model)
+        if passed_over(model, may_use=may_use, kind=target.kind, name=known, version=version):
+            continue
+        other = replace(target, pool=entry.pool, side="", special=True)
+        if model and target.kind == "model":
+            line, work, renames = other_model(model)
+            other = replace(
+                other,
+                name=model,
+                version="",
+                line=line,
+                route=f"model:{model}",
+                work=work,
+                sought=model,
+                renames=renames,
+            )
+        elif model:
+            other = replace(other, renames=model)
+        further.append(other)
+    return replace(target, fallbacks=tuple(further), special=True)
 
 
 def absent(kind: Kind, name: str, tenant: Tenant | None = None) -> Refused:

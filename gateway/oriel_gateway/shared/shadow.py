@@ -21,8 +21,6 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.shared.state import KEPT_BYTES, SHADOWS, RoutingState
 from oriel_policies.documents import Route, Tenant
 
-__all__ = ["Fingerprint", "place_for_copy", "send_copy", "shadow_tenant"]
-
 LOWEST_BAND = 255
 _COMPARED_BYTES = KEPT_BYTES
 
@@ -114,7 +112,7 @@ class _ShadowCopy:
             gate,
             original.head,
             shadow_tenant(routing, original.tenant),
-            replace(original.target, pool=plan.shadow_pool, special=False, plan=alone),
+            replace(original.target, pool=plan.shadow_pool, special=False, plan=alone, fallbacks=()),
             Mark(
                 mark.request_id,
                 mark.trace,

@@ -31,8 +31,6 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingState
 from oriel_policies.flights import Flight
 
-__all__ = ["ABOUT_THE_CLIENT", "VARYING", "answer_from", "answer_key", "join", "operator_lines", "wants_its_own"]
-
 ABOUT_THE_CLIENT = ("user-agent",)
 VARYING = frozenset(  # what a shared answer may vary by: fields that reach the upstream as the key has them
     {"accept", "accept-encoding", "accept-language", "content-encoding", "content-type", "user-agent"}
@@ -100,9 +98,10 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
 def operator_lines(call: Call) -> list[bytes]:
     """Return the answer's header lines about route and side, for those who may know how the house is built."""
     target = call.target
-    if not target.side or "operator" not in call.tenant.scopes:
+    if not (target.side or target.spills) or "operator" not in call.tenant.scopes:
         return []
-    return [f"x-oriel-route: {target.plan.name}; side={target.side}".encode("ascii", "replace")]
+    which = f"fallback={target.pool}" if target.spills else f"side={target.side}"
+    return [f"x-oriel-route: {target.plan.name}; {which}".encode("ascii", "replace")]
 
 
 def join(member: Member, routing: RoutingState, key: bytes, body: bytes, *, again: bool = False) -> None:

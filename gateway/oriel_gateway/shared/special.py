@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from oriel_gateway.call.fallback import leave_late_pool
 from oriel_gateway.call.http import Call
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body
@@ -17,18 +18,20 @@ from oriel_gateway.shared.single_flight import answer_from, answer_key, join, op
 from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
 from oriel_policies.assignment import unit
 
-__all__ = ["FLEX_BYTES", "Extras", "attach"]
-
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
 # Not a class statement: this module is compiled, and a Struct makes its classes by itself.
 _decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", Any, None)])).decode
 
 
-def attach(call: Call, routing: RoutingState) -> None:
-    """Give a call of a special target its extras."""
-    call.extras = Extras(routing)
-    sticky = call.target.plan.sticky
+def attach(call: Call, routing: RoutingState, *, streaming: bool = False) -> None:
+    """Give a call of a special target its extras. A stream has none but its side of a split and a sticky key."""
+    target = call.target
+    if not streaming:
+        call.extras = Extras(routing)
+    elif target.side:
+        routing.took_side(target.plan.name, target.side)
+    sticky = target.plan.sticky
     if sticky not in ("", "stream"):
         call.stick = call.head.get(sticky) or ""
 
@@ -96,10 +99,12 @@ class Extras:
                 return False
         plan, size = target.plan, call.body_bytes
         if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):
-            return True
+            return not (target.fallbacks and leave_late_pool(call))
         body = call.body()
         if plan.shadow_pool and target.executes and unit(call.mark.request_id) < plan.shadow_share:
             self._copied = body  # the call's own, on the budget as that is: a copy takes no room from other calls
+        if target.fallbacks:
+            return not leave_late_pool(call)
         if not target.keepable or (key := answer_key(call, body)) is None:
             return True
         found = routing.cache.get(key, monotonic()) if plan.cache_s else None
@@ -109,6 +114,12 @@ class Extras:
             return False
         if not call.hold_body():
             return True  # no bytes to wait with: the queue decides
+        if not call.endpoints.usable:
+            try:
+                call.hold()
+            except Refused as refused:
+                call.refuse(refused)
+                return False
         self._member = Member(call)
         join(self._member, routing, key, body)
         return False
@@ -143,6 +154,7 @@ class Extras:
             self._member = member.flight = member.work = None  # or the work and its founder would hold one another
             if flight is not None and work is not None and routing.flights.leave(flight, member):
                 work.cancel()
-        if self._copied is not None and self._seen is not None and call.outcome is Outcome.ANSWERED:
+        comparable = call.outcome is Outcome.ANSWERED and not target.spills
+        if self._copied is not None and self._seen is not None and comparable:
             send_copy(call, routing, self._copied, self._seen)
         self._copied = None

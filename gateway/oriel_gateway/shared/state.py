@@ -8,8 +8,6 @@ from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.documents import Tenant
 from oriel_policies.flights import Flight, Flights
 
-__all__ = ["CACHE_BYTES", "KEPT_BYTES", "REPLAY_BYTES", "SHADOWS", "KeptAnswer", "Member", "RoutingState"]
-
 CACHE_BYTES = 64 * 1024 * 1024  # of kept answers, over all routes
 KEPT_BYTES = 1024 * 1024  # of one answer that is kept or given to more than one caller
 REPLAY_BYTES = 64 * 1024  # of a request's body that is hashed, kept for a copy, or waits for an equal call's answer

@@ -4,7 +4,7 @@
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -45,3 +45,41 @@ def find_gpus(open_library: Callable[[str], Any]) -> tuple[Gpu, ...]:
             return ()
         found.append(Gpu(number=number, capability=f"{major.value}.{minor.value}"))
     return tuple(found)
+
+
+_contexts: dict[int, ctypes.c_void_p] = {}
+
+
+def gpu_used_bytes() -> dict[int, int]:
+    """Return GPU -> bytes of its memory that are in use, by any process; empty without a driver.
+
+    The first call opens the primary context of each GPU, which the runtimes share, and keeps it.
+    """
+    return find_used_bytes(ctypes.CDLL, [gpu.number for gpu in list_gpus()], _contexts)
+
+
+def find_used_bytes(
+    open_library: Callable[[str], Any], numbers: Iterable[int], contexts: dict[int, ctypes.c_void_p]
+) -> dict[int, int]:
+    """Return GPU -> bytes in use as a driver library reports them; a GPU that cannot be asked is left out.
+
+    numbers: the GPUs.
+    contexts: those that are open; those that this opens are added.
+    """
+    found: dict[int, int] = {}
+    for number in numbers:
+        driver = open_library(LIBRARY)
+        if number not in contexts:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            if driver.cuDeviceGet(ctypes.byref(device), number) != _SUCCESS:
+                continue
+            if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) != _SUCCESS:
+                continue
+            contexts[number] = context
+        if driver.cuCtxPushCurrent_v2(contexts[number]) != _SUCCESS:
+            continue
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        if driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == _SUCCESS:
+            found[number] = total.value - free.value
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    return found

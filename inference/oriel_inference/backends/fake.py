@@ -78,6 +78,10 @@ class FakeSession:
         self.fail = fail
         self.batches: list[int] = []
         self.closed = False
+        self.occupied_bytes = 0
+
+    def memory_bytes(self) -> int:
+        return self.occupied_bytes
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         first = next(iter(inputs.values()))
@@ -153,7 +157,10 @@ class FakeRequestSession(FakeSession):
 
 class FakeBackend:
     """Opens every path as the same kind of session. `sessions` holds all sessions, `opened` the arguments of each
-    call.
+    call, `most_open` how many sessions were open at once.
+
+    occupied_bytes: memory that each session reports; 0 for unknown.
+    loads: holds the opening of sessions back.
     """
 
     name = "fake"
@@ -165,6 +172,7 @@ class FakeBackend:
         *,
         decoupled: bool = False,
         gpus: Sequence[Gpu] = (),
+        occupied_bytes: int = 0,
     ) -> None:
         self._kind = FakeStreamSession if decoupled else FakeSession
         self._inputs = inputs
@@ -173,10 +181,16 @@ class FakeBackend:
         self.gate = Gate()
         self.sessions: list[FakeSession] = []
         self.opened: list[tuple[str, EngineOptions]] = []
+        self.occupied_bytes = occupied_bytes
+        self.loads = Gate()
+        self.most_open = 0
 
     def open(self, path: Path, options: EngineOptions) -> FakeSession:
+        self.loads.enter()
         session = self._kind(self._inputs, self._outputs, gate=self.gate)
+        session.occupied_bytes = self.occupied_bytes
         self.sessions.append(session)
+        self.most_open = max(self.most_open, sum(not each.closed for each in self.sessions))
         self.opened.append((path.name, options))
         return session
 

@@ -58,7 +58,8 @@ from oriel_inference.errors import (
 from oriel_inference.model import ModelSpec
 from oriel_policies.batch import BatchBounds, Decision, Fill, Idle, Run, ServiceCurve, WaitUntil
 from oriel_policies.batch_queue import BatchQueue
-from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import Pushed, SlaQueue
 from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ _log = logging.getLogger(__name__)
 class Batcher:
     """The queue and the instances of one model version.
 
-    sessions: one per instance, owned by the caller.
+    sessions: one per instance, owned by the caller; several may be the same one.
     units: cores that one run takes.
     max_items, max_bytes: bounds of the queue.
     max_batch_bytes: input bytes of one execution; a single call may have more.
@@ -126,8 +127,7 @@ class Batcher:
         self._expiry: Timer | None = None
         self._expiry_at = 0.0
         self._wait: Timer | None = None
-        # A session that answers later cannot run on the loop.
-        apart = bool(sessions) and takes_requests(sessions[0])
+        apart = bool(sessions) and takes_requests(sessions[0])  # it answers later: it cannot run on the loop
         self._failed = None if apart or spec.decoupled else FailedCallers(spec, clock.now)
         self._service_times = ServiceTimes(self._bounds, self.curve, 0.0 if apart else inline_s)
 

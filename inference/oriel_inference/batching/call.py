@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from oriel_inference.errors import BackendFailed, InferenceError
-from oriel_policies.queue import Ticket
+from oriel_policies.flows import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest
 

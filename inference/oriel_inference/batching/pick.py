@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from oriel_inference.batching.call import Call
 from oriel_policies.batch import Fill
-from oriel_policies.queue import SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import SlaQueue
 
 MAX_ASIDE = 1024  # calls put aside for one batch; takes some milliseconds
 MAX_APART = 64

@@ -42,7 +42,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.model import ModelSpec
-from oriel_policies.queue import Ticket
+from oriel_policies.flows import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, RequestedOutput, Tensor

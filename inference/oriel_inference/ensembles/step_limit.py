@@ -2,7 +2,8 @@
 
 from typing import Generic, TypeVar
 
-from oriel_policies.queue import SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import SlaQueue
 
 Waiter = TypeVar("Waiter")
 

@@ -17,13 +17,15 @@ from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_wire.engine.child import Child
 
-__all__ = ["CheckPool", "CheckProcess", "ModelCheck"]
+__all__ = ["CheckPool", "CheckProcess", "ModelCheck", "start_ahead"]
 
 MAX_CHECKS = 100
 MAX_ANSWER_BYTES = 64 * 1024
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
+_CHILD = "oriel_inference.repository.check_child"
 _BUILDS = "TensorrtExecutionProvider"
+_ahead: list[Child] = []  # single writer: the process's main thread before it serves; taken by any thread
 
 
 class ModelCheck(Protocol):
@@ -102,7 +104,7 @@ class CheckProcess:
         child = self._child
         if child is None or not child.running:
             self._end()
-            child = self._child = Child("oriel_inference.repository.check_child")
+            child = self._child = _ahead.pop() if _ahead else Child(_CHILD)
         if self._killed:
             return None
         deadline = time.monotonic() + self._timeout_s
@@ -117,6 +119,11 @@ class CheckProcess:
         """End the child; its exit code if it had ended by itself."""
         child, self._child, self._checked = self._child, None, 0
         return None if child is None else child.end()
+
+
+def start_ahead(backend: str) -> None:
+    """Start a child before there is a file to check; the first check takes it. backend: the one that it imports."""
+    _ahead.append(Child(_CHILD, backend))
 
 
 class CheckPool:

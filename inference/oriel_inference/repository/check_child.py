@@ -1,4 +1,5 @@
-"""The child process that opens model files for `check`: `python -m oriel_inference.repository.check_child`.
+"""The child process that opens model files for `check`: `python -m oriel_inference.repository.check_child [BACKEND]`.
+With BACKEND it imports that one before the first request.
 
 Reads one JSON object per line and writes one per line. It holds no secrets and no sockets: the author of a hostile
 model file can at most kill it. It exits at the end of its input.
@@ -11,11 +12,14 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_wire.engine.child import restrict_self
+
+if TYPE_CHECKING:
+    from oriel_inference.backends import Backend
 
 __all__ = ["main"]
 
@@ -27,14 +31,24 @@ def main() -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     restrict_self()
+    if len(sys.argv) > 1:
+        _import(sys.argv[1])
     for line in sys.stdin.buffer:
         reason, runs = _judge(json.loads(line))
         os.write(answers, json.dumps({"reason": reason, "runs": runs}).encode() + b"\n")
 
 
+def _import(name: str) -> "Backend":
+    """Import what a check needs, and return the backend called `name`."""
+    from oriel_inference.backends import find_backend
+    from oriel_inference.repository import onnx_files, zeros
+
+    del onnx_files, zeros
+    return find_backend(name)
+
+
 def _judge(request: dict[str, Any]) -> tuple[str, bool]:
     """The reason why the file cannot be opened, or "", and whether the model runs with zeros; a good one need not."""
-    from oriel_inference.backends import find_backend
     from oriel_inference.repository.onnx_files import check_model_file
     from oriel_inference.repository.zeros import row_of_zeros
 
@@ -43,7 +57,7 @@ def _judge(request: dict[str, Any]) -> tuple[str, bool]:
     signal.alarm(request["timeout_s"])
     try:
         check_model_file(path, request["shown"])
-        backend = find_backend(request["backend"])
+        backend = _import(request["backend"])
         if request["memory_bytes"]:
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"], hard))

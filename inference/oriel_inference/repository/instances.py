@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
+from oriel_inference.repository.config import MAX_INSTANCES
 from oriel_inference.repository.engines import default_file, needs
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -54,6 +55,20 @@ def placements(
             place = _place(config, file, threads, inter_threads, gpu)
             found += [place] * (group.count or 1)
     return found
+
+
+def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: int) -> int:
+    """Return how many instances of a model without `count` the cores hold; 0 if its number of instances is fixed.
+
+    config: as the model's owner wrote it, before defaults are filled in.
+    found: its places. Only a single one on the CPU can hold several instances: they are runs of one session, without
+    copies of the model. A session on a device has no more of it when it is run twice at once. A run of a decoupled
+    model lasts as long as its reader wants, and takes no cores.
+    """
+    counted = any(group.count for group in config.instance_group)
+    if counted or len(found) != 1 or found[0].options.providers or config.model_transaction_policy.decoupled:
+        return 0
+    return min(MAX_INSTANCES, max(1, cores // found[0].options.intra_op_threads))
 
 
 def field_of(config: pb.ModelConfig, provider: str) -> str:

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from oriel_inference.repository.config import (
 )
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
-from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
-from oriel_inference.repository.instances import Place, field_of, placements
+from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
+from oriel_inference.repository.instances import Place, field_of, instances_by_demand, placements
 from oriel_inference.repository.not_executed import check_graph_specs, refuse_graphs
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
@@ -113,10 +113,11 @@ class _VersionLoading:
         """Returns whether the model's files look as they did when the load began."""
         return self.of.store.fingerprint(self.of.model) == self.before
 
-    def spec(self, instances: int) -> ModelSpec:
+    def spec(self, instances: int, *, by_demand: bool = False) -> ModelSpec:
         """Builds the specification from the completed configuration. Raises LoadFailed."""
         check_graph_specs(self.config, self.of.file)
-        return build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
+        spec = build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
+        return replace(spec, by_demand=by_demand)
 
     def warm_up(self, spec: ModelSpec, sessions: Sequence[Session]) -> None:
         """Runs the samples of `model_warmup` on every session. Raises LoadFailed."""
@@ -128,6 +129,7 @@ class _VersionLoading:
 class LoadedVersion:
     """A version that is ready to serve.
 
+    sessions: each once, also if several instances are runs of one.
     units: threads of one run.
     run_s: how long a warm run of one row took; None if unknown.
     identity: what its files looked like; a version with an equal identity needs no second load.
@@ -141,6 +143,11 @@ class LoadedVersion:
     run_s: float | None
     identity: str = ""
     tried: bool = True
+
+    @property
+    def slots(self) -> tuple[Session, ...]:
+        """One session per instance: the only one of a model by demand stands for all of them."""
+        return self.sessions * self.spec.instances if self.spec.by_demand else self.sessions
 
     def close(self) -> None:
         """Closes the sessions of a version that will not serve."""
@@ -271,9 +278,12 @@ def _open_version(
         if config.model_transaction_policy.decoupled and not hasattr(first, "stream"):
             reason = f"backend {config.backend!r} returns exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
+        by_demand = instances_by_demand(config, found, one.of.cores)
         complete(config, first.inputs, first.outputs, file, defaults=one.of.defaults)
+        if by_demand:
+            config.instance_group[0].count = by_demand
         check_against_file(config, first.inputs, first.outputs, file)
-        spec = one.spec(instances=len(found))
+        spec = one.spec(instances=by_demand or len(found), by_demand=by_demand > 0)
         sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
         one.warm_up(spec, sessions)
         return LoadedVersion(
@@ -330,16 +340,6 @@ def _closed_on_failure() -> Iterator[list[Session]]:
 def _distinct(found: Sequence[Place]) -> list[Place]:
     """Returns one place per file and set of providers: equal instances need only one check."""
     return list({(p.filename, tuple(name for name, _ in p.options.providers)): p for p in reversed(found)}.values())
-
-
-def read_parts(store: ModelStore, model: str, override: pb.ModelConfig | None) -> list[str]:
-    """Returns the models of an ensemble's steps; none for a configuration that `load_model` refuses."""
-    try:
-        text = store.text(model, CONFIG_FILE) if override is None else None
-        config = override or (parse(text, CONFIG_FILE) if text is not None else pb.ModelConfig())
-    except LoadFailed:
-        return []
-    return part_names(config)
 
 
 def _copy(config: pb.ModelConfig) -> pb.ModelConfig:

@@ -13,6 +13,8 @@ from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 BATCHING_KEY = "oriel.batching"
+LOAD_KEY = "oriel.load"
+LOAD_VALUES = ("demand", "pinned")
 
 Tensors = Sequence[TensorInfo]
 
@@ -78,6 +80,8 @@ def build_spec(
     switch = _parameter(config, BATCHING_KEY) or "on"
     if switch not in ("on", "off"):
         raise ConfigInvalid(file, f"parameters[{BATCHING_KEY!r}]", 'must be "on" or "off"')
+    if (load := _parameter(config, LOAD_KEY)) and load not in LOAD_VALUES:
+        raise ConfigInvalid(file, f"parameters[{LOAD_KEY!r}]", 'must be "demand" or "pinned"')
     decoupled = config.model_transaction_policy.decoupled
     if config.max_batch_size > 1 and switch == "on" and not decoupled:
         bounds = BatchBounds(

@@ -34,6 +34,10 @@ def control_app(surface: Surface) -> Starlette:
             repositories_up=surface.control.repositories_up,
             stores=counts_of(surface.control.stores),
             log_lines_dropped=surface.meter.log.dropped if surface.meter.log is not None else 0,
+            memory=surface.control.memory.bytes,
+            evictions=dict(surface.control.memory.evictions),
+            memory_refusals=dict(surface.control.memory.refusals),
+            load_queues=surface.control.demand.waiting,
         )
         text: list[str] = []
         for piece in exposition(surface.catalog, counts, host, openmetrics=openmetrics):
@@ -57,6 +61,8 @@ def _line(entry: Entry) -> dict[str, Any]:
         bounds = serving.spec.bounds
         line["provider"] = serving.provider
         line["instances"] = serving.spec.instances
+        line["instances_by"] = "demand" if serving.spec.by_demand else "configuration"
+        line["instances_running"] = serving.batcher.running
         line["threads"] = serving.batcher.units
         line["batching"] = {
             "enabled": bounds is not None,

@@ -7,17 +7,19 @@ after it is one more event with `error`. A client that is slow to read delays a 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import InferenceError, NotSupported
+from oriel_inference.errors import InferenceError, NotLoaded, NotSupported
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.servers.http_call import JSON, begin, json_object, refuse
+from oriel_inference.servers.http_call import JSON, begin, json_object, refuse, wait
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error, error_body
 from oriel_inference.servers.surface import Surface
+from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import lookup, quoted
@@ -31,8 +33,27 @@ _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control
 def generate(surface: Surface, exchange: Exchange, model: str, version: str, body: bytes, *, stream: bool) -> None:
     """Answer one request, now or when the model has answered."""
     _, ctx, record = begin(surface, exchange)
+    _start(surface, exchange, model, version, body, ctx, record, stream=stream)
+
+
+def _start(
+    surface: Surface,
+    exchange: Exchange,
+    model: str,
+    version: str,
+    body: bytes,
+    ctx: CallContext,
+    record: RequestRecord,
+    *,
+    stream: bool,
+) -> None:
     try:
-        serving = surface.catalog.get(model, version)
+        try:
+            serving = surface.catalog.get(model, version)
+        except NotLoaded:
+            again = partial(_start, surface, exchange, model, version, body, ctx, record, stream=stream)
+            wait(surface, exchange, model, ctx, record, len(body), again)
+            return
         request = decode_generate(model, version, body, serving.spec)
         call = _Events(exchange, record, model) if stream else _Single(exchange, record, model)
         call.leave = surface.dataplane.infer(

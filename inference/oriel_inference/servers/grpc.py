@@ -127,7 +127,7 @@ class GrpcFrontend:
 
     def _model_metadata(self, request: v2_pb2.ModelMetadataRequest) -> Message:
         catalog = self._surface.catalog
-        return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
+        return metadata_message(catalog.metadata(request.name, request.version))
 
     def _model_config(self, request: v2_pb2.ModelConfigRequest) -> Message:
         return v2_pb2.ModelConfigResponse(config=self._surface.catalog.config(request.name, request.version))

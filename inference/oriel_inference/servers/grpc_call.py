@@ -8,7 +8,7 @@ leaves) ends it once, and clears `on_leave` and `on_room`, which refer to the me
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from time import monotonic
 from typing import Final, Protocol
 
@@ -41,7 +41,7 @@ Fields = Iterable[tuple[str, str]]
 
 JOINED_BYTES: Final = 64 * 1024  # an answer up to this size is joined to its prefix
 WIDEST_BYTES: Final = 1 << 20
-MAX_CALLS: Final = 4096
+MAX_CALLS = 4096
 ENCODINGS: Final = frozenset({"", "gzip", "deflate"})
 _ACCEPTED: Final = (("grpc-accept-encoding", "identity, deflate, gzip"),)
 _NO_GRPC: Final = literal(b":status", b"415")
@@ -350,6 +350,8 @@ class GrpcCall(Stream):
             error = error.with_near_name(lambda name: True)
         # The frames of the traceback hold the message.
         error.__traceback__ = error.__context__ = error.__cause__ = None
+        if error.retry_s > 1.0:
+            fields = (*fields, ("retry-after", str(ceil(error.retry_s))))
         self.end_with(grpc_status(error), error.message, error.outcome, fields)
 
     def end_with(self, status: int, text: str, reason: Outcome, fields: Fields = ()) -> None:

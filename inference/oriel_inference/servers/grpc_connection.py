@@ -35,9 +35,8 @@ class GrpcConnection(H2ServerConnection):
 
     def on_headers(self, stream: Stream, fields: list[Field], end: bool) -> None:
         assert isinstance(stream, GrpcCall)
-        fresh = self.decoder.fresh
-        if fresh:
-            self.server.fields.keep(fresh)
+        if self._judged is not None:
+            self.trust_fields()
         stream.begin(fields, self.arrived_s)
         if end:
             stream.received(b"", True)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.dataplane import Completion, positions, respond
-from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError
+from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, NotLoaded
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.grpc_call import Body, GrpcCall
@@ -62,6 +62,10 @@ class GrpcInfer:
             size_bytes=len(data),
             load_form=call.plan.load_form,
         )
+        self._start(call, data, ctx, record)
+
+    def _start(self, call: GrpcCall, data: Body, ctx: CallContext, record: RequestRecord) -> None:
+        surface = self._surface
         model = ""
         try:
             found = self._messages.find(data)
@@ -80,12 +84,37 @@ class GrpcInfer:
                 self._messages.remember(data, request)
             _InferCall(surface, call, record).run(request, data, ctx)
             self._learn(request, data)
+        except NotLoaded as missing:
+            self._wait(missing.model, call, data, ctx, record)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             call.refuse(error, record.refused(error, model))
         except Exception:
             record.refused(BackendFailed("the server failed on this request"), model)
             raise
+
+    def _wait(self, model: str, call: GrpcCall, data: Body, ctx: CallContext, record: RequestRecord) -> None:
+        """Have a call wait for its model to be loaded, and begin it again then."""
+
+        def ready() -> None:
+            call.on_leave = None
+            self._start(call, data, ctx, record)
+
+        def refused(error: InferenceError) -> None:
+            call.on_leave = None
+            call.refuse(error, record.refused(error, model))
+
+        try:
+            leave = self._surface.control.demand.wait(model, ctx, size_bytes=len(data), resume=ready, refuse=refused)
+        except InferenceError as error:
+            refused(error)
+            return
+
+        def left() -> None:
+            leave()
+            record.refused(CallerLeft(), model)
+
+        call.on_leave = left
 
     def _is_current(self, head: RequestHead) -> bool:
         """Return whether the cached facts are about the version that serves now. Raises InferenceError if none

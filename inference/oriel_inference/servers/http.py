@@ -178,7 +178,7 @@ class HttpFrontend:
 
     def _model_metadata(self, exchange: Exchange, route: _Route) -> None:
         catalog = self._surface.catalog
-        answer(exchange, encode_metadata(catalog.metadata(catalog.get(route.model, route.version))))
+        answer(exchange, encode_metadata(catalog.metadata(route.model, route.version)))
 
     def _model_ready(self, exchange: Exchange, route: _Route) -> None:
         ready = self._surface.model_ready(route.model, route.version)

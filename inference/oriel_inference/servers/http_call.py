@@ -1,11 +1,12 @@
 """The parts of every HTTP answer of the v2 server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any
 
 import msgspec
 
-from oriel_inference.errors import InferenceError, InvalidRequest, UnknownModel
+from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, UnknownModel
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import error_body, http_status, identity
 from oriel_inference.servers.surface import Surface
@@ -19,13 +20,12 @@ from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.document import MAX_LISTS
 
 JSON = ("content-type", "application/json")
-RETRY_AFTER = ("retry-after", "1")
 MAX_OBJECT_BYTES = 4 << 20
 _objects = msgspec.json.Decoder(dict[str, Any])
 
 
 class HeadPlan:
-    """The facts that follow from a call's head alone; kept with a head that its connection recognises.
+    """The facts that follow from a call's head alone.
 
     header_length: length of the JSON part, None if the whole body is JSON.
     """
@@ -45,9 +45,7 @@ class HeadPlan:
 
 def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, RequestRecord]:
     """Return the plan of a call's head, the call's context and its request record."""
-    head = exchange.head
-    plan: HeadPlan = head.plan or HeadPlan(surface, exchange)
-    head.plan = plan
+    plan = HeadPlan(surface, exchange)
     received_s = exchange.received_s
     ctx = plan.context.at(received_s, surface.default_timeout_s, plan.connection)
     record = RequestRecord(
@@ -63,6 +61,34 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
     return plan, ctx, record
 
 
+def wait(
+    surface: Surface,
+    exchange: Exchange,
+    model: str,
+    ctx: CallContext,
+    record: RequestRecord,
+    size_bytes: int,
+    resume: Callable[[], None],
+) -> None:
+    """Have a request wait for its model to be loaded. resume: begins it again. Raises InferenceError."""
+
+    def ready() -> None:
+        exchange.on_abort = None
+        resume()
+
+    def refused(error: InferenceError) -> None:
+        exchange.on_abort = None
+        refuse(exchange, error, record.refused(error, model))
+
+    leave = surface.control.demand.wait(model, ctx, size_bytes=size_bytes, resume=ready, refuse=refused)
+
+    def left() -> None:
+        leave()
+        record.refused(CallerLeft(), model)
+
+    exchange.on_abort = left
+
+
 def answer(exchange: Exchange, body: bytes, status: int = 200, name: tuple[str, str] | None = None) -> None:
     """Answer a path other than inference with JSON. name: the header line of the request's id, if the body has it
     too.
@@ -75,7 +101,7 @@ def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[st
     only the id.
     """
     status = http_status(error)
-    extra = [JSON, RETRY_AFTER] if status == 503 else [JSON]
+    extra = [JSON, ("retry-after", str(max(1, ceil(error.retry_s))))] if status == 503 else [JSON]
     sent = headers or (identity(exchange.head),)
     exchange.respond(status, [*sent, *extra], error_body(error, sent[0][1]))
 

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.dataplane import Completion, positions, respond
-from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError
+from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, NotLoaded
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
-from oriel_inference.servers.http_call import JSON, HeadPlan, begin, refuse
+from oriel_inference.servers.http_call import JSON, HeadPlan, begin, refuse, wait
 from oriel_inference.servers.large_json import Converted, LargeJson, Task
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
@@ -64,10 +64,34 @@ class HttpInfer:
 
     def start(self, exchange: Exchange, model: str, version: str, body: Body) -> None:
         """Answers one request, now or when its batch has run."""
+        plan, ctx, record = begin(self._surface, exchange)
+        self._start(exchange, model, version, body, plan, ctx, record)
+
+    def _start(
+        self,
+        exchange: Exchange,
+        model: str,
+        version: str,
+        body: Body,
+        plan: HeadPlan,
+        ctx: CallContext,
+        record: RequestRecord,
+    ) -> None:
         surface = self._surface
-        plan, ctx, record = begin(surface, exchange)
         try:
-            serving = surface.catalog.get(model, version)
+            try:
+                serving = surface.catalog.get(model, version)
+            except NotLoaded:
+                wait(
+                    surface,
+                    exchange,
+                    model,
+                    ctx,
+                    record,
+                    len(body),
+                    lambda: self._start(exchange, model, version, body, plan, ctx, record),
+                )
+                return
             length = None if plan.header_length is None else parse_header_length(plan.header_length)
             found = serving.templates.find(body, length)
             call = _HttpCall(surface, self._encodings, self._large_json, exchange, serving, plan, ctx, record)
@@ -204,14 +228,17 @@ class _HttpCall:
         """Has a helper process turn large JSON into binary data, then runs the request. Raises QueueFull."""
         cancel = self._large_json.submit(Task.REQUEST, [body], length, self._run_converted, deadline=self._ctx.deadline)
         self._exchange.body = b""  # not needed any more once it is converted
+        self._serving.holds += 1  # it must not be taken out of memory meanwhile
 
         def left() -> None:
             cancel()
+            self._serving.holds -= 1
             self._record.refused(CallerLeft(), self._serving.spec.name)
 
         self._exchange.on_abort = left
 
     def _run_converted(self, result: Converted | InferenceError) -> None:
+        self._serving.holds -= 1
         try:
             if isinstance(result, InferenceError):
                 raise result

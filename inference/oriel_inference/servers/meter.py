@@ -1,4 +1,4 @@
-"""Counts and logs every request that ends: latency and refusals per tier, the access log.
+"""Counts and logs every request that ends: latency and refusals per tier, the access log, memory of large requests.
 
 One of `finished` and `refused_early` is called per request, by its request record; `turned_away` is for requests that
 were refused before they had one. Labels come only from the catalog and from trusted peers, and are bounded. Single
@@ -15,12 +15,14 @@ from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.servers.access_log import AccessLog
 from oriel_wire.context import CallContext
+from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
 from oriel_wire.orca import LoadReport, encode_report
 from oriel_wire.v2.datatypes import quoted
 
 _log = logging.getLogger(__name__)
 
 MAX_REFUSED = 4096
+_GIVE_BACK_S = 2.0  # trimming locks the allocator for some milliseconds
 
 
 class Meter:
@@ -35,6 +37,7 @@ class Meter:
         self.log = log
         self.refused: Counter[tuple[str, str, Outcome]] = Counter()
         self.max_refused = MAX_REFUSED
+        self._large = LargeMessages(delay_s=_GIVE_BACK_S)
 
     def finished(self, ctx: CallContext, completion: Completion, received_s: float, protocol: str, size: int) -> None:
         """Count a request that a version answered or failed, or whose caller left. size: bytes of the request as it
@@ -44,6 +47,8 @@ class Meter:
         tier = statistics.tiers.get(ctx.tier) or statistics.tier(ctx.tier)
         error = completion.error
         ended_s = monotonic()
+        if size >= LARGE_BYTES:
+            self._large.ended(size)
         if error is None:
             tier.latency.observe(ended_s - received_s)
         else:
@@ -67,6 +72,8 @@ class Meter:
     ) -> None:
         """Count a request that was refused before it reached a version. model: the requested name, perhaps unknown."""
         self._count(model, ctx.tier, error.outcome)
+        if size >= LARGE_BYTES:
+            self._large.ended(size)
         if self.log is not None:
             self.log.refused(ctx, error.outcome, model, received_s, monotonic(), protocol, size)
         if _log.isEnabledFor(logging.DEBUG):

@@ -19,6 +19,7 @@ _STATUSES: dict[Outcome, tuple[int, int]] = {
     Outcome.METHOD_NOT_ALLOWED: (405, grpc.UNIMPLEMENTED),
     Outcome.UNKNOWN_MODEL: (404, grpc.NOT_FOUND),
     Outcome.MODEL_NOT_READY: (503, grpc.UNAVAILABLE),
+    Outcome.MODEL_MEMORY_FULL: (503, grpc.UNAVAILABLE),
     Outcome.NO_AVAILABLE_VERSION: (404, grpc.NOT_FOUND),
     Outcome.NOT_SUPPORTED: (501, grpc.UNIMPLEMENTED),
     Outcome.QUEUE_FULL: (503, grpc.UNAVAILABLE),

@@ -17,12 +17,19 @@ from math import inf
 from msgspec.structs import replace
 
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
+from oriel_inference.errors import (
+    BackendFailed,
+    CallerLeft,
+    InferenceError,
+    InvalidRequest,
+    NotLoaded,
+    ServerStopping,
+)
 from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
-from oriel_wire.context import COST_US, REQUEST_ID
+from oriel_wire.context import COST_US, REQUEST_ID, CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.grpc import decode_infer, encode_infer
@@ -213,28 +220,18 @@ class _Stream:
             protocol="grpc_stream",
             size_bytes=len(data),
         )
-        try:
+
+        def begin() -> None:
             if now >= self._last_s:
                 raise ServerStopping
-            request = self._decode(data, slot)
-            serving = self._surface.catalog.get(request.model_name, request.model_version)
-            slot.version = serving.version
-            slot.ordered = not serving.spec.decoupled
-            self._place(slot)
+            self._start(slot, self._decode(data, slot), ctx, record, len(data))
 
-            def reply(completion: Completion) -> None:
-                self._charge(completion)
-                self._end(slot, completion)
-                record.ended(completion, slot.model)
+        self._attempt(slot, record, begin)
 
-            def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
-                response.parameters[FINAL] = last
-                slot.sent_final = last
-                self._put(_encode(response, slot), consumed)
-
-            slot.leave = self._surface.dataplane.infer(
-                request, ctx, size_bytes=len(data), reply=reply, left=record.left, emit=emit
-            )
+    def _attempt(self, slot: _Slot, record: RequestRecord, begin: Callable[[], None]) -> None:
+        """Begin a message, and refuse it if that fails."""
+        try:
+            begin()
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             record.refused(error, slot.model)
@@ -245,6 +242,61 @@ class _Stream:
             error = BackendFailed("the server failed on this request")
             record.refused(error, slot.model)
             self._refuse(slot, error)
+
+    def _start(
+        self, slot: _Slot, request: InferRequest, ctx: CallContext, record: RequestRecord, size_bytes: int
+    ) -> None:
+        """Queue the request of a message, for its model or for the load of it. Raises InferenceError, BadMessage."""
+        try:
+            serving = self._surface.catalog.get(request.model_name, request.model_version)
+        except NotLoaded:
+            self._place(slot)  # its answer keeps its place in the order, unless the model is decoupled
+            self._wait(slot, request, ctx, record, size_bytes)
+            return
+        slot.version = serving.version
+        slot.ordered = not serving.spec.decoupled
+        if slot.placed and not slot.ordered:
+            self._order.remove(slot)
+            self._flush()
+        self._place(slot)
+
+        def reply(completion: Completion) -> None:
+            self._charge(completion)
+            self._end(slot, completion)
+            record.ended(completion, slot.model)
+
+        def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
+            response.parameters[FINAL] = last
+            slot.sent_final = last
+            self._put(_encode(response, slot), consumed)
+
+        slot.leave = self._surface.dataplane.infer(
+            request, ctx, size_bytes=size_bytes, reply=reply, left=record.left, emit=emit
+        )
+
+    def _wait(
+        self, slot: _Slot, request: InferRequest, ctx: CallContext, record: RequestRecord, size_bytes: int
+    ) -> None:
+        """Have a message wait for its model to be loaded. Raises InferenceError."""
+
+        def ready() -> None:
+            slot.leave = None
+            self._attempt(slot, record, lambda: self._start(slot, request, ctx, record, size_bytes))
+
+        def refused(error: InferenceError) -> None:
+            slot.leave = None
+            record.refused(error, slot.model)
+            self._refuse(slot, error)
+
+        leave = self._surface.control.demand.wait(
+            request.model_name, ctx, size_bytes=size_bytes, resume=ready, refuse=refused
+        )
+
+        def left() -> None:
+            leave()
+            record.refused(CallerLeft(), slot.model)
+
+        slot.leave = left
 
     def _decode(self, data: Body, slot: _Slot) -> InferRequest:
         message, raw = read(data)

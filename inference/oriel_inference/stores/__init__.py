@@ -59,6 +59,10 @@ class ModelStore(Protocol):
         """Return the names in the folder of `version`, sorted; empty if it cannot be listed."""
         ...
 
+    def size_bytes(self, model: str, version: int) -> int:
+        """Return the size of all files of `version`, without fetching them."""
+        ...
+
     def text(self, model: str, filename: str) -> str | None:
         """Return a small text file of `model` (its configuration, its labels); None if it is missing."""
         ...

@@ -73,6 +73,9 @@ class LocalStore:
         except LoadFailed:
             return ()  # loading the version reports the error
 
+    def size_bytes(self, model: str, version: int) -> int:
+        return sum(size for _, _, size in self._scan_files(model, version))
+
     def text(self, model: str, filename: str) -> str | None:
         data = self._read(model, filename, MAX_TEXT_BYTES)
         try:

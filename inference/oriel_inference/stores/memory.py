@@ -68,6 +68,9 @@ class MemoryStore:
     def files(self, model: str, version: int) -> Sequence[str]:
         return self._names(f"{model}/{version}")
 
+    def size_bytes(self, model: str, version: int) -> int:
+        return sum(len(data) for name, data in self._files.items() if _below(name, f"{model}/{version}"))
+
     def text(self, model: str, filename: str) -> str | None:
         data = self._files.get(self._inside(model, filename))
         try:

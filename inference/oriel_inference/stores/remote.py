@@ -150,6 +150,9 @@ class RemoteStore:
         except LoadFailed:
             return ()  # loading the version reports the error
 
+    def size_bytes(self, model: str, version: int) -> int:
+        return self._version(model, version).size_bytes
+
     def text(self, model: str, filename: str) -> str | None:
         data = self._small(model, filename, MAX_TEXT_BYTES)
         try:

@@ -98,13 +98,6 @@ def event(text: bytes) -> bytes:
     return b"data: " + normal.replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
-def error_line(body: bytes) -> bytes:
-    """Write the last line of an NDJSON stream that failed after it began: the error body, an object with `error`
-    alone.
-    """
-    return line(body)
-
-
 def error_event(body: bytes) -> bytes:
     """Write the last event of a stream that failed after it began; its event name is `error`."""
     return b"event: error\n" + event(body)

@@ -19,7 +19,7 @@ from oriel_logic.client.tensors import check_inputs, parse_metadata
 from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, is_elsewhere, refusal, sentence
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
 from oriel_logic.observe.stages import Ledger, Stage
-from oriel_wire.context import CallContext, Hop
+from oriel_wire.context import CallContext, GatewayHop, Hop
 from oriel_wire.engine.client import HttpResponse
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.trace import TraceContext
@@ -31,7 +31,10 @@ FOREVER = float("inf")
 
 
 class InferenceServers:
-    """The inference servers of this logic server: one object for all requests; `bind` makes the view of one request."""
+    """The inference servers of this logic server: one object for all requests; `bind` makes the view of one request.
+
+    gateway_key: "" if the endpoints are inference servers; if they are gateways, the key for them.
+    """
 
     def __init__(
         self,
@@ -39,8 +42,10 @@ class InferenceServers:
         streams: StreamServers,
         *,
         clock: Callable[[], float] = time.monotonic,
+        gateway_key: str = "",
     ) -> None:
         self._endpoints = endpoints
+        self._gateway_key = gateway_key
         self.streams = streams
         self._clock = clock
         self._codecs: dict[tuple[str, str], tuple[float, ModelCodec]] = {}
@@ -48,6 +53,10 @@ class InferenceServers:
 
     def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels":
         return BoundModels(self, call, ledger)
+
+    def hop(self, call: CallContext) -> Hop:
+        """Return the header lines for the model calls of one request."""
+        return GatewayHop(call, self._gateway_key) if self._gateway_key else Hop(call)
 
     async def close(self) -> None:
         await self._endpoints.close()
@@ -61,9 +70,12 @@ class InferenceServers:
     async def codec(
         self, model: str, version: str, call: CallContext, hop: Hop, trace: TraceContext, *, stale_s: float
     ) -> ModelCodec:
-        """Return a codec whose metadata is at most `stale_s` old. Calls of one model share one fetch."""
+        """Return a codec whose metadata is at most `stale_s` old. Calls of one model share one fetch.
+
+        Through a gateway each call fetches for itself: the gateway counts and orders those that wait for a server.
+        """
         key = (model, version)
-        lock = self._fetching.setdefault(key, asyncio.Lock())
+        lock = asyncio.Lock() if self._gateway_key else self._fetching.setdefault(key, asyncio.Lock())
         try:
             async with asyncio.timeout(call.deadline - self._clock()), lock:
                 known = self.known(model, version, stale_s)
@@ -221,7 +233,7 @@ class BoundModels:
     def _hop_of(self) -> Hop:
         hop = self._hop
         if hop is None:
-            hop = self._hop = Hop(self._call)
+            hop = self._hop = self._servers.hop(self._call)
         return hop
 
     async def _codec(self, model: str, version: str, stage: Stage, *, stale_s: float) -> ModelCodec:

@@ -48,10 +48,19 @@ class StreamServers:
     """The gRPC ports of the inference servers, the one with the fewest outstanding calls first.
 
     idle_s, max_s: the time between two answers, and the total time of one stream.
+    gateway_key: see `InferenceServers`.
     """
 
-    def __init__(self, endpoints: Endpoints[GrpcClient], *, idle_s: float = IDLE_S, max_s: float = MAX_S) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints[GrpcClient],
+        *,
+        idle_s: float = IDLE_S,
+        max_s: float = MAX_S,
+        gateway_key: str = "",
+    ) -> None:
         self._endpoints = endpoints
+        self._gateway_key = gateway_key
         self._idle_s = idle_s
         self._max_s = max_s
 
@@ -124,7 +133,10 @@ class StreamServers:
             raise DeadlineExceeded(STAGE)
         ends = now + self._max_s
         # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
-        metadata = [*to_headers(call, now=now, trace=trace), ("triton_grpc_error", "true")]
+        metadata = [
+            *to_headers(call, now=now, trace=trace, gateway_key=self._gateway_key),
+            ("triton_grpc_error", "true"),
+        ]
         stream = client.call(PATH, metadata, message, self._max_s)
         try:
             until = min(call.deadline, ends)

@@ -2,15 +2,26 @@
 reason.
 """
 
+from typing import Any
+
 import msgspec
 
-from oriel_logic.errors import DeadlineExceeded, LogicError, ModelBusy, ModelFailed, ModelInputWrong, ModelUnavailable
+from oriel_logic.errors import (
+    DeadlineExceeded,
+    LogicError,
+    ModelBusy,
+    ModelFailed,
+    ModelInputWrong,
+    ModelUnavailable,
+    ModelUnreachable,
+)
 from oriel_wire.engine.client import HttpResponse
 
 # Reasons of Oriel's own servers: this one did not run it, another one may have the model. A full queue is not such a
 # reason, because a retry elsewhere would fill that queue too.
 ELSEWHERE = frozenset({"unknown_model", "model_not_ready", "no_available_version", "server_stopping"})
 MAYBE_ELSEWHERE = frozenset({404, 503})
+UNREACHABLE = "upstream_unreachable"  # a gateway's reason: no server of the model's pool came in time
 
 MAX_RETRY_AFTER_S = 3600.0
 NOT_READY_RETRY_S = 1.0
@@ -29,7 +40,9 @@ def refusal(model: str, response: HttpResponse) -> LogicError:
         case 503:
             return ModelBusy(f"model '{model}' is not available now: {reason}", retry_after_s=retry_after_s(response))
         case 504:
-            return DeadlineExceeded("infer")
+            return DeadlineExceeded("infer", f"model '{model}': {reason}")
+        case 502 if _body(response).get("reason") == UNREACHABLE:
+            return ModelUnreachable(f"model '{model}': {reason}", retry_after_s=retry_after_s(response))
     return ModelFailed(f"model '{model}' failed ({response.status}): {reason}")
 
 
@@ -37,25 +50,24 @@ def is_elsewhere(response: HttpResponse) -> bool:
     """Whether this server surely did not run the call and another may: every v2 server answers 404 for a model it
     lacks.
     """
-    if response.status == 404:
-        return True
-    try:
-        body = msgspec.json.decode(response.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return isinstance(body, dict) and body.get("reason") in ELSEWHERE
+    return response.status == 404 or _body(response).get("reason") in ELSEWHERE
 
 
 def sentence(response: HttpResponse) -> str:
     """Return the server's error text, at most 300 characters."""
-    try:
-        body = msgspec.json.decode(response.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return "it gave no reason"
-    error = body.get("error") if isinstance(body, dict) else None
+    error = _body(response).get("error")
     if isinstance(error, dict):
         error = error.get("message")
     return error[:300] if isinstance(error, str) and error else "it gave no reason"
+
+
+def _body(response: HttpResponse) -> dict[str, Any]:
+    """Return the body of a refusal; empty if it is not a JSON object."""
+    try:
+        body = msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 def retry_after_s(response: HttpResponse) -> float:

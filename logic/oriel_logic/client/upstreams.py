@@ -9,22 +9,29 @@ from oriel_logic.client.inference import InferenceServers
 from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, discovery_of
+from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
 
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256  # to one inference server, which cannot batch calls that wait here
+MAX_GATEWAY_CONNECTIONS = 4096  # to one gateway: what waits here for a connection is neither counted nor ordered there
 
 
 class Upstreams:
-    """http, grpc: addresses or names of inference servers; a name stands for all its addresses, now and later."""
+    """http, grpc: addresses or names of inference servers; a name stands for all its addresses, now and later.
+    `kubernetes:SERVICE[.NAMESPACE]` as a name stands for the ready pods of that service.
+    gateway_key: "" for inference servers; if the addresses are those of gateways, the key for them.
+    """
 
-    def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = ()) -> None:
-        endpoints: Endpoints[Client] = Endpoints(http_client)
+    def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = (), *, gateway_key: str = "") -> None:
+        endpoints: Endpoints[Client] = Endpoints(gateway_client if gateway_key else http_client)
         streams = Endpoints(stream_client)
-        self.servers = InferenceServers(endpoints, StreamServers(streams))
+        self.servers = InferenceServers(
+            endpoints, StreamServers(streams, gateway_key=gateway_key), gateway_key=gateway_key
+        )
         self._watches = (
-            AddressWatch([discovery_of(each) for each in http], endpoints.replace),
-            AddressWatch([discovery_of(each) for each in grpc], streams.replace),
+            AddressWatch([_discovery(each) for each in http], endpoints.replace),
+            AddressWatch([_discovery(each) for each in grpc], streams.replace),
         )
 
     async def start(self) -> None:
@@ -38,8 +45,19 @@ class Upstreams:
         await self.servers.close()
 
 
+def _discovery(address: Address) -> Discovery:
+    host, port = address
+    if host.startswith(KUBERNETES):
+        return EndpointSlices(host.removeprefix(KUBERNETES), port)
+    return discovery_of(address)
+
+
 def http_client(address: Address) -> HttpClient:
     return HttpClient(host=address[0], port=address[1], max_connections=MAX_CONNECTIONS)
+
+
+def gateway_client(address: Address) -> HttpClient:
+    return HttpClient(host=address[0], port=address[1], max_connections=MAX_GATEWAY_CONNECTIONS)
 
 
 class AddressWatch:
@@ -58,8 +76,13 @@ class AddressWatch:
 
     async def start(self) -> None:
         """Look all of them up once, then keep polling. A lookup that fails is logged, not raised."""
-        await asyncio.gather(*(self._lookup(index) for index in range(len(self._discoveries))))
         self._tasks = [
+            asyncio.create_task(each.run(), name="inference servers watch")
+            for each in self._discoveries
+            if isinstance(each, EndpointSlices)
+        ]
+        await asyncio.gather(*(self._lookup(index) for index in range(len(self._discoveries))))
+        self._tasks += [
             asyncio.create_task(self._poll(index), name="inference servers lookup")
             for index, each in enumerate(self._discoveries)
             if each.every_s
@@ -72,8 +95,12 @@ class AddressWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _poll(self, index: int) -> None:
+        discovery = self._discoveries[index]
+        while isinstance(discovery, EndpointSlices):
+            await self._lookup(index)
+            await discovery.wait_for_news()
         while True:
-            await asyncio.sleep(self._discoveries[index].every_s)
+            await asyncio.sleep(discovery.every_s)
             await self._lookup(index)
 
     async def _lookup(self, index: int) -> None:

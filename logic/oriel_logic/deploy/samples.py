@@ -5,6 +5,7 @@ file beside the handler, `sample.<kind>` in a service's own folder or `<service>
 """
 
 import mimetypes
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import msgspec
 
 from oriel_logic.loading.folder_config import BadConfig
 from oriel_logic.loading.listing import Source
+from oriel_logic.loading.sources import HANDLER
 from oriel_logic.services.definition import SHOWN_BYTES, Definition
 
 KINDS = {".npy": "application/x-npy", ".ndjson": "application/x-ndjson", ".jsonl": "application/x-ndjson"}
@@ -40,17 +42,21 @@ def find_sample(source: Source, definition: Definition, *, limit_bytes: int) -> 
     if given is not None:
         body = given if isinstance(given, bytes) else msgspec.json.encode(given)
         return Sample(body=body, content_type=definition.options.sample_type, label="the sample of @service")
-    stems = [f"{definition.name}.sample"]
-    if source.file.path is not None and source.file.path.name == "handler.py":
-        stems.append("sample")
-    for home in source.homes:
-        for stem in stems:
-            for path in sorted(home.glob(f"{stem}.*")):
-                if path.stem == stem:
-                    if not path.is_file():  # opening a pipe would wait for its writer
-                        raise BadConfig(f"{path.name} is not a regular file: a sample has to be one")
-                    return read_sample(path, limit_bytes)
+    for path in samples_beside(source.file.path, definition.name, source.homes):
+        if not path.is_file():  # opening a pipe would wait for its writer
+            raise BadConfig(f"{path.name} is not a regular file: a sample has to be one")
+        return read_sample(path, limit_bytes)
     return None
+
+
+def samples_beside(handler: Path | None, name: str, folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield what is named as a sample of service `name`, the first that counts first."""
+    stems = [f"{name}.sample"]
+    if handler is not None and handler.name == HANDLER:  # a service's own folder
+        stems.append("sample")
+    for folder in folders:
+        for stem in stems:
+            yield from (path for path in sorted(folder.glob(f"{stem}.*")) if path.stem == stem)
 
 
 def with_shown_sample(source: Source, definition: Definition) -> Definition:

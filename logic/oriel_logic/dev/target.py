@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from oriel_logic.deploy.samples import samples_beside
 from oriel_logic.loading.folder_config import BadConfig, read_config
 from oriel_logic.loading.sources import HANDLER, HandlerFile, handler_files
 from oriel_logic.testing.models import FAKES
@@ -53,6 +54,4 @@ def sample_file(file: HandlerFile, name: str) -> Path | None:
         declared = read_config(file.folder).sample if is_own else ""
         if declared and (file.folder / declared).is_file():
             return file.folder / declared
-    stems = [f"{name}.sample", *(["sample"] if is_own else [])]
-    found = (path for stem in stems for path in sorted(file.folder.glob(f"{stem}.*")) if path.stem == stem)
-    return next((path for path in found if path.is_file()), None)
+    return next((path for path in samples_beside(file.path, name, [file.folder]) if path.is_file()), None)

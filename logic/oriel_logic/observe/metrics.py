@@ -126,10 +126,6 @@ class Metrics:
             requests.add_metric(list(labels), count)
         yield from (requests, seconds, stages)
 
-    def describe(self) -> Iterator[Metric]:
-        """For the registry, which would call `collect` instead."""
-        return iter(())
-
     def _series_of(self, service: str, tier: str) -> Series:
         if tier not in self._tiers:
             if len(self._tiers) >= MAX_TIERS:
@@ -154,6 +150,3 @@ class Read:
 
     def collect(self) -> Iterator[Metric]:
         yield self._make()
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())

@@ -1,6 +1,6 @@
 """Answers of completions and chat, whole or as server-sent events (WHATWG HTML, 9.2), and errors in that API's form."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,30 +75,6 @@ class Answer:
     def _chunk(self, index: int, content: Mapping[str, Any], finish: Finish | None) -> dict[str, Any]:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
         return {**self._facts, "object": self._form.chunk_kind, "choices": [choice]}
-
-
-class Primed:
-    """An iterator whose first piece has been requested, so that an error before it can still be a plain error reply.
-
-    Closing it closes the iterator inside, even if nothing was read.
-    """
-
-    def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
-        self._first: bytes | None = first
-        self._rest = rest
-
-    def __aiter__(self) -> "Primed":
-        return self
-
-    async def __anext__(self) -> bytes:
-        first, self._first = self._first, None
-        return await anext(self._rest) if first is None else first
-
-    async def aclose(self) -> None:
-        self._first = None
-        close = getattr(self._rest, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def written(value: dict[str, Any]) -> bytes:

@@ -30,7 +30,7 @@ from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.replies import Reply
-from oriel_logic.server.streaming import first_logic_error
+from oriel_logic.server.streaming import Primed, first_logic_error
 
 _log = logging.getLogger(__name__)
 STAGE = "decode"
@@ -134,7 +134,7 @@ class LanguageModel(Served):
             except BaseException:
                 await pieces.aclose()
                 raise
-            return Reply(status=200, body=b"", content_type=EVENT_STREAM, pieces=answers.Primed(first, pieces))
+            return Reply(status=200, body=b"", content_type=EVENT_STREAM, pieces=Primed(first, pieces))
         texts = await run.texts()
         finishes = [choice.finish for each in run.choices for choice in each]
         return Reply(status=200, body=answers.written(answer.whole(texts, finishes, run.usage())))

@@ -10,9 +10,10 @@ import socket
 from time import monotonic
 
 from oriel_logic.errors import BadRequest, CallerLeft, InputTooLarge
-from oriel_logic.server.envelope import Envelope, Visit, end
+from oriel_logic.server.envelope import Envelope, Visit
 from oriel_logic.server.inbound import Body, Inbound, full
 from oriel_logic.server.replies import Reply
+from oriel_logic.server.streaming import close as close_pieces
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
@@ -113,17 +114,15 @@ class ServiceConnection(ServerConnection):
 
     def _begin(self, head: RequestHead, body: Body) -> None:
         envelope = self._envelope
-        plan = head.plan
-        if plan is None:
-            plan = head.plan = envelope.plan(head.by_name(), trusted=self.peer in self._peers)
-            self.authenticated(head)
-        visit = envelope.visit(plan, self.arrived_s)
+        headers = head.by_name()
+        self.authenticated(head)
+        visit = envelope.visit(envelope.plan(headers, trusted=self.peer in self._peers), self.arrived_s)
         line, size = head.line, head.content_length
         inbound = Inbound(
             method=line.method,
             path=line.path,
             query=line.query,
-            headers=head.by_name(),
+            headers=headers,
             size_bytes=None if head.chunked else size or 0,
             body=body,
         )
@@ -136,7 +135,7 @@ class ServiceConnection(ServerConnection):
             reply = await self._envelope.answer(inbound, visit)
             if self._task is not task:  # the connection refused it meanwhile
                 if reply.pieces is not None:
-                    await end(reply.pieces)
+                    await close_pieces(reply.pieces)
             elif reply.pieces is None:
                 self._release()
                 close = self.must_close
@@ -173,7 +172,7 @@ class ServiceConnection(ServerConnection):
                 if not event.is_set():
                     await event.wait()
         finally:
-            await end(reply.pieces)
+            await close_pieces(reply.pieces)
             self._drained_event = None
         self._release()
         if chunked:

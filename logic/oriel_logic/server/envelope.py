@@ -16,6 +16,7 @@ from oriel_logic.observe.stages import Ledger
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, error_reply
+from oriel_logic.server.streaming import Primed, close
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext, ContextPlan, read_headers
 from oriel_wire.trace import Span, SpanSink, child, format_traceparent, server_timing
 
@@ -75,7 +76,7 @@ class Envelope:
         self.in_flight = 0
 
     def plan(self, headers: Mapping[str, str], *, trusted: bool) -> ContextPlan:
-        """Parse a head's context; the result may be reused for requests with the same head."""
+        """Parse the context in a head."""
         return read_headers(headers.get, trusted=trusted, sample=self._sink.enabled)
 
     def visit(self, plan: ContextPlan, started_s: float) -> Visit:
@@ -148,12 +149,12 @@ class Envelope:
             async with asyncio.timeout(visit.call.remaining_s(self._clock())):
                 first = await anext(pieces, None)
         except TimeoutError as error:
-            await end(pieces)
+            await close(pieces)
             raise DeadlineExceeded(visit.ledger.interrupted) from error
         except BaseException:
-            await end(pieces)
+            await close(pieces)
             raise
-        return chained(first, pieces)
+        return Primed(first, pieces)
 
     def _streamed(self, visit: Visit) -> Callable[[Outcome], None]:
         def ended(outcome: Outcome) -> None:
@@ -246,7 +247,7 @@ class Watched:
     async def aclose(self) -> None:
         """Stop sending: the caller has left."""
         self._end(Outcome.CALLER_LEFT)
-        await end(self._pieces)
+        await close(self._pieces)
 
     def _end(self, outcome: Outcome) -> None:
         ended, self._ended = self._ended, None
@@ -255,21 +256,3 @@ class Watched:
 
     def _whose(self) -> str:
         return f"request {self._visit.call.request_id}: service '{self._visit.service}'"
-
-
-async def chained(first: bytes | None, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield `first` (None: there are no pieces) and then the rest; closing it closes the rest too."""
-    try:
-        if first is not None:
-            yield first
-            async for piece in rest:
-                yield piece
-    finally:
-        await end(rest)
-
-
-async def end(pieces: AsyncIterator[bytes]) -> None:
-    """Close a generator that may be suspended."""
-    closing = getattr(pieces, "aclose", None)
-    if closing is not None:
-        await closing()

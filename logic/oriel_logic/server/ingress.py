@@ -20,7 +20,6 @@ Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
 MAX_NAMED = 1024
 MAX_NAMED_PATH = 256
-MAX_SEEN = 256
 SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
 
 
@@ -33,7 +32,6 @@ class Dispatch:
         self._registry = registry
         self._max_body_bytes = max_body_bytes
         self._named: dict[str, tuple[str, str]] = {}  # path -> (service, version), parsed once
-        self._seen: dict[int, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # by identity, for the latest heads
         self.routes: dict[tuple[str, str], Handler] = {("GET", "/v1/services"): self._list}
 
     async def __call__(self, inbound: Inbound, visit: Visit) -> Reply:
@@ -79,29 +77,19 @@ class Dispatch:
             body=body,
             content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
             query=inbound.query,
-            headers=self._public(headers),
+            headers=public(headers),
         )
         pieces = inbound.pieces() if definition.reads_stream else None
         answer = await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
         return streamed_reply(answer, visit) if isinstance(answer, Streamed) else answer
 
-    def _public(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the headers that a handler sees. Repeated heads share one mapping, so the result is kept per
-        mapping.
-        """
-        known = self._seen.get(id(headers))
-        if known is not None and known[0] is headers:
-            return known[1]
-        public = {
-            name: value for name, value in headers.items() if name not in PRIVATE and not name.startswith("x-oriel-")
-        }
-        if len(self._seen) >= MAX_SEEN:
-            self._seen.clear()
-        self._seen[id(headers)] = (headers, public)
-        return public
-
     async def _list(self, inbound: Inbound, visit: Visit) -> Reply:
         return reply_of({"services": self._registry.describe()})
+
+
+def public(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers that a handler sees."""
+    return {name: value for name, value in headers.items() if name not in PRIVATE and not name.startswith("x-oriel-")}
 
 
 def streamed_reply(answer: Streamed, visit: Visit) -> Reply:

@@ -94,8 +94,3 @@ class Deployment:
         self.pool = pool
         self.pipeline = pipeline
         self.releases: list[Release] = []
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all of its services are retired and drained."""
-        return all(each.is_leaving and not each.in_flight for each in self.releases)

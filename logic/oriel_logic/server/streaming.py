@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oriel_logic.bodies.lines import error_event, error_line
+from oriel_logic.bodies.lines import error_event, line
 from oriel_logic.bodies.schemas import EVENTS, NDJSON
 from oriel_logic.errors import CallerLeft, HandlerFailed, LogicError, Outcome
 
 _log = logging.getLogger(__name__)
-ERROR_FRAMES: dict[str, Callable[[bytes], bytes]] = {NDJSON: error_line, EVENTS: error_event}
+# The last piece of a stream that failed after it began: the error body, as a line or as an event of the name `error`.
+ERROR_FRAMES: dict[str, Callable[[bytes], bytes]] = {NDJSON: line, EVENTS: error_event}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,30 @@ async def ended_well(
         await close(streamed.pieces)
 
 
+class Primed:
+    """An iterator whose first piece has been requested, so that an error before it can still be a plain error reply.
+
+    first: None if there are no pieces. Closing it closes the iterator inside, even if nothing was read.
+    """
+
+    def __init__(self, first: bytes | None, rest: AsyncIterator[bytes]) -> None:
+        self._first = first
+        self._rest = rest
+
+    def __aiter__(self) -> "Primed":
+        return self
+
+    async def __anext__(self) -> bytes:
+        first, self._first = self._first, None
+        return await anext(self._rest) if first is None else first
+
+    async def aclose(self) -> None:
+        self._first = None
+        await close(self._rest)
+
+
 async def close(values: Any) -> None:
+    """Close a generator that may be suspended."""
     closing = getattr(values, "aclose", None)
     if closing is not None:
         await closing()

@@ -27,7 +27,8 @@ from oriel_logic.workers.outcomes import failure, raised
 from oriel_logic.workers.tally import Tally
 from oriel_policies.batch import BatchBounds, Fill, Idle, Run, ServiceCurve
 from oriel_policies.batch_queue import BatchQueue
-from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import Pushed, SlaQueue
 from oriel_wire.context import CallContext
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from oriel_logic.workers.frames import Frame, Kind, Packed
 from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.outcomes import failure, raised
 from oriel_logic.workers.segments import drop, unpack
-from oriel_policies.queue import Ticket
+from oriel_policies.flows import Ticket
 
 _log = logging.getLogger(__name__)
 

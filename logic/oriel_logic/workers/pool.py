@@ -27,7 +27,8 @@ from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.segments import unpack
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.worker import NOTHING, Worker
-from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_policies.flows import Ticket
+from oriel_policies.queue import Pushed, SlaQueue
 from oriel_wire.context import CallContext
 
 _log = logging.getLogger(__name__)

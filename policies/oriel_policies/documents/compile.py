@@ -13,25 +13,38 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from oriel_policies.documents.issuers import issuer
-from oriel_policies.documents.promises import Http, Issuer, Pool, Route, Snapshot, Split, Tier
+from oriel_policies.documents.promises import Fallback, Http, Issuer, Pool, Route, Scaling, Snapshot, Split, Tier, fits
 from oriel_policies.documents.reading import Reading, nearest
-from oriel_policies.documents.schema import HttpTable, PoolTable, RouteTable, ShadowTable, SplitTable, TierTable
+from oriel_policies.documents.schema import (
+    HttpTable,
+    PoolTable,
+    RouteTable,
+    ScalingTable,
+    ShadowTable,
+    SplitTable,
+    TierTable,
+)
 from oriel_policies.documents.tenants import Tenants, check_pattern, known_tier, unique
 from oriel_policies.errors import BadDocument
-
-__all__ = ["MAX_MISTAKES", "compile_documents"]
+from oriel_policies.fallback import MODEL_IN_JSON, MOST_POOLS
+from oriel_policies.scaling.schedule import Window, read_window
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
 _VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
+_SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?\Z")
 _PATH = re.compile(r"/[!-~]{0,255}\Z")
 _GIVE_UP_FACTOR = 4
 _DAY_MS = 24 * 3_600_000
 _ROUTE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_MODEL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
+_MODEL_OF_BODY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){0,3}\Z")
 _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
 _PROBE_V2 = "/v2/health/ready"
 MAX_MISTAKES = 100
 _MAX_PRIORITY = 2**31 - 1
+_MOST_REPLICAS = 10_000
+_MOST_WINDOWS = 50
 
 T = TypeVar("T")
 
@@ -198,7 +211,71 @@ def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None]
         discover=_discover(file, f"{path}.discover", pool.discover),
         grpc_discover=_discover(file, f"{path}.grpc_discover", pool.grpc_discover),
         triton_priorities=dict(pool.triton_priorities),
+        scaling=_scaling(file, f"{path}.scaling", pool, tiers),
     )
+
+
+def _scaling(file: str, path: str, pool: PoolTable, tiers: set[str]) -> Scaling | None:
+    table = pool.scaling
+    if table is None:
+        return None
+    if pool.discover is None and pool.grpc_discover is None:
+        raise BadDocument(file, path, "a pool that scales has discover or grpc_discover: its servers come and go")
+    if not 0 <= table.minimum <= table.maximum or not 1 <= table.maximum <= _MOST_REPLICAS:
+        reason = f"0 <= minimum <= maximum has to hold, and maximum is 1 to {_MOST_REPLICAS}"
+        raise BadDocument(file, path, reason)
+    if not 0 <= table.spare <= table.maximum:
+        raise BadDocument(file, f"{path}.spare", f"0 to {table.maximum}, the maximum")
+    for field in ("start_ms", "keep_alive_ms"):
+        if not 1000 <= getattr(table, field) <= _DAY_MS:
+            raise BadDocument(file, f"{path}.{field}", f"1000 to {_DAY_MS} milliseconds")
+    if not 0.001 <= table.capacity <= 1_000_000.0:
+        raise BadDocument(file, f"{path}.capacity", "device-seconds per second of one replica, 0.001 to 1000000")
+    if not 0.0 < table.miss_share < 1.0:
+        raise BadDocument(file, f"{path}.miss_share", "a share of the calls, 0 < miss_share < 1")
+    for tier, weight in table.weights.items():
+        if tier not in tiers:
+            raise BadDocument(
+                file, f"{path}.weights", f"no tier is named {tier!r}{nearest(tier, tiers, list_all=True)}"
+            )
+        if not 0.0 <= weight <= 1.0:
+            raise BadDocument(file, f"{path}.weights.{tier}", "a share of the tier's work, 0 to 1")
+    for tier in table.tier_hold_ms:
+        if tier not in tiers:
+            reason = f"no tier is named {tier!r}{nearest(tier, tiers, list_all=True)}"
+            raise BadDocument(file, f"{path}.tier_hold_ms", reason)
+    holds = {f"tier_hold_ms.{tier}": held for tier, held in table.tier_hold_ms.items()}
+    for field, held in {"hold_ms": table.hold_ms or 0, **holds}.items():
+        if not 0 <= held <= _DAY_MS:
+            raise BadDocument(file, f"{path}.{field}", f"0 to {_DAY_MS} milliseconds")
+    return Scaling(
+        minimum=table.minimum,
+        maximum=table.maximum,
+        spare=table.spare,
+        start_s=table.start_ms / 1000.0,
+        keep_alive_s=table.keep_alive_ms / 1000.0,
+        capacity=table.capacity,
+        miss_share=table.miss_share,
+        weights=dict(table.weights),
+        schedule=_schedule(file, f"{path}.schedule", table),
+        hold_s=None if table.hold_ms is None else table.hold_ms / 1000.0,
+        tier_hold_s={tier: held / 1000.0 for tier, held in table.tier_hold_ms.items()},
+    )
+
+
+def _schedule(file: str, path: str, table: ScalingTable) -> tuple[Window, ...]:
+    if len(table.schedule) > _MOST_WINDOWS:
+        raise BadDocument(file, path, f"at most {_MOST_WINDOWS} windows")
+    windows = []
+    for number, row in enumerate(table.schedule):
+        where = f"{path}[{number}]"
+        if not 1 <= row.minimum <= table.maximum:
+            raise BadDocument(file, f"{where}.minimum", f"1 to {table.maximum}, the maximum of the pool")
+        try:
+            windows.append(read_window(row.begins, row.ends, row.zone, row.minimum))
+        except ValueError as error:
+            raise BadDocument(file, where, str(error)) from error
+    return tuple(windows)
 
 
 def _address(file: str, path: str, text: str) -> tuple[str, int]:
@@ -212,13 +289,18 @@ def _discover(file: str, path: str, text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
     scheme, _, address = text.partition(":")
-    if scheme != "dns":
-        raise BadDocument(file, path, f"{text!r} is not dns:host:port")
-    return _address(file, path, address)
+    if scheme == "dns":
+        return _address(file, path, address)
+    service, _, port = address.rpartition(":")
+    if scheme != "kubernetes" or not _SERVICE.match(service):
+        raise BadDocument(file, path, f"{text!r} is not dns:host:port or kubernetes:service[.namespace]:port")
+    host, number = _address(file, path, f"{service}:{port}")
+    return f"{scheme}:{host}", number
 
 
 def _pools_of(route: RouteTable) -> set[str | None]:
-    return {route.pool, *(side.pool for side in route.split)}
+    further = [entry if isinstance(entry, str) else entry.pool for entry in route.fallback]
+    return {route.pool, *(side.pool for side in route.split), *further}
 
 
 def _route(
@@ -268,6 +350,12 @@ def _route(
         raise BadDocument(file, path, "a hedge runs a call twice: add idempotent = true if that does no harm")
     if route.above_tenant and route.tier is None:
         raise BadDocument(file, f"{path}.above_tenant", "above_tenant needs a tier, and the route has none")
+    own = [side.pool for side in split] if split else [route.pool or ""]
+    fallback = _fallback(file, f"{path}.fallback", route, own, pools, bad_pools)
+    if fallback and sticky not in ("", "stream"):
+        raise BadDocument(file, path, "sticky calls stay in one pool, whose servers know them: no fallback")
+    if fallback and route.deterministic:
+        raise BadDocument(file, path, "answers of another pool are not kept or shared: deterministic or fallback")
     return Route(
         name=name,
         pool=route.pool if route.pool is not None else split[0].pool,
@@ -287,12 +375,51 @@ def _route(
         hedge_s=route.hedge_ms / 1000.0,
         tier=route.tier or "",
         above_tenant=route.above_tenant,
+        fallback=fallback,
     )
 
 
 def _known_pool(file: str, path: str, name: str | None, pools: Mapping[str, Pool], bad_pools: set[str]) -> None:
     if name not in pools and name not in bad_pools:
         raise BadDocument(file, path, f"no pool is named {name!r}{nearest(name or '', pools, list_all=True)}")
+
+
+def _fallback(
+    file: str, path: str, route: RouteTable, own: list[str], pools: Mapping[str, Pool], bad_pools: set[str]
+) -> tuple[Fallback, ...]:
+    if len(route.fallback) > MOST_POOLS:
+        raise BadDocument(file, path, f"at most {MOST_POOLS} pools, and there are {len(route.fallback)}")
+    seen = set(own)
+    found: list[Fallback] = []
+    over_grpc = route.model is not None and any(_speaks_grpc(pools, name) for name in own)
+    for entry in route.fallback:
+        name, model = (entry, "") if isinstance(entry, str) else (entry.pool, entry.model or "")
+        _known_pool(file, path, name, pools, bad_pools)
+        if name in seen:
+            raise BadDocument(file, path, f"calls would come to pool {name!r} a second time: name each pool once")
+        seen.add(name)
+        if over_grpc and name in pools and not _speaks_grpc(pools, name):
+            reason = f"pool {name!r} has no grpc_endpoints, and gRPC calls of this route could not go there"
+            raise BadDocument(file, path, reason)
+        if not model and found and found[-1].model:
+            raise BadDocument(file, path, "pools with another model come last: after one, a call has lost its own")
+        if model:
+            _check_other_model(file, path, route, model)
+        found.append(Fallback(pool=name, model=model))
+    return tuple(found)
+
+
+def _speaks_grpc(pools: Mapping[str, Pool], name: str) -> bool:
+    pool = pools.get(name)
+    return pool is not None and (bool(pool.grpc_endpoints) or pool.grpc_discover is not None)
+
+
+def _check_other_model(file: str, path: str, route: RouteTable, model: str) -> None:
+    if route.service is not None and not any(fits(route.service, name) for name in MODEL_IN_JSON):
+        services = ", ".join(sorted(MODEL_IN_JSON))
+        raise BadDocument(file, path, f"another model can be named only for models and for the services {services}")
+    if not (_MODEL if route.model is not None else _MODEL_OF_BODY).match(model):
+        raise BadDocument(file, path, f"{model!r} is not the name of one model")
 
 
 def _split(file: str, path: str, sides: list[SplitTable]) -> tuple[Split, ...]:

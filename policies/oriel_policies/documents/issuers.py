@@ -12,8 +12,6 @@ from oriel_policies.documents.schema import IssuerTable
 from oriel_policies.documents.tenants import check_pattern
 from oriel_policies.errors import BadDocument
 
-__all__ = ["MAX_KEYS", "MAX_KEY_SET_BYTES", "KeySet", "issuer"]
-
 MAX_KEYS = 64
 MAX_KEY_SET_BYTES = 256 * 1024
 _ALGORITHMS = ("RS256", "ES256", "EdDSA")

@@ -35,8 +35,6 @@ from oriel_policies.documents.promises import (
     served_by,
 )
 
-__all__ = ["MAGIC", "ROW", "Parts", "Rows", "decoded", "encode_head", "pack", "parts", "pools_of", "unpack"]
-
 MAGIC = b"oriel\0p3"
 _SIZES = Struct("<8sQQQQQQ")
 _OFFSET = Struct("<Q")

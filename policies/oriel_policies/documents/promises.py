@@ -4,23 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
 
-__all__ = [
-    "Allowance",
-    "ApiKey",
-    "Http",
-    "Issuer",
-    "Pool",
-    "RateLimit",
-    "Route",
-    "Selector",
-    "Served",
-    "Snapshot",
-    "Split",
-    "Tenant",
-    "Tier",
-    "fits",
-    "served_by",
-]
+from oriel_policies.scaling.schedule import Window
 
 
 def fits(pattern: str, name: str) -> bool:
@@ -152,6 +136,7 @@ class Tenant:
     snapshot.
 
     tier: serves its calls, or those of one key, one route or one request: see `served_by`.
+    caller: the tenant with the scope `delegate` that calls for this one; "" for its own calls. See `on_behalf`.
     """
 
     name: str
@@ -161,6 +146,7 @@ class Tenant:
     scopes: frozenset[str]
     models: tuple[str, ...]
     services: tuple[str, ...]
+    caller: str = ""
 
     def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
         """The allowances that count a call; all of them have to admit it. See `Selector.fits`."""
@@ -168,7 +154,10 @@ class Tenant:
 
     def may_use_model(self, name: str) -> bool:
         """Whether a pattern of this tenant names the model."""
-        return any(fits(pattern, name) for pattern in self.models)
+        for pattern in self.models:  # for each call: a generator costs more than the comparisons
+            if pattern == "*" or fits(pattern, name):
+                return True
+        return False
 
     def may_use_service(self, name: str) -> bool:
         """Whether a pattern of this tenant names the service."""
@@ -176,10 +165,37 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """How a pool scales; see `oriel_policies.scaling.PoolScaling`.
+
+    weights: tier -> `TierScaling.weight`; 1 if it is absent.
+    hold_s: how long a call is held while the pool has no server, within the deadline that its caller asks for; None:
+    until its deadline. tier_hold_s: the same by tier.
+    """
+
+    minimum: int
+    maximum: int
+    spare: int
+    start_s: float
+    keep_alive_s: float
+    capacity: float
+    miss_share: float
+    weights: Mapping[str, float]
+    schedule: tuple[Window, ...]
+    hold_s: float | None = None
+    tier_hold_s: Mapping[str, float] = field(default_factory=dict)
+
+    def hold_for(self, tier: str) -> float | None:
+        """How long a call of this tier is held; None: until its deadline."""
+        return self.tier_hold_s.get(tier, self.hold_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """A group of equal endpoints. max_inflight: the largest number of permits; if learn_concurrency, a lower limit is
     learned. max_queue, max_queue_bytes: calls that may wait. probe: path that every endpoint is probed at, "" for none.
-    discover: (host, port) whose addresses are the endpoints.
+    discover: (host, port) whose addresses are the endpoints; the host is a DNS name, or `kubernetes:` with the name of
+    a service and, after a dot, its namespace. scaling: None for a pool whose replicas are not the gateway's to plan.
     """
 
     name: str
@@ -198,6 +214,7 @@ class Pool:
     discover: tuple[str, int] | None
     grpc_discover: tuple[str, int] | None
     triton_priorities: Mapping[str, int]
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +226,14 @@ class Split:
     until: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """A further pool of a route; see `oriel_policies.fallback`. model: asked for there, "" for the call's own."""
+
+    pool: str
+    model: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
     """A route: the pool that answers for the models or services of a pattern, and how.
@@ -216,6 +241,7 @@ class Route:
     split: empty, or the sides of a canary, whose first pool is `pool`; split_by: "tenant", "request" or a header name.
     sticky: "" | "stream" | a header name: equal values reach the same endpoint. headers: lower-case name -> value.
     tier: the highest tier that serves its calls, with above_tenant the exact one; "" for the caller's.
+    fallback: pools for calls that would be late in `pool` or find no server there, in this order.
     """
 
     name: str
@@ -236,12 +262,19 @@ class Route:
     hedge_s: float
     tier: str = ""
     above_tenant: bool = False
+    fallback: tuple[Fallback, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether a call needs only its pool: no copy of its body and no check of its headers."""
         return not (
-            self.headers or self.split or self.shadow_pool or self.sticky or self.deterministic or self.idempotent
+            self.headers
+            or self.split
+            or self.shadow_pool
+            or self.sticky
+            or self.deterministic
+            or self.idempotent
+            or self.fallback
         )
 
 
@@ -270,16 +303,37 @@ class Snapshot:
     served: "Served" = field(default_factory=dict, repr=False)
 
 
-Served = dict[tuple[str, str], Tenant]  # keyed by the names of tenant and tier
+Served = dict[tuple[str, str, str], Tenant]  # keyed by the names of tenant, tier and `Tenant.caller`
 
 
 def served_by(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
-    """The tenant with another tier. There is one object for each pair, because state about a tenant is found by
+    """The tenant with another tier. There is one object for each key, because state about a tenant is found by
     identity.
     """
     if tier.name == tenant.tier.name:
         return tenant
-    found = served.get((tenant.name, tier.name))
+    key = (tenant.name, tier.name, tenant.caller)
+    found = served.get(key)
     if found is None:
-        found = served[tenant.name, tier.name] = replace(tenant, tier=tier)
+        found = served[key] = replace(tenant, tier=tier)
+    return found
+
+
+def on_behalf(caller: Tenant, tenant: Tenant, tier: Tier, served: Served) -> Tenant:
+    """The tenant in whose turn and tier `caller` calls models.
+
+    It may use the models of `caller`, and nothing else. It has no limits: the call that `caller` serves was counted.
+    """
+    key = (tenant.name, tier.name, caller.name)
+    found = served.get(key)
+    if found is None:
+        found = served[key] = replace(
+            tenant,
+            tier=tier,
+            allowances=(),
+            scopes=frozenset(),
+            models=caller.models,
+            services=(),
+            caller=caller.name,
+        )
     return found

@@ -16,8 +16,6 @@ import msgspec
 from oriel_policies.documents.schema import DocumentTable, TenantLine, TenantTable
 from oriel_policies.errors import BadDocument
 
-__all__ = ["Reading", "nearest"]
-
 _MAX_LINE_BYTES = 1024 * 1024
 _MOST_LISTED = 12
 _SECTIONS = ("tiers", "tenants", "issuers", "pools")
@@ -121,7 +119,9 @@ class Reading:
         """Whether `raw` is a `kind`; if not, every reason is added to the mistakes."""
         before = len(self.mistakes)
         if get_origin(kind) in (Union, UnionType):
-            (kind,) = [choice for choice in get_args(kind) if choice is not NoneType]
+            choices = [choice for choice in get_args(kind) if choice is not NoneType]
+            tables = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, msgspec.Struct)]
+            kind = tables[0] if tables and isinstance(raw, dict) else choices[0]
         if get_origin(kind) is dict and isinstance(raw, dict):
             for name, value in raw.items():
                 self._walk(file, f"{path}.{name}", value, get_args(kind)[1])
@@ -129,15 +129,16 @@ class Reading:
             for number, value in enumerate(raw):
                 self._walk(file, f"{path}[{number}]", value, get_args(kind)[0])
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
-            hints = get_type_hints(kind)
+            types, fields = get_type_hints(kind), msgspec.structs.fields(kind)
+            hints = {field.encode_name: types[field.name] for field in fields}
             for name, value in raw.items():
                 if name in hints:
                     self._walk(file, f"{path}.{name}", value, hints[name])
                 else:
                     self._unknown(file, f"{path}.{name}", name, hints)
-            for field in msgspec.structs.fields(kind):
-                if field.required and field.name not in raw:
-                    self.mistakes.append(BadDocument(file, path, f"{field.name} is missing"))
+            for field in fields:
+                if field.required and field.encode_name not in raw:
+                    self.mistakes.append(BadDocument(file, path, f"{field.encode_name} is missing"))
         else:
             try:
                 msgspec.convert(raw, kind)

@@ -26,8 +26,6 @@ from oriel_policies.documents.schema import TenantTable
 from oriel_policies.documents.tenants import Tenants
 from oriel_policies.errors import BadDocument
 
-__all__ = ["old_documents", "renewed", "size_of", "spliced", "unlike", "wrong_lines"]
-
 T = TypeVar("T")
 
 _DIGEST = 32
@@ -93,7 +91,11 @@ def old_documents(block: Parts) -> dict[str, memoryview]:
 
 
 def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapshot) -> list[BadDocument]:
-    """The mistakes in single lines added since `packed`, if they are few. rest: the documents without lines."""
+    """The mistakes in single lines added since `packed`, if they are few. rest: the documents without lines.
+
+    Each line is checked alone. Whether two lines contradict each other is not known here: one of them may name a tenant
+    that is defined twice, and then it counts for nothing.
+    """
     old = old_documents(parts(packed))
     reading_of = {}
     count = 0
@@ -110,15 +112,33 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
         return []
     reading = Reading(reading_of)
     tenants = Tenants(rest.tiers, set(), _route_names(rest))
-    wrong = []
+    wrong: list[tuple[BadDocument, str]] = []
     for file, name, table in reading.tenants():
+        if len(wrong) >= MAX_MISTAKES:
+            break
         if name in rest.tenants:
-            continue  # defined twice: it is not used, and which of the two is wrong is not known here
+            continue  # defined twice
+        tenants.compiled.clear()
+        tenants.keys.clear()
         try:
             tenants.add(file, f"tenants.{name}", name, table)
         except BadDocument as error:
-            wrong.append(error)
-    return (reading.mistakes + wrong)[:MAX_MISTAKES]
+            wrong.append((error, name))
+    found = [error for error, name in wrong if not _named_before(documents, error.file, name)]
+    return (reading.mistakes + found)[:MAX_MISTAKES]
+
+
+def _named_before(documents: Mapping[str, bytes], place: str, name: str) -> bool:
+    """Whether a line before `place`, which is FILE:LINE, names the tenant too: the one at `place` may be the second."""
+    file, _, number = place.rpartition(":")
+    quoted = msgspec.json.encode(name)
+    for other, data in documents.items():
+        if other == file:
+            before = data.split(b"\n", int(number) - 1)[: int(number) - 1]
+            return any(quoted in line for line in before)
+        if other.endswith(".ndjson") and quoted in data:
+            return True
+    return False
 
 
 def _without_lines(documents: Mapping[str, T]) -> dict[str, T]:

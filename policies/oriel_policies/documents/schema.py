@@ -7,22 +7,6 @@ from datetime import datetime
 
 import msgspec
 
-__all__ = [
-    "DocumentTable",
-    "HttpTable",
-    "IssuerTable",
-    "KeyTable",
-    "LimitTable",
-    "PoolTable",
-    "RouteTable",
-    "ScopedLimitTable",
-    "ShadowTable",
-    "SplitTable",
-    "TenantLine",
-    "TenantTable",
-    "TierTable",
-]
-
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pass
@@ -109,8 +93,39 @@ class IssuerTable(_Table):
     tenants: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
 
+class WindowTable(_Table, rename={"begins": "from", "ends": "to"}):
+    """`[[pools.NAME.scaling.schedule]]`: at least `minimum` replicas from "Mon-Fri 08:00" to "18:00" of a zone."""
+
+    begins: str
+    ends: str
+    minimum: int
+    zone: str = "UTC"
+
+
+class ScalingTable(_Table):
+    """`[pools.NAME.scaling]`: how many replicas the pool may have, and what decides how many it needs. spare: replicas
+    beyond those that calls need. start_ms: time until a new replica serves, in 95 of 100 starts. capacity:
+    device-seconds that one replica does per second. miss_share: calls of an urgent tier that may wait too long.
+    weights: tier -> share of its work that is paid for. hold_ms: how long a call is held while no server is there,
+    instead of its tier's give_up_ms; tier_hold_ms: the same for some tiers."""
+
+    minimum: int
+    maximum: int
+    spare: int = 0
+    start_ms: int = 60_000
+    keep_alive_ms: int = 300_000
+    capacity: float = 1.0
+    miss_share: float = 0.002
+    weights: dict[str, float] = {}
+    schedule: list[WindowTable] = []
+    hold_ms: int | None = None
+    tier_hold_ms: dict[str, int] = {}
+
+
 class PoolTable(_Table):
-    """`[pools.NAME]`: a group of equal servers. discover: `dns:HOST:PORT` instead of `endpoints`."""
+    """`[pools.NAME]`: a group of equal servers. discover: instead of `endpoints`, `dns:HOST:PORT` or
+    `kubernetes:SERVICE[.NAMESPACE]:PORT`.
+    """
 
     endpoints: list[str] = []
     discover: str | None = None
@@ -127,6 +142,7 @@ class PoolTable(_Table):
     probe: str | None = None
     probe_interval_ms: int = 1000
     triton_priorities: dict[str, int] = {}
+    scaling: ScalingTable | None = None
 
 
 class SplitTable(_Table):
@@ -144,6 +160,13 @@ class ShadowTable(_Table):
     percent: float = 100.0
 
 
+class FallbackTable(_Table):
+    """A further pool of a route, for calls that the pools before it cannot serve in time. model: asked for there."""
+
+    pool: str
+    model: str | None = None
+
+
 class RouteTable(_Table):
     """One of `[[routes]]`: the first that fits decides. tier: the highest tier that serves its calls; with
     above_tenant, the exact one.
@@ -157,6 +180,7 @@ class RouteTable(_Table):
     headers: dict[str, str] = {}
     split: list[SplitTable] = []
     split_by: str = "tenant"
+    fallback: list[str | FallbackTable] = []
     shadow: ShadowTable | None = None
     sticky: str | None = None
     deterministic: bool = False

@@ -20,13 +20,11 @@ from oriel_policies.documents.reading import nearest
 from oriel_policies.documents.schema import KeyTable, LimitTable, ScopedLimitTable, TenantTable
 from oriel_policies.errors import BadDocument
 
-__all__ = ["Tenants", "check_pattern", "epoch", "known_tier", "unique"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
 _GRANT = re.compile(r"[A-Za-z0-9._:@/*-]{1,128}\Z")  # OpenAI servers call models "org/name:tag"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_SCOPES = {"operator"}
+_SCOPES = {"delegate", "operator"}
 _MAX_COUNT = 10**12
 _MIN_RATE = 1e-6  # one in twelve days; use a quota for less
 _MAX_PATTERNS = 8192  # patterns of models are sent to logic servers in a header

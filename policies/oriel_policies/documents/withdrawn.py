@@ -24,8 +24,6 @@ from oriel_policies.documents.promises import ApiKey
 from oriel_policies.documents.renewed import old_documents, size_of, spliced, unlike
 from oriel_policies.documents.tenants import epoch
 
-__all__ = ["Withdrawn", "withdrawn"]
-
 
 class Withdrawn(NamedTuple):
     """The result of a withdrawal.

@@ -30,6 +30,7 @@ locals {
     ["--limiter", local.redis_url, "--limiter-replicas", tostring(var.gateway.replicas.min)],
     local.redis_ca ? ["--limiter-ca", "/etc/oriel/redis/ca.crt"] : [],
     var.gateway.tls_secret == null ? [] : ["--tls-cert", "/etc/oriel/tls/tls.crt", "--tls-key", "/etc/oriel/tls/tls.key"],
+    var.keda.enabled ? ["--scaler-port", tostring(local.ports.gateway.scaler)] : [],
     var.gateway.args,
   )
   gateway_env = concat(
@@ -42,6 +43,7 @@ locals {
   )
   gateway_mounts = concat(
     local.scratch_mounts,
+    [{ name = "kubernetes", mountPath = "/var/run/secrets/kubernetes.io/serviceaccount", readOnly = true }],
     [for each in [{ name = "policies", mountPath = "/etc/oriel/policies", readOnly = true }] : each if var.policies.store == null],
     [for each in [{ name = "tls", mountPath = "/etc/oriel/tls", readOnly = true }] : each if var.gateway.tls_secret != null],
     [for each in [{ name = "redis", mountPath = "/etc/oriel/redis", readOnly = true }] : each if local.redis_ca],
@@ -50,8 +52,37 @@ locals {
   gateway_scratch = [
     for volume in local.scratch_volumes : volume.name == "state" && var.policies.store != null ? merge(volume, { emptyDir = { sizeLimit = "2Gi" } }) : volume
   ]
+  # The gateway watches which pods its pools have: EndpointSlices of this namespace, and nothing else.
+  gateway_role = [
+    {
+      apiVersion = "rbac.authorization.k8s.io/v1"
+      kind       = "Role"
+      metadata   = { name = "gateway-endpoints", namespace = local.namespace, labels = local.labels.gateway }
+      rules      = [{ apiGroups = ["discovery.k8s.io"], resources = ["endpointslices"], verbs = ["get", "list", "watch"] }]
+    },
+    {
+      apiVersion = "rbac.authorization.k8s.io/v1"
+      kind       = "RoleBinding"
+      metadata   = { name = "gateway-endpoints", namespace = local.namespace, labels = local.labels.gateway }
+      roleRef    = { apiGroup = "rbac.authorization.k8s.io", kind = "Role", name = "gateway-endpoints" }
+      subjects   = [{ kind = "ServiceAccount", name = "gateway", namespace = local.namespace }]
+    },
+  ]
+  # What Kubernetes would mount for automountServiceAccountToken, for this container alone. 0440, read by the group.
+  gateway_account = {
+    name = "kubernetes"
+    projected = {
+      defaultMode = 288
+      sources = [
+        { serviceAccountToken = { path = "token", expirationSeconds = 3607 } },
+        { configMap = { name = "kube-root-ca.crt", items = [{ key = "ca.crt", path = "ca.crt" }] } },
+        { downwardAPI = { items = [{ path = "namespace", fieldRef = { apiVersion = "v1", fieldPath = "metadata.namespace" } }] } },
+      ]
+    }
+  }
   gateway_volumes = concat(
     local.gateway_scratch,
+    [local.gateway_account],
     [for each in [{ name = "policies", configMap = { name = "policies" } }] : each if var.policies.store == null],
     # Only the certificate, and only if there is one: other clouds' Redis is signed for by whom everybody trusts.
     [
@@ -119,7 +150,7 @@ locals {
                 env             = local.gateway_env
                 envFrom         = [for name in compact([var.gateway.credentials]) : { secretRef = { name = name } }]
                 ports = [
-                  for name in ["http", "grpc", "admin"] :
+                  for name in concat(["http", "grpc", "admin"], var.keda.enabled ? ["scaler"] : []) :
                   { name = name, containerPort = local.ports.gateway[name], protocol = "TCP" }
                 ]
                 volumeMounts = local.gateway_mounts

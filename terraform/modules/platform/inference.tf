@@ -20,7 +20,8 @@ locals {
       repository   = coalesce(try(group.repository, null), "${trimsuffix(var.infrastructure.model_repository_url, "/")}/${name}")
       credentials  = try(group.credentials, null)
       models       = try(group.models, [])
-      replicas     = try(group.replicas, { min = 1, max = 4 })
+      replicas     = { min = coalesce(try(group.replicas.min, null), local.fewest), max = try(group.replicas.max, 4) }
+      start_s      = coalesce(try(group.start_s, null), contains(local.accelerated, group.accelerator) ? 300 : 120)
       cpu          = coalesce(try(group.cpu, null), local.group_sizes[group.accelerator].cpu)
       memory       = coalesce(try(group.memory, null), local.group_sizes[group.accelerator].memory)
       cache        = try(group.cache, { gb = 20, claim = false })

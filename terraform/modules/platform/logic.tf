@@ -3,12 +3,19 @@ locals {
   logic_args = concat(
     ["--host", "0.0.0.0"],
     flatten([for folder in local.logic_folders : ["--services", folder]]),
-    # All groups under one name: a server that has not the model says so, and another one is asked.
-    ["--inference", "inference:${local.ports.inference.http}", "--inference-grpc", "inference:${local.ports.inference.grpc}"],
+    # All groups under one name: a server that has not the model says so, and another one is asked. Through the gateway where
+    # a group may have no server: calls wait there, and are counted.
+    var.logic.gateway_key != null ? ["--gateway", "gateway:${local.ports.gateway.grpc}"] : [
+      "--inference", "inference:${local.ports.inference.http}", "--inference-grpc", "inference:${local.ports.inference.grpc}",
+    ],
     ["--workers", tostring(var.logic.workers)],
     local.trusted_peers,
     var.logic.args,
   )
+  logic_env = concat(local.unit_env, [
+    for key in var.logic.gateway_key == null ? [] : [var.logic.gateway_key] :
+    { name = "ORIEL_GATEWAY_KEY", valueFrom = { secretKeyRef = { name = key.name, key = key.key } } }
+  ])
 
   logic_objects = [
     # There even when it is empty, so that the first service needs no other pods.
@@ -52,7 +59,7 @@ locals {
                 image           = coalesce(var.logic.image, "${local.image_registry}/oriel-logic:${var.images.tag}")
                 imagePullPolicy = var.images.pull_policy
                 args            = local.logic_args
-                env             = local.unit_env
+                env             = local.logic_env
                 ports = [
                   for name in ["http", "admin"] :
                   { name = name, containerPort = local.ports.logic[name], protocol = "TCP" }

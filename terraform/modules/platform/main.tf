@@ -93,7 +93,8 @@ locals {
           annotations = var.infrastructure.workload_identity.service_account_annotations[component]
         },
       )
-      # The clouds put their own short-lived token into the pods; Kubernetes' own is for its API, which nobody here calls.
+      # The clouds put their own short-lived token into the pods. Kubernetes' own is for its API, which only the gateway calls:
+      # it mounts its token by itself (gateway.tf).
       automountServiceAccountToken = false
     }
   ]
@@ -118,6 +119,7 @@ locals {
 
   objects = concat(
     local.service_accounts,
+    local.gateway_role,
     local.policies_objects,
     local.redis_objects,
     local.inference_objects,

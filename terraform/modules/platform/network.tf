@@ -43,6 +43,12 @@ locals {
     ports = [{ protocol = "UDP", port = 53 }, { protocol = "TCP", port = 53 }]
   }
 
+  # The Kubernetes API, whose address no plan knows: clouds serve it on 443, kind and kubeadm on 6443.
+  to_kubernetes = [for port in distinct([443, var.infrastructure.cloud == "local" ? 6443 : 443]) : {
+    to    = local.to_https
+    ports = [{ protocol = "TCP", port = port }]
+  }]
+
   to_collector = [for each in [{
     to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "collector" } } }]
     ports = [{ protocol = "TCP", port = 4318 }]
@@ -56,6 +62,12 @@ locals {
   to_inference = {
     to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "inference" } } }]
     ports = [{ protocol = "TCP", port = 8000 }, { protocol = "TCP", port = 8001 }]
+  }
+
+  # Of logic servers.
+  to_models = var.logic.gateway_key == null ? local.to_inference : {
+    to    = [{ podSelector = { matchLabels = local.selectors.gateway } }]
+    ports = [{ protocol = "TCP", port = 8081 }]
   }
 
   from_monitoring = { for port in [8002, 8082, 8092, 8888] : port => {
@@ -82,7 +94,7 @@ locals {
           to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "logic" } } }]
           ports = [{ protocol = "TCP", port = 8090 }]
         }],
-        local.to_redis, local.https_and.policies, local.to_identity, local.to_collector,
+        local.to_redis, local.https_and.policies, local.to_kubernetes, local.to_identity, local.to_collector,
       )
     }
     logic = {
@@ -93,7 +105,7 @@ locals {
         },
         local.from_monitoring[8092],
       ]
-      egress = concat([local.to_dns, local.to_inference], local.to_collector)
+      egress = concat([local.to_dns, local.to_models], local.to_collector)
     }
     inference = {
       ingress = [

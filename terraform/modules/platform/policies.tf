@@ -22,37 +22,58 @@ locals {
   TOML
 
   # One pool per group for the models that are named, one of all groups for the rest: its servers are asked which of them
-  # has a model. Names are short on purpose: the first entry of a pod's DNS search list makes them whole.
+  # has a model. With KEDA a group may have no server that could be asked, so each group has a pool, and one group gets the
+  # rest (variables.tf). The gateway watches the EndpointSlices of these Services (gateway.tf), so that a pod is known
+  # without the delay of DNS.
   pool_discovery = merge(
-    { inference = "inference" },
-    { for name, group in local.model_groups : "inference-${name}" => "inference-${name}" if length(group.models) > 0 },
+    { for each in ["inference"] : each => each if !var.keda.enabled },
+    { for name, group in local.model_groups : "inference-${name}" => "inference-${name}" if var.keda.enabled || length(group.models) > 0 },
   )
+  # [] if every group names its models: calls for others are answered 404 and wake nobody.
+  pool_of_the_rest = var.keda.enabled ? [for name, group in local.model_groups : "inference-${name}" if length(group.models) == 0] : ["inference"]
+  # The first route that fits counts: names before patterns, longer patterns before shorter ones.
+  named_models = merge([
+    for name, group in local.model_groups : {
+      for model in group.models : format("%s %03d %s", strcontains(model, "*") ? "pattern" : "name", 128 - length(model), model) => { model = model, pool = "inference-${name}" }
+    }
+  ]...)
   # Bodies that wait for permits and bodies that wait for a server are bounded per pool, each by this: together at most half
   # of the gateway's memory. Not below one largest body (64 MiB, three quarters of it): with many pools give it more memory.
   pool_bytes = max(96 * 1048576, floor(var.gateway.memory * 1073741824 / (4 * (1 + length(local.pool_discovery)))))
+  # By which the gateway plans the replicas that KEDA asks for (scaling.tf).
+  scaling_toml = { for pool, target in local.scaled : pool => concat(
+    [
+      "[pools.${pool}.scaling]",
+      "minimum = ${target.replicas.min}",
+      "maximum = ${target.replicas.max}",
+      "start_ms = ${target.start_s * 1000}",
+      "capacity = ${target.capacity}",
+    ],
+    # No tier's give_up_ms is as long as a start, and some starts take longer than 95 of 100.
+    target.replicas.min == 0 ? ["hold_ms = ${target.start_s * 1500}", ""] : [""],
+  ) if var.keda.enabled }
   pools_toml = join("\n", concat(
-    ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", "max_queue_bytes = ${local.pool_bytes}", ""],
+    ["[pools.logic]", "discover = \"kubernetes:logic:${local.ports.logic.http}\"", "max_queue_bytes = ${local.pool_bytes}"],
+    # A request that waits for a model keeps its permit: there have to be enough for the requests that do not.
+    var.logic.gateway_key == null ? [""] : ["max_inflight = 1024", "learn_concurrency = false", ""],
+    lookup(local.scaling_toml, "logic", []),
     flatten([
       for pool in sort(keys(local.pool_discovery)) : [
         "[pools.${pool}]",
-        "discover = \"dns:${local.pool_discovery[pool]}:${local.ports.inference.http}\"",
-        "grpc_discover = \"dns:${local.pool_discovery[pool]}:${local.ports.inference.grpc}\"",
+        "discover = \"kubernetes:${local.pool_discovery[pool]}:${local.ports.inference.http}\"",
+        "grpc_discover = \"kubernetes:${local.pool_discovery[pool]}:${local.ports.inference.grpc}\"",
         "max_queue_bytes = ${local.pool_bytes}",
         "",
       ]
     ]),
+    flatten([for pool in sort(keys(local.pool_discovery)) : lookup(local.scaling_toml, pool, [])]),
   ))
   # JSON's strings are TOML's as well.
   routes_toml = join("\n", concat(
     [local.pools_toml],
-    flatten([
-      for group in sort(keys(local.model_groups)) : [
-        for model in local.model_groups[group].models : [
-          "[[routes]]", "model = ${jsonencode(model)}", "pool = \"inference-${group}\"", "",
-        ]
-      ]
-    ]),
-    ["[[routes]]", "model = \"*\"", "pool = \"inference\"", "", "[[routes]]", "service = \"*\"", "pool = \"logic\"", ""],
+    flatten([for each in values(local.named_models) : ["[[routes]]", "model = ${jsonencode(each.model)}", "pool = \"${each.pool}\"", ""]]),
+    flatten([for pool in local.pool_of_the_rest : ["[[routes]]", "model = \"*\"", "pool = \"${pool}\"", ""]]),
+    ["[[routes]]", "service = \"*\"", "pool = \"logic\"", ""],
   ))
   tenants_toml = join("\n", concat(
     ["# From var.policies.tenants. Keys are known by their SHA-256 only: `oriel keys new` makes one.", ""],
@@ -66,15 +87,28 @@ locals {
         "",
       ]
     ]),
+    # The logic servers, which call models for the tenants that they serve.
+    flatten([
+      for key in var.logic.gateway_key == null ? [] : [var.logic.gateway_key] : [
+        "[tenants.oriel-logic]", "tier = \"bronze\"", "models = [\"*\"]", "scopes = [\"delegate\"]", "keys = [{ sha256 = \"${key.sha256}\" }]", "",
+      ]
+    ]),
   ))
   policy_documents = merge(
     { "tiers.toml" = local.tiers_toml, "routes.toml" = local.routes_toml, "tenants.toml" = local.tenants_toml },
     var.policies.documents,
   )
 
+  # Pools that KEDA asks for and no document plans, as far as can be read here.
+  unplanned_pools = [
+    for pool in sort(keys(local.scaling_toml)) : pool
+    if var.policies.store == null && !anytrue([for text in values(local.policy_documents) : strcontains(text, "[pools.${pool}.scaling]")])
+  ]
+
   # Every SHA-256 that a plan sees, but for those in a store.
   key_hashes = distinct(concat(
     flatten([for tenant in values(var.policies.tenants) : tenant.keys_sha256]),
+    compact([try(var.logic.gateway_key.sha256, null)]),
     flatten([for text in values(var.policies.documents) : regexall("\\b[0-9a-f]{64}\\b", text)]),
   ))
   # Of words that everybody tries, or one piece over and over, as examples have it.
@@ -95,11 +129,15 @@ locals {
   ]
 }
 
-# Warnings: a platform without a caller may be meant, for a day.
-check "tenants" {
+# Warnings: a platform without a caller may be meant, for a day; a document may spell a table otherwise.
+check "policies" {
   assert {
     condition     = var.policies.store != null || length(var.policies.tenants) > 0 || anytrue([for text in values(var.policies.documents) : can(regex("tenant", text))])
     error_message = "policies: no tenant, so every call will be answered 401: `oriel keys new` makes a key, policies.tenants names who has it."
+  }
+  assert {
+    condition     = length(local.unplanned_pools) == 0
+    error_message = "policies.documents: routes.toml replaces the one with the pools that KEDA asks for, and no document has ${join(", ", [for pool in local.unplanned_pools : "[pools.${pool}.scaling]"])}: nothing would be scaled up."
   }
   assert {
     condition     = length(local.placeholder_hashes) == 0

@@ -122,6 +122,27 @@ resource "helm_release" "platform" {
   timeout         = local.platform_timeout_s
 
   depends_on = [helm_release.base, helm_release.charts]
+
+  # What two variables decide: a validation would not be looked at while the other one has a mistake.
+  lifecycle {
+    # Nobody could say which of two groups without a pod to start for a model that neither names.
+    precondition {
+      condition     = !var.keda.enabled || (var.model_groups == null ? !var.gpu_enabled : length([for group in values(coalesce(var.model_groups, {})) : group if length(group.models) == 0]) <= 1)
+      error_message = "keda.enabled: several model groups name no models, so that a call could not tell which one to start: give all groups but one `models` (names, or patterns such as \"gpu-*\"), for example model_groups = { cpu = { accelerator = \"cpu\" }, gpu = { accelerator = \"gpu\", models = [\"gpu-*\"] } }."
+    }
+    precondition {
+      condition     = var.keda.enabled || alltrue([for group in values(coalesce(var.model_groups, {})) : coalesce(group.replicas.min, 1) != 0])
+      error_message = "model_groups: replicas.min is 0 only with keda.enabled: nothing else would start the first pod."
+    }
+    precondition {
+      condition     = var.keda.enabled || coalesce(var.logic.replicas.min, 2) != 0
+      error_message = "logic.replicas: min is 0 only with keda.enabled: nothing else would start the first pod."
+    }
+    precondition {
+      condition     = var.logic.gateway_key == null || var.gateway.tls_secret == null
+      error_message = "logic.gateway_key: logic servers call the gateway in plain HTTP, which it does not serve with gateway.tls_secret. End TLS at the load balancer instead."
+    }
+  }
 }
 
 # In a release of its own: Helm refuses a release with a kind the cluster does not know yet.

@@ -3,8 +3,20 @@
 # the gateway, which is there to be asked.
 
 locals {
+  # Of pods of a group that names no number.
+  fewest = var.keda.enabled && var.scale_to_zero ? 0 : 1
+
+  # By the names of the Deployments, which are those of the gateway's pools as well.
   scaled = merge(
-    { logic = { component = "logic", replicas = var.logic.replicas, cpu_percent = 70, settle_s = 300 } },
+    { logic = {
+      component   = "logic"
+      replicas    = { min = coalesce(var.logic.replicas.min, local.fewest == 0 ? 0 : 2), max = var.logic.replicas.max }
+      cpu_percent = 70
+      settle_s    = 300
+      # A node, if there has to be another one, and the image.
+      start_s  = 120
+      capacity = var.logic.workers
+    } },
     { for name, group in local.model_groups : "inference-${name}" => {
       component = "inference"
       replicas  = group.replicas
@@ -13,6 +25,8 @@ locals {
       cpu_percent = group.on_gpu ? 50 : 70
       # What took long to load is not dropped for a short lull. 3600: the most Kubernetes takes.
       settle_s = min(3600, max(300, 2 * group.load_grace_s))
+      start_s  = group.start_s
+      capacity = 1
     } },
   )
 
@@ -31,6 +45,15 @@ locals {
       policies                   = [{ type = "Pods", value = 1, periodSeconds = 60 }]
     }
   } }
+
+  # KEDA's metric is the number of pods that are wanted, so one poll of its HorizontalPodAutoscaler is enough to get there.
+  wanted_at_once = { for name, target in local.scaled : name => merge(local.behavior[name], {
+    scaleUp = {
+      stabilizationWindowSeconds = 0
+      selectPolicy               = "Max"
+      policies                   = [{ type = "Pods", value = target.replicas.max, periodSeconds = 15 }]
+    }
+  }) }
 
   by_cpu = merge(
     { gateway = { component = "gateway", replicas = var.gateway.replicas, cpu_percent = 60 } },
@@ -70,18 +93,19 @@ locals {
     apiVersion = "keda.sh/v1alpha1"
     kind       = "ScaledObject"
     metadata   = { name = name, namespace = local.namespace, labels = local.labels[target.component] }
-    spec = {
+    spec = merge({
       scaleTargetRef  = { apiVersion = "apps/v1", kind = "Deployment", name = name }
       pollingInterval = var.keda.polling_interval_s
-      cooldownPeriod  = max(var.keda.cooldown_s, target.settle_s)
-      minReplicaCount = var.scale_to_zero ? 0 : target.replicas.min
-      maxReplicaCount = target.replicas.max
-      # A gateway that cannot be asked three times is no reason to lose what serves.
-      fallback = { failureThreshold = 3, replicas = target.replicas.min }
+      # Short: the gateway says for how long an idle pool is kept, and reports it as active until then.
+      cooldownPeriod = var.keda.cooldown_s
+      # A new object must not stop what has served up to now before the gateway has seen a call.
+      initialCooldownPeriod = 300
+      minReplicaCount       = target.replicas.min
+      maxReplicaCount       = target.replicas.max
       advanced = {
         restoreToOriginalReplicaCount = false
         # By KEDA's own name for it, keda-hpa-NAME: one of ours may still be there, or be there again, under NAME.
-        horizontalPodAutoscalerConfig = { behavior = local.behavior[name] }
+        horizontalPodAutoscalerConfig = { behavior = local.wanted_at_once[name] }
       }
       triggers = [{
         type       = "external-push"
@@ -91,6 +115,10 @@ locals {
           target        = name
         }
       }]
-    }
+      },
+      # A gateway that cannot be asked three times is no reason to lose what serves. Where there may be no replica, not even
+      # that: since KEDA 2.19 a fallback wakes a pool without a call. Without one, a failure changes nothing.
+      { for key, value in { fallback = { failureThreshold = 3, replicas = target.replicas.min } } : key => value if target.replicas.min > 0 },
+    )
   } if var.keda.enabled]
 }

@@ -126,22 +126,27 @@ variable "gateway" {
 }
 
 variable "logic" {
-  description = "The logic servers. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 450 kB compressed. folders: folders of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
+  description = "The logic servers. replicas.min: 0 only with keda.enabled; null for 2, with keda.enabled and scale_to_zero for 0. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 450 kB compressed. folders: folders of services in the image. workers: processes for CPU work. gateway_key: Secret with a key of `oriel keys new`, and its SHA-256: model calls then go through the gateway, which models of services need that may be scaled to zero (keda.enabled). args: further flags of `oriel logic`."
   type = object({
-    replicas = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
-    image    = optional(string)
-    services = optional(map(string), {})
-    folders  = optional(list(string), [])
-    workers  = optional(number, 2)
-    cpu      = optional(number, 1)
-    memory   = optional(number, 2)
-    args     = optional(list(string), [])
+    replicas    = optional(object({ min = optional(number), max = optional(number, 10) }), {})
+    image       = optional(string)
+    services    = optional(map(string), {})
+    folders     = optional(list(string), [])
+    workers     = optional(number, 2)
+    cpu         = optional(number, 1)
+    memory      = optional(number, 2)
+    gateway_key = optional(object({ name = string, key = string, sha256 = string }))
+    args        = optional(list(string), [])
   })
   default  = {}
   nullable = false
   validation {
-    condition     = var.logic.replicas.min >= 1 && var.logic.replicas.max >= var.logic.replicas.min && var.logic.replicas.max <= 200 && alltrue([for count in values(var.logic.replicas) : floor(count) == count])
-    error_message = "logic.replicas: whole numbers, 1 <= min <= max <= 200."
+    condition     = var.logic.gateway_key == null || (can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", var.logic.gateway_key.name)) && can(regex("^[0-9a-f]{64}$", var.logic.gateway_key.sha256)))
+    error_message = "logic.gateway_key: the name of a Kubernetes Secret, a key in it, and 64 lower-case hex digits as `oriel keys new` prints them."
+  }
+  validation {
+    condition     = coalesce(var.logic.replicas.min, 2) >= 0 && var.logic.replicas.max >= max(1, coalesce(var.logic.replicas.min, 2)) && var.logic.replicas.max <= 200 && alltrue([for count in [coalesce(var.logic.replicas.min, 2), var.logic.replicas.max] : floor(count) == count])
+    error_message = "logic.replicas: whole numbers, 0 <= min <= max <= 200, max not 0."
   }
   validation {
     condition     = var.logic.cpu > 0 && var.logic.memory > 0
@@ -158,17 +163,18 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start."
+  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
     credentials  = optional(string)
     models       = optional(list(string), [])
-    replicas     = optional(object({ min = optional(number, 1), max = optional(number, 4) }), {})
+    replicas     = optional(object({ min = optional(number), max = optional(number, 4) }), {})
     cpu          = optional(number)
     memory       = optional(number)
     cache        = optional(object({ gb = optional(number, 20), claim = optional(bool, false) }), {})
     load_grace_s = optional(number, 900)
+    start_s      = optional(number)
     args         = optional(list(string), [])
   }))
   default = null
@@ -189,8 +195,12 @@ variable "model_groups" {
     error_message = "model_groups: a group on gpu or tensorrt needs gpu_enabled = true: its pods would wait for ever."
   }
   validation {
-    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.replicas.min >= 1 && group.replicas.max >= group.replicas.min && group.replicas.max <= 200 && group.load_grace_s >= 30 && group.load_grace_s <= 86400 && group.cache.gb >= 1 && alltrue([for count in concat(values(group.replicas), [group.load_grace_s, group.cache.gb]) : floor(count) == count])])
-    error_message = "model_groups: 1 <= replicas.min <= replicas.max <= 200, load_grace_s from 30 to 86400, cache.gb at least 1, all of them whole numbers."
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : coalesce(group.replicas.min, 1) >= 0 && group.replicas.max >= max(1, coalesce(group.replicas.min, 1)) && group.replicas.max <= 200 && group.load_grace_s >= 30 && group.load_grace_s <= 86400 && coalesce(group.start_s, 1) >= 1 && coalesce(group.start_s, 1) <= 86400 && group.cache.gb >= 1 && alltrue([for count in [coalesce(group.replicas.min, 1), group.replicas.max, group.load_grace_s, coalesce(group.start_s, 1), group.cache.gb] : floor(count) == count])])
+    error_message = "model_groups: 0 <= replicas.min <= replicas.max <= 200, max not 0, load_grace_s from 30 to 86400, start_s from 1 to 86400, cache.gb at least 1, all of them whole numbers."
+  }
+  validation {
+    condition     = length(flatten([for group in values(coalesce(var.model_groups, {})) : group.models])) == length(distinct(flatten([for group in values(coalesce(var.model_groups, {})) : group.models])))
+    error_message = "model_groups: a name or pattern stands in models twice: calls go to one group only."
   }
   validation {
     condition     = alltrue(flatten([for group in values(coalesce(var.model_groups, {})) : [for size in [group.cpu, group.memory] : size == null ? true : size > 0]]))
@@ -282,7 +292,7 @@ variable "gpu_enabled" {
 }
 
 variable "scale_to_zero" {
-  description = "Whether a model group without calls is scaled to no pod (needs keda.enabled), so that its GPU nodes can go too."
+  description = "Whether model groups and logic servers without calls are scaled to no pod (needs keda.enabled) where they name no replicas.min, so that their nodes can go too."
   type        = bool
   default     = true
   nullable    = false
@@ -303,22 +313,18 @@ variable "placement" {
 }
 
 variable "keda" {
-  description = "Scaling by the gateway's queue, also to no replica, instead of HorizontalPodAutoscalers. A plan refuses enabled = true, because the gateway has no scaler on port 8083 yet."
+  description = "Scaling by the gateway's queue, also to no replica, instead of HorizontalPodAutoscalers. All model groups but one name their models then, so that a call for a model tells which group it needs."
   type = object({
     enabled            = optional(bool, false)
     chart_version      = optional(string, "2.18.1")
-    polling_interval_s = optional(number, 15)
-    cooldown_s         = optional(number, 300)
+    polling_interval_s = optional(number, 5)
+    cooldown_s         = optional(number, 30)
   })
   default  = {}
   nullable = false
   validation {
-    condition     = !var.keda.enabled
-    error_message = "keda.enabled: the gateway has no scaler for KEDA yet, so nothing would ever be scaled up: leave it false."
-  }
-  validation {
-    condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.keda.chart_version))
-    error_message = "keda.chart_version: an exact version, such as 2.18.1."
+    condition     = can(regex("^(2\\.(1[89]|[2-9][0-9])|[3-9]\\.[0-9]+)\\.[0-9]+$", var.keda.chart_version))
+    error_message = "keda.chart_version: an exact version, such as 2.18.1, from 2.18 on: older ones scale a pool to zero when the gateway says false."
   }
   validation {
     condition     = var.keda.polling_interval_s >= 1 && var.keda.polling_interval_s <= 300 && var.keda.cooldown_s >= 0 && var.keda.cooldown_s <= 3600 && floor(var.keda.polling_interval_s) == var.keda.polling_interval_s && floor(var.keda.cooldown_s) == var.keda.cooldown_s

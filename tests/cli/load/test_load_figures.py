@@ -62,7 +62,8 @@ def test_every_arrival_ends_in_exactly_one_count(ends: list[tuple[Outcome | None
             tally.ended(outcome, latency_s, latency_s, 0.5)
     whole = total([tally, Tally()])
     others = [*whole.refused.values(), *whole.failed.values(), *whole.unsent.values()]
-    assert whole.scheduled == len(ends) == whole.good + sum(others) and whole.under_way == 0
+    assert whole.scheduled == len(ends) == whole.good + sum(others)
+    assert whole.sent == whole.good + sum(whole.refused.values()) + sum(whole.failed.values())
     kept = sum(outcome is not None and outcome.kind == "good" and latency_s <= 0.5 for outcome, latency_s in ends)
     assert whole.kept == kept
     assert whole.attainment == (kept / len(ends) if ends else None), (

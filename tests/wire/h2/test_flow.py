@@ -73,3 +73,40 @@ def test_everything_arrives_once_there_is_room(steps: list[tuple[str, int, int]]
         stream = receiver.seen[call.id]
         assert bytes(stream.body) == bytes(wanted) and stream.ended and call.pending is None
     assert not sender._waiting
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "pause", "resume", "settings"]),
+            st.sampled_from([0, 1, 900, 1000, 1001, 20_000, 70_000]),
+            st.sampled_from([b"", b"t", b"t" * 20_000, None]),
+            st.sampled_from([10, 17_000]),
+        ),
+        max_size=8,
+    )
+)
+def test_a_whole_message_is_sent_as_its_parts_are(steps: list[tuple[str, int, bytes | None, int]]) -> None:
+    at_once, in_parts = Recorder(client=True), Recorder(client=True)
+    for number, (event, size, trailers, head_bytes) in enumerate(steps):
+        head, data = b"h" * head_bytes, bytes(size)
+        for sender in (at_once, in_parts):
+            if event == "settings":
+                sender.receive(settings({INITIAL_WINDOW_SIZE: 1000 if number % 2 else 100_000}), 0.0)
+            elif event:
+                getattr(sender, event)()
+            stream = Recorded()
+            if sender is at_once:
+                sender.send_whole(stream, head, data, trailers)
+            else:
+                sender.send_headers(stream, head, False)
+                sender.send_data(stream, data, trailers is None)
+                if trailers is not None:
+                    sender.send_headers(stream, trailers, True)
+        assert b"".join(at_once.out) == b"".join(in_parts.out)
+        for name in ("send_window", "useful_bytes", "finished", "writes", "_next_id"):
+            assert getattr(at_once, name) == getattr(in_parts, name), name
+        found = [
+            [(s.id, s.sending, s.send_window, s.pending) for s in each.streams.values()] for each in (at_once, in_parts)
+        ]
+        assert found[0] == found[1]

@@ -124,7 +124,7 @@ def test_what_the_library_encodes_comes_back(sequence: list[tuple[int | None, li
         assert decoder.sensitive == [each for each in fields if each[0] == b"cookie" and each[1]]
         assert decoder.table() == raw(encoder.header_table.dynamic_entries)
         assert (decoder.malformed == "") == all(malformed(*each) == "" for each in fields)
-        decoder._memo.keep(decoder.fresh)
+        decoder.memo.keep(decoder.fresh)
 
 
 @given(st.lists(FIELDS, max_size=4), st.sampled_from([None, 0, 100, 4096, 65536]))
@@ -222,7 +222,7 @@ def test_a_field_that_http2_does_not_allow_concerns_its_stream(name: bytes, valu
         assert decoder.decode(block + b"\x88") == [(name, value), (b":status", b"200")]
         assert decoder.malformed == malformed(name, value)
         assert (decoder.malformed == "") == allowed
-        decoder._memo.keep(decoder.fresh)
+        decoder.memo.keep(decoder.fresh)
     assert decoder.decode(b"\x88") and decoder.malformed == ""
 
 

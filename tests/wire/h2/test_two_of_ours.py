@@ -5,18 +5,23 @@ import pytest
 from oriel_wire.h2.frames import (
     CANCEL,
     DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_SIZE_ERROR,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_ID,
     NO_ERROR,
     REFUSED_STREAM,
     RST_STREAM,
+    SETTINGS,
     WINDOW_UPDATE,
+    frame,
     settings,
 )
 from oriel_wire.h2.streams import Stream
 
-from .recorders import ANSWER, REQUEST, TRAILERS, Recorder, block, client, exchange, server
+from .recorders import ANSWER, REQUEST, TRAILERS, Recorder, block, client, exchange, frames_of, server
 
 
 def pair(**limits: int) -> tuple[Recorder, Recorder]:
@@ -115,6 +120,53 @@ def test_a_full_transport_keeps_data() -> None:
     one.resume()
     exchange(one, other)
     assert other.seen[1].body == b"a" * 10 and other.seen[1].ended
+
+
+def test_data_in_pieces_goes_out_in_few_frames() -> None:
+    one, other = pair(connection_window_bytes=65535, stream_window_bytes=5000, send_frame_bytes=2000)
+    other.consumes = False
+    call = one.start()
+    pieces = [b"a" * 300, memoryview(b"b" * 2500), b"c" * 100, b"d" * 3100]
+    assert not one.send_pieces(call, pieces, True)
+    sent = one.taken()
+    assert [len(each.payload) for each in frames_of(sent) if each.kind == DATA] == [2000, 2000, 1000]
+    other.receive(sent, 0.0)
+    assert not other.seen[1].ended
+    other.consumed(other.seen[1], 5000)
+    exchange(one, other)
+    assert other.seen[1].body == b"".join(pieces) and other.seen[1].ended and call.rooms == 1
+
+
+def test_data_is_passed_on_before_its_frame_is_whole() -> None:
+    whole = frame(DATA, END_STREAM, 1, b"abcdefgh")
+    for count, come in ((9, b""), (11, b"ab"), (16, b"abcdefg")):
+        made = server(consumes=False)
+        made.receive(frame(HEADERS, END_HEADERS, 1, block(REQUEST)) + whole[:count], 0.0)
+        call = made.seen[1]
+        assert (bytes(call.body), call.ended, call.held_bytes, made.kept_bytes) == (come, False, len(come), len(come))
+        made.receive(whole[count:], 0.0)
+        assert (bytes(call.body), call.ended, call.held_bytes) == (b"abcdefgh", True, 8)
+
+
+def test_the_rest_of_a_frame_whose_stream_was_reset_is_dropped_and_its_window_returns() -> None:
+    made = server(connection_window_bytes=65535, consumes=False)
+    made.receive(frame(HEADERS, END_HEADERS, 1, block(REQUEST)) + frame(DATA, 0, 1, bytes(60_000))[:20_009], 0.0)
+    made.send_reset(made.seen[1], CANCEL)
+    assert made.kept_bytes == 0
+    made.taken()
+    made.receive(bytes(40_000) + frame(HEADERS, END_HEADERS, 3, block(REQUEST)), 0.0)
+    assert made.failed is None and made.kept_bytes == 0 and len(made.seen[1].body) == 20_000 and 3 in made.streams
+    assert [(each.kind, each.stream_id, each.number) for each in made.frames()] == [(WINDOW_UPDATE, 0, 60_000)]
+
+
+@pytest.mark.parametrize("kind", [HEADERS, SETTINGS, 0x77])
+def test_a_frame_that_has_to_be_kept_is_small(kind: int) -> None:
+    made = server(max_block_bytes=1 << 20)
+    made.receive(frame(kind, 0, int(kind == HEADERS), bytes(64 * 1024))[:100], 0.0)
+    assert made.failed is None
+    made = server(max_block_bytes=1 << 20)
+    made.receive(frame(kind, 0, int(kind == HEADERS), bytes(64 * 1024 + 6))[:100], 0.0)
+    assert made.failed is not None and made.failed[0] == FRAME_SIZE_ERROR
 
 
 def test_an_end_without_data_needs_neither_window_nor_transport() -> None:

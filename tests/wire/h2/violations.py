@@ -69,7 +69,7 @@ def instead(name: bytes, value: bytes) -> list[Field]:
 
 ON_CONNECTION = [
     # Frame sizes.
-    Violation("a frame above MAX_FRAME_SIZE", frame(DATA, 0, 1, bytes(65537)), FRAME_SIZE_ERROR),
+    Violation("a frame above MAX_FRAME_SIZE", frame(DATA, 0, 1, bytes(256 * 1024 + 1)), FRAME_SIZE_ERROR),
     Violation("RST_STREAM of 3 bytes", OPEN + frame(RST_STREAM, 0, 1, bytes(3)), FRAME_SIZE_ERROR),
     Violation("SETTINGS of 5 bytes", frame(SETTINGS, 0, 0, bytes(5)), FRAME_SIZE_ERROR),
     Violation("an acknowledgement with settings", frame(SETTINGS, 1, 0, bytes(6)), FRAME_SIZE_ERROR),

@@ -82,7 +82,7 @@ def test_methods_are_those_of_the_service() -> None:
         for method in service.methods
     }
     streams = {method.name for method in service.methods if method.client_streaming and method.server_streaming}
-    assert streams == grpc.BIDIRECTIONAL
+    assert streams == {"ModelStreamInfer"}
 
 
 def test_health_messages_are_those_of_grpc() -> None:

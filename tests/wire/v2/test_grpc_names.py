@@ -3,6 +3,7 @@
 The judge is a foreign protobuf parser with Triton's own descriptors (tritonclient's).
 """
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -175,6 +176,25 @@ def test_no_message_has_another_priority_than_its_tier(message: bytes, priority:
     assert request.parameters["priority"].uint64_param == priority
     if left_s is not None:
         assert request.parameters["timeout"].int64_param == max(1, int(left_s * 1e6))
+
+
+@settings(max_examples=300, deadline=None)
+@given(PIECES, st.lists(st.integers(0, 12_000), max_size=8), st.integers(0, 400))
+@example(field(7, bytes(9000)) + field(1, b"allowed") + field(2, b"1"), [4000, 9005, 9006], 0)
+@example(field(1, b"n" * 9000) + field(2, b"1" * 5000), [1, 3, 4100], 0)
+@example(field(7, bytes(70_000)) + field(1, b"late"), [9], 0)
+def test_a_message_in_pieces_says_what_it_says_as_a_whole(message: bytes, cuts: list[int], large: int) -> None:
+    message = field(9, bytes(large * 20)) + message
+    ends = [0, *sorted(cut for cut in cuts if cut < len(message)), len(message)]
+    pieces = [memoryview(message)[start:end] for start, end in pairwise(ends)]
+
+    def said(given: bytes | list[bytes | memoryview]) -> tuple[str, str] | str:
+        try:
+            return peek_model(given)
+        except BadMessage as error:
+            return error.message
+
+    assert said([*pieces]) == said(message)
 
 
 @settings(max_examples=120, deadline=None)

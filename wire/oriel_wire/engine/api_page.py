@@ -14,21 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "DOCS",
-    "ERROR",
-    "HTML",
-    "MODELS",
-    "OPENAI",
-    "OPENAPI",
-    "PAGE",
-    "SAFE",
-    "SAMPLE",
-    "openai_operation",
-    "page",
-    "policy",
-]
-
 OPENAPI, DOCS = "/openapi.json", "/docs"
 HTML = "text/html; charset=utf-8"
 PAGE = Path(__file__).with_name("api_page.html")

@@ -15,8 +15,6 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import BODY, WAIT, ServerConnection
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["Body", "Exchange", "HttpLimits", "HttpServer", "Refusal", "serve"]
-
 Headers = Sequence[tuple[str, str]] | str
 Handler = Callable[["Exchange"], None]
 Refuse = Callable[[RequestHead], "Refusal | None"]
@@ -160,18 +158,13 @@ class _Buffered(ServerConnection):
         self._exchange: Exchange | None = None
 
     def on_head(self, head: RequestHead) -> None:
-        if head is self._seen.head and head.plan is not None and not head.expect_continue:
-            if not self._whole:
-                self._make_room(head)
-            return  # the same head was judged before
         if self._refuse_head is not None:
             refusal = self._refuse_head(head)
             if refusal is not None:
                 self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head.method == "HEAD")
                 self.answered(close=False)
                 return
-        if head is not self._seen.head:
-            self.authenticated(head)
+        self.authenticated(head)
         if not self._whole:
             self._make_room(head)
         if head.expect_continue:

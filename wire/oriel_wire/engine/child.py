@@ -13,8 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
-__all__ = ["PIECE_BYTES", "Child", "restrict_self", "spawn"]
-
 PIECE_BYTES = 1 << 20  # of one write or read
 EXIT_S = 5.0  # between the end of a process's pipes and its exit, on a busy machine
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES")

@@ -8,8 +8,6 @@ from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamTimedOut
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["HttpClient", "HttpResponse"]
-
 _MAX_BODY = 256 * 1024 * 1024
 _JOIN_BYTES = 64 * 1024
 

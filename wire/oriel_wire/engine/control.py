@@ -25,8 +25,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["ControlLimits", "health_routes", "make_room", "serve_control"]
-
 MAX_HEAD_BYTES = 32 * 1024
 KEEP_ALIVE_S = 5
 DRAIN_S = 1

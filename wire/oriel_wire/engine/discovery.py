@@ -1,7 +1,11 @@
 """The addresses of upstream servers: the `Discovery` interface, a fixed list, DNS, and a double for tests.
 
 Only policy documents and settings name upstreams: no header, body or redirect can. The result of a lookup stays valid
-until the next lookup that succeeds, so that the failure of a name server removes no endpoint.
+until the next lookup that succeeds, so that the failure of a name server removes no endpoint. That a name does not
+exist is no failure: a headless Kubernetes service without ready pods has no name, and whoever gets the addresses of
+its former pods must not be asked in their place.
+
+The watch of a Kubernetes service, which has no delay, is in `oriel_wire.engine.endpoint_slices`.
 """
 
 import asyncio
@@ -10,22 +14,13 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = [
-    "Address",
-    "Discovery",
-    "DiscoveryFailed",
-    "DnsDiscovery",
-    "ScriptedDiscovery",
-    "StaticDiscovery",
-    "discovery_of",
-]
-
 Address = tuple[str, int]
 Resolve = Callable[[str, int], Awaitable[Sequence[tuple[Any, ...]]]]
 
 DNS_EVERY_S = 5.0
 DNS_TIMEOUT_S = 5.0
 MAX_ADDRESSES = 4096
+_NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
 class DiscoveryFailed(Exception):
@@ -61,7 +56,8 @@ async def _getaddrinfo(host: str, port: int) -> Sequence[tuple[Any, ...]]:
 
 
 class DnsDiscovery:
-    """Every address of a name (A and AAAA), as a headless Kubernetes service publishes its pods.
+    """Every address of a name (A and AAAA), as a headless Kubernetes service publishes its pods. None if there is no
+    such name.
 
     resolve: called like `loop.getaddrinfo`, which returns no times to live; hence the fixed interval `every_s`.
     timeout_s: for one lookup.
@@ -88,28 +84,16 @@ class DnsDiscovery:
                 found = await self._resolve(self._host, self._port)
         except TimeoutError as error:
             raise DiscoveryFailed(f"{self._host} was not resolved within {self._timeout_s:g} s") from error
+        except socket.gaierror as error:
+            if error.errno in _NO_SUCH_NAME:
+                return ()
+            raise DiscoveryFailed(f"{self._host} cannot be resolved: {error}") from error
         except (OSError, UnicodeError) as error:
             raise DiscoveryFailed(f"{self._host} cannot be resolved: {error}") from error
         addresses = sorted({(str(entry[4][0]), self._port) for entry in found})
         if not addresses:
             raise DiscoveryFailed(f"{self._host} has no addresses")
         return tuple(addresses[:MAX_ADDRESSES])
-
-
-class ScriptedDiscovery:
-    """A double for tests: answers with `addresses`, or raises `error` while that is set."""
-
-    def __init__(self, addresses: Sequence[Address] = (), *, every_s: float = 0.01) -> None:
-        self.addresses = tuple(addresses)
-        self.error: DiscoveryFailed | None = None
-        self.every_s = every_s
-        self.lookups = 0
-
-    async def lookup(self) -> tuple[Address, ...]:
-        self.lookups += 1
-        if self.error is not None:
-            raise self.error
-        return tuple(sorted(set(self.addresses)))[:MAX_ADDRESSES]
 
 
 def discovery_of(address: Address) -> Discovery:

@@ -20,8 +20,6 @@ from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
 
-__all__ = ["GrpcCall", "GrpcClient"]
-
 LIMITS: Final = H2Limits(
     stream_window_bytes=256 * 1024, connection_window_bytes=1 << 30, max_header_list_bytes=64 * 1024
 )

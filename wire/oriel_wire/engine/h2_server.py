@@ -265,7 +265,7 @@ class H2ServerConnection(H2Transport):
         return monotonic() >= self._pulse.fresh_until and closed_behind_unread(self.transport)
 
     def unwanted(self, size: int) -> None:
-        """Count a request of an unauthenticated sender. size: of its header list and of its body, if one was announced.
+        """Count bytes of an unauthenticated sender: the header list of a request that was refused, or of its body.
 
         After `drain_bytes` / 2 on one connection the client is asked to leave it, and after as many again it is cut.
         """
@@ -274,7 +274,7 @@ class H2ServerConnection(H2Transport):
         if 2 * self._unwanted_bytes > most:
             self.drain()
             if self._unwanted_bytes > most:
-                self._loop.call_soon(self._cut, "too many requests of an unknown sender")
+                self._cut("too many requests of an unknown sender")
 
     def _cut(self, why: str) -> None:
         if not self.closed:
@@ -311,9 +311,6 @@ class H2ServerConnection(H2Transport):
             self.goaway(NO_ERROR, self.last_id)  # what the client has just sent was not executed
             self._flush()
         self.transport.abort()
-
-    def forget_head(self) -> None:
-        """Nothing is remembered by credentials here."""
 
     def close_if_idle(self) -> None:
         """Close a connection without a request, as the server drains."""

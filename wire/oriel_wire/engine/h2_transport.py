@@ -70,9 +70,7 @@ def _write_pieces(transport: asyncio.Transport, out: list[bytes | memoryview]) -
     if len(out) == 1:
         transport.write(out[0])
         return
-    size = 0
-    for piece in out:
-        size += len(piece)
+    size = sum(map(len, out))
     if size <= _JOINED:
         transport.write(b"".join(out))
     elif len(out) < _PIECES:

@@ -96,14 +96,20 @@ class UpstreamStream(Stream):
 
     # For the borrower ------------------------------------------------------------------------------------------
 
-    def send(self, block: bytes, data: bytes | memoryview, end: bool) -> bool:
+    def send(self, block: bytes, data: bytes | memoryview | list[Any], end: bool) -> bool:
         """Send the head of the request, and the first or all of its body. Returns whether more may follow at once."""
         connection = self.connection
         if not data:
             connection.send_headers(self, block, end)
             return True
         connection.send_headers(self, block, False)
+        if isinstance(data, list):
+            return connection.send_pieces(self, data, end)
         return connection.send_data(self, data, end)
+
+    def send_whole(self, block: bytes, data: bytes) -> None:
+        """Send the head and the whole body of the request, which is not empty."""
+        self.connection.send_whole(self, block, data)
 
     def send_more(self, data: bytes | memoryview, end: bool) -> bool:
         """Send more of the body; see `H2Connection.send_data`."""
@@ -254,8 +260,8 @@ class H2Upstream(H2Transport):
 
     def on_headers(self, stream: Stream, fields: list[HeaderField], end: bool) -> None:
         assert isinstance(stream, UpstreamStream)
-        if self.decoder.fresh:
-            self.endpoint.fields.keep(self.decoder.fresh)
+        if self._judged is not None:
+            self.trust_fields()
         if stream.sink is not None:
             stream.head(fields, end)
 
@@ -268,8 +274,8 @@ class H2Upstream(H2Transport):
 
     def on_trailers(self, stream: Stream, fields: list[HeaderField]) -> None:
         assert isinstance(stream, UpstreamStream)
-        if self.decoder.fresh:
-            self.endpoint.fields.keep(self.decoder.fresh)
+        if self._judged is not None:
+            self.trust_fields()
         if stream.sink is not None:
             stream.trailers_came(fields)
 

@@ -6,8 +6,6 @@ from mypy_extensions import mypyc_attr
 
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["ServerHooks"]
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ServerHooks(asyncio.Protocol):

@@ -7,8 +7,6 @@ body is then read into its final memory, also the part that the kernel already h
 import asyncio
 from typing import Protocol
 
-__all__ = ["InPlace"]
-
 _BETWEEN_BYTES = 8192
 
 

@@ -8,8 +8,6 @@ import sys
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Arrival", "arrival", "closed_behind_unread"]
-
 _GONE = (7, 8)  # of tcpi_state: CLOSE, CLOSE_WAIT
 _LAST_DATA = slice(52, 56)  # tcpi_last_data_recv: milliseconds
 _GRAIN_S = 0.01  # the kernel counts in ticks, of 10 ms at most

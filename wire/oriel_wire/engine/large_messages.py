@@ -9,8 +9,6 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 
-__all__ = ["LargeMessages", "share_memory"]
-
 LARGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
 DELAY_S = 0.01  # a call still holds its body for a moment after its answer

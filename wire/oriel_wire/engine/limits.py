@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["HttpLimits", "reason_phrase"]
-
 SETTINGS_S = 5.0
 
 _REASONS = {

@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["STDOUT", "LineLog"]
-
 _log = logging.getLogger(__name__)
 
 STDOUT = "-"

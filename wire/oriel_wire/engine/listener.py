@@ -18,8 +18,6 @@ from oriel_wire.h1 import LineMemo
 from oriel_wire.h1_similar import SimilarHeads
 from oriel_wire.h2.known_fields import FieldMemo
 
-__all__ = ["HttpServer", "ReadGate"]
-
 LAME_DUCK_S = 0.4
 LINGER_S = 0.2
 ACCEPT_SHARE = 0.7
@@ -45,7 +43,6 @@ class Connection(Protocol):
     @property
     def waits_for_head(self) -> bool: ...
     def evict(self) -> None: ...
-    def forget_head(self) -> None: ...
     def close_if_idle(self) -> None: ...
     def sweep(self, now: float) -> None: ...
 
@@ -155,8 +152,6 @@ class HttpServer:
         """Drop everything that was recognised by credentials, because the set of valid ones has changed."""
         self.memo.forget_credentials()
         self.heads.forget_decisions()
-        for connection in self.connections:
-            connection.forget_head()
 
     @property
     def under_way(self) -> int:

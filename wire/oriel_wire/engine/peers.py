@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["TrustedPeers", "peer_names"]
-
 _MEMO = 4096
 
 

@@ -24,8 +24,6 @@ import uvloop
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["LIFELINE_VARIABLE", "PLAIN", "configure_logging", "connection_limit", "listen", "log_to_file", "run_unit"]
-
 LIFELINE_VARIABLE = "ORIEL_LIFELINE_FD"
 GRACE_S = 30.0
 ORPHAN_GRACE_S = 5.0

@@ -24,8 +24,6 @@ from time import monotonic
 
 from oriel_wire.engine.kernel import Arrival
 
-__all__ = ["Pulse"]
-
 BEAT_S = 0.05
 PAUSE_S = 0.15
 DOUBT_S = 1.0

@@ -29,12 +29,9 @@ from oriel_wire.engine.hooks import ServerHooks
 from oriel_wire.engine.kernel import arrival, closed_behind_unread
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import peer_names
-from oriel_wire.engine.recognition import Recognition
 from oriel_wire.engine.tls_handshake import negotiated_http2
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import RequestHead
-
-__all__ = ["WAIT", "ServerConnection"]
 
 HEAD: Final = 0
 BODY: Final = 1
@@ -60,7 +57,6 @@ class ServerConnection(ServerHooks):
         "_new",
         "_paused",
         "_pulse",
-        "_seen",
         "_stalled_at",
         "_start",
         "_whole",
@@ -93,7 +89,6 @@ class ServerConnection(ServerHooks):
         self._decoder: ChunkedDecoder | None = None
         self._paused, self._stalled_at = False, 0.0
         self._whole = False  # the current request's body arrived together with its head
-        self._seen = Recognition()
 
     # Hooks that may stay as they are ---------------------------------------------------------------------------
 
@@ -166,14 +161,6 @@ class ServerConnection(ServerHooks):
             if self._buffer:
                 data = self._buffer[self._start :] + data
                 self._buffer = b""
-            elif (known := (seen := self._seen).head) is not None:
-                size = seen.size
-                if len(data) == size + seen.length and hash(data[:size]) == seen.fingerprint:
-                    self.head = known
-                    self.due = 0.0
-                    self.state = WAIT
-                    self.on_request(known, data[size:])
-                    return
             self._read_head(data, 0)
         elif state == BODY:
             self._read_body(data)
@@ -264,10 +251,6 @@ class ServerConnection(ServerHooks):
         if head.key:
             self.server.heads.authenticated(head)
 
-    def forget_head(self) -> None:
-        """Parse the next head again even if it was recognised before."""
-        self._seen.forget()
-
     # Framing ---------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
@@ -296,23 +279,19 @@ class ServerConnection(ServerHooks):
                 self.due = min(self.due, monotonic() + limits.head_timeout_s)
             self._buffer, self._start = data, 0
             return
-        head = self._seen.find(data, start, stop)
-        if head is None:
-            if self._new and data.startswith(_PREFACE) and not self.server.secure and self._hand_over(data):
+        if self._new and data.startswith(_PREFACE) and not self.server.secure and self._hand_over(data):
+            return
+        self._new = False
+        try:
+            head = self.server.heads.read(data[start:stop], limits.max_fields)
+        except BadMessage as error:
+            self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
+            return
+        if stop - start > limits.max_target_bytes:
+            request_line = head.line  # of an absolute target only the path is kept
+            if len(request_line.line) - len(request_line.method) - len("  HTTP/1.1") > limits.max_target_bytes:
+                self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
                 return
-            self._new = False
-            try:
-                head = self.server.heads.read(data[start:stop], limits.max_fields)
-            except BadMessage as error:
-                self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
-                return
-            if stop - start > limits.max_target_bytes:
-                request_line = head.line  # of an absolute target only the path is kept
-                if len(request_line.line) - len(request_line.method) - len("  HTTP/1.1") > limits.max_target_bytes:
-                    self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
-                    return
-            if self._seen.repeated:
-                self._seen.keep(head, stop + 4 - start)
         self.head = head
         self.due = 0.0
         stop += 4

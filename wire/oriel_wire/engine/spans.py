@@ -21,8 +21,6 @@ from oriel_wire.trace import NullSink, Span, SpanSink, wall_ns
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["COLLECTOR_VARIABLES", "BUFFER_VARIABLE", "ExportingSink", "Lane", "open_sink"]
-
 BUFFER_VARIABLE = "ORIEL_TRACE_BUFFER"
 COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 MAX_QUEUED_SPANS = 2048

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["Certificates"]
-
 POLL_S = 1.0
 MAX_FILE_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)

@@ -15,8 +15,6 @@ from typing import Protocol
 from oriel_wire.context import new_request_id
 from oriel_wire.engine.limits import HttpLimits
 
-__all__ = ["TlsHandshake", "TlsListener", "negotiated_http2"]
-
 SHUTDOWN_S = 5.0  # for the client's close_notify
 ACCEPTED = 64  # connections accepted per turn of the event loop
 LINGER_S = 1.0  # for a client without TLS to read its answer

@@ -27,8 +27,6 @@ from oriel_wire.errors import (
 )
 from oriel_wire.h1_response import ResponseHead, ResponseMemo, parse_response_head
 
-__all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
-
 _MAX_HEAD: Final = 64 * 1024
 _MAX_INTERIM: Final = 8
 _VERSION: Final = b"HTTP/1."

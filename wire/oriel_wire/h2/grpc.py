@@ -7,10 +7,12 @@ unread.
 
 import re
 from collections import deque
+from hashlib import sha256
 from typing import Final
 
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import Field, LineMemo
+from oriel_wire.h2.block_shapes import BlockShape
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field as HeaderField
 
@@ -35,6 +37,7 @@ __all__ = [
     "UNKNOWN",
     "MessageReader",
     "RpcHead",
+    "RpcShape",
     "decode_text",
     "encode_text",
     "encode_timeout",
@@ -117,26 +120,36 @@ class RpcHead:
 
     path: as it came. timeout_s: of `grpc-timeout`, None without one. encoding: of compressed messages, "" for none.
     list_bytes: the size of its header list as RFC 9113 counts it. credentials: the fields of `authorization` and
-    `x-api-key`; one that was authenticated before is recognised by its hash, as over HTTP/1.1.
+    `x-api-key`; one that was authenticated before is recognised by its hash, as over HTTP/1.1. shape: None for a head
+    that was not recognised by it.
     """
 
     __slots__ = (
-        "requested_ms",
+        "_fields",
+        "_values",
         "content_type",
         "credentials",
         "encoding",
-        "fields",
         "list_bytes",
         "path",
         "request_id",
+        "requested_ms",
+        "shape",
         "tier",
         "timeout_s",
         "traceparent",
         "tracestate",
     )
 
-    def __init__(self, fields: list[HeaderField]) -> None:
-        self.fields = fields
+    def __init__(
+        self,
+        fields: list[HeaderField] | None,
+        shape: "RpcShape | None" = None,
+        values: list[bytes] | None = None,
+    ) -> None:
+        self._fields = fields
+        self._values = values
+        self.shape = shape
         self.path = b""
         self.list_bytes = 0
         self.credentials: list[Field] | None = None
@@ -148,6 +161,15 @@ class RpcHead:
         self.timeout_s: float | None = None
         self.encoding = b""
         self.content_type = b""
+
+    @property
+    def fields(self) -> list[HeaderField]:
+        """All fields, in order."""
+        fields = self._fields
+        if fields is None:
+            assert self.shape is not None and self._values is not None
+            fields = self._fields = self.shape.block.fields_of(self._values)
+        return fields
 
     def get(self, name: str) -> str | None:
         """The first value of the field with this lower-case name."""
@@ -209,6 +231,56 @@ def read_head(fields: list[HeaderField], memo: LineMemo) -> RpcHead:
     head.list_bytes = size
     head.encoding = b"" if encoding == b"identity" else encoding
     return head
+
+
+class RpcShape:
+    """What the heads of calls have in common whose blocks have one shape; a decision about it. No values that differ.
+
+    block: the shape. lines: for whoever passes calls on, what the next hop gets of the metadata of each of them.
+    """
+
+    __slots__ = ("_content_type", "_encoding", "_kinds", "_path", "_tier", "block", "lines")
+
+    def __init__(self, block: BlockShape, like: RpcHead) -> None:
+        self.block = block
+        self.lines: bytes | None = None
+        self._kinds = [_OWN.get(name, 0) for name in block.names]
+        self._path, self._tier = like.path, like.tier
+        self._encoding, self._content_type = like.encoding, like.content_type
+
+    @property
+    def usable(self) -> bool:
+        """Whether what differs can be read without the other fields."""
+        return not {_TIER, _ENCODING, _CONTENT_TYPE} & {*self._kinds} and self._kinds.count(_CREDENTIAL) < 2
+
+    def read(self, values: list[bytes], memo: LineMemo) -> RpcHead:
+        """The head with these values. Raises BadMessage as `read_head` does."""
+        head = RpcHead(None, self, values)
+        size = self.block.list_bytes
+        for number, kind in enumerate(self._kinds):
+            value = values[number]
+            size += len(value)
+            if kind == _TRACEPARENT:
+                head.traceparent = value.decode("latin-1")
+            elif kind == _REQUEST_ID:
+                head.request_id = value.decode("latin-1")
+            elif kind == _CREDENTIAL:
+                name = self.block.names[number]
+                line = b"%b: %b" % (name, value)
+                field = memo.credentials.get(sha256(line).digest())
+                head.credentials = [field or Field(line, name.decode(), value.decode("latin-1"), 0, -1)]
+            elif kind == _TIMEOUT:
+                head.timeout_s = parse_timeout_s(value)
+                if head.timeout_s is None:
+                    raise BadMessage("grpc-timeout has to be at most eight digits and a unit")
+            elif kind == _TRACESTATE:
+                head.tracestate = value.decode("latin-1")
+            elif kind == _REQUESTED_MS:
+                head.requested_ms = value.decode("latin-1")
+        head.path, head.tier = self._path, self._tier
+        head.encoding, head.content_type = self._encoding, self._content_type
+        head.list_bytes = size
+        return head
 
 
 def parse_timeout_s(value: bytes) -> float | None:

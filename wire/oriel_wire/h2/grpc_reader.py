@@ -6,7 +6,6 @@ rest follows when that much has come.
 """
 
 from collections import deque
-from typing import Final
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from oriel_wire.h2.grpc import PREFIX_BYTES
 
 __all__ = ["MessageReader"]
 
-FIRST_BYTES: Final = 8 * 1024 * 1024
+FIRST_BYTES = 8 * 1024 * 1024
 
 
 class MessageReader:

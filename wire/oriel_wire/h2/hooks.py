@@ -2,6 +2,7 @@
 
 from mypy_extensions import mypyc_attr
 
+from oriel_wire.h2.block_shapes import BlockShape
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.streams import Stream
 
@@ -24,6 +25,10 @@ class H2Hooks:
     def on_headers(self, stream: Stream, fields: list[Field], end: bool) -> None:
         """The header list of a request, or of the final answer. end: the peer sends nothing else on this stream."""
         raise NotImplementedError
+
+    def on_recognised(self, stream: Stream, shape: BlockShape, values: list[bytes], end: bool) -> None:
+        """Like `on_headers`, of a request whose block has this shape. Only after `trust_fields` was called."""
+        self.on_headers(stream, shape.fields_of(values), end)
 
     def on_too_large(self, stream: Stream, end: bool) -> None:
         """The header list of a request is larger than the limits; it may be answered."""

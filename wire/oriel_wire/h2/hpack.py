@@ -31,7 +31,7 @@ from oriel_wire.errors import BadMessage, HeaderListTooLarge, HpackError
 from oriel_wire.h2 import huffman
 from oriel_wire.h2.known_fields import CREDENTIALS, PER_REQUEST, STATIC, Field, FieldMemo, malformed
 
-__all__ = ["Decoder", "Encoder", "FieldMemo", "field_prefix", "literal", "malformed", "never_indexed"]
+__all__ = ["Decoder", "Encoder", "FieldMemo", "field_prefix", "list_bytes", "literal", "malformed", "never_indexed"]
 
 _ENTRY_BYTES: Final = 32  # RFC 7541, 4.1: what an entry or a field counts beside its strings
 _MAX_KNOWN: Final = 60  # the largest size of a static entry, or of a field with a static name less its value
@@ -60,12 +60,12 @@ class Decoder:
         "_loose_bytes",
         "_max_fields",
         "_max_list",
-        "_memo",
         "_stop",
         "_table_bytes",
         "_table_max",
         "fresh",
         "malformed",
+        "memo",
         "sensitive",
     )
 
@@ -78,7 +78,7 @@ class Decoder:
         stop_factor: int = 16,
         memo: FieldMemo | None = None,
     ) -> None:
-        self._memo = FieldMemo() if memo is None else memo
+        self.memo = FieldMemo() if memo is None else memo
         self._max_list = max_list_bytes
         self._max_fields = max_fields
         self._stop = max_list_bytes * stop_factor
@@ -91,6 +91,11 @@ class Decoder:
         self.malformed = ""
         self.fresh: list[tuple[bytes, Field]] = []
         self.sensitive: list[Field] = []
+
+    @property
+    def stateless(self) -> bool:
+        """Whether the peer has no dynamic table any more, so that a block means the same whatever was sent before."""
+        return not self._table_max
 
     def allow_table(self, size: int) -> None:
         """Our SETTINGS_HEADER_TABLE_SIZE was acknowledged: the next block follows it."""
@@ -108,7 +113,7 @@ class Decoder:
         self.sensitive = []
         self._loose_bytes = 0
         end = len(block)
-        young = self._memo.young
+        young = self.memo.young
         i = 0
         try:
             if self._table_max > self._allowed or (end and block[0] & 0xE0 == 0x20):
@@ -149,7 +154,7 @@ class Decoder:
                     if length != 0x7F:
                         stop = at + 1 + length
                         encoded = block[i:stop]
-                        known = young.get(encoded) or self._memo.find(encoded)
+                        known = young.get(encoded) or self.memo.find(encoded)
                         if known is not None:
                             fields.append(known)
                             i = stop
@@ -170,12 +175,12 @@ class Decoder:
                 fields.append(field)
                 i = stop
             if i < end:
-                self._skip(block, i, _list_bytes(fields))
+                self._skip(block, i, list_bytes(fields))
         except IndexError:
             raise HpackError("a header block ends inside a field") from None
         # A field that was known counts at most 60 and 8/5 of its bytes in the block.
         if _MAX_KNOWN * len(fields) + 2 * end + self._loose_bytes > self._max_list:
-            size = _list_bytes(fields)
+            size = list_bytes(fields)
             if size > self._max_list:
                 raise self._too_large(size)
         return fields
@@ -338,7 +343,7 @@ class Decoder:
         return HeaderListTooLarge(f"a header list of more than {self._max_list} bytes or {self._max_fields} fields")
 
 
-def _list_bytes(fields: list[Field]) -> int:
+def list_bytes(fields: list[Field]) -> int:
     """The size of a header list as SETTINGS_MAX_HEADER_LIST_SIZE counts it."""
     size = _ENTRY_BYTES * len(fields)
     for name, value in fields:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["CREDENTIALS", "PER_REQUEST", "STATIC", "Field", "FieldMemo", "malformed"]
+__all__ = ["CONTROL", "CREDENTIALS", "PER_REQUEST", "STATIC", "Field", "FieldMemo", "malformed"]
 
 Field = tuple[bytes, bytes]
 
@@ -107,7 +107,7 @@ _OF_A_CONNECTION: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 _VALID_NAMES: Final = _PSEUDO | PER_REQUEST | {name for name, _ in STATIC[1:]} - _OF_A_CONNECTION
-_CONTROL: Final = bytes([*range(9), *range(10, 32), 127])
+CONTROL: Final = bytes([*range(9), *range(10, 32), 127])
 
 
 def malformed(name: bytes, value: bytes) -> str:
@@ -123,21 +123,27 @@ def malformed(name: bytes, value: bytes) -> str:
             return "a header field that belongs to HTTP/1.1 connections"
         if name == b"te" and value != b"trailers":
             return "te can only be trailers"
-    controls = len(value.translate(None, _CONTROL)) != len(value)
+    controls = len(value.translate(None, CONTROL)) != len(value)
     if controls or (len(value.strip()) != len(value) and name != b"grpc-message"):
         return "the value of a header field has characters that it cannot have"
     return ""
 
 
 class FieldMemo:
-    """Fields that have been validated, by their bytes in a block, in two generations. Connections may share one."""
+    """Fields that have been validated, by their bytes in a block, in two generations. Connections may share one.
 
-    __slots__ = ("_size", "old", "young")
+    shapes: of whole blocks, by what their blocks have in common; see `block_shapes`.
+    """
+
+    MAX_SHAPES: Final = 512
+
+    __slots__ = ("_size", "old", "shapes", "young")
 
     def __init__(self, size: int = _MEMO_FIELDS) -> None:
         self._size = size
         self.young: dict[bytes, Field] = {}
         self.old: dict[bytes, Field] = {}
+        self.shapes: dict[tuple[bytes, ...], Any] = {}
 
     def find(self, encoded: bytes) -> Field | None:
         """Look the field up in the old generation; one found there moves to the young one."""

@@ -12,6 +12,7 @@ class H2Limits:
     max_streams: that the peer may have open at once; further ones are answered with REFUSED_STREAM.
     stream_window_bytes, connection_window_bytes: bytes of DATA that the peer may send before `consumed` is called.
     max_frame_bytes: of one frame that the peer sends (a larger one ends the connection with FRAME_SIZE_ERROR).
+    max_kept_frame_bytes: the same of a frame that is kept until it is whole: one that is not DATA and came in parts.
     send_frame_bytes: of one DATA frame that we send, if the peer allows as much.
     max_header_list_bytes, max_fields: of one decoded header list, as RFC 9113 counts its size. A larger one concerns
     its stream only.
@@ -30,8 +31,9 @@ class H2Limits:
     max_streams: int = 128
     stream_window_bytes: int = 65535
     connection_window_bytes: int = 1024 * 1024
-    max_frame_bytes: int = 64 * 1024
-    send_frame_bytes: int = 64 * 1024
+    max_frame_bytes: int = 256 * 1024
+    max_kept_frame_bytes: int = 64 * 1024
+    send_frame_bytes: int = 256 * 1024
     max_header_list_bytes: int = 16 * 1024
     max_fields: int = 128
     max_block_bytes: int = 32 * 1024

@@ -9,6 +9,7 @@ without data wait for nothing but data of their own stream.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
 
@@ -33,7 +34,7 @@ from oriel_wire.h2.frames import (
 )
 from oriel_wire.h2.hooks import H2Hooks
 from oriel_wire.h2.limits import H2Limits
-from oriel_wire.h2.streams import BODY, ENDED, Stream
+from oriel_wire.h2.streams import BODY, ENDED, HEAD, Stream
 
 __all__ = ["Sender"]
 
@@ -181,6 +182,57 @@ class Sender(H2Hooks):
         if empty and not self._receiving:
             self.wants_write()
         return True
+
+    def send_whole(self, stream: Stream, head: bytes, data: bytes, trailers: bytes | None = None) -> None:
+        """Send a head, data, and trailers if they end it, like `send_headers` and `send_data` one after the other."""
+        size, most, idle = len(data), self.peer_frame_bytes, stream.id == 0
+        if (
+            stream.sending != HEAD
+            or not self._stateless
+            or self.paused
+            or self.closed
+            or size > (self.peer_window if idle else stream.send_window)
+            or size > self.send_window
+            or size > self.send_frame_bytes
+            or len(head) > most
+            or (trailers is not None and len(trailers) > most)
+        ):
+            self.send_headers(stream, head, False)
+            self.send_data(stream, data, trailers is None)
+            if trailers is not None:
+                self.send_headers(stream, trailers, True)
+            return
+        if idle:
+            stream.id = self._next_id
+            self._next_id += 2
+            stream.send_window = self.peer_window
+            self._begin(stream)
+        self.send_window -= size
+        stream.send_window -= size
+        self.useful_bytes += size
+        out, number, pack = self.out, stream.id, FRAME.pack
+        empty = not out
+        head_frame = pack(len(head) << 8 | HEADERS, END_HEADERS, number)
+        if trailers is None:
+            out += (head_frame, head, pack(size << 8, END_STREAM, number), data)
+        else:
+            end_frame = pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number)
+            out += (head_frame, head, pack(size << 8, 0, number), data, end_frame, trailers)
+        self._sent_end(stream)
+        if empty and not self._receiving:
+            self.wants_write()
+
+    def send_pieces(self, stream: Stream, pieces: Sequence[bytes | memoryview], end: bool) -> bool:
+        """Send data that lies in several pieces, none of them empty, in as few frames as `send_data` would."""
+        if self.closed or stream.sending != BODY or stream.end_pending:
+            return True
+        stream.end_pending = end
+        if stream.pending is not None:
+            stream.pending.extend(pieces)
+            return False
+        stream.pending = deque(pieces)
+        self._send_pending(stream, -1)
+        return stream.pending is None
 
     def send_reset(self, stream: Stream, code: int) -> None:
         """Reset a stream. Its late frames are swallowed, and what is not consumed goes back to the connection's window.
@@ -332,25 +384,28 @@ class Sender(H2Hooks):
         if pending is None:
             return
         while pending and frames:
-            data = pending[0]
-            size = len(data)
-            most = min(size, stream.send_window, self.send_window, self.send_frame_bytes)
+            most = min(stream.send_window, self.send_window, self.send_frame_bytes)
             if most <= 0 or self.paused:
                 break
             frames -= 1
-            if most == size:
-                pending.popleft()
-            else:
-                view = memoryview(data)
-                pending[0] = view[most:]
-                data = view[:most]
-            self.send_window -= most
-            stream.send_window -= most
-            self.useful_bytes += most
+            left = most
+            payload: list[bytes | memoryview] = []
+            while pending and left:
+                data = pending.popleft()
+                if len(data) > left:
+                    view = memoryview(data)
+                    pending.appendleft(view[left:])
+                    data = view[:left]
+                left -= len(data)
+                payload.append(data)
+            size = most - left
+            self.send_window -= size
+            stream.send_window -= size
+            self.useful_bytes += size
             stream.stalled_since = 0.0
             last = stream.end_pending and not pending and stream.trailers is None
-            self._queue(FRAME.pack(most << 8, END_STREAM if last else 0, stream.id))
-            self.out.append(data)
+            self._queue(FRAME.pack(size << 8, END_STREAM if last else 0, stream.id))
+            self.out.extend(payload)
         if pending:
             if stream.send_window > 0 and not stream.waiting:
                 stream.waiting = True

@@ -13,19 +13,6 @@ from urllib.parse import urlsplit
 
 from oriel_wire.objects.errors import BadStoreUrl
 
-__all__ = [
-    "BAD_ANSWER",
-    "NO_BUCKET",
-    "NO_CREDENTIALS",
-    "NO_CONNECTION",
-    "TIMED_OUT",
-    "ClientLimits",
-    "Location",
-    "ObjectClient",
-    "Stored",
-    "location_of",
-]
-
 MAX_URL_CHARACTERS = 1024
 
 # Reasons that every client gives in the same words, to follow "<location> cannot be listed: ".

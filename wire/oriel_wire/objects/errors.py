@@ -9,16 +9,6 @@ ObjectStoreError
 └── TooManyObjects          a prefix holds more objects than the limit of the listing
 """
 
-__all__ = [
-    "BadStoreUrl",
-    "ClientUnusable",
-    "ObjectChanged",
-    "ObjectRefused",
-    "ObjectStoreError",
-    "StoreUnavailable",
-    "TooManyObjects",
-]
-
 
 class ObjectStoreError(Exception):
     """Root of everything this package raises. The text is one sentence for the operator."""

@@ -43,8 +43,6 @@ from oriel_wire.objects.errors import (
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, GCSConfig, RetryConfig
 
-__all__ = ["ObstoreClient", "open_obstore"]
-
 PAGE_OBJECTS = 1000
 CHUNK_BYTES = 256 * 1024
 _ENDPOINTS = {"gs": ("GOOGLE_BASE_URL",), "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")}

@@ -3,8 +3,6 @@
 from oriel_wire.objects.client import ClientLimits, Location, ObjectClient
 from oriel_wire.objects.errors import ClientUnusable
 
-__all__ = ["open_client"]
-
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 

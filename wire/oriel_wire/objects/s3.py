@@ -38,8 +38,6 @@ from oriel_wire.objects.client import (
 from oriel_wire.objects.errors import ObjectChanged, ObjectRefused, ObjectStoreError, StoreUnavailable, TooManyObjects
 from oriel_wire.objects.s3_http import BadAnswer, s3_client, wrong_region
 
-__all__ = ["S3Client"]
-
 CLOSE_S = 5.0
 # Shorter than any store's idle timeout: a connection that the store has just closed would look like an outage.
 KEEPALIVE_S = 4.0

@@ -16,8 +16,6 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
 
-__all__ = ["BadAnswer", "s3_client", "wrong_region"]
-
 MAX_ANSWER_BYTES = 8 * 1024 * 1024  # a page of 1000 keys of 1024 bytes, each byte written as three, is half of that
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 

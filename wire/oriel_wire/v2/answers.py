@@ -13,8 +13,6 @@ from oriel_wire.v2.datatypes import DATATYPES, raw_view
 from oriel_wire.v2.http import BodyParts, padded
 from oriel_wire.v2.messages import Array
 
-__all__ = ["MAX_NUMBERS", "BinaryAnswers", "JsonAnswers"]
-
 MAX_SHAPES = 64
 MAX_NUMBERS = 1 << 17  # written in some 15 ms
 

@@ -15,29 +15,6 @@ from numpy.typing import NDArray
 
 from oriel_wire.errors import BadMessage
 
-__all__ = [
-    "CONFIG_DATATYPES",
-    "DATATYPES",
-    "MAX_BYTES_ELEMENTS",
-    "MAX_DIMENSIONS",
-    "MAX_EMPTY_EXTENT",
-    "Datatype",
-    "check_bytes_count",
-    "check_dimensions",
-    "decode_raw",
-    "deserialize_bytes",
-    "element_count",
-    "from_config_name",
-    "lookup",
-    "name_of",
-    "quoted",
-    "raw_view",
-    "serialize_bytes",
-    "shown",
-    "to_bytes_array",
-    "to_config_name",
-]
-
 MAX_DIMENSIONS = 32
 # A model may reduce over the empty axis: a result of the other dimensions is then allocated for no input byte.
 MAX_EMPTY_EXTENT = 1 << 22

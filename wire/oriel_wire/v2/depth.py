@@ -4,8 +4,6 @@ import numpy as np
 
 from oriel_wire.errors import BadMessage
 
-__all__ = ["MAX_DEPTH", "check_depth"]
-
 MAX_DEPTH = 64
 _PIECE = 1 << 18  # bytes processed at a time, so that the intermediate arrays stay in the cache
 

@@ -20,17 +20,6 @@ from oriel_wire.v2.messages import (
     too_many,
 )
 
-__all__ = [
-    "MAX_LISTS",
-    "DocumentDecoder",
-    "InferDocument",
-    "OutputEntry",
-    "ResponseDocument",
-    "TensorEntry",
-    "requested_outputs",
-    "take_flag",
-]
-
 _NO_DATA = msgspec.Raw()
 _Parameters = dict[str, ParameterValue] | None
 

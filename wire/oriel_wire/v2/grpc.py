@@ -37,22 +37,8 @@ from oriel_wire.v2.messages import (
 )
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 
-__all__ = [
-    "BIDIRECTIONAL",
-    "HEALTH_METHODS",
-    "HEALTH_SERVICE",
-    "METHODS",
-    "SERVICE",
-    "RawPiece",
-    "decode_infer",
-    "decode_infer_response",
-    "encode_infer",
-    "encode_infer_request",
-]
-
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
-BIDIRECTIONAL = frozenset({"ModelStreamInfer"})  # every other method takes one message and gives one
 
 
 def _method(name: str, response: str = "") -> tuple[type[Message], type[Message]]:

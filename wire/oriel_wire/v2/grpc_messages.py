@@ -17,11 +17,10 @@ from google.protobuf.message import DecodeError
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.datatypes import decode_raw, lookup, quoted, raw_view
 from oriel_wire.v2.grpc import RawPiece, decode_infer_response, encode_infer_request
+from oriel_wire.v2.grpc_names import write_varint
 from oriel_wire.v2.messages import MAX_TENSORS, Array, InferRequest, InferResponse, Tensor
 from oriel_wire.v2.proto import v2_pb2
 from oriel_wire.v2.proto_cost import FREE_BYTES, parse
-
-__all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut", "encode_request", "read", "read_stream_answer"]
 
 MAX_FIELDS = 64
 # The accepted number of inputs, outputs, parameters and raw contents, and a few more.
@@ -135,7 +134,7 @@ class RawAnswers:
             view = raw_view(array, datatype, array.shape, what)
             size = len(view)
             parts.append(_OUTPUT_TAG)
-            parts.append(_SHORT[size] if size < 128 else _varint(size))
+            parts.append(_SHORT[size] if size < 128 else write_varint(size))
             parts.append(view)
         return b"".join(parts)
 
@@ -168,7 +167,7 @@ def encode_request(request: InferRequest) -> list[bytes | memoryview]:
     raw: list[bytes | memoryview] = []
     parts: list[bytes | memoryview] = [encode_infer_request(request, raw).SerializeToString()]
     for contents in raw:
-        parts += (_INPUT_TAG, _varint(len(contents)), contents)
+        parts += (_INPUT_TAG, write_varint(len(contents)), contents)
     return parts
 
 
@@ -271,14 +270,5 @@ def _read_varint(data: Body, at: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_SHORT = [_varint(size) for size in range(128)]
+_SHORT = [write_varint(size) for size in range(128)]
 _INPUT_TAG, _OUTPUT_TAG = bytes((_RAW_INPUT,)), bytes((_RAW_OUTPUT,))

@@ -10,11 +10,11 @@ all fields of the top level are walked, at most `MAX_FIELDS` of them and without
 refused. The first `model_name` has to begin within `MAX_PEEK` bytes.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 from oriel_wire.errors import BadMessage
-
-__all__ = ["append_model", "append_schedule", "peek_answer", "peek_beginning", "peek_model"]
 
 MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
@@ -23,34 +23,79 @@ _KEY_TAG, _VALUE_TAG = 0x0A, 0x12
 _INT64_TAG, _UINT64_TAG = 0x10, 0x28  # of `InferParameter`; tritonclient uses one of them
 _FINAL = b"\x0a\x15triton_final_response\x12\x02\x08"  # an entry of `parameters` up to its boolean value
 _MAX_ANSWER_FIELDS = 64
+_HEAD_BYTES: Final = 20  # of a field: two numbers of at most ten bytes
+_WINDOW_BYTES: Final = 4096
 
 
-def peek_model(message: bytes) -> tuple[str, str]:
-    """Return the first model name and version, "" where absent. Raises BadMessage."""
+class _Window:
+    """The part of a message in pieces that is being read; it only moves on."""
+
+    __slots__ = ("_offset", "_pieces", "_piece")
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self._pieces = pieces
+        self._piece = self._offset = 0
+
+    def move(self, by: int, size: int) -> bytes:
+        """Go on by so many bytes and return the next `size`, or as many as there are."""
+        pieces, piece, offset = self._pieces, self._piece, self._offset + by
+        while piece < len(pieces) and offset >= len(pieces[piece]):
+            offset -= len(pieces[piece])
+            piece += 1
+        self._piece, self._offset = piece, offset
+        parts = []
+        while piece < len(pieces) and size:
+            part = pieces[piece][offset : offset + size]
+            parts.append(part)
+            size -= len(part)
+            piece, offset = piece + 1, 0
+        return b"".join(parts)
+
+
+def peek_model(message: bytes | list[bytes | memoryview]) -> tuple[str, str]:
+    """Return the first model name and version, "" where absent. message: whole or in pieces. Raises BadMessage."""
+    if isinstance(message, bytes):
+        data, end, window = message, len(message), None
+    else:
+        window = _Window(message)
+        data, end = window.move(0, _WINDOW_BYTES), sum(map(len, message))
     name: bytes | None = None
     version: bytes | None = None
-    position, end = 0, len(message)
+    position = before = 0  # in `data`, which begins behind `before` bytes and has `end` to the end of the message
     for _ in range(MAX_FIELDS):
         if position == end:
             break
-        start = position
-        tag, position = _varint(message, position)
+        if window is not None and position + _HEAD_BYTES > len(data):
+            data = window.move(position, _WINDOW_BYTES)
+            before, end, position = before + position, end - position, 0
+        start = before + position
+        tag = data[position]
+        position += 1
+        if tag > 127:
+            tag, position = _varint(data, position - 1)
         kind, number = tag & 7, tag >> 3
         if not 0 < number < 1 << 29:
             raise BadMessage("the message has an invalid field number")
         if kind == 2:
-            size, position = _varint(message, position)
+            size = data[position] if position < end else 128
+            if size < 128:
+                position += 1
+            else:
+                size, position = _varint(data, position)
             if size > end - position:
                 raise BadMessage("the message ends inside a field")
+            if window is not None and number < 3 and position + size > len(data):
+                data = window.move(position, size)
+                before, end, position = before + position, end - position, 0
             if number == 1 and name is None:
                 if start > MAX_PEEK:
                     raise BadMessage(f"model_name has to be within the first {MAX_PEEK} bytes")
-                name = message[position : position + size]
+                name = data[position : position + size]
             elif number == 2 and version is None:
-                version = message[position : position + size]
+                version = data[position : position + size]
             position += size
         elif kind == 0:
-            _, position = _varint(message, position)
+            _, position = _varint(data, position)
         elif kind in (1, 5):
             position += 8 if kind == 1 else 4
             if position > end:
@@ -66,7 +111,7 @@ def peek_model(message: bytes) -> tuple[str, str]:
         raise BadMessage("model_name and model_version are ASCII") from None
 
 
-def peek_beginning(beginning: bytes) -> tuple[str, str]:
+def peek_beginning(beginning: bytes | memoryview) -> tuple[str, str]:
     """Return the first model name and version in the beginning of a message; "" for what it does not contain.
 
     This only guesses what `peek_model` will return for the whole message. Raises BadMessage.
@@ -82,7 +127,7 @@ def peek_beginning(beginning: bytes) -> tuple[str, str]:
                 if size > end - position:
                     break
                 if number in (1, 2):
-                    found.setdefault(number, beginning[position : position + size])
+                    found.setdefault(number, bytes(beginning[position : position + size]))
                 position += size
             elif kind == 0:
                 _, position = _varint(beginning, position)
@@ -128,12 +173,23 @@ def peek_answer(answer: bytes) -> tuple[str, bool | None]:
 
 def append_model(message: bytes, name: str, version: str) -> bytes:
     """Return `message` with this name and version in force; `peek_model` has read both from the same message."""
-    return b"".join((message, _field(_NAME_TAG, name), _field(_VERSION_TAG, version)))
+    return b"".join((message, model_fields(name, version)))
+
+
+def model_fields(name: str, version: str) -> bytes:
+    """Return what `append_model` appends."""
+    return _field(_NAME_TAG, name) + _field(_VERSION_TAG, version)
 
 
 def append_schedule(message: bytes, priority: int, left_s: float | None) -> bytes:
     """Return a `ModelInferRequest` with Triton's `priority` and `timeout` parameters in force; `peek_model` has read
-    it.
+    it. See `schedule_fields`.
+    """
+    return message + schedule_fields(priority, left_s)
+
+
+def schedule_fields(priority: int, left_s: float | None) -> bytes:
+    """Return what `append_schedule` appends.
 
     priority: 1 is the most urgent.
     left_s: seconds until the deadline; None for no timeout.
@@ -142,11 +198,11 @@ def append_schedule(message: bytes, priority: int, left_s: float | None) -> byte
     added = _parameter("priority", _UINT64_TAG, priority)
     if left_s is not None:
         added += _parameter("timeout", _INT64_TAG, max(1, int(left_s * 1e6)))
-    return message + added
+    return added
 
 
 def _parameter(name: str, tag: int, value: int) -> bytes:
-    entry = _field(_KEY_TAG, name) + _sized(_VALUE_TAG, bytes((tag,)) + _number(value))
+    entry = _field(_KEY_TAG, name) + _sized(_VALUE_TAG, bytes((tag,)) + write_varint(value))
     return _sized(_PARAMETERS_TAG, entry)
 
 
@@ -155,10 +211,10 @@ def _field(tag: int, text: str) -> bytes:
 
 
 def _sized(tag: int, data: bytes) -> bytes:
-    return bytes((tag,)) + _number(len(data)) + data
+    return bytes((tag,)) + write_varint(len(data)) + data
 
 
-def _number(value: int) -> bytes:
+def write_varint(value: int) -> bytes:
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -167,7 +223,7 @@ def _number(value: int) -> bytes:
     return bytes(out)
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if position >= len(data) or shift > 63:

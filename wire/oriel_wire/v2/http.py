@@ -27,21 +27,6 @@ from oriel_wire.v2.messages import (
     too_many,
 )
 
-__all__ = [
-    "JSON_LIMIT_BYTES",
-    "RESPONSE_JSON_LIMIT_BYTES",
-    "BodyParts",
-    "decode_request",
-    "decode_response",
-    "encode_request",
-    "encode_response",
-    "padded",
-    "parse_header_length",
-    "resolve_raw",
-    "to_binary_request",
-    "to_json_response",
-]
-
 JSON_LIMIT_BYTES = 1 << 20
 RESPONSE_JSON_LIMIT_BYTES = 64 << 20
 _ALIGNMENT = 16

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import Datatype, check_bytes_count, element_count, shown, to_bytes_array
 
-__all__ = ["decode_data", "encode_data"]
-
 _ELEMENT_TYPES: dict[str, type] = {"f": float, "b": bool, "O": str}
 _decoders: dict[tuple[type, int], tuple[Any, msgspec.json.Decoder[Any]]] = {}
 _COUNTED_BYTES = 1 << 16

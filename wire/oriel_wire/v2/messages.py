@@ -10,20 +10,6 @@ from numpy.typing import NDArray
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import lookup, name_of, quoted, to_bytes_array
 
-__all__ = [
-    "MAX_PARAMETERS",
-    "MAX_TENSORS",
-    "Array",
-    "InferRequest",
-    "InferResponse",
-    "ParameterValue",
-    "RequestedOutput",
-    "Tensor",
-    "take_classes",
-    "tensor",
-    "too_many",
-]
-
 Array = NDArray[Any]
 # More would block the loop, and no model needs more.
 MAX_TENSORS = 1024

@@ -17,19 +17,6 @@ from oriel_wire.v2.proto import model_config_pb2, v2_pb2
 _ENUM = re.compile(r"[Ee]num type \"?([A-Za-z.]+)\"?")
 _FIELD = re.compile(r'"([A-Za-z.]+)" has no field named "([A-Za-z0-9_]{1,64})"')
 
-__all__ = [
-    "ModelMetadata",
-    "TensorMetadata",
-    "config_json",
-    "decode_metadata",
-    "describe",
-    "encode_metadata",
-    "message_json",
-    "metadata_message",
-    "parse_config_json",
-    "parse_config_text",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMetadata:

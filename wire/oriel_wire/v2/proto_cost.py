@@ -15,8 +15,6 @@ from google.protobuf.message import DecodeError, Message
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-__all__ = ["MAX_FIELDS", "MAX_INTEGERS", "MAX_MESSAGES", "MAX_TEXT_BYTES", "parse"]
-
 MAX_FIELDS = 20_000
 # Limit for one field of one message: inputs, outputs, parameters.
 MAX_MESSAGES = 1024

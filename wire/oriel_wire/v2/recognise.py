@@ -24,8 +24,6 @@ from oriel_wire.v2.datatypes import Datatype, decode_raw, lookup
 from oriel_wire.v2.document import DocumentDecoder, InferDocument
 from oriel_wire.v2.messages import Array, InferRequest
 
-__all__ = ["Template", "Templates"]
-
 MAX_BYTES = 64 << 10
 MAX_FIXED_BYTES = 4096
 MAX_ELEMENTS = 1024

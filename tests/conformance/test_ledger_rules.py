@@ -1,6 +1,8 @@
 """The arithmetic of a ledger when time passes: windows end, slots run out, a clock is set back."""
 
-from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask, Record, judge
+from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
+
+from .memory_ledger import Record, judge
 
 DAY_US = 86_400e6
 NOON = 20_000 * DAY_US + DAY_US / 2

@@ -1,4 +1,4 @@
-"""An `ObjectClient` double for tests: a bucket in memory whose failures are set as attributes."""
+"""An `ObjectClient` without a store: a bucket in memory whose failures are set as attributes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -6,8 +6,6 @@ from hashlib import md5
 
 from oriel_wire.objects.client import Stored
 from oriel_wire.objects.errors import ObjectChanged, ObjectRefused, StoreUnavailable, TooManyObjects
-
-__all__ = ["MemoryObjects"]
 
 PIECE_BYTES = 1 << 16
 

@@ -1,0 +1,112 @@
+"""What an HTTP/1.1 request of 1 KB costs in the gateway's own code, without sockets: CPU-microseconds per request.
+
+    python benchmarks/cost.py gateway [--heads varying] [--connections 32] [--requests 60000] [--rounds 5] [--profile]
+
+The real connections of both sides on the real loop, over transports that drop what is written. In each turn every
+client connection reads one request, with a head as `gateway_hop` sends it, and each connection to the upstream reads an
+answer. The bytes are made before the clock runs. What is missing against a real gateway is the kernel's share and
+uvloop's.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import pstats
+import random
+import re
+import statistics
+import time
+
+import uvloop
+
+from gateway_bench.grpc_cost import DOCUMENTS, KEY, Written
+from gateway_bench.traffic import HEADS, PATH, REQUESTS
+from gateway_bench.traffic import KEY as SENT
+from oriel_gateway.app import COLLECTOR
+from oriel_gateway.core import Gateway
+from oriel_gateway.ingress.http import ClientConnection
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_policies.documents import compile_documents
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.upstream import UpstreamConnection
+from oriel_wire.trace import NullSink
+
+SIZE = 1024
+ANSWER = (
+    b"HTTP/1.1 200 OK\r\nserver: nginx\r\ndate: Mon, 23 Nov 2026 10:00:00 GMT\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: keep-alive\r\n\r\n%b" % (SIZE, bytes(SIZE))
+)
+
+
+def request(client: str, chance: random.Random) -> bytes:
+    """A request of a client of `traffic.HEADS`, with what differs in each."""
+
+    def digits(width: int) -> str:
+        return f"{chance.getrandbits(4 * width):0{width}x}"
+
+    state = f"tracestate: vendor={digits(chance.randint(8, 32))}\r\n" if chance.random() < 0.25 else ""
+    known = {"host": "127.0.0.1:8080", "size": str(SIZE), "id": digits(36)[: chance.randint(8, 36)], "state": state}
+    known |= {"trace": digits(32), "span": digits(16), "cookie": digits(26)}
+    known["address"] = f"10.{chance.randrange(256)}.{chance.randrange(256)}.7"
+    head = re.sub("@([a-z]+)", lambda found: known[found[1]], client).replace(SENT, KEY)
+    return f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + bytes(SIZE)
+
+
+async def measure(args: argparse.Namespace, profile: cProfile.Profile | None) -> list[float]:
+    """CPU-microseconds per request, of each round."""
+    gc.set_threshold(*COLLECTOR)  # as the gateway
+    snapshot = compile_documents({"all.toml": DOCUMENTS.encode()})
+    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sample_ratio=0.0)
+    server: HttpServer = HttpServer(HttpLimits())
+    endpoint = gateway.pools["p"].endpoints[0]
+    clients = [ClientConnection(server, gateway) for _ in range(args.connections)]
+    upstreams = [UpstreamConnection(endpoint) for _ in clients]
+    for connection in (*clients, *upstreams):
+        connection.connection_made(Written())  # type: ignore[arg-type]
+    for upstream in upstreams:
+        upstream.idle_since = time.monotonic() + 3600.0
+    endpoint.idle.extend(upstreams)
+    chance, ended, found = random.Random(1), 0, []
+    kinds = HEADS[args.heads]
+    same = request(REQUESTS, chance)
+    for number in range(args.rounds + 1):  # the first one warms up
+        used = 0.0
+        turns = -(-args.requests // args.rounds // len(clients)) if number else 64
+        for _ in range(turns):
+            reads = [request(chance.choice(kinds), chance) if kinds else same for _ in clients]
+            began = time.process_time()
+            if profile is not None and number:
+                profile.enable()
+            for client, read in zip(clients, reads, strict=True):
+                client.data_received(read)
+            for upstream in upstreams:
+                upstream.data_received(ANSWER)
+            await asyncio.sleep(0)
+            if profile is not None:
+                profile.disable()
+            used += time.process_time() - began
+            ended += len(clients)
+            if gateway.records.stats.ended < ended:
+                raise SystemExit("some requests were not answered")
+        if number:
+            found.append(used / (turns * len(clients)) * 1e6)
+    await gateway.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heads", choices=HEADS, default="varying")
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=60_000, help="of all rounds together")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="say which functions take the time, instead")
+    args = parser.parse_args()
+    profile = cProfile.Profile(time.process_time) if args.profile else None
+    found = uvloop.run(measure(args, profile))
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
+        return
+    print(f"{min(found):.1f} us per request at best, {statistics.median(found):.1f} median of {len(found)}")

@@ -1,0 +1,1 @@
+"""`oriel simulate scale`: policies of scaling in virtual time, on the same load."""

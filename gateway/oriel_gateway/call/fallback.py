@@ -1,0 +1,119 @@
+"""Sends calls on to the next pools of their route (`fallback`), when their own cannot serve them in time.
+
+| what happened | what is done |
+|---|---|
+| the call would be late, by the wait in the queue and the usual time of such calls | on, but for one in 20 |
+| no endpoint is usable | on, instead of waiting for one |
+| its queue is full, or a more urgent call took its place | on |
+| no connection could be made, or the request was never read | on |
+| all servers that may be asked refused it before it was executed (`call.attempts`) | on, within the retry budget |
+| its tenant's limits refused it, its deadline has passed, it may have been executed | ends as without further pools |
+
+`oriel_policies.fallback` decides which of the next pools can serve it; where none can, the call stays. It never goes
+back. Deadline, limits and charges stay its own, and it counts as demand of every pool that it came to. A call that was
+sent on says so to its server: the next gateway does not send it on again, or two of them could send it to and fro.
+"""
+
+from dataclasses import replace
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from oriel_gateway.contracts import Host
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.pools.endpoints import EndpointSet
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import Spill, Target
+from oriel_policies.documents import Tenant
+from oriel_policies.fallback import Hindrance, hindrance
+
+__all__ = ["SENT_ON", "SPILLING", "leave_late_pool", "spill"]
+
+SENT_ON: Final = "x-oriel-fallback"
+# The refusals after which a call was surely not executed, and another pool may have what it lacked here.
+SPILLING: Final = frozenset(
+    {
+        Outcome.QUEUE_FULL,
+        Outcome.DISPLACED,
+        Outcome.INFEASIBLE,
+        Outcome.DEADLINE_TOO_SHORT,
+        Outcome.UPSTREAM_UNREACHABLE,
+    }
+)
+
+
+class Movable(Protocol):
+    """The call, as far as its pools are concerned. queued_s: when it came to the queue, 0.0 before."""
+
+    gateway: Host
+    gate: PoolGate
+    head: Any
+    tenant: Tenant
+    target: Target
+    deadline: float
+    queued_s: float
+    body_bytes: int
+
+    @property
+    def may_move(self) -> bool:
+        """Whether its body is here, and no server can have executed it."""
+
+    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
+        """Return the endpoints of a pool that speak the call's protocol."""
+
+    def move(self, target: Target, gate: PoolGate, now: float) -> bool:
+        """Leave the pool for `gate`; `enter` comes next. False: its bytes, or its other model, do not allow that."""
+
+    def enter(self, now: float = 0.0) -> None:
+        """Take a permit or queue for one."""
+
+    def refuse(self, refused: Refused) -> None:
+        """End the call with an error."""
+
+
+def leave_late_pool(call: Movable) -> bool:
+    """Send a call on that would be late in its own pool. Returns whether it went on or was refused."""
+    gate, target, now = call.gate, call.target, monotonic()
+    left_s = call.deadline - now
+    if not call.endpoints_of(gate).usable:
+        return False  # then its times do not matter: the call goes on, or is held, when it wants to wait
+    try:
+        if 0.0 < left_s < gate.slow_s:
+            gate.judge(target, call.body_bytes, left_s)
+    except Refused as refused:
+        if not spill(call, refused.outcome, now):
+            call.refuse(refused)
+        return True
+    prospect = gate.prospect(target, call.tenant, call.body_bytes, usable=True)
+    late = hindrance(prospect, left_s) is Hindrance.LATE
+    return late and not gate.keeps_late_call() and spill(call, Outcome.INFEASIBLE, now)
+
+
+def spill(call: Movable, reason: Outcome, now: float, *, sent: bool = False) -> bool:
+    """Let a call go on in the first of its further pools that can serve it in time. Returns whether there is one.
+
+    sent: whether it was sent to a server, which refused it; then the retry budget of its pool has to pay.
+    """
+    left_s = call.deadline - now
+    if left_s <= 0.0 or not call.may_move or call.head.get(SENT_ON) is not None:
+        return False
+    target, tenant, size = call.target, call.tenant, call.body_bytes
+    passed = [*target.spills, Spill(target.pool, reason.value)]
+    for number, further in enumerate(target.fallbacks):
+        gate = call.gateway.pools.get(further.pool)
+        if gate is None or size > gate.pool.max_body_bytes:
+            continue
+        why = hindrance(gate.prospect(further, tenant, size, usable=bool(call.endpoints_of(gate).usable)), left_s)
+        if why is not None:
+            passed.append(Spill(further.pool, why.value))
+        elif sent and not call.gate.retries.spend(now):
+            return False
+        else:
+            on = replace(further, fallbacks=target.fallbacks[number + 1 :], spills=tuple(passed))
+            since = call.queued_s
+            if call.move(on, gate, now):
+                call.gateway.records.stats.spilled(target.plan.name, target.pool, on.pool, reason.value)
+                call.enter(now)
+                if since:
+                    call.queued_s = since  # it has waited since then
+                return True
+    return False

@@ -1,0 +1,287 @@
+"""Plans how many replicas the pools need whose documents have a `scaling` table.
+
+The rules are in `oriel_policies.scaling`, the counts in `pools.demand`. A plan is made once a second, and at once when
+a call comes to a pool that was idle or waits because no endpoint is usable. Gateways with a ledger exchange their
+records through it at the same moments, and each plans from the sum of all. What cannot wait for the others' next second
+is an edge: the ledger tells them of it at once, and they read. KEDA asks for the plan and listens for the moment when a
+first replica is needed (`admin.external_scaler`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from time import monotonic, time
+from typing import Any, Final
+
+from oriel_gateway.limits.ledger import Ledger, LedgerLost
+from oriel_gateway.pools.demand import PoolDemand
+from oriel_gateway.pools.endpoint_state import Reach
+from oriel_gateway.pools.endpoints import EndpointSet
+from oriel_gateway.pools.pool import PoolGate
+from oriel_policies.calendar import CalendarClock
+from oriel_policies.documents import Scaling, Tier
+from oriel_policies.errors import UnreadableRecords
+from oriel_policies.scaling import (
+    Members,
+    Planner,
+    PoolRecord,
+    PoolScaling,
+    TierScaling,
+    pack,
+    reported_value,
+    scheduled_minimum,
+    unpack,
+)
+
+PLAN_EVERY_S: Final = 1.0
+_AGAIN_S: Final = 0.5  # the least time between two notices of one pool: each costs requests to Kubernetes
+_EXCHANGE_S: Final = 2.0
+_REST_S: Final = 0.05  # between two exchanges, however many edges there are
+_LISTEN_AGAIN_S: Final = 2.0
+_OWN: Final = ""  # no holder of a ledger has this name
+
+_log = logging.getLogger(__name__)
+
+
+class PoolPlan:
+    """The plan for one pool.
+
+    edge: called when other gateways should know at once.
+    replicas: addresses of the pool that do not terminate; of fixed ones, those that accept connections.
+    ready: those that are called.
+    latest, demand: of the latest update.
+    listeners: set whenever the pool needs a replica at once, and at the end.
+    over: whether this plan has ended.
+    """
+
+    def __init__(
+        self,
+        gate: PoolGate,
+        scaling: Scaling,
+        tiers: Mapping[str, Tier],
+        now: float,
+        calendar: CalendarClock,
+        edge: Callable[[], None],
+    ) -> None:
+        self._gate = gate
+        self._calendar = calendar
+        self._edge = edge
+        self._loop = asyncio.get_running_loop()
+        self._soon: asyncio.Handle | None = None
+        self._members = Members(now)
+        self._noticed_s = now - _AGAIN_S
+        self.counts = PoolDemand(now, self._plan_soon)
+        self.listeners: set[asyncio.Event] = set()
+        self.over = False
+        self.adopt(scaling, tiers, now)
+        gate.count_demand(self.counts)
+        self.update(now)
+
+    def adopt(self, scaling: Scaling, tiers: Mapping[str, Tier], now: float) -> None:
+        """Plan by these documents from now on; the counts stay."""
+        self.scaling = scaling
+        self.counts.capacity = scaling.capacity
+        self.tiers = dict(tiers)
+        pool = PoolScaling(
+            minimum=scaling.minimum,
+            maximum=scaling.maximum,
+            spare=scaling.spare,
+            start_s=scaling.start_s,
+            capacity=scaling.capacity,
+            miss_share=scaling.miss_share,
+            keep_alive_s=scaling.keep_alive_s,
+        )
+        targets = {
+            name: TierScaling(band=tier.band, target_s=tier.target_s, weight=scaling.weights.get(name, 1.0))
+            for name, tier in tiers.items()
+        }
+        self._planner = Planner(pool, targets, now)
+
+    @property
+    def starved(self) -> bool:
+        """Whether calls wait and no endpoint is usable, or there is none although a schedule or an operator asks."""
+        if self.ready:
+            return False
+        return self.demand.total.held > 0.0 or (self.latest.floor > self.scaling.minimum and not self.replicas)
+
+    @property
+    def value(self) -> float:
+        """The value of the metric `replicas` for a HorizontalPodAutoscaler."""
+        return reported_value(self.replicas, self.latest.wanted)
+
+    def record(self, now: float) -> PoolRecord:
+        """Return this gateway's share of the demand."""
+        gate = self._gate
+        waiting = gate.admission.queue.items + gate.endpoints.parked + gate.grpc.parked
+        return self.counts.record(max(0, gate.calls - waiting), now)
+
+    def read(self, others: Mapping[str, tuple[PoolRecord, float]], now: float) -> None:
+        """Take the records of the other gateways, with their ages."""
+        self._members.read({**others, _OWN: (self.record(now), 0.0)}, now)
+
+    def wake(self, replicas: int, for_s: float) -> None:
+        """Plan for at least so many replicas for a while. The latest call counts."""
+        now = monotonic()
+        self.counts.wake(replicas, now + for_s)
+        self.update(now)
+        self._edge()
+
+    def update(self, now: float) -> bool:
+        """Plan for this moment, and notify the listeners if a replica is needed at once. Returns whether it did."""
+        gate, counts = self._gate, self.counts
+        self.replicas = max(len(each) if found else _listening(each) for each, found in _endpoints(gate))
+        self.ready = max(len(gate.endpoints.usable), len(gate.grpc.usable))
+        self._members.note_own(_OWN, self.record(now), now)
+        self.demand = self._members.demand(now)
+        schedule, scheduled = self.scaling.schedule, 0
+        if schedule:
+            scheduled = scheduled_minimum(schedule, self._calendar.epoch(now), self.scaling.start_s)
+        self.latest = self._planner.plan(
+            self.demand, now, replicas=self.replicas, ready=self.ready, scheduled=scheduled
+        )
+        began = self.latest.active and not counts.active
+        counts.active = self.latest.active
+        if not (began or self.starved) or now - self._noticed_s < _AGAIN_S:
+            return False
+        self._noticed_s = now
+        for listener in self.listeners:
+            listener.set()
+        return True
+
+    def end(self) -> None:
+        """Stop: the pool does not scale any more, or is gone."""
+        self.over = True
+        self._gate.count_demand(None)
+        if self._soon is not None:
+            self._soon.cancel()
+        for listener in self.listeners:
+            listener.set()
+
+    def _plan_soon(self) -> None:
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._plan_now)
+
+    def _plan_now(self) -> None:
+        self._soon = None
+        if self.update(monotonic()):
+            self._edge()
+
+
+class ScaledPools:
+    """The plans of a gateway, by pool. Single writer: the gateway's loop.
+
+    wall: reads epoch seconds, for the schedules.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time) -> None:
+        self.plans: dict[str, PoolPlan] = {}
+        self._calendar = CalendarClock(wall)
+        self._turn = asyncio.Event()  # an exchange is due before its time
+        self._edge = False  # the others have to be told of it
+        self._unreadable = False
+        self._deaf = False
+        self._exchanged_s = 0.0
+
+    def adopt(self, gates: Mapping[str, PoolGate], tiers: Mapping[str, Tier]) -> None:
+        """Adopt the pools of other documents. A plan whose pool and tiers stay goes on with what it has seen."""
+        now, kept = monotonic(), self.plans
+        self.plans = {}
+        for name, gate in gates.items():
+            scaling = gate.pool.scaling
+            if scaling is None:
+                continue
+            for endpoints, discovered in _endpoints(gate):
+                if not discovered:
+                    _assume_down(endpoints)
+            plan = kept.pop(name, None)
+            if plan is None:
+                plan = PoolPlan(gate, scaling, tiers, now, self._calendar, self._own_edge)
+            elif (plan.scaling, plan.tiers) != (scaling, tiers):
+                plan.adopt(scaling, tiers, now)
+            self.plans[name] = plan
+        for plan in kept.values():
+            plan.end()
+
+    async def run(self, ledger: Ledger | None = None) -> None:
+        """Plan once a second, and exchange the records with other gateways; never returns."""
+        async with asyncio.TaskGroup() as group:
+            if ledger is not None:
+                group.create_task(self._listen(ledger))
+            await self._plan(ledger)
+
+    def _own_edge(self) -> None:
+        self._edge = True
+        self._turn.set()
+
+    async def _listen(self, ledger: Ledger) -> None:
+        """Read the records of the others as soon as one of them has published an edge."""
+        while True:
+            try:
+                if self.plans:
+                    async with aclosing(ledger.edges()) as edges:
+                        async for _ in edges:
+                            self._turn.set()
+                            self._deaf = False
+                    await asyncio.sleep(0)
+                    continue
+            except LedgerLost as error:
+                if not self._deaf:
+                    _log.warning("the first call at another gateway is heard of a second late: %s", error)
+                self._deaf = True
+            await asyncio.sleep(_LISTEN_AGAIN_S)
+
+    async def _plan(self, ledger: Ledger | None) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PLAN_EVERY_S):
+                    await self._turn.wait()
+                    if ledger is not None:
+                        await asyncio.sleep(max(0.0, self._exchanged_s + _REST_S - monotonic()))
+            except TimeoutError:
+                pass
+            self._turn.clear()
+            others = await self._exchange(ledger) if ledger is not None and self.plans else {}
+            now = monotonic()
+            for name, plan in self.plans.items():
+                if others is not None:
+                    plan.read(
+                        {member: (pools[name], age) for member, (pools, age) in others.items() if name in pools}, now
+                    )
+                plan.update(now)
+
+    async def _exchange(self, ledger: Ledger) -> dict[str, tuple[dict[str, PoolRecord], float]] | None:
+        """Return the records of the other gateways by member, with their ages; None if they are not known."""
+        now = self._exchanged_s = monotonic()
+        edge, self._edge = self._edge, False
+        try:
+            async with asyncio.timeout(_EXCHANGE_S):
+                records = pack({name: plan.record(now) for name, plan in self.plans.items()})
+                found = await ledger.exchange(records, edge=edge)
+            others = {member: (unpack(records), age_s) for member, (records, age_s) in found.items()}
+        except (LedgerLost, TimeoutError):
+            return None
+        except UnreadableRecords as error:
+            if not self._unreadable:
+                _log.error("replicas are not planned: a gateway of another version counts calls as well: %s", error)
+            self._unreadable = True
+            return None
+        self._unreadable = False
+        return others
+
+
+def _endpoints(gate: PoolGate) -> tuple[tuple[EndpointSet[Any], bool], ...]:
+    """Return the endpoints per protocol, and whether they are discovered rather than fixed addresses."""
+    pool = gate.pool
+    return (gate.endpoints, pool.discover is not None), (gate.grpc, pool.grpc_discover is not None)
+
+
+def _listening(endpoints: EndpointSet[Any]) -> int:
+    return sum(each.reach is not Reach.UNREACHABLE for each in endpoints)
+
+
+def _assume_down(endpoints: EndpointSet[Any]) -> None:
+    """Use a fixed address only after a probe: in a pool that scales it may have no server."""
+    for each in endpoints:
+        if each.reach is Reach.UNKNOWN:
+            endpoints.note_reach(each, Reach.UNREACHABLE)

@@ -1,0 +1,83 @@
+"""Reads what is known of a model before it is loaded: its configuration, when it is to be loaded, its size. Blocks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from oriel_inference.backends import Backend, usable_gpus
+from oriel_inference.errors import LoadFailed
+from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions
+from oriel_inference.repository.ensembles import part_names
+from oriel_inference.repository.instances import placements
+from oriel_inference.repository.spec import LOAD_KEY
+from oriel_inference.stores import ModelStore
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+HOST = "host"
+
+
+def gpu_name(number: int) -> str:
+    """Return the name of a GPU as a device with memory."""
+    return f"gpu{number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What is known of a model before it is loaded.
+
+    config: as it was written, without what the model file would complete; None if it cannot be read.
+    load: "demand", "pinned", or "" if the configuration leaves that to the control mode.
+    parts: the models of an ensemble's steps.
+    sizes: device -> bytes of the files that are loaded there, once per instance on a GPU.
+    """
+
+    config: pb.ModelConfig | None = None
+    load: str = ""
+    parts: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_outline(
+    store: ModelStore,
+    model: str,
+    override: pb.ModelConfig | None = None,
+    *,
+    find_backend: Callable[[str], Backend] | None = None,
+) -> Outline:
+    """Read an outline. What `load_model` would refuse is left out, because the load reports it.
+
+    find_backend: needed for the sizes on GPUs; without it, everything counts for the host.
+    """
+    file = f"{model}/{CONFIG_FILE}"
+    try:
+        text = store.text(model, CONFIG_FILE) if override is None else None
+        config = override or (parse(text, file) if text is not None else pb.ModelConfig())
+    except LoadFailed:
+        return Outline()
+    if override is None and not config.name:
+        config.name = model
+    load = config.parameters[LOAD_KEY].string_value if LOAD_KEY in config.parameters else ""
+    parts = tuple(part_names(config))
+    sizes: dict[str, int] = {}
+    if not parts:
+        try:
+            versions, _ = select_versions(config, store.versions(model), file)
+            file_bytes = sum(store.size_bytes(model, version) for version in versions)
+            for device in _devices(config, file, find_backend):
+                sizes[device] = sizes.get(device, 0) + file_bytes
+        except LoadFailed:
+            pass
+    return Outline(config=config, load=load, parts=parts, sizes=sizes)
+
+
+def _devices(config: pb.ModelConfig, file: str, find_backend: Callable[[str], Backend] | None) -> list[str]:
+    """Return the GPU of each instance that has one; otherwise the host. Raises LoadFailed."""
+    gpus = usable_gpus(find_backend(config.backend or "onnxruntime")) if find_backend is not None else ()
+    if not gpus:
+        return [HOST]
+    ids = [
+        options["device_id"]
+        for place in placements(config, file, threads=1, gpus=gpus)
+        for _, options in place.options.providers[:1]
+        if "device_id" in options
+    ]
+    return [gpu_name(int(number)) for number in ids] or [HOST]

@@ -1,0 +1,70 @@
+"""Decides which pool serves a call that its own cannot serve in time, in the order of its route's `fallback`. Pure.
+
+A pool is a prospect for a call if it has a usable server, room for the call, and is expected to answer before the
+call's deadline: the wait in its queue plus the time that such calls take there. What is not known yet counts as no
+time, so that a pool without history is tried. One call in `feasibility.PROBE` stays where it would be late, so that a
+pool which has become faster is noticed.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+MOST_POOLS: Final = 8  # of one route's `fallback`
+# The services of the OpenAI API whose JSON body names the model: the only bodies in which it can be replaced.
+MODEL_IN_JSON: Final = frozenset(
+    {
+        "audio.speech",
+        "chat.completions",
+        "completions",
+        "embeddings",
+        "images.generations",
+        "moderations",
+        "responses",
+    }
+)
+
+
+class Hindrance(StrEnum):
+    """Why a pool cannot serve a call in time. The values are those that a refused call has as `error.reason`."""
+
+    NO_SERVER = "upstream_unreachable"
+    FULL = "queue_full"
+    LATE = "infeasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What one pool can do for one call now.
+
+    usable: whether a server can be asked. room: whether the call gets a permit or a place in the queue. wait_s: seconds
+    until its permit. service_s: what few such calls take longer than. Both are 0.0 while they are not known.
+    """
+
+    usable: bool
+    room: bool
+    wait_s: float = 0.0
+    service_s: float = 0.0
+
+
+def hindrance(prospect: Prospect, left_s: float) -> Hindrance | None:
+    """Return why the pool cannot serve a call with `left_s` seconds to its deadline; None if it can."""
+    if not prospect.usable:
+        return Hindrance.NO_SERVER
+    if not prospect.room:
+        return Hindrance.FULL
+    return Hindrance.LATE if prospect.wait_s + prospect.service_s > left_s else None
+
+
+def passed_over(model: str, *, may_use: bool, kind: str, name: str, version: str) -> str:
+    """Return why a call cannot be given another model; "" if it can, or if `model` is "".
+
+    may_use: whether the tenant's list has `model`. kind, name, version: what the call asks for.
+    """
+    if not model:
+        return ""
+    if not may_use:
+        return "the tenant may not use it"
+    if kind == "service" and name not in MODEL_IN_JSON:
+        return "its body is not read for a model"
+    return "it names a version" if version else ""

@@ -1,0 +1,267 @@
+"""Decides which models are in memory: admits loads within a budget, and names the models that make room. Pure.
+
+Rules.
+1. What is planned never exceeds a budget: a load starts when the bytes of everything that loads, is loaded or is still
+   leaving, together with its own, fit on every device that it needs. Loads start in the order of their requests.
+2. The bytes of an evicted model are free when its share is released, not before.
+3. The model with the lowest value goes first: clock + rate x load_s / bytes (GreedyDual-Size-Frequency, Cherkasova
+   1998). The clock is the value of the last model that was evicted, as it was when the model was last called. The
+   rate is that of its calls, smoothed exponentially over `rate_s`; a model keeps it while it is not in memory.
+4. A model is never evicted while it is leased, loads, is pinned, or is younger than max(young_s, young_loads x load_s).
+5. If too little could go, nothing goes: the load is refused, with the seconds after which it may be asked for again.
+
+The size of a model is measured after its load and may be larger than what was planned. Then `excess` names what has to
+go; until that has gone, nothing starts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from math import exp, inf
+
+YOUNG_S = 60.0
+YOUNG_LOADS = 10.0
+RATE_S = 3600.0
+RETRY_S = 1.0
+
+Leased = Callable[[str], bool]
+
+
+class ShareState(Enum):
+    """What the bytes of a share are for."""
+
+    WAITING = "waiting"  # for what leaves
+    LOADING = "loading"
+    LOADED = "loaded"
+    LEAVING = "leaving"
+
+
+class MemoryShare:
+    """The memory of one load of one model. Single writer: `ModelMemory`.
+
+    sizes: device -> bytes.
+    since_s: when it was loaded.
+    """
+
+    __slots__ = ("clock", "load_s", "name", "pinned", "since_s", "sizes", "state")
+
+    def __init__(self, name: str, sizes: Mapping[str, int], *, pinned: bool) -> None:
+        self.name = name
+        self.sizes = dict(sizes)
+        self.pinned = pinned
+        self.state = ShareState.WAITING
+        self.since_s = 0.0
+        self.load_s = 0.0
+        self.clock = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What follows for a load that was asked about.
+
+    starts: it may start now.
+    victims: shares to evict for it; they leave from now on.
+    refused: there is no room for it; its share is gone.
+    retry_s: seconds until there may be, None if no wait can help.
+    """
+
+    starts: bool = False
+    victims: tuple[MemoryShare, ...] = ()
+    refused: bool = False
+    retry_s: float | None = None
+
+
+class _Rate:
+    """Calls per second of one model, smoothed exponentially."""
+
+    __slots__ = ("at_s", "calls_s")
+
+    def __init__(self, now: float) -> None:
+        self.calls_s = 0.0
+        self.at_s = now
+
+    def add(self, calls: int, now: float, rate_s: float) -> None:
+        passed_s = now - self.at_s
+        if passed_s <= 0.0:
+            self.calls_s += calls / rate_s
+            return
+        kept = exp(-passed_s / rate_s)
+        # As if the calls had come at equal distances.
+        self.calls_s = self.calls_s * kept + calls / passed_s * (1.0 - kept)
+        self.at_s = now
+
+
+class ModelMemory:
+    """The shares of memory of all models on all devices.
+
+    budgets: device -> bytes. A device without a budget is not bounded.
+    young_s, young_loads: a model is young for the longer of young_s and that many times its load.
+    rate_s: the time over which the rate of calls is smoothed.
+    """
+
+    def __init__(
+        self,
+        budgets: Mapping[str, int],
+        *,
+        young_s: float = YOUNG_S,
+        young_loads: float = YOUNG_LOADS,
+        rate_s: float = RATE_S,
+    ) -> None:
+        self.budgets = dict(budgets)
+        self._young_s = young_s
+        self._young_loads = young_loads
+        self._rate_s = rate_s
+        self._shares: list[MemoryShare] = []  # in the order of their requests
+        self._rates: dict[str, _Rate] = {}
+        self._clock = 0.0
+
+    def shares(self, name: str = "") -> list[MemoryShare]:
+        """The shares of one model, or of all, in the order of their requests."""
+        return [each for each in self._shares if name in ("", each.name)]
+
+    def used_bytes(self, device: str) -> int:
+        """The bytes on a device that load, are loaded, or have not left yet."""
+        return _total(self._shares, device, without=ShareState.WAITING)
+
+    def request(self, name: str, sizes: Mapping[str, int], *, pinned: bool = False) -> MemoryShare:
+        """Make a share for a load; `plan` says when it may start."""
+        share = MemoryShare(name, {device: max(0, size) for device, size in sizes.items()}, pinned=pinned)
+        self._shares.append(share)
+        return share
+
+    def called(self, name: str, calls: int, now: float) -> None:
+        """Record the calls of a model since the last time."""
+        rate = self._rates.get(name)
+        if rate is None:
+            rate = self._rates[name] = _Rate(now)
+        rate.add(calls, now, self._rate_s)
+        if calls:
+            for share in self.shares(name):
+                share.clock = self._clock
+
+    def forget(self, name: str) -> None:
+        """Drop the rate of a model that does not exist any more."""
+        self._rates.pop(name, None)
+
+    def plan(self, share: MemoryShare, now: float, leased: Leased) -> MemoryPlan:
+        """Judge a waiting load: start it, evict for it, or refuse it. Called again whenever a share has been released.
+
+        leased: returns whether a model has calls, or is needed by a load.
+        """
+        ahead = self._shares[: self._shares.index(share) + 1]
+        later = self._shares[len(ahead) :]
+        ahead += [each for each in later if each.state is not ShareState.WAITING]
+        lacking = {
+            device: lack
+            for device, size in share.sizes.items()
+            if size and (lack := _total(ahead, device, without=ShareState.LEAVING) - self._budget(device)) > 0
+        }
+        victims: list[MemoryShare] = []
+        if lacking:
+            victims = self._victims(lacking, now, leased)
+            if not victims:
+                self._shares.remove(share)
+                return MemoryPlan(refused=True, retry_s=self._retry_s(lacking, now, leased))
+            for victim in victims:
+                self._clock = max(self._clock, self.value(victim, now))
+                victim.state = ShareState.LEAVING
+        starts = all(_total(ahead, device) <= self._budget(device) for device, size in share.sizes.items() if size)
+        if starts:
+            share.state = ShareState.LOADING
+        return MemoryPlan(starts=starts, victims=tuple(victims))
+
+    def loaded(self, share: MemoryShare, sizes: Mapping[str, int], load_s: float, now: float) -> None:
+        """Record the end of a load, with the measured bytes."""
+        share.state = ShareState.LOADED
+        share.sizes = dict(sizes)
+        share.load_s = load_s
+        share.since_s = now
+        share.clock = self._clock
+
+    def excess(self, now: float, leased: Leased) -> list[MemoryShare]:
+        """Places to evict because measured sizes exceed a budget; they leave from now on. As many as may go."""
+        found: list[MemoryShare] = []
+        for device, budget in self.budgets.items():
+            held = [each for each in self._shares if each.state in (ShareState.LOADING, ShareState.LOADED)]
+            over = _total(held, device) - budget
+            if over > 0:
+                victims = self._victims({device: over}, now, leased) or self._evictable((device,), now, leased)
+                for victim in victims:
+                    victim.state = ShareState.LEAVING
+                found += victims
+        return found
+
+    def leave(self, share: MemoryShare) -> None:
+        """Record that a share is given up for another reason than an eviction."""
+        share.state = ShareState.LEAVING
+
+    def release(self, share: MemoryShare) -> None:
+        """Record that the bytes of a share are free. A second call does nothing."""
+        if share in self._shares:
+            self._shares.remove(share)
+
+    def value(self, share: MemoryShare, now: float) -> float:
+        """The value of rule 3; shares with lower ones go first."""
+        rate = self._rates.get(share.name)
+        if rate is None:
+            return share.clock
+        calls_s = rate.calls_s * exp(-max(0.0, now - rate.at_s) / self._rate_s)
+        return share.clock + calls_s * share.load_s / max(1, sum(share.sizes.values()))
+
+    def evictable_in_s(self, share: MemoryShare, now: float) -> float:
+        """Seconds until a share is no longer young; infinite while it is pinned or not loaded."""
+        if share.pinned or share.state is not ShareState.LOADED:
+            return inf
+        return max(0.0, share.since_s + max(self._young_s, self._young_loads * share.load_s) - now)
+
+    def _budget(self, device: str) -> float:
+        return self.budgets.get(device, inf)
+
+    def _evictable(self, devices: Iterable[str], now: float, leased: Leased) -> list[MemoryShare]:
+        found = [
+            each
+            for each in self._shares
+            if self.evictable_in_s(each, now) <= 0.0
+            and any(each.sizes.get(device) for device in devices)
+            and not leased(each.name)
+        ]
+        return sorted(found, key=lambda each: self.value(each, now))
+
+    def _victims(self, lacking: Mapping[str, float], now: float, leased: Leased) -> list[MemoryShare]:
+        """The cheapest shares that give the lacking bytes; none if there are too few."""
+        chosen: list[MemoryShare] = []
+        for each in self._evictable(lacking, now, leased):
+            if _covers(chosen, lacking):
+                break
+            if any(each.sizes.get(device) and _total(chosen, device) < lack for device, lack in lacking.items()):
+                chosen.append(each)
+        if not _covers(chosen, lacking):
+            return []
+        for each in reversed(chosen.copy()):  # a large one at the end may do without small ones before it
+            rest = [other for other in chosen if other is not each]
+            if _covers(rest, lacking):
+                chosen = rest
+        return chosen
+
+    def _retry_s(self, lacking: Mapping[str, float], now: float, leased: Leased) -> float | None:
+        """Seconds until enough shares may go if nothing else happens; leases count as RETRY_S."""
+        waits: list[tuple[float, MemoryShare]] = []
+        for each in self._shares:
+            if each.pinned or each.state is ShareState.LEAVING:
+                continue
+            wait_s = self._young_s if each.state is not ShareState.LOADED else self.evictable_in_s(each, now)
+            waits.append((max(wait_s, RETRY_S), each))
+        chosen: list[MemoryShare] = []
+        for wait_s, each in sorted(waits, key=lambda wait: wait[0]):
+            chosen.append(each)
+            if _covers(chosen, lacking):
+                return wait_s
+        return None
+
+
+def _total(shares: Iterable[MemoryShare], device: str, *, without: ShareState | None = None) -> int:
+    return sum([each.sizes.get(device, 0) for each in shares if each.state is not without])
+
+
+def _covers(shares: list[MemoryShare], lacking: Mapping[str, float]) -> bool:
+    return all(_total(shares, device) >= lack for device, lack in lacking.items())

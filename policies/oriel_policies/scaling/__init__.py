@@ -1,0 +1,64 @@
+"""How many replicas a pool needs, so that its calls meet their deadlines. Rules without I/O and without clocks.
+
+Entry points, in the order in which a gateway uses them:
+
+    DemandCounter   one per pool and gateway. `arrived` counts every call that wants the pool's capacity, also one that
+                    is refused for want of it (then `refused` as well); `queued` and `left` keep the calls that wait;
+                    `started` and `ended`, or `running`, those in flight; `executed` the service times. `record(now)`
+                    returns the gateway's share as a `PoolRecord`, to be published about once a second and at every
+                    edge from idle.
+    Members         one per pool and gateway. `read(records, now)` takes all published records with their ages (the
+                    gateway's own among them); `demand(now)` returns their sum, and whether a record is missing.
+    pack, unpack    the bytes of a gateway's records of all its pools.
+    Planner         one per pool and gateway. `plan(demand, replicas, now)` returns the wanted number of replicas and
+                    whether the pool has to be active. All gateways come to the same result, because they start from
+                    the same sum.
+    Window          hours of the week with a larger minimum; `scheduled_minimum` of all windows is the planner's
+                    `scheduled`.
+    ColdStarts      one per pool and gateway: how long a pool without servers takes to get one; with `hold_until` and
+                    `worth_holding`, which calls wait for that.
+    reported_value  turns the wanted number into the value of an external metric (target 1, AverageValue) that makes a
+                    HorizontalPodAutoscaler act in spite of its tolerance.
+
+`now` is monotonic seconds of the process everywhere. Records hold ages and durations only, so that clocks of several
+machines never meet. The rules are explained where they stand: `wanted`, `forecast`, `planner`, `members`.
+"""
+
+from oriel_policies.scaling.cold_start import ColdStarts, hold_until, worth_holding
+from oriel_policies.scaling.counter import DemandCounter
+from oriel_policies.scaling.forecast import expected_rate
+from oriel_policies.scaling.members import Demand, Members, State
+from oriel_policies.scaling.planner import Plan, Planner
+from oriel_policies.scaling.published import pack, unpack
+from oriel_policies.scaling.records import PoolRecord, TierRecord
+from oriel_policies.scaling.reported import reported_value
+from oriel_policies.scaling.schedule import Window, read_window, scheduled_minimum
+from oriel_policies.scaling.service import ServiceTime, service_time
+from oriel_policies.scaling.wanted import PoolScaling, TierLoad, TierScaling, replicas_wanted
+
+__all__ = [
+    "ColdStarts",
+    "Demand",
+    "DemandCounter",
+    "Members",
+    "Plan",
+    "Planner",
+    "PoolRecord",
+    "PoolScaling",
+    "ServiceTime",
+    "State",
+    "TierLoad",
+    "TierRecord",
+    "TierScaling",
+    "Window",
+    "expected_rate",
+    "hold_until",
+    "pack",
+    "read_window",
+    "replicas_wanted",
+    "reported_value",
+    "scheduled_minimum",
+    "service_time",
+    "unpack",
+    "worth_holding",
+]

@@ -1,0 +1,214 @@
+"""The wanted number of replicas over time: up at once, down slowly, and to none only after a keep-alive.
+
+Up: `replicas_wanted` for the forecast of this moment. Down: by one per DOWN_EVERY_S, if one less would also be enough
+for the largest forecast of the last max(300 s, 3 starts) and a margin of one standard deviation of the minute's mean.
+Without that memory the number would follow every fluctuation, and without the margin a load whose need lies at the
+edge of a whole number would swing about it; a start costs more than a replica that idles for a while. While a record
+is missing, while the history is too short, or while no service time is known, the number never falls.
+
+The floor is the largest of the pool's minimum, that of a window of its schedule, and what an operator asked for. While
+the pool is in use, `spare` replicas are added to those that its calls need.
+
+To none: nothing waits, runs or has arrived for the keep-alive (`keep_alive`), and the floor is 0. As long as
+nobody has seen a call since gateways were started, replicas that are there are kept for that time, and none is started.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from math import inf, sqrt
+from typing import Final
+
+from oriel_policies.scaling.forecast import expected_rate
+from oriel_policies.scaling.keep_alive import IdleGaps
+from oriel_policies.scaling.members import Demand, State
+from oriel_policies.scaling.records import CLASSES, WINDOW_S
+from oriel_policies.scaling.service import ServiceTime, service_time
+from oriel_policies.scaling.wanted import PoolScaling, TierLoad, TierScaling, replicas_wanted
+
+DOWN_EVERY_S: Final = 60.0
+HISTORY_S: Final = 300.0
+MARGIN: Final = 1.0
+_SLOT_S: Final = 5.0
+_NOTHING: Final[list[float]] = [0.0] * CLASSES
+
+
+class Plan:
+    """wanted: replicas, within the pool's bounds. active: the pool needs at least one (KEDA's IsActive). available:
+    False if the records cannot be read: answer UNAVAILABLE, so that nothing is scaled. floor: the smallest number at
+    this moment, whatever the calls need. keep_alive_s: how long an idle pool is kept active at present. rates: calls
+    per second that are planned for, by tier. work: device-seconds per second of it, by tier; empty while unknown."""
+
+    __slots__ = ("active", "available", "floor", "keep_alive_s", "rates", "wanted", "work")
+
+    def __init__(
+        self,
+        wanted: int,
+        *,
+        active: bool,
+        available: bool,
+        floor: int,
+        keep_alive_s: float,
+        rates: dict[str, float],
+        work: dict[str, float],
+    ) -> None:
+        self.wanted = wanted
+        self.active = active
+        self.available = available
+        self.floor = floor
+        self.keep_alive_s = keep_alive_s
+        self.rates = rates
+        self.work = work
+
+
+class _Largest:
+    """The largest rate per tier in a sliding time, in slots of _SLOT_S."""
+
+    __slots__ = ("_keep_s", "_slots", "since_s")
+
+    def __init__(self, keep_s: float, now: float) -> None:
+        self._keep_s = keep_s
+        self._slots: deque[tuple[float, dict[str, float]]] = deque()
+        self.since_s = now
+
+    def observe(self, rates: Mapping[str, float], now: float) -> None:
+        slots = self._slots
+        if not slots or now - slots[-1][0] >= _SLOT_S:
+            slots.append((now, dict(rates)))
+        else:
+            latest = slots[-1][1]
+            for name, rate in rates.items():
+                latest[name] = max(rate, latest.get(name, 0.0))
+        while slots and now - slots[0][0] > self._keep_s + _SLOT_S:
+            slots.popleft()
+
+    def full(self, now: float) -> bool:
+        return now - self.since_s >= self._keep_s
+
+    def rates(self) -> dict[str, float]:
+        largest: dict[str, float] = {}
+        for _, rates in self._slots:
+            for name, rate in rates.items():
+                largest[name] = max(rate, largest.get(name, 0.0))
+        return largest
+
+
+class Planner:
+    """See the module's docstring. Single writer; `plan` is to be called about once a second, and at edges.
+
+    tiers: by the names that the records use; calls of other tiers are planned for like those of the least urgent one.
+    """
+
+    def __init__(self, pool: PoolScaling, tiers: Mapping[str, TierScaling], now: float) -> None:
+        if not tiers:
+            raise ValueError("there is at least one tier")
+        self.pool = pool
+        self.tiers = dict(tiers)
+        self._other_name = _least_urgent(self.tiers)
+        self._other = self.tiers[self._other_name]
+        self._largest = _Largest(max(HISTORY_S, 3.0 * pool.start_s), now)
+        self._gaps = IdleGaps(pool.start_s)
+        self._wanted = -1
+        self._down_s = now
+
+    def plan(
+        self,
+        demand: Demand,
+        now: float,
+        *,
+        replicas: int,
+        ready: int,
+        scheduled: int = 0,
+        profile: Mapping[str, float] | None = None,
+        model_bytes: float = 0.0,
+    ) -> Plan:
+        """The plan for this moment.
+
+        replicas: addresses of the pool that are not terminating; ready: those that serve. scheduled: the minimum of
+        the windows that are open, see `scheduled_minimum`. profile: rates by tier of a recorded profile, see
+        `expected_rate`. model_bytes: sizes of all models in use.
+        """
+        pool, total = self.pool, demand.total
+        if self._wanted < 0:
+            self._wanted = max(pool.minimum, min(pool.maximum, replicas))
+        rates = self._rates(demand, profile)
+        self._largest.observe(rates, now)
+        floor = max(pool.minimum, min(pool.maximum, max(scheduled, total.woken)))
+        in_use = self._active(demand, profile, replicas)
+        # A floor that the pool does not always have wakes it, as a call does.
+        active, spare = in_use or floor > pool.minimum, pool.spare if in_use else 0
+        services = self._services(total.curve)
+        complete = demand.state is State.COMPLETE
+        needed = self._wanted
+        if services and demand.state is not State.UNAVAILABLE:
+            needed = replicas_wanted(pool, self._loads(demand, rates, services), ready, model_bytes, spare=spare)
+        needed = max(needed, floor, 1 if active else 0)
+        if needed > self._wanted:
+            self._wanted = needed
+        elif complete and not active and not floor:
+            self._wanted = 0
+        elif complete and needed < self._wanted and self._largest.full(now) and now - self._down_s >= DOWN_EVERY_S:
+            # What the largest forecast of the history needs with one replica less than now.
+            largest = {name: rate + MARGIN * sqrt(rate / WINDOW_S) for name, rate in self._largest.rates().items()}
+            loads = self._loads(demand, largest, services)
+            fewer = self._wanted - 1
+            if replicas_wanted(pool, loads, min(ready, fewer), model_bytes, spare=spare) <= fewer:
+                self._wanted = fewer
+                self._down_s = now
+        return Plan(
+            self._wanted,
+            active=active or (self._wanted > 0 and not complete),
+            available=demand.state is not State.UNAVAILABLE,
+            floor=floor,
+            keep_alive_s=self._gaps.keep_alive_s(pool.keep_alive_s),
+            rates=rates,
+            work={name: rates[name] * service.device_s for name, service in services.items() if name in rates},
+        )
+
+    def _active(self, demand: Demand, profile: Mapping[str, float] | None, replicas: int) -> bool:
+        """Whether somebody waits or is served, was a short while ago, or is expected."""
+        total = demand.total
+        if total.idle_s < inf:
+            self._gaps.observe(total.idle_s)
+        if total.held > 0.0 or total.in_flight > 0.0:
+            return True
+        if profile and max(profile.values()) > 0.0:
+            return True
+        if total.idle_s == inf:
+            return replicas > 0 and total.observed_s < self.pool.keep_alive_s
+        keep_s = self._gaps.keep_alive_s(self.pool.keep_alive_s)
+        return total.idle_s < keep_s or self._gaps.expects_call(self.pool.start_s)
+
+    def _rates(self, demand: Demand, profile: Mapping[str, float] | None) -> dict[str, float]:
+        rates = {name: rate for name, rate in profile.items() if name in self.tiers} if profile else {}
+        for name, tier in demand.total.tiers.items():
+            rates[name] = expected_rate(
+                tier.arrivals,
+                observed_s=demand.total.observed_s,
+                continuous=demand.continuous,
+                target_s=self.tiers.get(name, self._other).target_s,
+                start_s=self.pool.start_s,
+                profile=profile.get(name, 0.0) if profile else 0.0,
+            )
+        return rates
+
+    def _services(self, curve: Mapping[int, tuple[float, float]]) -> dict[str, ServiceTime]:
+        """By tier; empty while no execution is known."""
+        services = {}
+        for name, tier in self.tiers.items():
+            found = service_time(curve, tier.target_s)
+            if found is not None:
+                services[name] = found
+        return services
+
+    def _loads(self, demand: Demand, rates: Mapping[str, float], services: Mapping[str, ServiceTime]) -> list[TierLoad]:
+        loads = []
+        for name, rate in rates.items():
+            record = demand.total.tiers.get(name)
+            known = name if name in self.tiers else self._other_name
+            backlog = record.backlog if record is not None else _NOTHING
+            loads.append(TierLoad(self.tiers[known], services[known], backlog, rate))
+        return loads
+
+
+def _least_urgent(tiers: Mapping[str, TierScaling]) -> str:
+    return max(tiers, key=lambda name: tiers[name].band)

@@ -1,0 +1,194 @@
+"""The number of replicas that lets the waiting and the expected calls meet their deadlines.
+
+Work is measured in device-seconds; a replica does `capacity` of them per second. A replica that is ordered now is
+ready `start_s` (S) later. Until then the present ones work alone, so what is due before S is theirs: new replicas
+cannot save it, and it does not count for them. For a later moment D the work that is due between S and D, less what
+the present replicas can do of it before S, has to fit into the time between S and D. The largest number over a series
+of moments D is wanted. Work comes from the waiting calls and from the expected ones, which are due one target time
+after they arrive.
+
+A tier whose target is shorter than S has to find a free replica when its calls arrive. For it the number must also
+keep the probability of waiting too long below `miss_share`: with a = the probability of waiting at all (Halfin and
+Whitt 1981) and constant service times, a call waits longer than t with probability a exp(-2 (servers - work) t / s).
+
+Tiers are taken cumulatively from the most urgent band downwards. `weight` is the share of a tier's work for which
+replicas may be paid: a tier of weight 0 uses what is there.
+"""
+
+from collections.abc import Sequence
+from math import ceil, erfc, exp, floor, inf, pi, sqrt
+from typing import Final
+
+from oriel_policies.scaling.records import due_by
+from oriel_policies.scaling.service import ServiceTime
+
+MOMENTS: Final = 14
+_ROUNDING: Final = 1e-6
+
+
+class PoolScaling:
+    """A pool as its document describes it.
+
+    start_s: time until a new replica serves its first call, in 95 of 100 cases. capacity: device-seconds per second of
+    one replica; e.g. its instances. miss_share: share of the calls of an urgent tier that may wait too long.
+    keep_alive_s: the longest time that an idle pool keeps its last replica, if `minimum` is 0. spare: replicas beyond
+    those that the calls need, while the pool is in use. bytes_per_replica: for loaded models; infinite: no limit.
+    """
+
+    __slots__ = (
+        "bytes_per_replica",
+        "capacity",
+        "keep_alive_s",
+        "maximum",
+        "minimum",
+        "miss_share",
+        "spare",
+        "start_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        minimum: int,
+        maximum: int,
+        start_s: float,
+        spare: int = 0,
+        capacity: float = 1.0,
+        miss_share: float = 0.002,
+        keep_alive_s: float = 300.0,
+        bytes_per_replica: float = inf,
+    ) -> None:
+        if not 0 <= minimum <= maximum or maximum < 1:
+            raise ValueError("0 <= minimum <= maximum, and maximum is at least 1")
+        if not 0 <= spare <= maximum:
+            raise ValueError("spare is 0 to maximum")
+        if start_s <= 0.0 or capacity <= 0.0 or bytes_per_replica <= 0.0 or not 0.0 < miss_share < 1.0:
+            raise ValueError("start_s, capacity and bytes_per_replica are positive, miss_share is between 0 and 1")
+        self.minimum = minimum
+        self.maximum = maximum
+        self.start_s = start_s
+        self.spare = spare
+        self.capacity = capacity
+        self.miss_share = miss_share
+        self.keep_alive_s = keep_alive_s
+        self.bytes_per_replica = bytes_per_replica
+
+
+class TierScaling:
+    """A tier as its document describes it. weight: the share of its work for which replicas may be paid, 0 to 1."""
+
+    __slots__ = ("band", "target_s", "weight")
+
+    def __init__(self, *, band: int, target_s: float, weight: float = 1.0) -> None:
+        if not 0.0 <= weight <= 1.0 or target_s <= 0.0:
+            raise ValueError("weight is 0 to 1, target_s is positive")
+        self.band = band
+        self.target_s = target_s
+        self.weight = weight
+
+
+class TierLoad:
+    """The load of one tier. backlog: waiting calls, see `TierRecord`; rate: expected calls per second."""
+
+    __slots__ = ("backlog", "rate", "service", "tier")
+
+    def __init__(self, tier: TierScaling, service: ServiceTime, backlog: Sequence[float], rate: float) -> None:
+        self.tier = tier
+        self.service = service
+        self.backlog = backlog
+        self.rate = rate
+
+
+def replicas_wanted(
+    pool: PoolScaling, loads: Sequence[TierLoad], replicas: int, model_bytes: float = 0.0, *, spare: int = 0
+) -> int:
+    """The wanted number, within the pool's bounds. replicas: those that are ready, or will be within `start_s`.
+
+    model_bytes: sizes of all models in use, which have to be loaded somewhere. spare: replicas beyond what the loads
+    need. Non-decreasing in every backlog.
+    """
+    paid = sorted([load for load in loads if load.tier.weight > 0.0], key=_band)
+    most = max(_by_deadline(pool, paid, replicas), _by_waiting(pool, paid), model_bytes / pool.bytes_per_replica)
+    return max(pool.minimum, min(pool.maximum, _ceil(most) + spare if most < pool.maximum else pool.maximum))
+
+
+def _band(load: TierLoad) -> int:
+    return load.tier.band
+
+
+def _ceil(number: float) -> int:
+    return ceil(number - _ROUNDING)
+
+
+def _by_deadline(pool: PoolScaling, loads: Sequence[TierLoad], replicas: int) -> float:
+    """The largest number over all moments. All bands count: a lower one only adds work."""
+    start_s, capacity = pool.start_s, pool.capacity
+    lost = sum([_queued(load, start_s) + _expected(load, start_s) for load in loads])
+    spare = max(0.0, replicas * capacity * start_s - lost)
+    most, step_s = 0.0, max(2.0, start_s / 20.0)
+    for _ in range(MOMENTS):
+        due = at_hand = 0.0
+        for load in loads:
+            queued = _queued(load, start_s + step_s) - _queued(load, start_s)
+            expected, before = _expected(load, start_s + step_s), _expected(load, start_s)
+            due += queued + expected - before
+            # What arrives after S cannot be done before S, however many replicas are idle then.
+            at_hand += queued + max(0.0, min(expected, _work(load) * start_s) - before)
+        most = max(most, (due - min(spare, at_hand)) / (capacity * step_s))
+        step_s *= 1.6
+    return most
+
+
+def _work(load: TierLoad) -> float:
+    """Device-seconds per second that a tier may be paid for."""
+    return load.tier.weight * load.service.device_s * load.rate
+
+
+def _queued(load: TierLoad, left_s: float) -> float:
+    """Device-seconds of the waiting calls that are due within `left_s`."""
+    return load.tier.weight * load.service.device_s * due_by(load.backlog, left_s)
+
+
+def _expected(load: TierLoad, left_s: float) -> float:
+    """Device-seconds of the calls that will have arrived and be due within `left_s`."""
+    return _work(load) * max(0.0, left_s - load.tier.target_s)
+
+
+def _by_waiting(pool: PoolScaling, loads: Sequence[TierLoad]) -> float:
+    """The largest number over the tiers that cannot wait for a new replica."""
+    most, work = 0.0, 0.0
+    for index, load in enumerate(loads):
+        work += _work(load)
+        last_of_band = index + 1 == len(loads) or loads[index + 1].tier.band > load.tier.band
+        if not last_of_band or work <= 0.0:
+            continue
+        for each in loads[: index + 1]:
+            if each.tier.band == load.tier.band and each.rate > 0.0 and each.tier.target_s < pool.start_s:
+                most = max(most, _enough(pool, work, each))
+    return most
+
+
+def _enough(pool: PoolScaling, work: float, load: TierLoad) -> float:
+    """The smallest number of replicas with which at most `miss_share` of the calls wait too long."""
+    low, high = floor(work / pool.capacity), pool.maximum
+    if low >= high:
+        return float(high)
+    slack_s = max(0.0, load.tier.target_s - load.service.latency_s)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _too_late(middle * pool.capacity, work, slack_s / load.service.device_s) <= pool.miss_share:
+            high = middle
+        else:
+            low = middle
+    return float(high)
+
+
+def _too_late(servers: float, work: float, slack: float) -> float:
+    """Probability of waiting longer than `slack` service times. The first factor is that of waiting at all."""
+    if servers <= work:
+        return 1.0
+    excess = (servers - work) / sqrt(work)
+    density = exp(-excess * excess / 2.0) / sqrt(2.0 * pi)
+    below = 1.0 - erfc(excess / sqrt(2.0)) / 2.0
+    waits = density / (density + excess * below)
+    return waits * exp(-2.0 * (servers - work) * slack)

@@ -1,0 +1,236 @@
+"""The external scaler, as a stand-in for KEDA sees it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import grpc
+import pytest
+
+from oriel_cli.units import free_ports
+from oriel_gateway.admin import external_scaler
+from oriel_gateway.admin.external_scaler import ExternalScaler, client_credentials
+from oriel_gateway.core import Gateway
+from oriel_policies.documents import compile_documents
+from oriel_policies.scaling.members import MISSING_S, Members
+from oriel_wire.engine.tls import Certificates
+from oriel_wire.errors import StartFailed
+
+from ..waiting import until
+from .certificates import certificate, needs_openssl
+from .gate import INFER, idle
+from .keda import PATH, Keda, keda
+from .process import gateway_process
+from .scaled import SCALING, scaled
+from .stack import Client, gateway, nobody, upstream
+
+WAITING = "x-request-timeout-ms: 200000\r\n"  # of a call that outlives any start on a busy machine
+
+
+class Scaled:
+    """A gateway whose pool `p` has no server, until the test assigns one."""
+
+    def __init__(self, port: int, core: Gateway, scaler: ExternalScaler, operator: Keda) -> None:
+        self.port, self.core, self.scaler, self.operator = port, core, scaler, operator
+
+    def plan(self) -> None:
+        self.core.scaled.plans["p"].update(monotonic())
+
+    def listeners(self) -> int:
+        return len(self.core.scaled.plans["p"].listeners)
+
+
+@asynccontextmanager
+async def stack(server: int, *, stream_s: tuple[float, float] = (300.0, 600.0)) -> AsyncIterator[Scaled]:
+    async with gateway(scaled(server)) as (port, core):
+        await until(lambda: core.pools["p"].endpoints.looked_up)
+        core.pools["p"].endpoints.assign([])  # as a discovery does that finds nobody
+        scaler = ExternalScaler(core.scaled, stream_s=stream_s)
+        try:
+            async with keda(await scaler.open("127.0.0.1", 0)) as operator:
+                yield Scaled(port, core, scaler, operator)
+        finally:
+            await scaler.close()
+
+
+async def test_a_call_for_an_empty_pool_starts_a_replica_that_answers_it() -> None:
+    async with upstream() as up, stack(up.port) as all_of, Client(all_of.port) as client:
+        endpoints = all_of.core.pools["p"].endpoints
+        woken = asyncio.Event()
+        async with all_of.operator.listening("p", woken=woken.set):
+            await until(lambda: all_of.operator.states.get("p") == [False])
+            assert await all_of.operator.poll() == (1.0, 0.0, False)
+            client.send(INFER, b"x", headers=WAITING)
+            await woken.wait()
+            assert await all_of.operator.poll() == (1.0, 1.0, True) and not up.seen
+            endpoints.assign([("127.0.0.1", up.port)])  # the replica is there
+            assert (await client.reply()).status == 200
+            all_of.plan()
+            assert await all_of.operator.poll() == (1.0, 1.0, True)  # for the keep-alive
+            assert set(all_of.operator.states["p"][1:]) == {True}
+        assert idle(all_of.core)
+        await until(lambda: not all_of.listeners())
+
+
+async def test_true_comes_again_while_calls_wait_and_nobody_is_usable() -> None:
+    """KEDA may lose one: its replica count was stale, or the object's status had no metric yet."""
+    with nobody() as closed:
+        async with stack(closed) as all_of, Client(all_of.port) as client:
+            planning = asyncio.ensure_future(all_of.core.scaled.run())
+            async with all_of.operator.listening("p"):
+                client.send(INFER, b"x", headers=WAITING)
+                await until(lambda: all_of.operator.states.get("p", []).count(True) >= 3)
+            planning.cancel()
+
+
+async def test_a_new_stream_says_the_state_at_once() -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of, Client(all_of.port) as client:
+            client.send(INFER, b"x", headers=WAITING)
+            await until(lambda: all_of.core.scaled.plans["p"].latest.active)
+            async with all_of.operator.listening("p"):
+                await until(lambda: all_of.operator.states.get("p"))
+                assert all_of.operator.states["p"][0] is True
+
+
+async def test_streams_end_with_ok_when_the_gateway_stops() -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of, all_of.operator.listening("p", "p"):
+            await until(lambda: all_of.listeners() == 2)
+            await all_of.scaler.close()
+            await until(lambda: all_of.operator.ended == [grpc.StatusCode.OK] * 2)
+            assert all_of.listeners() == 0
+
+
+async def test_a_stream_ends_with_ok_after_a_while_but_not_while_a_call_waits() -> None:
+    with nobody() as closed:
+        async with stack(closed, stream_s=(0.001, 0.001)) as all_of, Client(all_of.port) as client:
+            async with all_of.operator.listening("p"):
+                await until(lambda: all_of.operator.ended == [grpc.StatusCode.OK])
+            client.send(INFER, b"x", headers=WAITING)
+            await until(lambda: all_of.core.scaled.plans["p"].demand.total.held)
+            async with all_of.operator.listening("p"):
+                await until(lambda: all_of.operator.states["p"][1:] == [True])
+                assert await all_of.operator.poll() == (1.0, 1.0, True)
+                assert all_of.listeners() == 1 and len(all_of.operator.ended) == 1
+
+
+async def test_what_cannot_be_scaled_is_refused_with_the_reason() -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            for target, code, text in (
+                ("", grpc.StatusCode.INVALID_ARGUMENT, "has no `target`"),
+                ("inference-cpu", grpc.StatusCode.NOT_FOUND, "no pool 'inference-cpu' with a `scaling` table"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await all_of.operator.poll(target)
+                assert caught.value.code() is code and text in (caught.value.details() or "")
+            newer = all_of.operator.channel.unary_unary(PATH + "StreamMetricSpec")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await newer(b"")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_streams_of_a_pool_that_scales_no_more_end() -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of, all_of.operator.listening("p"):
+            await until(all_of.listeners)
+            all_of.core.adopt(compile_documents(scaled(closed, scaling="")))
+            await until(lambda: all_of.operator.ended == [grpc.StatusCode.NOT_FOUND])
+
+
+async def test_a_thousand_streams_over_one_connection() -> None:
+    """grpcio's own default of streams per connection would hold back the calls of a poll."""
+    with nobody() as closed:
+        async with stack(closed) as all_of, all_of.operator.listening(*["p"] * 1000):
+            await until(lambda: all_of.listeners() == 1000)
+            assert await all_of.operator.poll() == (1.0, 0.0, False)
+
+
+async def test_what_is_too_large_for_the_scaler_is_refused() -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            ask = all_of.operator.channel.unary_unary(PATH + "IsActive")
+            for message, metadata in ((bytes(70_000), ()), (b"", (("x", "y" * 20_000),))):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await ask(message, metadata=metadata)
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await all_of.operator.poll() == (1.0, 0.0, False)
+
+
+def test_the_bounds_of_the_scaler_are_as_the_page_says() -> None:
+    chosen = dict(external_scaler._OPTIONS)
+    times = ("server_handshake_timeout_ms", "max_connection_idle_ms", "keepalive_timeout_ms", "keepalive_time_ms")
+    assert [chosen[f"grpc.{name}"] for name in times] == [10_000, 60_000, 10_000, 20_000]
+    assert chosen["grpc.max_concurrent_streams"] == 8192 and external_scaler._MOST_CALLS == 16_384
+
+
+async def test_after_a_minute_without_data_nothing_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            plan = all_of.core.scaled.plans["p"]
+            monkeypatch.setattr(Members, "read", lambda *_: None)
+            plan.update(monotonic() + 2 * MISSING_S)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await all_of.operator.poll()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_bytes_are_those_of_kedas_protocol() -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            ref = b"\n\x01o\x12\x05oriel\x1a\x0b\n\x06target\x12\x01p"
+            channel = all_of.operator.channel
+            assert await channel.unary_unary(PATH + "IsActive")(ref) == b""  # false is not sent
+            spec = await channel.unary_unary(PATH + "GetMetricSpec")(ref)
+            assert spec == b"\n\x15\n\x08replicas\x10\x01\x19\x00\x00\x00\x00\x00\x00\xf0\x3f"
+            core = all_of.core
+            core.adopt(compile_documents(scaled(closed, scaling=SCALING.replace("minimum = 0", "minimum = 2"))))
+            all_of.plan()
+            asked = b"\n" + bytes((len(ref),)) + ref + b"\x12\x08replicas"
+            metrics = await channel.unary_unary(PATH + "GetMetrics")(asked)
+            assert metrics == b"\n\x15\n\x08replicas\x10\x02\x19\x00\x00\x00\x00\x00\x00\x00\x40"
+
+
+@needs_openssl
+async def test_with_an_authority_only_its_clients_are_answered(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path, "gateway")
+    own, own_key = certificate(tmp_path, "keda")
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            scaler = ExternalScaler(all_of.core.scaled)
+            port = await scaler.open("127.0.0.1", 0, client_credentials(Certificates(chain, key), own))
+            root = chain.read_bytes()
+            known = grpc.ssl_channel_credentials(root, own_key.read_bytes(), own.read_bytes())
+            async with keda(port, known) as operator:
+                assert await operator.poll() == (1.0, 0.0, False)
+            async with keda(port, grpc.ssl_channel_credentials(root)) as stranger:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stranger.poll()
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await scaler.close()
+            with pytest.raises(StartFailed, match="--scaler-client-ca cannot be read"):
+                client_credentials(Certificates(chain, key), tmp_path / "none")
+
+
+async def test_a_port_that_is_taken_is_an_error() -> None:
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            with pytest.raises(StartFailed, match=f"127.0.0.1:{closed}"):
+                await ExternalScaler(all_of.core.scaled).open("127.0.0.1", closed)
+
+
+async def test_a_gateway_serves_the_port_and_ends_its_streams_well(tmp_path: Path) -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    with nobody() as closed:
+        async with keda(port) as operator, AsyncExitStack() as listening:
+            async with gateway_process(tmp_path, scaled(closed), "--scaler-port", str(port)) as process:
+                await listening.enter_async_context(operator.listening("p"))
+                await until(lambda: operator.states.get("p"))
+                async with Client(process.port) as client:
+                    client.send(INFER, b"x", headers=WAITING)
+                    await until(lambda: operator.states["p"].count(True) >= 2)
+                    assert (await operator.poll())[2]
+            assert operator.ended == [grpc.StatusCode.OK]

@@ -1,0 +1,144 @@
+"""What a call for a pool without servers was given to wait for the first one ends when it is no longer needed."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from time import monotonic
+
+import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway.core import Gateway
+
+from ..waiting import until
+from .cold_pools import Names, cold, empty, names, parked, watched
+from .gate import INFER
+from .grpc_stack import Backend
+from .stack import BRONZE, GOLD, Client, Seen, digest, gateway, grpc_server, upstream
+
+__all__ = ["names"]
+
+GIVE_UP_S = 100.0
+HOLD = "start_ms = 60000\nhold_ms = 300000"
+TIER = f"target_ms = 1\ngive_up_ms = {GIVE_UP_S * 1e3:g}"
+SILVER = "key-silver"
+
+
+def head(model: str, key: str, size: int) -> bytes:
+    line = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+    return f"{line}content-length: {size}\r\n\r\n".encode()
+
+
+async def never_answers(seen: Seen) -> bytes:
+    await asyncio.Event().wait()
+    return b""
+
+
+async def test_a_server_that_comes_while_the_body_does(names: Names) -> None:
+    async with empty(cold(HOLD, tier=TIER)) as (port, core), upstream() as up, Client(port) as client:
+        up.answer = never_answers
+        gate = core.pools["p"]
+        client.writer.write(head("digits", GOLD, 10) + b"12345")
+        await until(lambda: gate.held_bytes == 10)
+        names.found = (("127.0.0.1", up.port),)
+        await until(lambda: gate.endpoints.usable)
+        client.writer.write(b"67890")
+        await until(lambda: gate.admission.inflight == 1)
+        assert watched(core).deadline < monotonic() + GIVE_UP_S
+
+
+async def test_calls_that_share_an_answer(names: Names) -> None:
+    files = cold(HOLD, tier=TIER)
+    shared = files["all.toml"].replace(b'model = "*"\npool = "p"', b'model = "*"\npool = "p"\ndeterministic = true')
+    assert shared != files["all.toml"]
+    async with empty({"all.toml": shared}) as (port, core), upstream() as up, Client(port) as client:
+        up.answer = never_answers
+        client.send(INFER, b"x")
+        await until(lambda: parked(core) == 1)
+        assert all(call.deadline > monotonic() + GIVE_UP_S for call in core.clock)
+        names.found = (("127.0.0.1", up.port),)
+        await until(lambda: core.pools["p"].admission.inflight == 1)
+        assert any(call.deadline < monotonic() + GIVE_UP_S for call in core.clock)
+
+
+async def test_a_call_is_held_when_its_body_is_here(names: Names) -> None:
+    """Before, its bytes are reserved for as long as calls have to send their bodies, and no longer."""
+    async with empty(cold(HOLD, tier=TIER)) as (port, core), Client(port) as client:
+        client.writer.write(head("digits", BRONZE, 500_000))
+        await until(lambda: core.pools["p"].held_bytes == 500_000)
+        call = watched(core)
+        assert call.deadline == call.received_s + GIVE_UP_S
+        client.writer.write(bytes(500_000))
+        await until(lambda: parked(core) == 1)
+        assert call.deadline == call.received_s + 300.0
+
+
+async def test_a_displaced_call_has_the_time_of_its_tier_in_the_next_pool(names: Names) -> None:
+    files = cold(HOLD, tier=TIER)["all.toml"].decode().replace('pool = "p"\n', 'pool = "p"\nfallback = ["q"]\n')
+    async with upstream() as up:
+        up.answer = never_answers
+        address = f"127.0.0.1:{up.port}"
+        files += f'[pools.q]\nprobe = ""\nendpoints = ["{address}"]\ngrpc_endpoints = ["{address}"]\n'
+        async with empty({"all.toml": files.encode()}) as (port, core), Client(port) as client:
+            q = core.pools["q"]
+            q.endpoints.assign([])
+            client.send(INFER, b"x", key=BRONZE)
+            await until(lambda: parked(core) == 1)
+            call = watched(core)
+            q.endpoints.assign([("127.0.0.1", up.port)])
+            assert core.pools["p"].endpoints.displace(0)  # as a more urgent call does
+            await until(lambda: q.admission.inflight == 1)
+            assert call.deadline < monotonic() + GIVE_UP_S
+
+
+def two_pools(a: int, b: int, grpc: int) -> dict[str, bytes]:
+    """Two pools whose calls may go on to each other's."""
+    keys = {"gold": GOLD, "silver": SILVER, "bronze": BRONZE}
+    text = ""
+    for band, (tier, key) in enumerate(keys.items()):
+        text += f"[tiers.{tier}]\nband = {band}\ntarget_ms = 2000\ngive_up_ms = 60000\n"
+        text += f'[tenants.{tier}]\ntier = "{tier}"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest(key)}" }}]\n'
+    for name, port, bounds in (("a", a, (1000, 8, 9)), ("b", b, (4000, 1, 1))):
+        text += f'[pools.{name}]\nprobe = ""\nendpoints = ["127.0.0.1:{port}"]\ngrpc_endpoints = ["127.0.0.1:{grpc}"]\n'
+        text += "learn_concurrency = false\nmax_body_bytes = 1000\n"
+        text += "max_queue_bytes = {}\nmax_inflight = {}\nmax_queue = {}\n".format(*bounds)
+    text += '[[routes]]\nmodel = "x"\npool = "a"\nfallback = ["b"]\n'
+    return {"all.toml": (text + '[[routes]]\nmodel = "y"\npool = "b"\nfallback = ["a"]\n').encode()}
+
+
+@pytest.mark.timeout(60)
+async def test_pools_that_displace_calls_into_each_other_do_not_stop_the_loop() -> None:
+    """A displaced call goes on to the other pool, and a call that it displaces there takes the bytes it has left."""
+    async with AsyncExitStack() as stack:
+        one, other = [await stack.enter_async_context(upstream()) for _ in range(2)]
+        one.answer = other.answer = never_answers
+        grpc = await stack.enter_async_context(grpc_server(Backend()))
+        port, core = await stack.enter_async_context(gateway(two_pools(one.port, other.port, grpc)))
+        a, b = core.pools["a"], core.pools["b"]
+        a.grpc.assign([])
+        b.grpc.assign([])
+        clients = [await stack.enter_async_context(Client(port)) for _ in range(4)]
+        clients[0].send("/v2/models/y/infer", b"x", key=BRONZE)
+        await until(lambda: b.admission.inflight == 1)
+        clients[3].writer.write(head("x", GOLD, 300) + bytes(299))
+        await until(lambda: a.held_bytes == 299)
+        channel = await stack.enter_async_context(aio.insecure_channel(f"127.0.0.1:{port}"))
+        message = service_pb2.ModelInferRequest(model_name="x", id="i" * 380).SerializeToString()
+        method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        waiting = method(message, metadata=(("authorization", f"Bearer {SILVER}"),))
+        await until(lambda: a.grpc.parked == 1)
+        clients[1].writer.write(head("y", BRONZE, 400))
+        await until(lambda: _begun(core, "bronze") == 2)
+        clients[1].writer.write(bytes(400))
+        await until(lambda: len(b.admission.queue) == 1)
+        b.grpc.assign([("127.0.0.1", grpc)])
+        clients[2].writer.write(head("x", GOLD, 500))
+        await until(lambda: _begun(core, "gold") == 2)
+        clients[2].writer.write(bytes(500))
+        reply = await clients[2].reply()
+        assert (reply.status, waiting.done()) == (503, False)
+        waiting.cancel()
+
+
+def _begun(core: Gateway, tenant: str) -> int:
+    return sum(call.tenant.name == tenant for call in core.clock)

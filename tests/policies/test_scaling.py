@@ -1,0 +1,386 @@
+"""The wanted number of replicas: its bounds and its course over time, in virtual time."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_policies.scaling.counter import DemandCounter
+from oriel_policies.scaling.forecast import expected_rate
+from oriel_policies.scaling.keep_alive import IdleGaps
+from oriel_policies.scaling.members import Demand, Members, State
+from oriel_policies.scaling.planner import Plan, Planner
+from oriel_policies.scaling.records import PoolRecord, TierRecord
+from oriel_policies.scaling.reported import reported_value
+from oriel_policies.scaling.service import ServiceTime
+from oriel_policies.scaling.wanted import PoolScaling, TierLoad, TierScaling, replicas_wanted
+
+GOLD = TierScaling(band=0, target_s=0.5)
+BRONZE = TierScaling(band=1, target_s=120.0)
+TIERS = {"gold": GOLD, "bronze": BRONZE}
+SERVICE = ServiceTime(0.1, 0.1)
+BACKLOG = st.lists(st.integers(0, 200).map(float), min_size=24, max_size=24)
+
+
+def pool(minimum: int = 0, maximum: int = 50, *, spare: int = 0, **more: float) -> PoolScaling:
+    return PoolScaling(minimum=minimum, maximum=maximum, spare=spare, start_s=20.0, **more)
+
+
+def loads(gold: Sequence[float], bronze: Sequence[float], rate: float) -> list[TierLoad]:
+    return [TierLoad(BRONZE, SERVICE, bronze, rate), TierLoad(GOLD, SERVICE, gold, rate)]
+
+
+@given(BACKLOG, BACKLOG, st.integers(0, 23), st.floats(0.0, 300.0), st.integers(0, 40), st.floats(0.0, 100.0))
+def test_the_wanted_number_is_bounded_and_grows_with_the_backlog(
+    gold: list[float], bronze: list[float], index: int, rate: float, replicas: int, more: float
+) -> None:
+    few = replicas_wanted(pool(2, 30), loads(gold, bronze, rate), replicas)
+    longer = [calls + more * (each == index) for each, calls in enumerate(bronze)]
+    many = replicas_wanted(pool(2, 30), loads(gold, longer, rate), replicas)
+    assert 2 <= few <= many <= 30
+
+
+@given(st.floats(0.1, 300.0), st.floats(1.0, 2.0), st.integers(0, 40))
+def test_a_higher_rate_never_wants_fewer(rate: float, factor: float, replicas: int) -> None:
+    nothing = [0.0] * 24
+    low = replicas_wanted(pool(), loads(nothing, nothing, rate), replicas)
+    assert low <= replicas_wanted(pool(), loads(nothing, nothing, rate * factor), replicas)
+
+
+def test_a_tier_of_weight_0_buys_nothing() -> None:
+    free = TierLoad(TierScaling(band=0, target_s=60.0, weight=0.0), SERVICE, [500.0] * 24, 100.0)
+    assert replicas_wanted(pool(), [free], 1) == 0
+
+
+def test_work_that_no_new_replica_can_save_is_left_out() -> None:
+    lost = [0.0] * 24
+    lost[0] = 10_000.0
+    assert replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, lost, 0.0)], 0) == 0
+    later = [0.0] * 24
+    later[14] = 1_000.0  # due in about a minute: 100 s of work
+    assert 2 <= replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, later, 0.0)], 0) <= 6
+    assert replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, later, 0.0)], 6) == 0, "six do it in the time of a start"
+
+
+def test_loaded_models_have_to_lie_somewhere() -> None:
+    assert replicas_wanted(pool(bytes_per_replica=10.0), [], 1, model_bytes=25.0) == 3
+
+
+def test_a_steady_urgent_rate_gets_what_the_queueing_formula_says() -> None:
+    """Work 10: eleven replicas let far less than 2 of 1,000 calls wait four service times; ten would never catch up."""
+    load = TierLoad(GOLD, SERVICE, [0.0] * 24, 100.0)
+    assert replicas_wanted(pool(), [load], 10) == 11
+    tight = TierLoad(TierScaling(band=0, target_s=0.12), SERVICE, [0.0] * 24, 100.0)
+    assert replicas_wanted(pool(), [tight], 10) > 13
+
+
+@pytest.mark.parametrize("exactly_a_tenth_counts", [True, False])
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_the_autoscaler_follows_the_reported_value(exactly_a_tenth_counts: bool, replicas: int, wanted: int) -> None:
+    """Both comparisons exist: Kubernetes changed it when the tolerance became a field."""
+    value = round(reported_value(replicas, wanted), 3)
+    if not replicas:
+        assert value == wanted
+        return
+    ratio = value / replicas
+    still = abs(1.0 - ratio) <= 0.1 if exactly_a_tenth_counts else 0.9 <= ratio <= 1.1
+    after = replicas if still else math.ceil(value)
+    if wanted > replicas:
+        assert wanted <= after <= max(wanted, math.floor(1.1 * replicas) + 2)
+    elif wanted < 0.9 * replicas - 1e-6:
+        assert after == wanted
+    else:
+        assert wanted <= after <= replicas and after - wanted <= 0.1 * replicas
+
+
+@pytest.mark.parametrize(
+    ("replicas", "wanted", "value"),
+    [
+        (10, 11, 11.01),
+        (11, 12, 12.11),
+        (20, 22, 22.01),
+        (30, 32, 33.01),
+        (10, 9, 8.99),
+        (30, 28, 30.0),
+        (30, 27, 26.99),
+        (10, 8, 8.0),
+        (0, 3, 3.0),
+    ],
+)
+def test_small_changes_are_reported_beyond_the_tolerance(replicas: int, wanted: int, value: float) -> None:
+    assert reported_value(replicas, wanted) == pytest.approx(value)
+
+
+def arrivals_at(rate: Callable[[int], float]) -> list[float]:
+    return [rate(age) for age in range(61)]
+
+
+def planned_for(arrivals: list[float], *, target_s: float = 0.5, continuous: bool = True) -> float:
+    return expected_rate(arrivals, observed_s=100.0, continuous=continuous, target_s=target_s, start_s=20.0)
+
+
+def test_a_rise_is_extrapolated_to_when_a_replica_would_be_ready() -> None:
+    rising = arrivals_at(lambda age: 100.0 - age)
+    assert planned_for(rising) == pytest.approx(84.5 + 42.5)
+    assert planned_for(rising, continuous=False) < 100.0
+    assert planned_for(rising, target_s=60.0) == pytest.approx(69.5), "such a call can wait for a replica"
+
+
+def test_a_rise_that_may_be_chance_is_not_extrapolated() -> None:
+    arrivals = arrivals_at(lambda age: 1.2 if age <= 30 else 1.0)
+    assert planned_for(arrivals) == pytest.approx(1.1)
+
+
+def test_a_half_full_window_has_no_slope() -> None:
+    """After a restart of all gateways the first half of the window is empty, although the rate has not changed."""
+    counter, members, now = DemandCounter(0.0), Members(0.0), 0.0
+    for number in range(4500):
+        now = number / 100.0
+        counter.arrived("gold", now)
+    members.read({"a": (counter.record(now), 0.0)}, now)
+    demand = members.demand(now)
+    expected = expected_rate(
+        demand.total.tiers["gold"].arrivals,
+        observed_s=demand.total.observed_s,
+        continuous=demand.continuous,
+        target_s=0.5,
+        start_s=20.0,
+    )
+    assert not demand.continuous and expected == pytest.approx(100.0, rel=0.03)
+
+
+class Course:
+    """A pool in virtual time whose traffic is spread over several gateways. Replicas come at once."""
+
+    def __init__(self, gateways: int = 1, *, settings: PoolScaling | None = None) -> None:
+        self.counters = [DemandCounter(0.0) for _ in range(gateways)]
+        self.members = Members(0.0)
+        self.planner = Planner(settings or pool(), TIERS, 0.0)
+        self.replicas = 0
+        self.scheduled = 0
+        self.now = 0.0
+        self.calls = 0
+        self.wanted: list[int] = []
+
+    def second(self, calls: int, *, refused: bool = False) -> Plan:
+        for number in range(calls):
+            moment = self.now + number / calls
+            counter = self.counters[self.calls % len(self.counters)]
+            self.calls += 1
+            counter.arrived("gold", moment)
+            if refused:
+                counter.refused("gold", moment)
+            counter.executed(1, 0.1, moment)
+        self.now += 1.0
+        return self.plan()
+
+    def plan(self) -> Plan:
+        records = {str(index): (counter.record(self.now), 0.0) for index, counter in enumerate(self.counters)}
+        self.members.read(records, self.now)
+        demand, replicas = self.members.demand(self.now), self.replicas
+        plan = self.planner.plan(demand, self.now, replicas=replicas, ready=replicas, scheduled=self.scheduled)
+        self.replicas = plan.wanted
+        self.wanted.append(plan.wanted)
+        return plan
+
+
+def changes_of_direction(numbers: Sequence[int]) -> int:
+    signs = [1 if after > before else -1 for before, after in pairwise(numbers) if after != before]
+    return sum(first != second for first, second in pairwise(signs))
+
+
+def poisson(rate: float, chance: random.Random) -> int:
+    number, left = 0, chance.expovariate(rate)
+    while left < 1.0:
+        number, left = number + 1, left + chance.expovariate(rate)
+    return number
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_number_of_gateways_wants_the_same(seed: int) -> None:
+    courses = [Course(gateways) for gateways in (1, 2, 8)]
+    for course in courses:
+        chance = random.Random(seed)
+        for second in range(240):
+            course.second(poisson(5.0 + second / 2, chance))
+    assert courses[0].wanted == courses[1].wanted == courses[2].wanted and max(courses[0].wanted) > 10
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("rate", [3.0, 40.0])
+def test_a_constant_load_changes_direction_at_most_once_in_ten_minutes(rate: float, seed: int) -> None:
+    course, chance = Course(settings=pool(1)), random.Random(seed)
+    for _ in range(1200):
+        course.second(poisson(rate, chance))
+    assert changes_of_direction(course.wanted[600:]) <= 1
+    assert course.wanted[-1] >= rate * 0.1
+
+
+def test_refused_calls_count_and_a_pool_grows_from_nothing() -> None:
+    served, refused = Course(), Course()
+    for _ in range(90):
+        served.second(30)
+        refused.replicas = 0
+        assert refused.second(30, refused=True).active
+    assert refused.wanted[-1] == served.wanted[-1] >= 4
+
+
+def test_the_first_call_of_an_idle_pool_makes_it_active_at_once() -> None:
+    course = Course(settings=pool(keep_alive_s=30.0))
+    for _ in range(60):
+        plan = course.second(0)
+    assert not plan.active and plan.wanted == 0
+    course.counters[0].arrived("gold", course.now + 0.1)
+    course.counters[0].queued("gold", course.now + 0.6)
+    course.now += 0.1
+    plan = course.plan()
+    assert plan.active and plan.wanted == 1
+
+
+def test_an_idle_pool_goes_to_its_minimum_only_after_the_keep_alive_and_not_while_a_call_runs() -> None:
+    course = Course(settings=pool(keep_alive_s=90.0))
+    course.second(10)
+    course.counters[0].started()
+    for _ in range(400):
+        assert course.second(0).active
+    course.counters[0].ended(course.now)
+    active = [course.second(0).active for _ in range(100)]
+    assert active == [True] * 89 + [False] * 11
+    assert course.wanted[-1] == 0
+
+
+def test_one_goes_per_minute_and_only_after_the_history() -> None:
+    course = Course()
+    for _ in range(30):
+        course.second(60)
+    most = course.wanted[-1]
+    for _ in range(900):
+        course.second(5)
+    first = next(index for index, number in enumerate(course.wanted) if number < most and index > 30)
+    assert first >= 300
+    down = [index for index, (before, after) in enumerate(pairwise(course.wanted)) if after < before]
+    assert all(after - before >= 60 for before, after in pairwise(down)) and len(down) >= 3
+    assert all(before - after <= 1 for before, after in pairwise(course.wanted))
+
+
+def test_the_number_never_falls_while_a_record_is_missing_and_is_unavailable_after_a_minute() -> None:
+    course = Course(settings=pool(keep_alive_s=10.0))
+    for _ in range(400):
+        course.second(60)
+    steady = course.wanted[-1]
+    states = []
+    for _ in range(80):
+        course.now += 1.0
+        demand = course.members.demand(course.now)
+        plan = course.planner.plan(demand, course.now, replicas=steady, ready=steady)
+        states.append(plan.available)
+        assert plan.wanted == steady and plan.active
+    assert states == [True] * 59 + [False] * 21
+
+
+def test_without_a_service_time_the_number_stays_and_one_is_wanted_for_a_call() -> None:
+    total = PoolRecord()
+    total.tiers["gold"] = TierRecord()
+    total.tiers["gold"].arrivals[1] = 100.0
+    total.idle_s = 0.0
+    demand = Demand(total, State.COMPLETE, continuous=True)
+    assert Planner(pool(), TIERS, 0.0).plan(demand, 1.0, replicas=0, ready=0).wanted == 1
+    assert Planner(pool(), TIERS, 0.0).plan(demand, 1.0, replicas=7, ready=7).wanted == 7
+
+
+def test_regular_gaps_shorten_the_keep_alive_and_bring_a_replica_back_in_time() -> None:
+    gaps = IdleGaps(5.0)
+    assert gaps.keep_alive_s(300.0) == 300.0
+    for number in range(20):
+        for idle_s in range(100 + number % 3):
+            gaps.observe(float(idle_s))
+    gaps.observe(0.0)
+    assert gaps.keep_alive_s(300.0) == pytest.approx(101.0) and gaps.keep_alive_s(60.0) == 60.0
+    expected = []
+    for idle_s in range(150):
+        gaps.observe(float(idle_s))
+        expected.append(gaps.expects_call(20.0))
+    assert expected.index(True) == 79 and not expected[120]
+
+
+def test_a_pool_that_is_called_every_hour_is_woken_a_start_before() -> None:
+    course = Course(settings=pool(keep_alive_s=60.0))
+    active: list[list[int]] = []
+    for _ in range(13):
+        course.second(1)
+        plans = [course.second(0).active for _ in range(3599)]
+        active.append([second for second, each in enumerate(plans) if each])
+    assert active[0][-1] < 60, "nothing is known yet"
+    assert active[-1][-1] == 3598 and course.wanted[-1] == 1, "until the call comes"
+    expected = [second for second in active[-1] if second > 60]
+    assert 3599 - 22 <= expected[0] <= 3599 - 20, "a start of 20 s before"
+
+
+def test_spare_replicas_are_added_while_the_pool_is_in_use_and_within_its_bounds() -> None:
+    plain, spare = (
+        Course(settings=pool(keep_alive_s=60.0)),
+        Course(settings=pool(maximum=9, keep_alive_s=60.0, spare=2)),
+    )
+    for _ in range(60):
+        plain.second(50)
+        spare.second(50)
+    assert spare.wanted[-1] == plain.wanted[-1] + 2 <= 9
+    for _ in range(60):
+        spare.second(90)
+    assert spare.wanted[-1] == 9
+    for _ in range(120):
+        spare.second(0)
+    assert spare.wanted[-1] == 0
+
+
+def test_a_schedule_wakes_a_pool_and_lets_it_go_when_it_ends() -> None:
+    course = Course(settings=pool(maximum=4, keep_alive_s=30.0))
+    course.second(0)
+    assert not course.wanted[-1]
+    course.scheduled = 3
+    plan = course.second(0)
+    assert plan.active and plan.wanted == plan.floor == 3
+    course.scheduled = 9
+    assert course.second(0).wanted == 4, "its maximum"
+    for _ in range(900):
+        course.second(1)
+    assert course.wanted[-1] == 4
+    course.scheduled = 0
+    course.second(0)
+    for _ in range(27):
+        assert course.second(0).active
+    for _ in range(3):
+        plan = course.second(0)
+    assert not plan.active and not plan.wanted
+
+
+def test_a_floor_that_the_pool_always_has_does_not_wake_it() -> None:
+    course = Course(settings=pool(minimum=2))
+    course.scheduled = 1
+    plan = course.second(0)
+    assert not plan.active and plan.wanted == plan.floor == 2
+
+
+def test_what_an_operator_asked_for_counts_at_every_gateway_until_its_time_is_over() -> None:
+    course = Course(gateways=3, settings=pool(keep_alive_s=30.0))
+    course.second(0)
+    course.counters[0].wake(2, course.now + 20.0)
+    course.counters[1].wake(5, course.now + 10.0)
+    wanted = [course.second(0).wanted for _ in range(40)]
+    assert wanted[:9] == [5] * 9 and wanted[-1] == 0
+    course.counters[0].wake(2, course.now + 20.0)
+    course.counters[0].wake(1, course.now + 2.5)
+    assert [course.second(0).floor for _ in range(4)] == [1, 1, 0, 0], "the latest call counts"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=40))
+def test_whatever_comes_the_number_stays_within_the_bounds(calls: list[int]) -> None:
+    course = Course(settings=pool(1, 7))
+    for number in calls:
+        course.second(number)
+    assert all(1 <= wanted <= 7 for wanted in course.wanted)
