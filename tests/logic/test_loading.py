@@ -61,6 +61,26 @@ def test_values_of_a_neighbour_travel(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(thing)) is thing
 
 
+class Late(str):
+    """The name of a module; while it is looked at, another thread's import of a further module ends."""
+
+    def startswith(self, *words: Any) -> bool:
+        sys.modules.setdefault("oriel_test_imported_meanwhile", sys)
+        return super().startswith(*words)
+
+
+def test_handlers_load_and_are_forgotten_while_another_thread_imports(tmp_path: Path, monkeypatch: Any) -> None:
+    version(tmp_path, 1)
+    monkeypatch.setitem(sys.modules, Late("oriel_test_late"), sys)
+    try:
+        (loaded,) = load(handler_files([tmp_path]))
+        assert loaded.problem == ""
+        del sys.modules["oriel_test_imported_meanwhile"]
+        forget(loaded.file.module)
+    finally:
+        sys.modules.pop("oriel_test_imported_meanwhile", None)
+
+
 def test_what_is_installed_goes_before_a_neighbour(tmp_path: Path) -> None:
     source = "from oriel_logic import service\nimport json, msgspec\n@service\ndef f(request): return json, msgspec\n"
     lay(tmp_path, json=source, msgspec="raise ValueError")

@@ -1,7 +1,7 @@
 """KEDA's questions without a cluster: the planned gateway runs with its planned arguments and documents, and a stand-in
 for KEDA asks it what the planned ScaledObjects say. No group has a pod until a call for one of its models has woken it.
 
-The Kubernetes API is a scripted one that knows one service; it is found in place of the cluster's.
+The Kubernetes API is a scripted one; it is found in place of the cluster's.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ async def test_a_call_for_a_group_at_zero_wakes_this_group_and_is_answered_by_it
             assert not call.done()
 
             async with pod(port=machine.port(8000)):  # what KEDA would start
-                api.put(piece("first", endpoint("127.0.0.1", pod="1")))
+                api.put(piece("first", endpoint("127.0.0.1", pod="1"), service="inference-chat"))
                 assert (await call).status_code == 200
             # Nobody without a key wakes anything.
             stranger = await client.post(infer.replace("chat-small", "digits"), content=BODY)

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 from oriel_wire.engine.endpoint_slices import ApiServer
 
 TOKEN = "first-token"
+SERVICE = "kubernetes.io/service-name"
 
 
 def endpoint(host: str, *, ready: bool | None = True, terminating: bool = False, pod: str = "") -> dict[str, Any]:
@@ -22,10 +23,12 @@ def endpoint(host: str, *, ready: bool | None = True, terminating: bool = False,
     return {"addresses": [host], "conditions": conditions, "nodeName": "n", **more}
 
 
-def piece(name: str, *endpoints: dict[str, Any], kind: str = "IPv4") -> dict[str, Any]:
+def piece(name: str, *endpoints: dict[str, Any], kind: str = "IPv4", service: str = "") -> dict[str, Any]:
+    """A slice. service: whose; without it, it is in the answer for every service."""
+    labels = {"labels": {SERVICE: service}} if service else {}
     return {
         "kind": "EndpointSlice",
-        "metadata": {"name": name, "namespace": "models"},
+        "metadata": {"name": name, "namespace": "models", **labels},
         "addressType": kind,
         "endpoints": list(endpoints) or None,
         "ports": [{"name": "http", "port": 8000}],
@@ -41,11 +44,16 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+def concerns(found: dict[str, Any], service: str) -> bool:
+    """Whether a slice is in the answer for this service."""
+    return bool(found["metadata"].get("labels", {}).get(SERVICE, service) == service)
+
+
 class KubernetesApi:
-    """The slices of one service.
+    """The slices of a namespace.
 
     asked: for each request its path and query, with the token.
-    lists, watches: how many there were. watching: watches that are open.
+    lists, watches: how many there were. watching: watches that are open, with the service of each.
     refuse: the status that answers the next requests, by "list" or "watch".
     deaf: watches that are opened from now on get nothing, as over a half-open connection.
     """
@@ -58,8 +66,8 @@ class KubernetesApi:
         self.lists = self.watches = 0
         self.refuse: dict[str, int] = {}
         self.deaf = False
-        self.watching: set[asyncio.StreamWriter] = set()
-        self._history: list[tuple[int, bytes]] = []
+        self.watching: dict[asyncio.StreamWriter, str] = {}
+        self._history: list[tuple[int, dict[str, Any], bytes]] = []
         self._open: set[asyncio.StreamWriter] = set()
 
     def put(self, found: dict[str, Any]) -> None:
@@ -79,8 +87,11 @@ class KubernetesApi:
 
     def _announce(self, kind: str, found: dict[str, Any]) -> None:
         self.version += 1
-        self._history.append((self.version, event(kind, str(self.version), found)))
-        self.send(self._history[-1][1])
+        line = event(kind, str(self.version), found)
+        self._history.append((self.version, found, line))
+        for writer, service in self.watching.items():
+            if concerns(found, service):
+                writer.write(chunk(line))
 
     def send(self, data: bytes) -> None:
         """Send these bytes as one chunk on every watch."""
@@ -90,7 +101,7 @@ class KubernetesApi:
     def end_watches(self) -> None:
         """End all watches as their time would."""
         for writer in list(self.watching):
-            self.watching.discard(writer)
+            self.watching.pop(writer, None)
             writer.write(b"0\r\n\r\n")
 
     def abort(self) -> None:
@@ -107,7 +118,7 @@ class KubernetesApi:
             pass
         finally:
             self._open.discard(writer)
-            self.watching.discard(writer)
+            self.watching.pop(writer, None)
             writer.close()
 
     def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
@@ -116,6 +127,7 @@ class KubernetesApi:
         token = next(line[22:] for line in head.split("\r\n") if line.lower().startswith("authorization: bearer "))
         self.asked.append((url.path, {**query, "token": [token]}))
         kind = "watch" if "watch" in query else "list"
+        service = query["labelSelector"][0].partition("=")[2]
         status = self.refuse.get(kind) or (200 if token == self.token else 401)
         if kind == "watch":
             self.watches += 1
@@ -124,15 +136,17 @@ class KubernetesApi:
         if status != 200:
             writer.write(b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status)
         elif kind == "list":
-            found = {"metadata": {"resourceVersion": str(self.version)}, "items": list(self.slices.values())}
+            items = [each for each in self.slices.values() if concerns(each, service)]
+            found = {"metadata": {"resourceVersion": str(self.version)}, "items": items}
             body = json.dumps(found).encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
             if not self.deaf:
-                self.watching.add(writer)
+                self.watching[writer] = service
                 since = int(query["resourceVersion"][0])
-                writer.writelines(chunk(line) for version, line in self._history if version > since)
+                lines = [line for version, found, line in self._history if version > since and concerns(found, service)]
+                writer.writelines(map(chunk, lines))
 
 
 @asynccontextmanager

@@ -111,8 +111,14 @@ def package(name: str, *path: str) -> ModuleType:
 
 def forget(module: str) -> None:
     """Remove a handler and its neighbours from the loaded modules; code that still runs keeps its references."""
-    for name in [each for each in sys.modules if each == module or each.startswith(f"{module}.")]:
-        del sys.modules[name]
+    for name in loaded_modules(f"{module}."):
+        sys.modules.pop(name, None)
+    sys.modules.pop(module, None)
+
+
+def loaded_modules(prefix: str) -> list[str]:
+    """The names of loaded modules that begin so. Safe while other threads import."""
+    return [name for name in list(sys.modules) if name.startswith(prefix)]
 
 
 def services_of(module: ModuleType, file: HandlerFile) -> list[Loaded]:
@@ -233,8 +239,8 @@ def lies_in(folder: Path, head: str) -> bool:
 def is_installed(head: str) -> bool:
     if head in sys.builtin_module_names or head in sys.stdlib_module_names:
         return True
-    handlers = [name for name in sys.modules if name.startswith(f"{PACKAGE}.")]
-    beside = {entry for name in handlers for entry in getattr(sys.modules[name], "__path__", ())}
+    handlers = map(sys.modules.get, loaded_modules(f"{PACKAGE}."))
+    beside = {entry for module in handlers for entry in getattr(module, "__path__", ())}
     spec = PathFinder.find_spec(head, [entry for entry in sys.path if entry not in beside])
     return spec is not None and spec.loader is not None  # without a loader: a folder that happens to have the name
 
