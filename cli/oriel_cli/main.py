@@ -45,12 +45,12 @@ COMMANDS = {
     "completion": _Entry("oriel_cli.completion", "print a script that completes commands and flags in a shell"),
     "version": _Entry("oriel_cli.version", "print the version"),
 }
-# What brings a package that is not among the base dependencies.
+# Package that is not among the base dependencies -> the extra of Oriel that installs it.
 EXTRAS = {"onnxruntime": "cpu", "onnx": "demo"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. 0 done, 1 failed, 2 wrong usage or cannot start, 130 interrupted."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage or cannot start, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output left ("oriel trace ... | head"): nothing more to say, also not at exit.
+        # Whoever read our output has left ("oriel trace ... | head"): write nothing more, also not at exit.
         sys.stdout = sys.stderr
         return 0
 
@@ -92,13 +92,16 @@ def _overview() -> str:
 
 
 def _beside(name: str) -> str | None:
-    """What a command's help says of the commands under it."""
+    """Return the sentence with which a command's help lists its subcommands; None if it has none."""
     under = [f"oriel {each}: {entry.summary}" for each, entry in COMMANDS.items() if each.startswith(f"{name} ")]
     return f"Beside it: {'; '.join(under)}." if under else None
 
 
 def _near(words: Sequence[str], under: str = "") -> str:
-    """What was probably meant. under: the command that is right, where the word after it is not one of its own."""
+    """Return the text "did you mean ...?" for a mistyped command; "" if no command is similar.
+
+    under: the command that was recognised, if the word after it is none of its subcommands.
+    """
     near: list[str] = []
     if not under:
         near = difflib.get_close_matches(words[0], [name for name in COMMANDS if " " not in name], n=1)

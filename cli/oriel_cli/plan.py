@@ -15,7 +15,7 @@ from oriel_policies.errors import BadDocument
 from oriel_wire.errors import StartFailed
 
 LOOPBACK = "127.0.0.1"
-MOST_PROCESSES = 16  # of one unit, however many replicas its pool may have in a cluster
+MOST_PROCESSES = 16  # the most processes of one unit, even if its pool may have more replicas in a cluster
 # Fixed defaults: clients rely on them.
 PORTS = {
     "gateway": {"http": 8080, "grpc": 8081, "admin": 8082},
@@ -26,7 +26,7 @@ WORDS = {"http": "HTTP", "grpc": "gRPC", "admin": "admin", "metrics": "metrics"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that shape the units."""
+    """Add the flags that describe the units."""
     parser.add_argument("--host", default=LOOPBACK, help="where the gateway's public ports bind (127.0.0.1)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain of those ports, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change")
@@ -48,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]:
-    """Gateway, logic and inference, in the order in which they are stopped. Raises StartFailed with what is missing."""
+    """Describe gateway, logic and inference, in the order in which they are stopped.
+
+    Raises StartFailed, which says what is missing.
+    """
     policies = args.policies or (assets.policies if assets else None)
     services = args.services or (list(assets.services) if assets else [])
     repositories = args.model_repository or ([assets.models, assets.generated] if assets else [])
@@ -70,7 +73,8 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
     if bounds:
         (port,) = free_ports(LOOPBACK, 1)
         gateway["scaler"] = Address(what="gateway scaler", host=LOOPBACK, port=port, flag="--free-ports")
-    # Through the gateway model calls are seen as demand; it speaks plain HTTP to logic, and wants a key.
+    # Model calls that go through the gateway count as demand. That takes a key, and a gateway without TLS, because
+    # logic calls it by plain HTTP.
     through = bool(bounds) and not tls and bool(os.environ.get("ORIEL_GATEWAY_KEY"))
     models_at = ["--gateway", str(gateway["http"])]
     logics = _processes("logic", logic, bounds)
@@ -124,9 +128,9 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                         *_command("inference"),
                         *(word for folder in repositories for word in ("--model-repository", str(folder))),
                         *("--host", LOOPBACK),
-                        # One broken model must not keep the others from being tried out.
+                        # If one model is broken, the others can still be tried out.
                         *("--strict-readiness", "false"),
-                        # The spare has one process for checks of models at hand; more would have to be started.
+                        # A spare process has one child for model checks; more checks at once would start more.
                         *(("--model-load-thread-count", "1") if bounds else ()),
                         *_ports(addresses),
                     ],
@@ -142,7 +146,7 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
 
 
 def _bounds(host: str, policies: Path | None) -> dict[str, Scaling]:
-    """Return the `scaling` tables of the pools `logic` and `inference`. Raises StartFailed with what is missing."""
+    """Return the `scaling` tables of the pools `logic` and `inference`. Raises StartFailed."""
     if host != LOOPBACK:
         raise StartFailed("with --scale-to-zero the gateway answers its supervisor on --host: leave --host out")
     try:
@@ -159,7 +163,7 @@ def _bounds(host: str, policies: Path | None) -> dict[str, Scaling]:
 
 
 def _processes(unit: str, first: dict[str, Address], bounds: Mapping[str, Scaling]) -> list[dict[str, Address]]:
-    """Return the addresses of each process that a unit may have."""
+    """Return the addresses of every process that the unit may run at the same time."""
     more = min(bounds[unit].maximum, MOST_PROCESSES) - 1 if bounds else 0
     picked = iter(free_ports(LOOPBACK, more * len(first)) if more else ())
     return [
@@ -172,7 +176,7 @@ def _processes(unit: str, first: dict[str, Address], bounds: Mapping[str, Scalin
 
 
 def _scaled(unit: str, bounds: Mapping[str, Scaling], specs: list[UnitSpec]) -> list[UnitSpec]:
-    """Return the processes of a unit as they are, or scaled by the pool of its name."""
+    """Describe the processes of a unit: unchanged, or scaled by the demand for the pool that has the unit's name."""
     if not bounds:
         return specs
     spare = [sys.executable, "-P", "-m", "oriel_cli.spare"]

@@ -13,14 +13,20 @@ MAX_ANSWER_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """status: HTTP status; document: the decoded JSON body, None when it is not JSON."""
+    """The answer to a probe.
+
+    status: HTTP status; document: the decoded JSON body, None if it is not JSON.
+    """
 
     status: int
     document: Any
 
 
 async def get(host: str, port: int, path: str, *, timeout_s: float) -> Answer | None:
-    """GET `path`; None when nothing answered properly in `timeout_s`. Cancelled: the connection is closed."""
+    """Send GET `path` and return the answer; None if no valid one came within `timeout_s`.
+
+    If this is cancelled, the connection is closed.
+    """
     client = HttpClient(host=host, port=port, max_response_bytes=MAX_ANSWER_BYTES)
     try:
         answer = await client.request("GET", path, (), deadline=monotonic() + timeout_s)

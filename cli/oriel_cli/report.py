@@ -21,7 +21,7 @@ Models = Sequence[Mapping[str, Any]]
 
 
 def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
-    """One line: version, pid, start_s, demo, traces (URL), units (pid, state, addresses), models."""
+    """Write one line of JSON: version, pid, start_s, demo, traces (URL), units (pid, state, addresses) and models."""
     return json.dumps(
         {
             "version": installed_version(),
@@ -44,14 +44,14 @@ def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
 
 
 def change_as_json(unit: ScaledUnit) -> str:
-    """One line about the processes of a scaled unit: their numbers now."""
+    """Write one line of JSON about a scaled unit: how many of its processes are in which state now."""
     numbers = {"running": "ready", "starting": "starting", "restarting": "restarting", "stopping": "stopping"}
     counted = {word: unit.count(state) for word, state in numbers.items()}
     return json.dumps({"unit": unit.name, "state": unit.summary, **counted, "most": len(unit.units)})
 
 
 def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
-    """The tables of units and models, and with `assets` four commands to try."""
+    """Write the tables of units and models; if `assets` is given, also four commands to try."""
     del traces
     lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", *([] if is_compiled() else [PURE]), ""]
     lines += [*_unit_lines(units), "", _pages(units[0])]
@@ -71,7 +71,7 @@ def _unit_lines(units: Sequence[Unit]) -> list[str]:
     rows = []
     for unit in units:
         if unit.spec.pool and unit.name != unit.spec.pool:
-            continue  # one row for all processes of a scaled unit
+            continue  # all processes of a scaled unit share one row
         addresses = unit.spec.addresses
         processes = sum(each.spec.pool == unit.spec.pool for each in units) if unit.spec.pool else 0
         state = f"{unit.state}, up to {processes} by demand" if processes else unit.state
@@ -125,7 +125,7 @@ def _oriel() -> str:
 
 
 def _short(path: Path) -> str:
-    """`path` as a person in this folder would type it."""
+    """Return `path` as a person in the current folder would type it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -1,7 +1,7 @@
 """The processes of one pool of the gateway, started and stopped as its demand asks for.
 
-Each process has its ports for good: the gateway knows all of them as addresses of the pool, and finds out by probes
-which ones serve. One process that is not wanted waits as a spare with its imports done (`spare`).
+Each process keeps its ports for as long as `oriel up` runs: the gateway knows all of them as addresses of the pool, and
+finds out by probes which ones serve. One process that is not needed waits as a spare with its imports done (`spare`).
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from oriel_wire.errors import StartFailed
 class ScaledUnit:
     """Runs as many of `units` as are wanted, the first ones first. Single writer: the loop.
 
-    needs: the processes that these call; one of them runs as long as any of these does.
-    changed: called after each change of the numbers.
+    needs: the processes that these call; one of them runs as long as any of these runs.
+    changed: called whenever the number of running, starting or stopping processes has changed.
     """
 
     def __init__(
@@ -36,8 +36,9 @@ class ScaledUnit:
         self._changed = changed
         self._timings = timings
         self._demanded = self._needed = 0
-        self._served = asyncio.Event()  # set while one of them is ready
-        self._turns = [(asyncio.Event(), asyncio.Event()) for _ in units]  # per unit: is wanted, is not
+        self._served = asyncio.Event()  # set while one of the processes is ready
+        # for each unit: set while it is wanted; set while it is not
+        self._turns = [(asyncio.Event(), asyncio.Event()) for _ in units]
         for _, unwanted in self._turns:
             unwanted.set()
         self._news = asyncio.Event()
@@ -49,18 +50,18 @@ class ScaledUnit:
 
     @property
     def summary(self) -> str:
-        """The state in words: `asleep`, or how many run, start and stop."""
+        """Describe the state in words: `asleep`, or how many processes run, start and stop."""
         parts = [("running", "ready"), ("starting", "starting"), ("starting again", "restarting")]
         numbers = [(words, self.count(state)) for words, state in [*parts, ("stopping", "stopping")]]
         return ", ".join(f"{number} {words}" for words, number in numbers if number) or "asleep"
 
     def want(self, count: int) -> None:
-        """Have as many processes as the pool's demand asks for, within bounds."""
+        """Run as many processes as the pool's demand asks for, within the bounds of the pool."""
         self._demanded = max(self.minimum, min(len(self.units), count))
         self._assign()
 
     def wake(self) -> None:
-        """Have at least one process."""
+        """Run at least one process."""
         self.want(max(1, self._demanded))
 
     def _assign(self) -> None:
@@ -151,7 +152,7 @@ class ScaledUnit:
         self._note()
 
     def _note(self) -> None:
-        """Tell who is interested that a process has changed."""
+        """Notify those that wait for a change of the processes' states."""
         (self._served.set if self.count("ready") else self._served.clear)()
         self._news.set()
         if self.summary != self._shown:
@@ -159,7 +160,9 @@ class ScaledUnit:
             self._changed(self)
 
     async def _keep_spare(self) -> None:
-        """Keep one spare while another process does not start: its imports would delay that one."""
+        """Keep one spare process, but start none while another process starts: the spare's imports would slow that one
+        down.
+        """
         while True:
             turns = zip(self.units, self._turns, strict=True)
             idle = [unit for unit, (wanted, _) in turns if unit.state in ("asleep", "spare") and not wanted.is_set()]
@@ -173,4 +176,4 @@ class ScaledUnit:
                 async with asyncio.timeout(self._timings.say_every_s):
                     await self._news.wait()
             except TimeoutError:
-                pass  # it looks whether the spare still lives
+                pass  # check from time to time that the spare process is still alive

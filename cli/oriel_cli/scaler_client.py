@@ -1,7 +1,7 @@
 """Follows the gateway's external scaler as KEDA does in a cluster: the same signal and plan (docs/scaling.md).
 
-Its stream says at once that a pool needs a process; the number is polled each second. While the gateway does not
-answer, nothing is changed.
+A stream reports at once that a pool needs a process; the wanted number is polled once a second. While the gateway does
+not answer, nothing is changed.
 """
 
 import asyncio
@@ -22,16 +22,19 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
 class Scalable(Protocol):
-    """The processes of one pool. minimum: of them that always run."""
+    """The processes of one pool.
+
+    minimum: how many of them always run.
+    """
 
     pool: str
     minimum: int
 
     def want(self, count: int) -> None:
-        """Have so many processes, within bounds."""
+        """Run so many processes, within the bounds of the pool."""
 
     def wake(self) -> None:
-        """Have at least one process."""
+        """Run at least one process."""
 
 
 async def follow(host: str, port: int, units: Sequence[Scalable]) -> None:
@@ -48,7 +51,10 @@ async def follow(host: str, port: int, units: Sequence[Scalable]) -> None:
 
 
 class _Follower:
-    """The calls for one pool. _wakes: how often the stream has said that a process is needed."""
+    """Follows the scaler for one pool.
+
+    _wakes: how often the stream has reported that a process is needed.
+    """
 
     def __init__(self, client: GrpcClient, unit: Scalable) -> None:
         self._client = client
@@ -72,13 +78,13 @@ class _Follower:
             await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
-        """Have as many processes as the plan says."""
+        """Run as many processes as the gateway's plan says, polled once a second."""
         request = messages.GetMetricsRequest(scaledObjectRef=self._reference, metricName="replicas")
         while True:
             wakes = self._wakes
             active = await self._answer("IsActive", self._reference, messages.IsActiveResponse)
             metrics = await self._answer("GetMetrics", request, messages.GetMetricsResponse)
-            # What the stream has said meanwhile may be newer than these answers.
+            # If the stream has reported something meanwhile, it may be newer than these answers: they are dropped.
             if active is not None and metrics is not None and wakes == self._wakes:
                 wanted = round(sum(each.metricValueFloat for each in metrics.metricValues))
                 self._unit.want(max(1, wanted) if active.result else wanted if self._unit.minimum else 0)
@@ -89,12 +95,12 @@ class _Follower:
         return self._client.call(path, (), [request.SerializeToString()], timeout_s)
 
     async def _answer(self, method: str, request: Any, answer: Any) -> Any:
-        """Return the answer to a call of one message; None if there is none."""
+        """Send a call of one message and return its answer; None if no valid answer came in time."""
         call = self._call(method, request, _ANSWER_S)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 read = await call.read()
-                await call.read()  # the status
+                await call.read()  # reads the status, which follows the message
             return answer.FromString(read) if call.code == OK and read is not None else None
         except (WireError, DecodeError, TimeoutError):
             return None

@@ -1,7 +1,7 @@
-"""A unit whose imports are done and that waits: `python -m oriel_cli.spare UNIT [FLAGS]`.
+"""A unit that has done its imports and waits: `python -m oriel_cli.spare UNIT [FLAGS]`.
 
-A byte on its input starts the unit as `oriel UNIT FLAGS` would; the end of its input, when the supervisor is gone, ends
-the process. Until then it opens no port, reads no model and runs no service.
+A byte on its standard input starts the unit as `oriel UNIT FLAGS` would. If its input ends, because the supervisor is
+gone, the process ends. Until then it opens no port, reads no model and runs no service.
 """
 
 import os

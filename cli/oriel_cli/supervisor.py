@@ -116,7 +116,7 @@ class Supervisor:
             try:
                 await unit.start()
             except StartFailed:
-                # The reason is on stderr; ended() returns at once and the next try waits longer.
+                # The reason is on stderr. `ended` returns at once, and the next try waits longer.
                 continue
             except OSError as refused:
                 self._say(f"{unit.name} cannot be started: {refused.strerror}")
@@ -128,7 +128,7 @@ class Supervisor:
         names = ", then ".join(unit.name for unit in self.units if unit.pid or not unit.spec.pool)
         self._say(f"stopping {names}: at most {self._timings.grace_s:.0f} s, a second Ctrl-C ends them at once")
         for _, units in groupby(self.units, key=lambda unit: unit.spec.pool or unit.name):
-            # A unit that used the whole grace must not cost those behind it their own orderly end.
+            # A unit that used the whole grace must not take the time of those behind it to stop in an orderly way.
             until = max(deadline, time.monotonic() + self._timings.least_grace_s)
             await asyncio.gather(*(unit.stop(until, self._say) for unit in units))
 

@@ -54,7 +54,7 @@ class Unit:
 
     @property
     def pid(self) -> int:
-        """Of the running process; 0 when there is none."""
+        """Return the id of the running process; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> None:
@@ -78,11 +78,11 @@ class Unit:
 
     @property
     def has_spare(self) -> bool:
-        """Whether a process waits that `start` will use."""
+        """Whether a spare process waits, which `start` will use."""
         return self._spare is not None and self._spare.returncode is None
 
     async def keep_spare(self) -> None:
-        """Start a process with its imports done that `start` will use, unless there is one or the unit runs."""
+        """Start a spare process that does its imports and waits for `start`, unless there is one or the unit runs."""
         async with self._spawning:
             if self.state in ("asleep", "spare") and not self.has_spare:
                 self._spare = await self._spawn(self.spec.spare, stdin=asyncio.subprocess.PIPE)
@@ -98,7 +98,7 @@ class Unit:
         return spare
 
     def rest(self) -> None:
-        """Forget that the process was to be started again."""
+        """Cancel the restart that this unit waits for."""
         if self.state == "restarting":
             self.state = self._resting
 
@@ -129,7 +129,7 @@ class Unit:
         repeated, self.state = self.state == "stopping", "stopping"
         try:
             if process.returncode is None:
-                if not repeated:  # a second signal would end it at once
+                if not repeated:  # a second signal would end the process at once
                     process.terminate()
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     await self._until_ended(process, deadline, say)
@@ -173,7 +173,7 @@ class Unit:
                     if process is not None:
                         await process.wait()
         except TimeoutError:
-            # Stuck in the kernel; it dies with its system call, and nobody can hurry it.
+            # The process is stuck in the kernel. It dies when its system call returns, and nothing can hurry that.
             return
         self._process = self._spare = None
 
@@ -234,7 +234,7 @@ def _kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # Gone already; macOS says EPERM when only zombies are left.
+        # The process is gone already; macOS reports EPERM if only zombies are left.
         pass
 
 

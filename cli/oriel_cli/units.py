@@ -104,11 +104,14 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def _bound(host: str, port: int) -> socket.socket | None:
-    """A socket with this address, which others may listen on but not search out; None if the address is taken."""
+    """Return a socket bound to this address; None if the address is taken.
+
+    Others may listen on the address, but a search for a free port passes over it.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
-        # Without SO_REUSEADDR, binding is refused wherever another socket is bound.
+        # While SO_REUSEADDR is not set, binding fails if any other socket is bound there.
         sock.bind(address)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError as refused:

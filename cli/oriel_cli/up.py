@@ -92,7 +92,7 @@ class _Session:
             form = report.as_json if self.as_json else report.as_text
             print(form(supervisor.units, models, self.assets, traces=traces, took_s=took_s), flush=True)
 
-        # The buffer outlives the units: the last spans of a drain still find it.
+        # The trace buffer ends after the units, so that it still receives the last spans of their drain.
         units_gone = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_control(Starlette(routes=routes(TraceStore())), sock, units_gone))

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
-REFUSE_S = 5.0  # so long before the end of the drain, calls that still wait are refused
-# The young generation is collected rarely, and the older ones after few collections: a call that waits is traversed
-# each time, and a call that has ended leaves nothing that only the collector could free.
+REFUSE_S = 5.0  # this long before the end of the drain, calls that still wait are refused
+# The garbage collector's young generation is collected rarely, and the older ones after few collections of it: each
+# collection traverses all waiting calls, and a call that has ended leaves no cycle that only the collector could free.
 COLLECTOR = (20_000, 5, 20)
 
 
@@ -169,7 +169,7 @@ async def _serve(
         tls = certificates.context if certificates is not None else None
         http = await serve_public(gateway, http_socket, tls=tls)
         grpc = await serve_public(gateway, grpc_socket, tls=tls)
-        # All objects of now live as long as the process: they are kept out of every later collection.
+        # Objects that exist now live as long as the process: they are kept out of every later collection.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECTOR)
@@ -219,7 +219,7 @@ async def _serve(
 
 async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificates | None) -> "ExternalScaler":
     """Open the port for KEDA. Raises StartFailed."""
-    # Only who scales by KEDA pays for grpcio.
+    # grpcio is imported only if the port for KEDA is open.
     from oriel_gateway.admin.external_scaler import ExternalScaler, client_credentials
 
     credentials = None

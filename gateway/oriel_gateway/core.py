@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from oriel_gateway.identity.key_sets import KeySets
     from oriel_gateway.identity.tokens import Tokens
 
-_RELEASED = 200  # remembered things let go per turn of the loop
-_BODY_BYTES: Final = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
+_RELEASED = 200  # how many remembered objects are freed per turn of the loop
+_BODY_BYTES: Final = 64 * 1024  # memory of smaller bodies is not worth returning to the system
 _GIVE_BACK_S = 2.0
-LEARN_SHARE = 0.5  # of the tightest target that calls may spend in a pool so that its concurrency can be learned
+# the share of the tightest target that calls may spend in a pool so that its concurrency can be learned
+LEARN_SHARE = 0.5
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -142,7 +143,7 @@ class Gateway:
         if not snapshot.issuers:
             self.tokens = None
             return
-        # Only whoever uses tokens pays for the cryptography.
+        # The cryptography is imported only if tokens are used.
         from oriel_gateway.identity.key_sets import KeySets
         from oriel_gateway.identity.tokens import Tokens
 

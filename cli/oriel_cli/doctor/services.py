@@ -47,7 +47,10 @@ def documents(files: Mapping[str, bytes], where: str) -> tuple[list[Finding], Sn
 
 
 def keys(snapshot: Snapshot, own: str) -> Iterator[Finding]:
-    """own: the caller's key, "" for none. No key and no hash is ever printed."""
+    """Check that keys have not expired, that every tenant has one, and that the caller's own key is valid.
+
+    own: the caller's key, "" for none. No key and no hash is ever printed.
+    """
     now = time()
     for state, fix in (("have expired", "'oriel keys new' makes others"), ("expire within 30 days", "rotate them")):
         until = now if state == "have expired" else now + EXPIRY_WARNING_S
@@ -123,7 +126,10 @@ async def _listed(pool: str, service: str, port: int) -> Finding:
 
 
 async def _endpoint(pool: str, host: str, port: int, probe: str | None) -> tuple[Finding, float | None]:
-    """probe: a path, "" for any answer over HTTP, None for a connection alone."""
+    """Check one endpoint; return what was found, and by how many seconds its clock is ahead (None if unknown).
+
+    probe: the path to GET, "" if any answer over HTTP will do, None if it is enough that it accepts a connection.
+    """
     where = f"pool {pool}: {host}:{port}"
     fix = f"start the server there, or correct the endpoint of [pools.{pool}]"
     if probe is None:

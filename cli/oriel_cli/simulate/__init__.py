@@ -1,1 +1,1 @@
-"""`oriel simulate scale`: policies of scaling in virtual time, on the same load."""
+"""`oriel simulate scale`: compares scaling policies in virtual time, on the same load."""

@@ -22,15 +22,17 @@ class HorizontalPodAutoscaler:
         self._wishes: deque[tuple[float, int]] = deque()
 
     def by_average_value(self, value: float, replicas: int, now: float) -> int:
-        """The new number for an external metric of type AverageValue with target 1."""
+        """Return the new number of replicas for an external metric of type AverageValue with target 1."""
         if abs(1.0 - value / replicas) <= TOLERANCE:
             return self._settled(replicas, replicas, now)
         return self._settled(ceil(value), replicas, now)
 
     def by_utilisation(self, busy: float, target: float, ready: int, replicas: int, now: float) -> int:
-        """The new number for a resource metric. busy: replicas' worth of CPU in use.
+        """Return the new number of replicas for a resource metric.
 
-        Replicas that are not ready count as idle ones before a rise, which dampens it.
+        busy: CPU in use, in units of one replica. Replicas that are not ready count as idle before the number is
+        raised, which
+        dampens a rise.
         """
         ratio = busy / max(1, ready) / target
         counted = ready
@@ -53,7 +55,10 @@ class HorizontalPodAutoscaler:
 
 
 class Activation:
-    """KEDA's way between no replica and one. Up by push; down if nothing was active for `cooldown_s` at a poll."""
+    """KEDA's switch between no replica and one: up as soon as the scaler reports activity, down at a poll after
+    `cooldown_s`
+    without any.
+    """
 
     POLLING_S = 5
 
@@ -62,7 +67,7 @@ class Activation:
         self._active_s = 0.0
 
     def replicas(self, active: bool, replicas: int, second: int) -> int:
-        """The number after this second."""
+        """Return the number of replicas after this second."""
         if active:
             self._active_s = float(second)
             return max(1, replicas)

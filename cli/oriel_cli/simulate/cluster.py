@@ -56,11 +56,11 @@ class Cluster:
 
     @property
     def replicas(self) -> int:
-        """Those that are ready and those that start."""
+        """Count the replicas that are ready and those that are starting."""
         return self.ready + len(self.starting)
 
     def copy(self) -> "Cluster":
-        """A state that can be tried without changing this one; without counters."""
+        """Return a copy of the state, without counters, to try something without changing this one."""
         other = Cluster(
             self.arrivals,
             self.targets,
@@ -88,7 +88,7 @@ class Cluster:
         self.ready = min(self.ready, replicas)
 
     def advance(self, until: float) -> None:
-        """Go on to `until`, about a second later: replicas that become ready in between serve from `until` on."""
+        """Advance to `until`, about a second later. Replicas that become ready in between serve from `until` on."""
         arrivals, finishing, count = self.arrivals, self.finishing, len(self.arrivals)
         now = self.now
         while True:

@@ -33,7 +33,10 @@ GOAL = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """A tier of the simulated calls. share: of all calls."""
+    """A tier of the simulated calls.
+
+    share: the part of all calls that are of this tier.
+    """
 
     name: str
     target_s: float
@@ -125,7 +128,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pool(args: argparse.Namespace) -> tuple[PoolScaling, Sequence[Window], Mapping[str, float]]:
-    """The pool, its schedule, and the weights of tiers, of the documents or else of the flags."""
+    """Return the pool, its schedule and the weights of its tiers: from the documents if they are named, else from the
+    flags.
+    """
     if not args.policies and not args.pool:
         if not 0 <= args.spare <= args.maximum:
             raise CommandFailed("--spare is 0 to --maximum")
@@ -227,7 +232,7 @@ def _result(load: Load, policy: str, cluster: Cluster, best: Cluster, numbers: S
 
 
 def changes_of_direction(numbers: Sequence[int]) -> int:
-    """How often a rise follows a fall, or a fall a rise."""
+    """Count how often a rise follows a fall, or a fall follows a rise."""
     changes, before, rising = 0, -1, None
     for number in numbers:
         if before >= 0 and number != before:

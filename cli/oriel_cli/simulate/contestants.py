@@ -29,7 +29,10 @@ class Contestant(Protocol):
 
 
 def is_decision(number: int) -> bool:
-    """Whether a HorizontalPodAutoscaler decides in this second; not at a round time of the load."""
+    """Whether a HorizontalPodAutoscaler decides in this second.
+
+    Its seconds are not multiples of its period, because loads change at such round times.
+    """
     return number % PERIOD_S == PERIOD_S // 2
 
 
@@ -158,7 +161,7 @@ class ByProcessor:
 
 
 def defaults(pool: PoolScaling) -> HorizontalPodAutoscaler:
-    """A HorizontalPodAutoscaler whose `behavior` is not set."""
+    """Return a HorizontalPodAutoscaler with the default `behavior`."""
     return HorizontalPodAutoscaler(
         minimum=pool.minimum, maximum=pool.maximum, up_percent=100, up_pods=4, settle_s=300.0
     )

@@ -34,7 +34,7 @@ def hindsight(cluster: Cluster, seconds: int, *, minimum: int, maximum: int, mis
 
 
 def _smallest(begin: Cluster, cluster: Cluster, end: int, minimum: int, maximum: int, miss_share: float) -> Cluster:
-    """The state at `end` with the smallest number that keeps the share of lost calls since `begin`."""
+    """Return the state at `end` with the fewest replicas that lose at most `miss_share` of the calls since `begin`."""
 
     def enough(after: Cluster) -> bool:
         return after.lost - begin.lost <= miss_share * (after.arrived - begin.arrived)

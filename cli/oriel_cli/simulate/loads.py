@@ -6,7 +6,7 @@ from math import pi, sin
 from random import Random
 
 MAX_CALLS = 5_000_000
-WARM_UP_S = 600  # at the first rate, before a load is measured: every policy has found its number by then
+WARM_UP_S = 600  # seconds at the first rate before a load is measured, so that every policy has settled by then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Load:
 
     @property
     def first_rate(self) -> float:
-        """Calls per second at the beginning."""
+        """Return the calls per second at the beginning."""
         return sum([1 for moment, _ in self.calls if moment < WARM_UP_S]) / min(WARM_UP_S, self.seconds)
 
 
@@ -54,7 +54,10 @@ SYNTHETIC: dict[str, tuple[Callable[[float], float], int]] = {
 
 
 def synthetic(name: str, shares: Sequence[float], *, rate: float, seed: int) -> Load:
-    """One of SYNTHETIC after a warm-up at its first rate. rate: factor on it; shares: of the calls, by tier."""
+    """Return one of SYNTHETIC after a warm-up at its first rate.
+
+    rate: factor on the rate; shares: each tier's part of the calls.
+    """
     shape, seconds = SYNTHETIC[name]
     chance, calls = Random(seed), list[tuple[float, int]]()
     tiers = range(len(shares))
@@ -67,6 +70,6 @@ def synthetic(name: str, shares: Sequence[float], *, rate: float, seed: int) -> 
 
 
 def recorded(name: str, offsets: Sequence[Sequence[float]]) -> Load:
-    """A recorded load: the times of the calls of each tier. Nothing is a warm-up in it."""
+    """Return a recorded load from the times of each tier's calls. It has no warm-up."""
     calls = sorted([(moment, tier) for tier, each in enumerate(offsets) for moment in each])
     return Load(name=name, seconds=int(calls[-1][0]) + 1, measured_from=0.0, calls=calls)

@@ -73,7 +73,8 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
         return JSONResponse({**report, "key_sets": key_sets()})
 
     async def wake(request: Request) -> Response:
-        # A page in a browser may send this without being able to read the answer; nothing else names an origin.
+        # A page in a browser could send this request without being able to read the answer. Only browsers send
+        # `Origin`.
         if "origin" in request.headers:
             message = "a call from a page in a browser: send it from a program"
             return JSONResponse(refusal(message), status_code=403)

@@ -39,7 +39,7 @@ STREAM_S: Final = (300.0, 600.0)
 _GRACE_S: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 8192),  # KEDA has one or two per pool, all over one connection
+    ("grpc.max_concurrent_streams", 8192),  # KEDA opens one or two per pool, all over one connection
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
@@ -47,7 +47,8 @@ _OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_connection_idle_ms", 60_000),  # without a call: KEDA always has its streams
+    # a connection without a call for this long is closed: KEDA always has its streams open
+    ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
 _MOST_CALLS: Final = 16_384  # over all connections; more are answered RESOURCE_EXHAUSTED
@@ -126,7 +127,8 @@ class ExternalScaler:
                     continue
                 wake.clear()
                 if plan.over:
-                    await self._plan(request, context)  # its pool is gone, or there is another plan for it
+                    # raises an error if the pool is gone; else the stream ends, because another plan has taken over
+                    await self._plan(request, context)
                     return
                 if not self._stopping:
                     await context.write(IsActiveResponse(result=True))
@@ -160,9 +162,9 @@ def _unary(work: Callable[..., Any], request: Any) -> Any:
 
 
 def client_credentials(certificates: Certificates, authority: Path) -> Any:
-    """Return what makes the port ask for certificates that `authority` (PEM) signed. Raises StartFailed.
+    """Return the credentials with which the port asks clients for certificates that `authority` (PEM) signed.
 
-    certificates: the gateway's own; a new pair is used for new connections.
+    certificates: the gateway's own; a new pair is used for new connections. Raises StartFailed.
     """
     try:
         trusted = authority.read_bytes()

@@ -51,7 +51,8 @@ __all__ = [
 
 E = TypeVar("E", bound=EndpointState)
 _SPENT = "x-oriel-retry"
-SPENT = b"x-oriel-retry: spent"  # of an answer that was passed on: who asks through us does not ask again
+# with an answer that is passed on: another gateway in front of this one does not try again
+SPENT = b"x-oriel-retry: spent"
 
 
 class Because(Enum):
@@ -97,7 +98,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Pass the answer or the failure on. search: ask all endpoints for the model, for the sake of the next call."""
+    """Pass the answer or the failure on to the client.
+
+    search: ask all endpoints for the model, so that the next call finds it.
+    """
 
     because: Because
     search: bool = False
@@ -107,7 +111,7 @@ Decision = Send | Wait | GiveUp
 
 
 def note_answer(endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, head: Any, now: float, s: float) -> None:
-    """Tell the endpoints that a whole answer came after `s` seconds."""
+    """Tell the endpoints that a whole answer of `endpoint` came, `s` seconds after the request."""
     status = head.status
     if status < 400:
         endpoint.note_answer(now, s)
@@ -119,7 +123,7 @@ def note_answer(endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, he
 def note_failure(
     endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, error: UpstreamError, now: float
 ) -> None:
-    """Tell the endpoints that no answer came."""
+    """Tell the endpoints that no answer of `endpoint` came."""
     if isinstance(error, UpstreamUnreachable):
         endpoints.note_reach(endpoint, Reach.UNREACHABLE)
     elif not isinstance(error, UpstreamUnread):
@@ -127,15 +131,16 @@ def note_failure(
 
 
 def mark_spent(head: Any) -> None:
-    """Add to a 503 that is passed on that it was tried again here, as far as that was possible."""
+    """Mark a 503 that is passed on: it was tried again here, as far as that was possible."""
     if head.status == 503 and SPENT not in head.forward:
         head.forward.append(SPENT)
 
 
 def and_this(tried: tuple[E, ...], endpoint: E) -> tuple[E, ...]:
-    """Add to the endpoints that are not asked any more, without those that cannot be picked anyway.
+    """Add `endpoint` to those that are not asked again; leave out those that refuse connections, which are not picked
+    anyway.
 
-    Otherwise a call that meets a thousand servers that are all down compares each with each.
+    Otherwise a call that meets a thousand servers that are all down would compare each with each.
     """
     return (*(one for one in tried if one.reach is not Reach.UNREACHABLE), endpoint)
 
@@ -198,7 +203,7 @@ class Attempts:
     def failed(
         self, endpoint: HttpEndpoint, error: UpstreamError, now: float, *, kept: bool, sent: bool, twice: bool
     ) -> Decision:
-        """Decide after no answer came from `endpoint`, which `note_failure` knows already.
+        """Decide what to do when no answer came from `endpoint`; `note_failure` has been called for it.
 
         kept: the body is still here. sent: bytes of the request may have arrived. twice: the call may run twice.
         """
@@ -246,7 +251,7 @@ class Attempts:
             return GiveUp(Because.ATTEMPTS, search=True) if spent else Wait(Because.MODEL)
         if kind is AnswerKind.PERHAPS_ABSENT:
             if not locations.lacks(endpoint, model, now):
-                return GiveUp(Because.ANSWER)  # it has the model, so the 404 is the model's own
+                return GiveUp(Because.ANSWER)  # the server has the model, so the 404 is the model's own answer
             kind = AnswerKind.ABSENT
         if kind is AnswerKind.ABSENT:
             if not locations.elsewhere(model, now, (endpoint,)):

@@ -75,7 +75,8 @@ def leave_late_pool(call: Movable) -> bool:
     gate, target, now = call.gate, call.target, monotonic()
     left_s = call.deadline - now
     if not call.endpoints_of(gate).usable:
-        return False  # then its times do not matter: the call goes on, or is held, when it wants to wait
+        # its queue's times do not matter then: the call goes on, or is held, at the moment when it has to wait
+        return False
     try:
         if 0.0 < left_s < gate.slow_s:
             gate.judge(target, call.body_bytes, left_s)
@@ -114,6 +115,6 @@ def spill(call: Movable, reason: Outcome, now: float, *, sent: bool = False) -> 
                 call.gateway.records.stats.spilled(target.plan.name, target.pool, on.pool, reason.value)
                 call.enter(now)
                 if since:
-                    call.queued_s = since  # it has waited since then
+                    call.queued_s = since  # the time it has waited already counts on in the new queue
                 return True
     return False

@@ -27,7 +27,7 @@ from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 __all__ = ["SERVICE", "GrpcCall", "GrpcRequest", "RpcLine", "sent_on"]
 
 SERVICE: Final = "inference.GRPCInferenceService"
-KEPT_BYTES: Final = 1024 * 1024  # of an answer that a receiver may give to others: it is read as a whole
+KEPT_BYTES: Final = 1024 * 1024  # an answer that may be shared between callers is read as a whole up to this size
 # These belong to the gateway or the transport, or are set anew for the next hop.
 _DROPPED: Final = frozenset(
     name.encode()
@@ -155,7 +155,9 @@ class GrpcCall(Call):
         self.answer: GrpcAnswer | None = None
 
     def shared_lines(self, left_out: tuple[bytes, ...]) -> bytes | None:
-        """None: the metadata that differs between callers of one message is in the key by which they are equal."""
+        """Return None: calls with different metadata have different keys, so no line has to be left out for shared
+        calls.
+        """
         return None
 
     def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
@@ -265,7 +267,7 @@ class GrpcCall(Call):
         super().response(head, data, complete)
 
     def ended(self, answer: GrpcAnswer) -> None:
-        """The trailers of an answer came whose data was passed on before."""
+        """Note the trailers of an answer whose data was passed on before."""
         self.answer = answer
         self.status = answer.status
         self.cost_us = answer.cost_us

@@ -31,7 +31,7 @@ from oriel_wire.v2.grpc_names import append_schedule, peek_answer
 
 __all__ = ["GrpcStreamCall"]
 
-_ASK_AGAIN_S: Final = 0.01  # the meter knows by then how long a message has to wait
+_ASK_AGAIN_S: Final = 0.01  # after this time the meter knows how long a message has to wait
 
 
 class _Decision:

@@ -20,7 +20,8 @@ from oriel_wire.errors import UpstreamError
 
 __all__ = ["HEDGED_BYTES", "Hedge"]
 
-HEDGED_BYTES = 64 * 1024  # of a message over gRPC; over HTTP a second copy needs a body that was kept
+# the largest message of which a copy is sent over gRPC; over HTTP the copy needs a body that was kept
+HEDGED_BYTES = 64 * 1024
 
 
 class Hedged(Protocol):
@@ -50,7 +51,9 @@ class Hedged(Protocol):
 
 
 class Hedge:
-    """The sink of the second copy's answer. Ends by `cancel`, by `failed`, or by an answer (`Hedged.take_copy`)."""
+    """Sends the second copy and receives its answer. It ends by `cancel`, by `failed`, or by an answer
+    (`Hedged.take_copy`).
+    """
 
     __slots__ = ("_call", "_timer", "connection", "endpoint", "sent_s")
 

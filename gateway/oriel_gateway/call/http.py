@@ -62,11 +62,12 @@ class Call(Lifecycle):
         if size >= _PIECE:
             pieces.append(data)
         elif pieces and isinstance(last := pieces[-1], bytearray) and len(last) < _SMALL:
-            last += data  # an object per piece would weigh more than a small piece
+            last += data  # joined, because an object for each small piece would take more memory than the piece
         else:
             pieces.append(bytearray(data))
         self.body_bytes += size
-        size = self.body_bytes - self._held_bytes  # all of it may be on the budget since its head came
+        # since the head came, the whole body may be counted on the budget already
+        size = self.body_bytes - self._held_bytes
         bound = self.gate.pool.max_body_bytes
         if self.body_bytes > bound:
             self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
@@ -160,7 +161,7 @@ class Call(Lifecycle):
                 self,
                 self.tenant,
                 self.target,
-                # a held call has missed its target: it is ordered by its deadline, which is never taken for late
+                # a held call has missed its target: only its deadline orders it, and it is never refused as late
                 received_s=inf if self._trouble is not None and self._trouble.held else self.received_s,
                 deadline=self.deadline,
                 size_bytes=self.body_bytes,
@@ -168,7 +169,8 @@ class Call(Lifecycle):
         except Refused as refused:
             self.refuse(refused)
             return
-        # It came with its head: it is on the budget only now that it has to wait, and whoever it displaced is not.
+        # A body that came with its head is put on the budget only now, when the call has to wait. A call that was
+        # displaced has been taken off the budget.
         if self.body_bytes > self._held_bytes and not self._hold(self.body_bytes - self._held_bytes):
             return
         gate.pump()
@@ -184,11 +186,12 @@ class Call(Lifecycle):
         return False
 
     def admitted(self) -> None:
-        """There is a permit: find an endpoint and send, unless the client has left where nobody could see it."""
+        """Use the permit to send to an endpoint; give it back if the client has left or the deadline has passed."""
         client = self.client
         gone = client is not None and client.departed
         now = monotonic()
-        if gone or now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
+        # the permit, the client's departure and the deadline may all have waited for the same turn of the loop
+        if gone or now >= self.deadline - LEAST_S:
             self.decline_permit()
             if gone:
                 self._left_unseen()
@@ -462,7 +465,8 @@ class Call(Lifecycle):
         client = self.client
         assert client is not None
         if complete:
-            self.connection = None  # it is the pool's again: what this client does not read must not pause it
+            # the connection goes back to the pool: a client that does not read its answer must not pause it
+            self.connection = None
         if self.asks_report:
             self.gate.note_load_report(head.get(LOAD_METRICS))
         if self.grant is not None:

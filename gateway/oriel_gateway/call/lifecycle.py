@@ -182,7 +182,8 @@ class Lifecycle:
         self.endpoint: HttpEndpoint | None = None
         self.connection: Any = None
         self._body: bytes | list[Any] | None = None  # whole, or in pieces
-        self.body_bytes = self._held_bytes = 0  # of the body, and of them on the pool's byte budget
+        # bytes of the body so far, and how many of them are on the pool's byte budget
+        self.body_bytes = self._held_bytes = 0
         self._ticket: Ticket | None = None
         self._trouble: Trouble | None = None
         self.stream: AnswerStream | None = None
@@ -203,7 +204,7 @@ class Lifecycle:
         return body
 
     def hold_already(self, size: int) -> None:
-        """So many bytes of the body are on the pool's byte budget already; they are the call's from now on."""
+        """Take over `size` bytes of the body that were put on the pool's byte budget before the call began."""
         self._held_bytes = size
 
     def hold_body(self) -> bool:
@@ -215,23 +216,23 @@ class Lifecycle:
         return True
 
     def give_permit_back(self) -> None:
-        """Let others have the permit: nothing was sent with it."""
+        """Release the permit for others, because nothing was sent with it."""
         ticket, self._ticket = self._ticket, None
         self.permit_s = 0.0
         self.gate.release_unused_permit(ticket)
 
     def decline_permit(self) -> None:
-        """Give a permit back at once that was offered by `admitted`."""
+        """Release at once a permit that `admitted` has offered."""
         ticket, self._ticket = self._ticket, None
         self.gate.decline_permit(ticket)
 
     def watch_until(self, deadline: float) -> None:
-        """Have `expired` called at another time than so far."""
+        """Set another time at which `expired` is called."""
         self.unwatch()
         self.slot = self.gateway.clock.watch(self, deadline, monotonic())
 
     def unwatch(self) -> None:
-        """Have `expired` not called any more."""
+        """Cancel the call of `expired`."""
         clock = self.gateway.clock
         if self.slot == YOUNG:
             del clock.young[self]
@@ -287,12 +288,12 @@ class Lifecycle:
 
     @property
     def tried(self) -> tuple[HttpEndpoint, ...]:
-        """The endpoints that were asked in vain, the latest of them, until the call is over."""
+        """Return the endpoints that were asked in vain, the latest of them; they are known until the call is over."""
         return () if self._trouble is None else self._trouble.tried
 
     @property
     def kept(self) -> bool:
-        """Whether the body is here to be sent (again)."""
+        """Whether the body is still here and can be sent (again)."""
         return self._body is not None or not self.body_bytes
 
     @property
@@ -302,7 +303,7 @@ class Lifecycle:
 
     @property
     def may_move(self) -> bool:
-        """Whether the body is here, and no server can have executed the call."""
+        """Whether the body is still here and no server can have executed the call."""
         trouble = self._trouble
         return self.kept and (trouble is None or not trouble.unsure)
 
@@ -352,7 +353,7 @@ class Lifecycle:
             self.connection = None
             assert endpoint is not None
             if not self.response_s:
-                endpoint.cost.observed(now - self.sent_s, now)  # at least that
+                endpoint.cost.observed(now - self.sent_s, now)  # the call took at least this long
         elif endpoint is not None and not self.sent_s:
             endpoint.forget(cast(ResponseSink, self))
         elif self._trouble is not None:
@@ -361,18 +362,18 @@ class Lifecycle:
     # The end ---------------------------------------------------------------------------------------------------
 
     def displaced(self) -> None:
-        """Someone more urgent took this call's place in the full queue."""
+        """End the call, because a more urgent one took its place in the full queue."""
         retry_after_s = self.gate.retry_after_s()
         message = "a more urgent call took the place in the queue"
         self.refuse(Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s))
 
     def stopping(self) -> None:
-        """The gateway is about to end: be refused unless the call was sent."""
+        """Refuse the call, because the gateway is about to end, unless it was sent."""
         if self.state == QUEUED or (self.state == SENDING and not self.sent_s):
             self.refuse(stopping())
 
     def expired(self) -> None:
-        """The deadline passed; for a stream, it was silent or went on for too long."""
+        """End the call, because its deadline passed, or because its stream was silent or went on for too long."""
         stream = self.stream
         if stream is not None and stream.unbounded:
             ends_s = stream.ends_s(self.tenant.tier, self.response_s)
@@ -453,7 +454,7 @@ class Lifecycle:
             trouble.unpark()
         if trouble is not None:
             trouble.end()
-            self._trouble = None  # or the two would hold one another
+            self._trouble = None  # breaks the cycle of references between the two
         if self.grant is not None:
             executed = self.sent_s > 0.0 or outcome is _ANSWERED
             if state == JOINED and not executed and self.extras is not None:

@@ -93,7 +93,7 @@ class Troubled(Movable, Protocol):
 
 
 class _Withheld:
-    """An answer by which the model is not at `endpoint`, while all endpoints are asked for the model."""
+    """An answer that says that `endpoint` lacks the model; it is kept while all endpoints are asked for the model."""
 
     __slots__ = ("data", "endpoint", "head", "kind")
 
@@ -156,8 +156,8 @@ class Trouble:
         return self
 
     def end(self) -> None:
-        """The call is over, or answered: no second copy is needed."""
-        hedge, self._hedge = self._hedge, None  # or the two would hold one another
+        """Cancel the second copy, because the call is over or answered."""
+        hedge, self._hedge = self._hedge, None  # breaks the cycle of references between the two
         if hedge is not None:
             hedge.cancel()
 
@@ -173,7 +173,7 @@ class Trouble:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that could be found out about the answer has been: it is noted, and for the client."""
+        """Whether all that can be found out about the answer is known: it is noted and can go to the client."""
         return self._withheld is not None
 
     def in_vain(self, endpoint: HttpEndpoint) -> None:
@@ -184,7 +184,7 @@ class Trouble:
     # Nobody can be asked ---------------------------------------------------------------------------------------
 
     def nobody(self, now: float) -> None:
-        """There was no endpoint to pick."""
+        """Decide what to do when there was no endpoint to pick."""
         self._act(self.attempts.nobody(now), now)
 
     def park(self, size_bytes: int) -> None:
@@ -197,7 +197,7 @@ class Trouble:
         if cold is not None:
             self._parked_s = monotonic()
             self.phase = self.phase or phase_of(self.endpoints)
-            if cold.holds:  # its target is lost: what counts is that it is answered at all
+            if cold.holds:  # its target time cannot be met any more: what counts is that the call is answered at all
                 self.due_s = call.deadline
         self.endpoints.park(self)
 

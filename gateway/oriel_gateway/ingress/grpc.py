@@ -95,10 +95,10 @@ class GrpcClient(Stream):
         self._mark: Mark | None = None
         self._tenant: Tenant | None = None
         self._received_s = self._deadline = 0.0
-        self._incoming: Incoming | None = None  # of messages that do not come in one piece
-        self._slot = 0  # among the deadlines, while there is no call
+        self._incoming: Incoming | None = None  # collects messages that do not come in one piece
+        self._slot = 0  # its place on the deadline clock while there is no call
         self._noted = False
-        self._unknown = False  # refused, and nobody knows who sent it
+        self._unknown = False  # the request was refused and its sender is not known
         self._task: asyncio.Task[None] | None = None
 
     # From the client -------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class GrpcClient(Stream):
             self._task = connection.server.loop.create_task(StreamIngress(self).serve())
 
     def _refuse_later(self, connection: PublicConnection) -> None:
-        tenant, self._tenant = self._tenant, None  # so nothing more of the call is read
+        tenant, self._tenant = self._tenant, None  # without a tenant, no more of the call is read
 
         def refuse() -> None:
             self._tenant = tenant
@@ -202,7 +202,7 @@ class GrpcClient(Stream):
         self.turn_away(Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request"))
 
     def stopping(self) -> None:
-        """The gateway is about to end."""
+        """Refuse the call, because the gateway is about to end."""
         self.unwatch()
         self.turn_away(stopping())
 
@@ -228,11 +228,11 @@ class GrpcClient(Stream):
         return incoming
 
     def taken(self) -> None:
-        """What has come so far needs no room any more: the client may send as much again."""
+        """Let the client send as many bytes again as have come so far: they take no room any more."""
         self.connection.consumed(self, self.held_bytes)
 
     def taken_message(self, size: int) -> None:
-        """The same of one message of so many bytes."""
+        """Let the client send as many bytes again as one message of `size` bytes took."""
         self.connection.consumed(self, min(self.held_bytes, size + PREFIX_BYTES))
 
     def widen(self, size: int) -> None:
@@ -305,7 +305,7 @@ class GrpcClient(Stream):
         connection, line, tenant = self.connection, self._line, self.tenant
         gateway, now = connection.gateway, monotonic()
         assert line is not None and self._mark is not None
-        if connection.arrived_s != self._received_s:  # else the metadata has been judged in the same turn
+        if connection.arrived_s != self._received_s:  # otherwise the metadata has been judged in this turn of the loop
             tenant = self.identify_again()
         if tenant is not self._tenant:
             self._set_deadline(tenant)
@@ -362,7 +362,7 @@ class GrpcClient(Stream):
         self._begin(message)
         call = self.call
         if call is None:
-            raise asyncio.CancelledError  # it was refused, and its client knows
+            raise asyncio.CancelledError  # the call was refused, and its client has the refusal
         assert isinstance(call, GrpcStreamCall)
         return call
 
@@ -473,7 +473,7 @@ class GrpcClient(Stream):
         waited_s, took_s = call.permit_s - call.queued_s, monotonic() - call.sent_s
         block = refusal(refused, CODES[refused.outcome], call.mark, waited_s, took_s)
         if self.pending is not None and not self.connection.web:
-            self.pending.clear()  # nobody reads it
+            self.pending.clear()  # the client does not read it any more
             self.pending = None
         self.connection.send_headers(self, block, True)
         self.answered(close=False)
@@ -492,7 +492,7 @@ class GrpcClient(Stream):
         )
         self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0, head)
         self.answered(close=False)
-        if self._tenant is None and STATUS[refused.outcome] < 500:  # else it is not the sender's fault
+        if self._tenant is None and STATUS[refused.outcome] < 500:  # otherwise the refusal is not the sender's fault
             self._unknown = True
             connection.unwanted(self._rpc.list_bytes if self._rpc is not None else LIMITS.max_header_list_bytes)
 
