@@ -1,4 +1,4 @@
-"""A tenant in front of a limiter, which does what the ingresses do: acquire, wait for the answer, settle."""
+"""A tenant in front of a limiter. It does what the ingresses do: acquire, wait for the answer, settle."""
 
 import asyncio
 from hashlib import sha256
@@ -57,7 +57,7 @@ class Desk:
         return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, RouteTable(self.snapshot.routes))
 
     async def take(self, model: str = "m", size: int = 0) -> Grant:
-        """Acquire a grant and wait until it is ready. Raises Refused, and then holds nothing."""
+        """Acquire a grant and wait until it is ready. After Refused nothing is held."""
         now = monotonic()
         grant = self.limiter.acquire(self.tenant, self._targets[model], size, now)
         assert grant is not None
@@ -84,7 +84,7 @@ class Desk:
         return True
 
     async def press(self, seconds: float, *, every_s: float = 0.001, at_once: int = 2) -> int:
-        """Make calls for `seconds`, more than the limit allows; returns how many were admitted."""
+        """Make more calls than the limit allows for `seconds`; returns how many were admitted."""
         count = 0
         end = monotonic() + seconds
         while monotonic() < end:

@@ -12,7 +12,7 @@ from oriel_wire.engine.discovery import MAX_ADDRESSES, Address, Discovery, Disco
 class DiscoverySuite(ABC):
     """Subclasses define `made(addresses, fails=...)`: a discovery that finds these addresses, or whose source fails."""
 
-    changes = True  # False: its answer is fixed, it cannot fail
+    changes = True  # False for a discovery with a fixed answer, which cannot fail
 
     @abstractmethod
     def made(self, addresses: Sequence[Address], *, fails: bool = False) -> Discovery: ...

@@ -1,8 +1,9 @@
-"""gcp-storage-emulator with the rest of what a client of Google Cloud Storage may ask: run by build/stores/bin/python.
+"""gcp-storage-emulator with the other requests that a client of Google Cloud Storage makes.
 
-The emulator of PyPI keeps the objects and speaks the JSON API, but one request at a time, without pages, ETags and
-conditions. obstore speaks the XML API: its listing in pages, and GET, HEAD and PUT with ETag, Range and If-Match, are
-added here as Google's reference has them. The bucket `forbidden` answers 403. Prints its port, serves until killed.
+Run by build/stores/bin/python. The emulator from PyPI keeps the objects and speaks the JSON API, but serves one request
+at a time and has no pages, ETags or conditions. obstore speaks the XML API, so this module adds its listing in pages,
+and GET, HEAD and PUT with ETag, Range and If-Match, as described in Google's reference. The bucket `forbidden` answers
+403. The server prints its port and serves until it is killed.
 """
 
 import hashlib
@@ -18,13 +19,13 @@ from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
-PAGE = 50  # as object_stores.PAGE
-ONE_AT_A_TIME = Lock()  # the emulator's storage is made for one thread
+PAGE = 50  # must equal object_stores.PAGE
+ONE_AT_A_TIME = Lock()  # the emulator's storage is not safe for threads
 
 
 class Memory(Storage):
     def _write_config_to_file(self) -> None:
-        """Write nothing. The emulator writes the list of all objects for each new one, and nobody reads it."""
+        """Write nothing: the emulator would write the list of all objects after each new one, and no test reads it."""
 
 
 def bucket_and_key(path: str) -> tuple[str, str]:

@@ -32,9 +32,9 @@ class MemoryLedger:
         self.now_us = now_us
         self.clock = clock
         self.records: dict[str, dict[str, Record]] = {}
-        self.present: dict[str, tuple[float, float]] = {}  # when it was heard last, and its share
+        self.present: dict[str, tuple[float, float]] = {}  # holder -> when it last reported, and its share
         self.listeners: dict[str, asyncio.Event] = {}
-        self.demand: dict[str, tuple[bytes, float]] = {}  # the latest records, and when they were published
+        self.demand: dict[str, tuple[bytes, float]] = {}  # holder -> its latest records, and when they were published
 
     def seat(self, holder: str) -> Ledger:
         """Return the ledger as the gateway `holder` sees it."""
@@ -124,7 +124,7 @@ class Record:
 def judge(
     records: MutableMapping[str, Record], asks: Sequence[Ask], *, holder: str, ttl_us: float, now_us: float
 ) -> list[Answer]:
-    """Answer the asks of one call; `records` are those of its tenant. ttl_us: how long slots are held without a
+    """Answer all asks of one call. records: those of the call's tenant. ttl_us: how long slots are held without a
     report.
     """
     found = [records.setdefault(ask.key, Record()) for ask in asks]
@@ -141,7 +141,7 @@ def judge(
 
 
 def _least(ask: Ask) -> float:
-    """The least units needed; more than the limit is granted when the whole limit is free."""
+    """Return the fewest units that have to be granted. A need above the limit is met by the whole limit."""
     return min(ask.need, ask.limit)
 
 

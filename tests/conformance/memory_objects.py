@@ -14,10 +14,12 @@ class MemoryObjects:
     """A bucket in memory.
 
     objects: key -> bytes; `put` and `remove` change them.
-    down: True while no request is answered.
-    breaks, breaks_after: the next `breaks` reads break off, each after `breaks_after` bytes.
-    spoils: keys whose bytes change in transit. forbids: keys that are listed but denied.
-    checksums: False if the store keeps none. held: an event that every read waits for.
+    down: while True, no request is answered.
+    breaks, breaks_after: the next `breaks` reads fail, each after `breaks_after` bytes.
+    spoils: keys whose bytes are changed in transit.
+    forbids: keys that are listed, but may not be read.
+    checksums: False if the store keeps none.
+    held: an event for which every read waits.
     requests: all requests in order: ("list", prefix), ("head", key), ("read", key, start, end).
     """
 
@@ -76,7 +78,7 @@ class MemoryObjects:
             left -= len(piece)
             yield bytes(reversed(piece)) if key in self.spoils else piece
             position += len(piece)
-            await asyncio.sleep(0)  # lets other tasks run in between
+            await asyncio.sleep(0)  # lets other tasks run between two pieces
 
     async def close(self) -> None:
         self.closed = True

@@ -1,7 +1,7 @@
 """Object stores on this machine: moto's server (S3), Google's emulator and Azurite, and a network that misbehaves.
 
-The client under test speaks each store's own protocol. Tests write objects by plain HTTP, because a client would refuse
-some of their names.
+The client under test speaks each store's own protocol. Tests write objects by plain HTTP, because a client library
+would refuse some of their names.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def _load_once(path: str) -> Any:
     return _load_file(JSONFileLoader(), path)
 
 
-# Every client of S3 reads the same megabytes of JSON anew, which is most of what a test with a stub costs.
+# Each client of S3 would otherwise parse the same megabytes of JSON again, most of the time of a test with a stub.
 _load_file = JSONFileLoader.load_file
 JSONFileLoader.load_file = lambda self, path: _load_once(path)
 
@@ -289,8 +289,9 @@ def point_to(monkeypatch: pytest.MonkeyPatch, server: ObjectServer, port: int | 
 
 
 class Stub:
-    """A server that sends one answer (`head`, `body`) and is then silent. asked, left: set when a client asks and
-    leaves.
+    """A server that sends one answer (`head`, `body`) and then nothing more.
+
+    asked: set when a client has sent a request. left: set when a client has closed its connection.
     """
 
     def __init__(self, answer: bytes) -> None:

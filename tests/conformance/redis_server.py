@@ -1,7 +1,7 @@
 """A real redis-server on a free port, and a proxy that plays a bad network in front of it.
 
-The server is the one on PATH, or else the one that `make test` builds below build/. With ORIEL_TEST_REDIS=6.2 in the
-environment it has to be of that version: tests fail if neither is.
+The server is the one on PATH, or else the one that `make test` builds below build/. If the environment has
+ORIEL_TEST_REDIS=6.2, the server has to be of that version; the tests fail if neither is.
 """
 
 import asyncio

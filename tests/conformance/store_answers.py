@@ -19,8 +19,9 @@ Answer = Callable[[str], bytes]
 async def answering(
     answer: Answer, *, endless: bytes = b"", host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[str, Asked]]:
-    """Yield the address of the store and the list of request heads that it received. endless: bytes that follow the
-    answer until the client leaves.
+    """Yield the address of the store and the list of request heads that it received.
+
+    endless: bytes that are sent again and again after the answer, until the client closes.
     """
     asked: Asked = []
     tasks: set[asyncio.Task[None]] = set()
@@ -32,7 +33,7 @@ async def answering(
             while endless:
                 writer.write(endless)
                 await writer.drain()
-                await asyncio.sleep(0)  # a drain that need not wait lets nobody else run
+                await asyncio.sleep(0)  # drain() does not always yield; let other tasks run
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:

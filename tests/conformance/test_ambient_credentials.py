@@ -1,6 +1,8 @@
-"""What each cloud gives its pods is what clients of stores come with: tokens from where the cloud's own tools get them.
+"""Clients of object stores use the credentials that each cloud gives to its pods, from where the cloud's own tools get
+them.
 
-A stub plays the metadata server, the token service and the store; what is asserted is what the store was shown.
+A stub plays the metadata server, the token service and the store; the tests check the credentials that the store
+receives.
 """
 
 import asyncio
@@ -60,7 +62,7 @@ async def inference(url: str) -> object:
     return found
 
 
-# What a pod of each cloud has in its environment; {base} is the stub, {file} the token that is mounted there.
+# The environment of a pod in each cloud; {base} is the address of the stub, {file} the file with the mounted token.
 PODS = {
     "eks-pod-identity": (
         "s3://bucket/p",

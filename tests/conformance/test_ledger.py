@@ -20,7 +20,7 @@ DAY_US = 24 * HOUR_US
 
 
 class Pair:
-    """Two gateways on one ledger, and what only a test may do to the ledger."""
+    """Two gateways on one ledger, and the changes to the ledger that only a test makes."""
 
     def __init__(self, one: Ledger, two: Ledger) -> None:
         self.one, self.two = one, two
@@ -88,7 +88,7 @@ async def test_a_rate_grants_its_burst_across_gateways_and_says_how_long_the_nex
     assert got.granted == 0 and 0.99 * HOUR_US < got.wait_us <= HOUR_US
     (got,) = await ask(ledgers.one, rate(debt=-2))
     (got,) = await ask(ledgers.two, rate(need=2, want=2))
-    assert got.granted == 2, "what one gave back the other may have"
+    assert got.granted == 2, "the other gateway may have what one has given back"
 
 
 async def test_debt_counts_in_full_and_spent_only_empties(ledgers: Pair) -> None:
@@ -113,7 +113,7 @@ async def test_asks_of_one_call_are_granted_together_or_not_at_all(ledgers: Pair
         ledgers.two, rate(need=1, want=1), slots(need=1, want=1), window(need=1, want=1, debt=0)
     )
     assert (first.granted, second.granted, third.granted) == (0, 0, 0)
-    assert (first.wait_us, second.wait_us) == (0, 0) and third.wait_us > 0, "the one that refused is known"
+    assert (first.wait_us, second.wait_us) == (0, 0) and third.wait_us > 0, "only the ask that was refused has a wait"
     got = await ask(ledgers.two, rate(need=5, want=5), slots(need=3, want=3))
     assert [each.granted for each in got] == [5, 3]
 
@@ -152,9 +152,9 @@ async def test_a_flushed_ledger_takes_quotas_from_what_gateways_saw_last(ledgers
     (got,) = await ask(ledgers.one, window(number=first.number, born=first.born, used=first.used, need=1, want=1))
     assert got.used == 5
     (got,) = await ask(ledgers.two, window(number=second.number, born=second.born, used=second.used, need=1, want=1))
-    assert got.used == 8, "the larger of the two views, once"
+    assert got.used == 8, "the larger of the two gateways' views is taken, and only once"
     (got,) = await ask(ledgers.one, window(number=got.number, born=got.born, used=9999, debt=1))
-    assert got.used == 9, "what is seen counts only after a flush"
+    assert got.used == 9, "a gateway's view of a quota counts only after a flush"
 
 
 class Jumping:
@@ -205,15 +205,15 @@ async def test_gateways_are_counted(kind: str, monkeypatch: pytest.MonkeyPatch) 
         assert await it.two.hello(0.25) == Presence(2)
         assert await it.one.hello(0.5) == Presence(2)
         await passes(PRESENCE_S + 1.0)
-        assert await it.one.hello(0.5) == Presence(2, 1, 0.25), "the silent one may admit its share"
+        assert await it.one.hello(0.5) == Presence(2, 1, 0.25), "the gateway that fell silent may admit its share"
         assert await it.two.hello(1.0) == Presence(2)
         await passes(PRESENCE_S + 1.0)
-        assert await it.one.hello(0.5) == Presence(2), "one that knew of nobody else has died"
+        assert await it.one.hello(0.5) == Presence(2), "a gateway that knew of no other one and falls silent has died"
         await passes(MISSED_S)
-        assert await it.one.hello(0.5) == Presence(1), "one that is silent for long is not counted any more"
+        assert await it.one.hello(0.5) == Presence(1), "a gateway that was silent for long is not counted"
         assert await it.two.hello(0.5) == Presence(2)
         await it.two.close()
-        assert await it.one.hello(0.5) == Presence(1), "nor is one that says goodbye"
+        assert await it.one.hello(0.5) == Presence(1), "nor is a gateway that has signed off"
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
@@ -221,7 +221,7 @@ async def test_gateways_are_counted(kind: str, monkeypatch: pytest.MonkeyPatch) 
 async def test_r14_a_rate_stays_what_it_is_when_the_ledgers_clock_jumps(
     kind: str, jump_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two gateways ask 40 times a second for calls of which 10 a second may pass; forward, there is one more burst."""
+    """Two gateways ask 40 times a second for a rate of 10 a second. A jump forward allows one more burst."""
     async with pair_on_a_set_clock(kind, monkeypatch) as (it, clock):
         passed: list[float] = []
         for turn in range(200):
@@ -241,7 +241,9 @@ async def test_r14_a_rate_stays_what_it_is_when_the_ledgers_clock_jumps(
 async def test_r14_a_ledger_whose_clock_jumps_knows_who_is_there_and_what_they_hold(
     kind: str, jump_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a step back each gateway was the only one until the others spoke again, and free to admit all alone."""
+    """After a step back of the clock each gateway would count itself alone, and admit the whole limit, until the other
+    reports.
+    """
     async with pair_on_a_set_clock(kind, monkeypatch) as (it, clock):
 
         async def passes(seconds: float) -> None:
@@ -254,7 +256,7 @@ async def test_r14_a_ledger_whose_clock_jumps_knows_who_is_there_and_what_they_h
         assert held.granted == 3
         clock.ahead_s = jump_s
         await passes(1.0)
-        if jump_s < 0:  # forward, slots of those who do not say that they have them run out
+        if jump_s < 0:  # after a jump forward, slots whose holder does not confirm them expire
             (free,) = await ask(it.one, slots(limit=4, need=2))
             assert free.granted == 0 and free.wait_us > 0
         for _ in range(3):
@@ -262,7 +264,9 @@ async def test_r14_a_ledger_whose_clock_jumps_knows_who_is_there_and_what_they_h
             assert await it.two.hello(0.5) == Presence(2)
             await passes(1.0)
         await passes(5.0)
-        assert await it.one.hello(0.5) == Presence(2, 1, 0.5), "who says nothing is silent, as ever"
+        assert await it.one.hello(0.5) == Presence(2, 1, 0.5), (
+            "a gateway that reports nothing counts as silent, also after a jump"
+        )
         await passes(70.0)
         assert await it.one.hello(0.5) == Presence(1)
 
@@ -317,7 +321,7 @@ async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypa
 
 
 async def test_gateways_exchange_their_records_of_demand(ledgers: Pair) -> None:
-    raw = bytes(range(256)) * 50  # also colons and zeros
+    raw = bytes(range(256)) * 50  # every value of a byte, also colons and zeros
     assert await ledgers.one.exchange(b"first") == {}
     assert await ledgers.one.exchange(raw) == {}
     ((name, (records, age_s)),) = (await ledgers.two.exchange(b"second")).items()
@@ -330,7 +334,7 @@ async def test_gateways_exchange_their_records_of_demand(ledgers: Pair) -> None:
 async def test_an_edge_is_heard_by_the_others(ledgers: Pair) -> None:
     async with aclosing(ledgers.one.edges()) as one, aclosing(ledgers.two.edges()) as two:
         for edges in (one, two):
-            await anext(edges)  # it listens
+            await anext(edges)  # from here on the gateway listens
         for number in range(3):
             await ledgers.one.exchange(b"no edge")
             await ledgers.one.exchange(b"%d" % number, edge=True)

@@ -66,7 +66,7 @@ async def test_calls_of_one_moment_travel_together() -> None:
 async def test_a_late_answer_decides_nothing_but_its_units_are_not_lost() -> None:
     async with desk("limit = { requests_per_s = 0.001, burst = 4 }", budget_s=0.005) as (it, ledger, limiter):
         ledger.go.clear()
-        assert await it.admitted() and await it.admitted(), "this gateway's share decided"
+        assert await it.admitted() and await it.admitted(), "this gateway's own share decided"
         ledger.go.set()
         async with asyncio.timeout(60):
             await until(lambda: not (limiter.ledger_client._lanes or limiter.ledger_client._tasks))
@@ -117,7 +117,7 @@ async def test_what_waits_for_a_ledger_is_bounded() -> None:
         ledger_client.send("t", [Ask(key="r", kind=RATE, limit=1, step=1.0)], heard.append)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert heard == [None, None], "two more than may wait get their answer at once"
+    assert heard == [None, None], "beyond the number that may wait, calls are answered at once"
     assert ledger.batches == [2]
     ledger.go.set()
     async with asyncio.timeout(60):
@@ -149,13 +149,15 @@ async def test_a_grant_that_is_given_up_before_its_answer_costs_nothing() -> Non
 
 @pytest.mark.parametrize("gateways", [1, 2, 3, 4, 7, 50])
 def test_however_many_are_cut_off_together_they_admit_half_as_much_again_at_most(gateways: int) -> None:
-    """Two of three that were cut off used to admit a whole limit on top of the one the third had from the ledger."""
+    """Gateways that lose the ledger admit their shares alone; with what the others get from the ledger that stays below
+    1.5.
+    """
     for alone in range(gateways + 1):
         assert alone * module._share(gateways) <= 1.5 + 1e-9
         if alone < gateways:
             rest = module._rest(Presence(gateways, alone, alone * module._share(gateways)))
             assert 0.0 < rest <= 1.0 and rest + alone * module._share(gateways) <= 1.5 + 1e-9
-            assert rest >= 1.0 or alone * 3 > gateways, "where a third is silent or less nobody notices"
+            assert rest >= 1.0 or alone * 3 > gateways, "while at most a third is silent, the others give up nothing"
             assert 1.0 + alone * module._careful(gateways) <= 1.5 + 1e-9 or alone == 0
     assert module._careful(gateways) <= module._share(gateways)
 
@@ -177,7 +179,7 @@ async def test_who_is_alone_is_careful_until_the_others_have_made_room() -> None
     ledger_client._tick()
     assert ledger_client.share == 0.375
     ledger.lost = False
-    for at in range(3):  # those three have fallen silent
+    for at in range(3):  # the three other gateways fall silent
         ledger.behind.present[("two", "three", "four")[at]] = ((time() - 4.0) * 1e6, 0.375)
     await ledger_client._beat(probe=True)
     assert ledger_client.up and (ledger_client.replicas, ledger_client.share) == (4, pytest.approx(1 / 6))
@@ -190,9 +192,11 @@ async def test_who_is_alone_is_careful_until_the_others_have_made_room() -> None
 
 
 def test_those_that_came_in_the_place_of_the_dead_are_not_starved() -> None:
-    """All of three are killed and start again: six are known, and the first three may be alone with their shares."""
+    """Three gateways are killed and replaced: six are counted, and the three dead ones may still be admitting their
+    shares.
+    """
     assert module._rest(Presence(6, 3, 1.5)) == 0.75
-    assert module._rest(Presence(2)) == 1.0, "the only one was killed"
+    assert module._rest(Presence(2)) == 1.0, "the only other gateway was killed"
 
 
 async def test_on_probation_calls_wait_little() -> None:

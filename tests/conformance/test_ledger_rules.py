@@ -44,9 +44,9 @@ def test_slots_run_out_unless_their_holder_speaks() -> None:
     keeper.now_us += 2e6
     assert keeper.ask(slots, "two").granted == 2
     keeper.now_us -= 3600e6
-    assert keeper.ask(slots, "one").granted == 0, "a clock that is set back takes nothing from who holds it"
+    assert keeper.ask(slots, "one").granted == 0, "a clock that is set back takes no slots from their holder"
     keeper.now_us += 4e6
-    assert keeper.ask(slots, "one").granted == 2, "and what is not spoken for runs out as it always does"
+    assert keeper.ask(slots, "one").granted == 2, "slots that their holder does not confirm expire as always"
 
 
 def test_windows_end_and_what_belongs_to_the_last_one_does_not_count() -> None:
@@ -61,4 +61,4 @@ def test_windows_end_and_what_belongs_to_the_last_one_does_not_count() -> None:
     late = keeper.ask(window(number=first.number, born=first.born, used=8, debt=2, need=1, want=1))
     assert (late.number, late.used) == (20_001, 1)
     keeper.now_us -= 1e6
-    assert keeper.ask(window(need=1, want=1)).used == 2, "set back over midnight: the count goes on"
+    assert keeper.ask(window(need=1, want=1)).used == 2, "after a step back over midnight the count goes on"

@@ -27,7 +27,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
 
     def shared(ledger: object) -> Make:
         def desk(limits: str) -> Desk:
-            # A generous budget: this is about what is counted, not about how long a busy machine takes.
+            # A generous time budget: these tests check what is counted, not how long a busy machine takes.
             limiter = SharedLimiter(ledger, budget_s=2.0)  # type: ignore[arg-type]
             limiter.open()
             limiters.append(limiter)
@@ -56,7 +56,7 @@ async def refused(desk: Desk, model: str = "m", size: int = 0) -> Refused:
 
 
 async def refused_soon(desk: Desk, size: int = 0) -> Refused:
-    """Call until the ledger has heard of what was charged; returns the refusal."""
+    """Call until the ledger has been sent what was charged; returns the refusal."""
 
     async def refusal() -> Refused | None:
         try:
@@ -96,7 +96,7 @@ async def test_a_refusal_by_one_bound_gives_back_what_the_others_took(make: Make
 
 
 async def test_of_two_bounds_that_refuse_the_longer_wait_is_told(make: Make) -> None:
-    """Whoever came back when the rate allowed it learned then that the day's quota is used up."""
+    """A caller that came back when the rate allowed it would only learn that the day's quota is used up."""
     desk = make('limit = { requests_per_s = 0.2, burst = 1 }\nlimits = [{ model = "m", requests_per_day = 1 }]')
     assert await desk.admitted()
     until_midnight = 86400 - time() % 86400
@@ -161,7 +161,7 @@ async def test_a_call_that_leaves_while_its_limiter_thinks_holds_nothing(make: M
     grant.waiter = call = Call()
     grant.settle(0, False, now)
     await until(lambda: _took(desk))
-    assert not call.answer.done(), "a call that left is not told the answer"
+    assert not call.answer.done(), "a call that has left gets no answer"
 
 
 async def test_a_high_rate_is_leased_and_no_call_waits(make: Make) -> None:

@@ -59,7 +59,7 @@ def test_large_versions_are_not_copied_and_the_folder_ends_with_the_double(tmp_p
 
 
 class Bucket:
-    """Seen through a remote store that has just looked."""
+    """Changes a bucket, and has the remote store poll it after each change."""
 
     def __init__(self, store: RemoteStore, objects: MemoryObjects) -> None:
         self.store, self._objects = store, objects

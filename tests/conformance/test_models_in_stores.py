@@ -1,6 +1,6 @@
 """A real inference server whose models lie in Google's and Azure's store: loading, a bad upload, an outage, a restart.
 
-S3 has the same, and more, in tests/inference; here is what another client of a store could break.
+tests/inference has the same for S3, and more; these tests cover what differs with the client of the store.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from . import onnx_files
 from .object_stores import ObjectServer, object_server
 from .redis_server import proxy_in_a_thread
 
-# Two starts of an inference server for each store. Their clients are tested in test_object_clients.py; a server in
-# process, with the client of S3, in tests/inference/test_remote_repository.py.
+# Each store costs two starts of an inference server. tests/conformance/test_object_clients.py tests the clients of the
+# stores, and tests/inference/test_remote_repository.py a server in this process with the client of S3.
 pytestmark = pytest.mark.long
 
 ASKED = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -112,7 +112,8 @@ def serve_through(
     doubled = [2.0, 4.0, 6.0, 8.0]
     with inference(url, cache, environment) as running:
         assert running.answer() == doubled
-        # Half of a file under its final name, and one whose bytes are not those of its list: named, never served.
+        # Half of a file under its final name, and a file that does not match its checksum: both are reported, never
+        # served.
         store.put("models/double/2/model.onnx", onnx_files.DOUBLE[: len(onnx_files.DOUBLE) // 2])
         store.put("models/double/3/model.onnx", onnx_files.DOUBLE.replace(b"Add", b"Mul"))
         store.put("models/double/3/SHA256SUMS", sums(onnx_files.DOUBLE))
@@ -130,7 +131,7 @@ def serve_through(
             return running.answer("2") == doubled
 
         wait_until(fixed)
-        # The store dies: what is loaded serves, the server stays ready.
+        # During an outage of the store the loaded models are served, and the server stays ready.
         set_mode("refuse")
         wait_until(lambda: "StoreUnavailable" in running.metrics() or "cannot be listed" in running.log.read_text())
         assert running.ready() and running.answer("1") == running.answer("2") == doubled

@@ -20,7 +20,7 @@ from ..waiting import wait_until
 from .object_stores import PAGE, SERVERS, ObjectServer, Stub, client_of, object_server, point_to
 
 MANY = 2 * PAGE + 3  # on three pages
-# Names a bucket may hold and a file system, a URL or XML may trip over.
+# Names that a bucket may hold, and that a file system, a URL or XML may treat specially.
 ODD = ["é ü", "100%", "%2F", "a+b", "?q=1", "#h", "back\\slash", "&lt;x>", "snow☃", "..x", "~t", " lead", "x" * 200]
 SECRET = "sig=S3CRET-OF-THE-STORE"
 
@@ -72,7 +72,7 @@ async def test_more_than_the_limit_is_refused(server: ObjectServer, client: Obje
 
 
 async def test_names_come_back_as_they_are_and_can_be_read(server: ObjectServer, client: ObjectClient) -> None:
-    names = [name for name in ODD if server.kind != "az" or "\\" not in name]  # Azure makes a slash of it
+    names = [name for name in ODD if server.kind != "az" or "\\" not in name]  # Azure turns a backslash into a slash
     server.put_many({f"odd/{name}/f": name.encode() for name in names})
     found = {each.key: each for each in await client.list("odd/", limit=100)}
     assert set(found) == {f"odd/{name}/f" for name in names}
@@ -101,7 +101,7 @@ async def test_a_checksum_is_of_the_bytes(server: ObjectServer, client: ObjectCl
     server.put("sum/f", b"hello")
     head = await client.head("sum/f")
     assert (head.key, head.size, head.etag) == ("sum/f", 5, (await only(client, "sum/")).etag)
-    # obstore shows none; what S3 says has to be true.
+    # obstore reports no checksum; the one of S3 has to be right.
     assert head.checksum == (("md5", "5d41402abc4b2a76b9719d911017c592") if server.kind == "s3" else None)
 
 

@@ -83,7 +83,7 @@ class Running:
         return self._client.get(f"http://127.0.0.1:{self.http}/v2/models/digits", headers=headers).status_code != 401
 
     def reload(self, seen: Callable[[], bool]) -> None:
-        """Have the gateway read the store now, and wait until `seen`."""
+        """Have the gateway read the store now, and wait until `seen` is true."""
         self.process.send_signal(signal.SIGHUP)
         wait_until(seen)
 
@@ -100,7 +100,7 @@ def gateway(url: str, state: Path, environment: Mapping[str, str]) -> Iterator[R
         running.close()
 
 
-# Three starts of a gateway each. The clients of gs and az are those of the tests below and of test_object_clients.py.
+# Three starts of a gateway for each store. The tests below and test_object_clients.py cover the clients of gs and az.
 @pytest.mark.parametrize(
     "server", ["s3", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("gs", "az"))], indirect=True
 )
@@ -122,7 +122,7 @@ def live_on_policies(
         server.put("live/tenants.toml", tenant("two"))
         running.reload(lambda: running.takes("two"))
         assert not running.takes("one")
-        # A document with a mistake: the old ones stay, file and reason are named.
+        # A document with a mistake: the old documents stay in force, and the file and the reason are named.
         server.put("live/routes.toml", POLICIES.replace('pool = "p"', 'pool = "q"').encode())
         running.reload(lambda: running.policies()["mistakes"] != [])
         (mistake,) = running.policies()["mistakes"]
@@ -130,13 +130,13 @@ def live_on_policies(
         server.put("live/routes.toml", POLICIES.encode())
         running.reload(lambda: running.policies()["mistakes"] == [])
         assert "oriel_gateway_policy_store_up 1.0" in running.metrics()
-        # The store dies. Nothing changes but what is said of it.
+        # During an outage of the store only the reported state changes.
         set_mode("refuse")
         running.reload(lambda: running.policies()["store"]["reason"] != "")
         assert running.takes("two") and "oriel_gateway_policy_store_up 0.0" in running.metrics()
         arguments = Path(f"/proc/{running.process.pid}/cmdline")
         told = [running.log.read_text(), running.metrics(), str(running.policies()), arguments.read_text()]
-    # One that starts now begins with what the last one had; one that never saw the store says why it cannot.
+    # A gateway that starts now begins with the last set of documents; one without such a set names the reason and ends.
     with gateway(url, folder / "state", environment) as again:
         assert again.takes("two") and not again.takes("one")
         told.append(again.log.read_text())

@@ -1,7 +1,8 @@
-"""R12 to R15: two gateways' limiters on one real Redis: healthy, down, slow, silent, flapping, flushed, replaced.
+"""R12 to R15: two gateways' limiters on one real Redis that is healthy, down, slow, silent, flapping, flushed or
+replaced.
 
-Counted over seconds of real time, so bounds have room for a busy machine; what calls waited is measured by
-benchmarks/shared_limits.py.
+The calls are counted over seconds of real time, so the bounds leave room for a busy machine.
+benchmarks/shared_limits.py measures how long calls wait.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from ..waiting import until
 from .desk import Desk
 from .redis_server import PASSWORD, Proxy, RedisServer, redis_server
 
-LOW, HIGH = 100, 1000  # requests per second: every call asks; units are leased
+LOW, HIGH = 100, 1000  # requests per second: at LOW every call asks the ledger, at HIGH units are leased
 BURST = 40
 
 
@@ -50,15 +51,16 @@ class Rig:
         return admitted
 
     async def exact(self, rate: float, burst: int) -> None:
-        """Press until no more calls are admitted than the limit allows: on a busy machine Redis may answer late once
-        more.
+        """Press until no more calls are admitted than the limit allows.
+
+        On a busy machine Redis may answer late once more, and then one more press is needed.
         """
         async with asyncio.timeout(60):
             while await self.press(0.6) > 1.05 * rate * self.lasted_s + burst:
                 await self.answering(True)
 
     async def answering(self, up: bool) -> None:
-        """Wait until both gateways ask the ledger, or neither does."""
+        """Wait until all gateways ask the ledger (`up`), or none of them does."""
         await until(lambda: all(limiter.ledger_client.up is up for limiter in self.limiters))
 
     async def settled(self) -> None:
@@ -95,7 +97,9 @@ async def test_r15_two_gateways_together_admit_the_limit(rate: int) -> None:
         burst = max(BURST, rate // 4)
 
         async def used() -> bool:
-            """Whether the limit was used. On a busy machine a gateway may lease late, and what it misses is lost."""
+            """Whether the limit was used. On a busy machine a gateway may lease late, and the units that it misses are
+            lost.
+            """
             admitted = await it.press(1.2)
             assert admitted <= 1.05 * rate * it.lasted_s + burst
             return 0.8 * min(rate * it.lasted_s, it.tried) - burst <= admitted
@@ -115,7 +119,7 @@ async def test_r12_r13_without_redis_each_admits_its_share_and_nobody_sees_an_er
         down = asyncio.ensure_future(it.answering(False))
         admitted, lasted_s, tried = 0, 0.0, 0
         while True:
-            admitted += await it.press(0.8)  # Desk.press fails on anything but a refusal
+            admitted += await it.press(0.8)  # press() raises anything but a refusal
             lasted_s, tried = lasted_s + it.lasted_s, tried + it.tried
             if down.done():
                 break
@@ -162,7 +166,7 @@ async def test_r12_r14_a_flush_and_a_redis_that_was_replaced_cost_one_burst_at_m
 
 
 async def test_r12_two_of_three_that_are_cut_off_exceed_nothing() -> None:
-    """They used to admit a whole limit on top of that which the third had from Redis: 2 x."""
+    """Otherwise both would admit half of the limit alone, on top of the whole limit that the third gets from Redis."""
     limits, presence_s = LedgerClientLimits(beat_s=0.1, careful_s=1.0), 0.5
     async with rig(HIGH, limits, presence_s) as it:
         ledger = RedisLedger(it.server.url, holder="three", password=PASSWORD, presence_s=presence_s)
@@ -218,7 +222,7 @@ async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out() -> None:
             await one.take()
         ticking = limiters[0].ledger_client._ticking
         assert ticking is not None
-        ticking.cancel()  # it says nothing more, as if it had died
+        ticking.cancel()  # it reports nothing more, as if it had died
         assert await two.take()
         assert not await two.admitted()
         await until(two.admitted)
@@ -261,7 +265,7 @@ async def test_metrics_say_whether_the_ledger_is_asked() -> None:
 async def test_a_record_that_cannot_be_read_is_that_tenants_trouble_alone(
     junk: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It used to open the breaker, and every gateway counted all tenants alone for as long as it lay there."""
+    """Otherwise it would open the breaker, and every gateway would count all tenants alone until the record is gone."""
     asks = [Ask(key="requests", kind="rate", limit=10.0, step=1e5, need=1.0, want=1.0)]
     async with redis_server() as server:
         ledger = RedisLedger(server.url, holder="one", password=PASSWORD)

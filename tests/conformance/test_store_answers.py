@@ -1,6 +1,6 @@
-"""What a store may answer and must not cost anything: redirects, answers without end, listings that lack something.
+"""Answers of a store that must not cost a client anything: redirects, endless answers, listings that lack something.
 
-The client, as both units use it, against a stub that answers so and a sink that counts the requests.
+Both units' client runs against a stub that answers so, and against a sink that counts the requests it is led to.
 """
 
 import re
@@ -32,7 +32,7 @@ def said(status: str, body: str = "", *headers: str) -> bytes:
 
 
 def empty(head: str) -> bytes:
-    """An empty listing, as each store writes it: what a sink would be believed."""
+    """Return an empty listing in the store's own format, which a client that follows a redirect would accept."""
     if "comp=list" in head:
         return said(
             "200 OK", '<?xml version="1.0"?><EnumerationResults><Blobs></Blobs><NextMarker/></EnumerationResults>'
@@ -137,7 +137,7 @@ async def test_a_region_that_is_none_is_not_repeated(look: Look, monkeypatch: py
 async def test_what_gs_and_az_show_where_they_are_sent_is_no_authorization(
     kind: str, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """obstore cannot be told not to follow: docs/model-repository.md and docs/policies.md say so."""
+    """Nothing stops obstore from following a redirect: docs/model-repository.md and docs/policies.md say so."""
     async with answering(empty, host="127.0.0.9") as (elsewhere, reached):
         to = (
             f"location: http://{elsewhere}/x?restype=container&comp=list"
@@ -159,7 +159,7 @@ BEGUN = (
     ("look", "status"),
     [
         *((look, status) for look in (policies, models) for status in ("200 OK", "403 Forbidden", "503 Slow Down")),
-        # A 200 is read as far as was asked for: tests/conformance/test_object_clients.py
+        # How far an answer of 200 is read: tests/conformance/test_object_clients.py
         *((look, status) for look in (policy, part) for status in ("403 Forbidden", "503 Slow Down")),
     ],
 )
@@ -170,7 +170,7 @@ async def test_an_answer_without_end_is_left_before_it_costs_memory(
     async with answering(lambda head: BEGUN.format(status).encode(), endless=b" " * 65536) as (address, _):
         url = pointed(monkeypatch, "s3", address)
         with pytest.raises(FAILED, match=f"more than {MIB} bytes"):
-            await look(url)  # what the client itself needs is there from now on
+            await look(url)  # the first call allocates what the client itself needs
         tracemalloc.start()
         try:
             with pytest.raises(FAILED, match=f"more than {MIB} bytes"):
