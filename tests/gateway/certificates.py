@@ -11,9 +11,7 @@ needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="makes certificates w
 
 
 def certificate(folder: Path, name: str, hosts: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
-    """Create a self-signed certificate with its key, for `hosts` (localhost by default) and with the common name
-    `name`.
-    """
+    """Create a self-signed certificate and its key, for `hosts` (by default localhost), with the common name `name`."""
     assert OPENSSL is not None
     chain, key = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(

@@ -15,7 +15,7 @@ from .stack import documents, gateway
 
 
 class Names:
-    """What the name of the pool resolves to."""
+    """A name lookup: the test sets the addresses that the pool's name resolves to."""
 
     every_s = 0.005
 
@@ -46,7 +46,7 @@ def cold(scaling: str, *, tier: str = "target_ms = 2000", pool: str = "", max_in
 
 @asynccontextmanager
 async def empty(files: dict[str, bytes]) -> AsyncIterator[tuple[int, Gateway]]:
-    """A gateway that knows that the pool has no address."""
+    """A gateway that has looked the pool's name up and found no address."""
     async with gateway(files) as (port, core):
         gate = core.pools["p"]
         await until(lambda: gate.endpoints.looked_up and gate.grpc.looked_up)

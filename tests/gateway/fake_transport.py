@@ -25,7 +25,7 @@ def core_connections(core: Gateway) -> list[Any]:
 
 
 class FakeTransport:
-    """A transport that records what it is asked to do. full: each write crosses the high-water mark."""
+    """A transport that records its calls. full: while True, each write crosses the high-water mark."""
 
     def __init__(self) -> None:
         self.protocol: Any = None

@@ -10,8 +10,9 @@ INFER = "/v2/models/digits/infer"
 
 
 class Gate:
-    """Answers one request for each time that the test releases `go`. order: the `x-tag` of each request, as they
-    arrived.
+    """Answers one request for each time that the test releases `go`.
+
+    order: the header `x-tag` of each request, in the order in which they arrived.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ CODE = grpc.StatusCode
 
 @dataclass(frozen=True)
 class Fails:
-    """A status that a server sends."""
+    """A gRPC status that a server answers."""
 
     code: grpc.StatusCode
     words: str = ""
@@ -43,12 +43,12 @@ class Fails:
 
 ABSENT = Fails(CODE.NOT_FOUND, "Request for unknown model")
 
-# What a server does with a call: it answers at once, after so many seconds, when what is called has returned, or fails.
+# What a server does with a call: answer at once; answer after so many seconds; call this and answer when it has
 Step = Fails | float | Callable[[], Awaitable[Any]] | None
 
 
 async def never() -> None:
-    """A step without an end."""
+    """A step that never ends, so that the call is not answered."""
     await asyncio.Event().wait()
 
 
@@ -61,8 +61,8 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
     def __init__(self, asked: list["Script"], steps: list["Step"]) -> None:
         self.asked, self.steps = asked, steps
         self.left = 0
-        self.message = b""  # the latest
-        self.has = True  # the model
+        self.message = b""  # bytes of the latest request
+        self.has = True  # whether this server has the model
         self.questions = 0
         self.server: aio.Server | None = None
 
@@ -135,7 +135,7 @@ async def house(route: str = "", *, servers: int = 2, calls: int = 0, probed: bo
     """A gateway with one pool.
 
     servers: how many servers the pool has.
-    calls: how many calls the retry budget has seen already.
+    calls: how many calls the retry budget has already counted.
     probed: whether the servers are probed.
     """
     asked: list[Script] = []

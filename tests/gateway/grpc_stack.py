@@ -27,7 +27,7 @@ Metadata = dict[str, str]
 
 
 class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """Answers every infer with the model's name; keeps what it saw."""
+    """Answers every inference with the model's name, and keeps the requests."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any, Metadata, float]] = []

@@ -1,4 +1,4 @@
-"""A stand-in for KEDA: asks an external scaler as its operator does, and scales what the test gives it."""
+"""A stand-in for KEDA: it calls an external scaler as KEDA's operator does, for the targets that a test names."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +21,8 @@ def reference(target: str = "p", **more: str) -> messages.ScaledObjectRef:
 class Keda:
     """The operator's one connection to the scaler.
 
-    states: what the streams reported, by target, in order. ended: the codes with which they ended.
+    states: what the streams reported, by target, in order.
+    ended: the status codes with which the streams ended.
     """
 
     def __init__(self, channel: aio.Channel) -> None:

@@ -1,4 +1,4 @@
-"""gRPC streams that rest, fall silent or send ahead, at a pool that lends the permits of such streams."""
+"""gRPC streams that pause, fall silent or send several messages at once, at a pool that lends such streams' permits."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from .grpc_stack import Backend, idle, stack
 from .grpc_stream_calls import STREAM, infer
 from .stack import BRONZE, GOLD, documents
 
-SOON_S, NEVER_S = 0.02, 1000.0  # of `suspend_after_s`
+SOON_S, NEVER_S = 0.02, 1000.0  # values of `suspend_after_s`
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ async def waiting_stream(
 
 
 class Mute(Backend):
-    """A backend whose model `mute` never answers, as a decoupled model may; or answers once `late` is set."""
+    """A backend whose model `mute` leaves messages unanswered, as a decoupled model may, until `late` is set."""
 
     late: asyncio.Event | None = None
 
@@ -154,7 +154,7 @@ async def mute_streams(
                 held.append((messages, call))
             gate = core.pools["p"]
             await until(lambda: len(gate.lendable) == 2)
-            assert gate.admission.inflight == 2, "nobody waits: they keep their permits"
+            assert gate.admission.inflight == 2, "no call waits, so the streams keep their permits"
             yield address, core, held
         await until(lambda: idle(core) and not gate.lendable and not gate.to_resume)
 

@@ -4,7 +4,7 @@ Usage: python pod.py PORT WORK_MS SLOTS HOST
 
 It answers an inference after WORK_MS with its process id, SLOTS at a time, and prints one line per execution. A body
 "size N" is answered with N bytes. All other requests, such as probes and the repository index, are answered at once and
-are no executions.
+do not count as executions.
 """
 
 import asyncio
@@ -27,17 +27,18 @@ async def serve(port: int, work_s: float, slots: int, host: str) -> None:
                 length = next((int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:")), 0)
                 body = await reader.readexactly(length)
                 if head.partition(" http/")[0].endswith("/infer"):
-                    # A caller that left is not worked for, as in any server that looks.
+                    # Nothing is executed for a caller that has left, as in any server that notices this.
                     left = asyncio.ensure_future(reader.read(1))
                     due = time.monotonic() + timeout_ms(head) / 1000.0
                     async with free:
                         await asyncio.wait((left,), timeout=work_s)
                     left.cancel()
                     await asyncio.wait((left,))
-                    # A process that was stopped comes to its timers before it has read who left meanwhile.
+                    # After SIGCONT the process runs its timers before it has read which callers left meanwhile.
                     for _ in range(3):
                         await asyncio.sleep(0)
-                    # The last thing before the work: a pause between the two would have it done for nobody.
+                    # Nothing may come between this check and the work: a caller that left meanwhile would be worked
+                    # for.
                     if not left.cancelled() or reader.at_eof() or time.monotonic() > due:
                         return
                     os.write(1, b"ran " + body + b"\n")

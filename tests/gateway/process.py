@@ -17,7 +17,7 @@ from .stack import Client
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A running gateway. pid: to read its figures in /proc."""
+    """A running gateway. pid: its process id, for figures in /proc."""
 
     port: int
     grpc_port: int
@@ -71,7 +71,7 @@ async def gateway_process(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", code, "gateway", "--policies", str(policies)),
         *("--http-port", http_port, "--grpc-port", others[0], "--admin-port", others[1], *words),
-        # Python in a forked child of a process with gRPC's threads has once computed for ever.
+        # With a preexec_fn Python runs code in a forked child, which may hang because this process has gRPC's threads.
         preexec_fn=None if max_files is None else limited,
     )
     try:

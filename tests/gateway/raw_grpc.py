@@ -1,4 +1,4 @@
-"""A gRPC client that sends message frames exactly as it is told to, which real clients do not let one do."""
+"""A gRPC client that sends message frames exactly as given, which client libraries do not allow."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ __all__ = ["RawAnswer", "framed", "raw_call"]
 
 @dataclass
 class RawAnswer:
-    """What came back. trailers: of the answer, or the head's fields if it has nothing else."""
+    """What came back. trailers: those of the answer, or the fields of its head if it has no trailers."""
 
     trailers: dict[str, str] = field(default_factory=dict)
     data: bytes = b""
@@ -24,7 +24,7 @@ class RawAnswer:
 
 
 def framed(message: bytes, *, compressed: bool = False) -> bytes:
-    """A message with its five bytes."""
+    """A message with its prefix of five bytes."""
     return bytes((compressed,)) + len(message).to_bytes(4, "big") + message
 
 
@@ -38,7 +38,7 @@ async def raw_call(
     end: bool = True,
     kind: str = "application/grpc",
 ) -> RawAnswer:
-    """Send one call with this body, as its frames stand there, and wait for its end."""
+    """Send one call with this body, unchanged, and wait for its end."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))

@@ -31,7 +31,7 @@ async def compile_folder(folder: Path) -> Snapshot:
 
 @asynccontextmanager
 async def watched(folder: Path, files: dict[str, bytes], **more: float) -> AsyncIterator[tuple[int, Gateway, Reloader]]:
-    """A gateway on the documents of a folder: its port, its core, and what reloads them."""
+    """A gateway on the documents of a folder: its port, its core, and the object that reloads the documents."""
     write(folder, files)
     source = FolderSource(folder)
     async with gateway(files) as (port, core):
@@ -39,7 +39,7 @@ async def watched(folder: Path, files: dict[str, bytes], **more: float) -> Async
 
 
 async def asked_text(core: Gateway, path: str) -> str:
-    """What the admin port answers, without a socket."""
+    """Return the answer of the admin port, without a socket."""
     sent: list[dict] = []  # type: ignore[type-arg]
 
     async def receive() -> dict:  # type: ignore[type-arg]
@@ -60,7 +60,7 @@ async def asked(core: Gateway, path: str) -> dict:  # type: ignore[type-arg]
 
 
 class Moving:
-    """A source whose stamp changes a given number of times."""
+    """A source of documents whose stamp changes a given number of times, as if documents were being written."""
 
     def __init__(self, changes: int) -> None:
         self.changes = changes

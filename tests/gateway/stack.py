@@ -124,7 +124,8 @@ class Upstream:
                 self.seen.append(seen)
                 answering = asyncio.ensure_future(self.answer(seen))
                 leaving = asyncio.ensure_future(reader.read(1))
-                leaving.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask
+                # retrieves the exception, which nobody else may do
+                leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
                     self.departures += 1
@@ -193,7 +194,7 @@ async def grpc_server(handler: "grpc.GenericRpcHandler[Any, Any]") -> AsyncItera
 
 @contextmanager
 def nobody() -> Iterator[int]:
-    """Yield a port that refuses connections. It stays bound, so that no other test listens there."""
+    """Yield a port that refuses connections. It stays bound, so that no server of another test listens there."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -210,7 +211,7 @@ class Reply:
 
 
 class Client:
-    """A client on one connection that sends and receives raw bytes, so that nothing is normalised on the way."""
+    """A client on one connection that sends and receives raw bytes, so that no library normalises them."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -27,8 +27,8 @@ SAMPLES = 400
 
 
 def z_of(first: list[int], second: list[int]) -> float:
-    """Mann-Whitney U test: return by how many standard deviations the ranks of `first` differ from those of the same
-    distribution.
+    """Return the z score of a Mann-Whitney U test: how far apart the ranks of the two samples are, in standard
+    deviations.
     """
     ranked = sorted((value, mine) for mine, values in ((True, first), (False, second)) for value in values)
     ranks, i = 0.0, 0
@@ -43,15 +43,16 @@ def z_of(first: list[int], second: list[int]) -> float:
 
 
 def told_apart(pairs: Iterable[tuple[Callable[[], object], Callable[[], object]]]) -> bool:
-    """Whether 400 alternating samples of each differ by more than noise, in the same direction, for every pair.
+    """Whether the two calls of every pair take different times, in the same direction, by more than noise.
 
-    A leak differs for every pair; one pair may differ by chance, because its names hash to other places of a table.
+    400 alternating samples of each call are compared. A leak shows in every pair; a single pair may differ by chance,
+    because its names hash to other slots of a table.
     """
     sides = set()
     for pair in pairs:
         samples: tuple[list[int], list[int]] = ([], [])
         for number in range(2 * SAMPLES):
-            # In turns and in changing order, so that what else the machine does falls on both.
+            # Alternating, in changing order, so that other work of the machine affects both sides alike.
             side = number % 2 if number % 4 < 2 else 1 - number % 2
             began = perf_counter_ns()
             pair[side]()
@@ -82,7 +83,7 @@ async def test_anothers_model_takes_as_long_as_none(path: str) -> None:
 
         return asking
 
-    # Names of one length: a longer name takes longer, wherever it is.
+    # Names of the same length: a longer name takes longer, whether it exists or not.
     names = SERVICES if "services" in path else MODELS
     assert not told_apart((ask(name), ask(name.replace("secret", "absent"))) for name in names)
 

@@ -1,4 +1,7 @@
-"""The gateway's descriptions of itself at the public port: `/`, `/docs`, `/openapi.json` and `/v1/services`, by key."""
+"""The gateway's own descriptions at the public port, limited to what the caller's key may use.
+
+These are `/`, `/docs`, `/openapi.json` and `/v1/services`.
+"""
 
 import asyncio
 import json
@@ -42,7 +45,9 @@ def described(*names: str, **more: Any) -> dict[str, Any]:
 
 
 class Publisher:
-    """The answers of an upstream: an OpenAPI document, a repository index and metadata. asked: counts its requests."""
+    """The answers of an upstream: an OpenAPI document, a repository index and metadata. asked: the paths that were
+    requested.
+    """
 
     def __init__(self, services: Any = None, models: tuple[str, ...] = ()) -> None:
         self.services = services
@@ -129,7 +134,7 @@ async def test_a_key_shows_its_services_and_models_and_no_others(up: Upstream) -
         assert json.loads((await get(client, "/v1/services", LIMITED)).body) == {"services": []}
         names = [row["name"] for row in json.loads((await get(client, "/v1/services", GOLD)).body)["services"]]
         assert names == ["digits", "secret"]
-        # What may not be used answers as what is not there.
+        # A service that may not be used gets the same answer as one that does not exist.
         hidden, missing = [await client.ask(f"/v1/services/{name}", key=BRONZE) for name in ("secret", "nowhere")]
         assert hidden.status == missing.status == 404
         assert json.loads(hidden.body)["error"]["reason"] == json.loads(missing.body)["error"]["reason"]
@@ -196,7 +201,8 @@ async def test_pages_are_only_read(up: Upstream, path: str) -> None:
         client.send(path, key=GOLD, method="HEAD")
         head = (await client.reader.readuntil(b"\r\n\r\n")).decode().lower()
         assert head.startswith("http/1.1 200") and re.search(r"content-length: [1-9]", head)
-        assert (await get(client, path, GOLD)).status == 200  # nothing of a body was in between
+        # the answer to HEAD had no body, which would come before this answer
+        assert (await get(client, path, GOLD)).status == 200
         assert up.seen == []
 
 
@@ -230,7 +236,7 @@ async def test_what_pools_say_is_asked_beside_the_calls_and_kept(up: Upstream) -
         for _ in range(20):
             await get(client, "/openapi.json", GOLD)
             await get(client, "/v1/services", GOLD)
-        assert publisher.asked == asked  # no request asks anybody
+        assert publisher.asked == asked  # no client's request causes one to an upstream
         publisher.services = described("digits", "new")
         await turn(gate)
         assert "/v1/services/new" in await paths(client, GOLD)
@@ -277,7 +283,7 @@ async def test_pages_of_named_origins_may_read_them(up: Upstream) -> None:
 async def test_a_pool_that_is_away_keeps_its_description(up: Upstream) -> None:
     async with gateway(documents([up.port])) as (port, gate), Client(port) as client:
         await turn(gate)
-        publisher, up.answer = up.answer, up.ok  # an answer that is none
+        publisher, up.answer = up.answer, up.ok  # the upstream answers with something that is no description
         await turn(gate)
         assert {"/v1/services/digits", "/v2/models/mlp/infer"} <= (await paths(client, GOLD)).keys()
         up.answer = publisher
@@ -305,13 +311,13 @@ async def test_paths_of_the_openai_api_are_there_with_models_the_key_may_use(up:
     )
     async with gateway({"all.toml": text}) as (port, gate), Client(port) as client:
         await turn(gate)
-        found = await paths(client, BRONZE)  # its models: digits
+        found = await paths(client, BRONZE)  # of its models only digits
         body = found["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
         assert body["schema"]["properties"]["model"]["enum"] == ["digits"] and body["example"]["model"] == "digits"
         assert not {"/v1/embeddings", "/v1/chat/completions"} & found.keys()
         body = (await paths(client, GOLD))["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
         assert body["schema"]["properties"]["model"]["enum"] == ["tiny", "digits", "org/model:1"]
-        up.answer = Publisher(described("digits"))  # nobody serves them any more
+        up.answer = Publisher(described("digits"))  # no pool serves them any longer
         await turn(gate)
         assert "/v1/completions" not in await paths(client, GOLD)
 

@@ -23,7 +23,9 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 async def test_stalled_uploads_of_a_lower_tier_hold_no_permit(up: Upstream) -> None:
-    """They used to take one each at 64 KiB, and gold waited for them until its deadline."""
+    """An upload gets no permit while its body is incomplete; otherwise four slow uploads would block the gold
+    tenant.
+    """
     async with gateway(documents([up.port], max_inflight=2)) as (port, core):
         stalled = [await Client(port).__aenter__() for _ in range(4)]
         for client in stalled:
@@ -49,14 +51,14 @@ async def test_the_byte_budget_of_incoming_bodies_keeps_a_quarter_for_the_most_u
             assert refused.status == 503 and json.loads(refused.body)["reason"] == "queue_full"
             assert 1 <= int(refused.headers["retry-after"]) <= 60
             gold.writer.write(HEAD % GOLD.encode() + b"content-length: 90000\r\n\r\n")
-            await until(lambda: core.pools["p"].calls == 2)  # the head alone, so that the body is collected
+            await until(lambda: core.pools["p"].calls == 2)  # send only the head, so that the gateway collects the body
             gold.writer.write(b"x" * 90_000)
             assert (await gold.reply()).status == 200
         await until(lambda: idle(core) and core.pools["p"].held_bytes == 0)
 
 
 async def test_a_client_that_does_not_read_its_answers_gets_no_further_request_read(up: Upstream) -> None:
-    """Pipelined refusals used to pile up in memory without bound."""
+    """If further requests were read, pipelined refusals would gather in memory without bound."""
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         await until(lambda: len(core_connections(core)) == 1)
         (connection,) = core_connections(core)
@@ -67,7 +69,7 @@ async def test_a_client_that_does_not_read_its_answers_gets_no_further_request_r
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 4096)
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.writer.write(b"GET /nothing-here HTTP/1.1\r\nhost: x\r\nx-api-key: key-gold\r\n\r\n" * 60_000)
-        # They are all sent, or, as should be, no more of them are read.
+        # Either all requests were sent, or, as intended, the gateway has stopped reading them.
         await until(
             lambda: not client.writer.transport.get_write_buffer_size() or not connection.transport.is_reading()
         )
@@ -87,7 +89,7 @@ async def test_refused_credentials_in_a_row_close_the_connection(up: Upstream) -
 
 
 async def test_the_last_write_to_a_slow_reader_does_not_pause_a_pooled_connection() -> None:
-    """The next caller on that connection waited for its deadline."""
+    """A pause that outlives the answer would make the next caller on that connection wait until its deadline."""
     async with wired() as (client, towards_client, upstream, towards_upstream):
         for pieces in ([b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"],
                        [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nok", b"ok"]):  # fmt: skip
@@ -101,7 +103,9 @@ async def test_the_last_write_to_a_slow_reader_does_not_pause_a_pooled_connectio
 
 
 async def test_an_answer_nobody_reads_is_cut_after_the_connection_was_closed() -> None:
-    """Below the high-water mark nothing was stalled, and closing waited for the client for ever."""
+    """An answer below the high-water mark counts as stalled as well; otherwise closing would wait for the client for
+    ever.
+    """
     async with wired() as (client, towards_client, upstream, _):
         client.data_received(ASKED.replace(b"host: x", b"host: x\r\nconnection: close"))
         towards_client.unsent = 100
@@ -123,7 +127,7 @@ async def test_a_refusal_of_head_has_no_body(up: Upstream) -> None:
 
 
 async def test_requests_on_their_way_survive_a_drain(up: Upstream) -> None:
-    """Connections between two requests used to be closed at once, with the next request in them."""
+    """Connections between two requests stay open for a moment: the next request may already be on its way."""
     async with gateway(documents([up.port])) as (port, core):
         clients = [await Client(port).__aenter__() for _ in range(8)]
         for client in clients:
@@ -183,10 +187,10 @@ async def test_a_kept_connection_the_upstream_closed_is_not_the_readers_problem(
     up.answer = once
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         assert (await client.ask("/v2/models/digits", method="GET")).status == 200
-        assert (await client.ask("/v2/models/digits", method="GET")).status == 200  # asked again on a new connection
+        assert (await client.ask("/v2/models/digits", method="GET")).status == 200  # repeated on a new connection
         assert asked == 3
         asked = 1
-        assert (await client.ask(INFER)).status == 502  # may have been executed: not repeated
+        assert (await client.ask(INFER)).status == 502  # it may have been executed, so it is not repeated
         assert asked == 2 and idle(core)
 
 
@@ -228,10 +232,10 @@ async def test_a_new_connection_takes_the_place_of_an_idle_one(up: Upstream) -> 
 
 
 async def test_an_incomplete_head_makes_room_and_a_request_under_way_does_not(up: Upstream) -> None:
-    """Slow heads used to hold every place until their time was over."""
+    """Otherwise clients that send slow heads would hold all connections until the time limit of a head."""
     gate = Gate()
     up.answer = gate
-    # A machine that is busy with other things must not make it a test of deadlines.
+    # A long target: on a busy machine no deadline may pass.
     patient = {
         name: text.replace(b"target_ms = 2000", b"target_ms = 30000") for name, text in documents([up.port]).items()
     }

@@ -1,4 +1,4 @@
-"""Request and answer bodies in transit: what they count on the byte budget, backpressure, and slow clients."""
+"""Request and answer bodies in transit: their share of the byte budget, backpressure, and slow clients."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
 
 
 async def test_a_body_in_tiny_pieces_weighs_what_it_is() -> None:
-    """A list of pieces of two bytes took 25 times their size."""
+    """A list of pieces of two bytes each would take 25 times the size of the body."""
     async with wired() as (client, _, _, _):
         client.data_received(HEAD % GOLD.encode() + b"content-length: 100000\r\n\r\n")
         assert client.call is not None
@@ -35,7 +35,7 @@ async def test_a_body_in_tiny_pieces_weighs_what_it_is() -> None:
 
 
 class Lines(FakeTransport):
-    """Keeps the objects that were written, uncopied."""
+    """Keeps the objects that were written, without copying them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ async def test_a_large_body_and_a_large_answer_are_passed_on_uncopied() -> None:
 
 
 async def test_bodies_that_came_with_their_heads_count_while_they_wait() -> None:
-    """Only bodies that were collected were on the budget; the rest came on top of it."""
+    """A body that arrives together with its head is on the byte budget as well, like one that is collected."""
     async with upstream() as up:
         up.answer = hold = Gate()
         files = documents([up.port], max_inflight=1)
@@ -87,7 +87,7 @@ async def test_bodies_that_came_with_their_heads_count_while_they_wait() -> None
 
 
 async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -> None:
-    """Backpressure from the client's socket to the upstream's: nothing piles up in between."""
+    """The gateway stops reading from the upstream while the client does not read, so nothing gathers in between."""
     sent = 0
     total = 400
 
@@ -124,7 +124,7 @@ async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -
             events += piece.count(b"data: ")
             if piece.endswith(b"0\r\n\r\n"):
                 break
-        assert sent == total and events >= total - 20  # a name may lie across two pieces
+        assert sent == total and events >= total - 20  # a piece may end in the middle of a name
         writer.close()
         await writer.wait_closed()
         await until(lambda: idle(core))
@@ -133,7 +133,7 @@ async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -
 
 
 class Slow:
-    """A client that a test moves by hand."""
+    """A client that sends and receives only when the test calls `move`."""
 
     def __init__(self, port: int, first: bytes = b"") -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
@@ -171,7 +171,7 @@ async def test_slow_heads_bodies_readers_and_idlers_are_cut_while_others_are_ser
     async with upstream() as up, gateway(documents([up.port]), limits=short) as (port, core):
         up.answer = large
         heads = [Slow(port) for _ in range(5)]
-        # These move all the time, but by less than body_min_bytes in a window.
+        # These send or read all the time, but fewer than body_min_bytes per window.
         bodies = [Slow(port, HEAD % BRONZE.encode() + b"content-length: 100000\r\n\r\n") for _ in range(5)]
         silent = [Slow(port) for _ in range(5)]
         readers = [Slow(port, HEAD % GOLD.encode() + b"x-large: 1\r\ncontent-length: 0\r\n\r\n") for _ in range(3)]
@@ -194,7 +194,7 @@ async def test_slow_heads_bodies_readers_and_idlers_are_cut_while_others_are_ser
 
 
 async def test_keep_alive_without_a_request_ends_whatever_else_is_sent() -> None:
-    """Empty lines before a request are ignored: they do not begin one, so they do not prolong the wait for it."""
+    """Empty lines before a request are ignored: they begin no request, so they do not prolong the wait for one."""
     async with upstream() as up, gateway(documents([up.port]), limits=HttpLimits(idle_timeout_s=0.5)) as (port, core):
         fresh = Slow(port)
         used = Slow(port, b"GET /v2 HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n" % GOLD.encode())
@@ -210,7 +210,7 @@ async def test_keep_alive_without_a_request_ends_whatever_else_is_sent() -> None
 
 
 async def test_a_stranger_is_read_no_more_than_a_mebibyte() -> None:
-    """R22: with no key, whatever is sent and however it is framed."""
+    """R22: this holds for whatever a client without a key sends, however it is framed."""
     async with upstream() as up, gateway(documents([up.port])) as (port, core):
         head = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\n"
         for data in (
@@ -255,7 +255,7 @@ async def _read_of(port: int, core: Gateway, data: bytes) -> int:
 
 
 async def test_an_encoded_body_is_passed_on_as_it_is() -> None:
-    """The gateway unpacks nothing; whoever does behind it bounds what comes out."""
+    """The gateway decompresses nothing; the server behind it bounds the decompressed size."""
     async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
         assert (await client.ask(INFER, b"\x1f\x8b...", headers="content-encoding: gzip\r\n")).status == 200
         assert (up.seen[0].get("content-encoding"), up.seen[0].body) == ("gzip", b"\x1f\x8b...")
@@ -271,7 +271,7 @@ async def test_an_encoded_body_is_passed_on_as_it_is() -> None:
     ],
 )
 async def test_what_is_too_large_is_refused_at_its_head(head: bytes, status: int) -> None:
-    """R22. The body of the last one is never asked for."""
+    """R22: the head is enough to refuse the request; its body is not waited for."""
     limits = HttpLimits(max_head_bytes=1024, max_fields=16, max_target_bytes=200, max_body_bytes=5000)
     async with upstream() as up, gateway(documents([up.port]), limits=limits) as (port, core):
         async with Client(port) as client:
@@ -300,7 +300,7 @@ async def test_a_client_that_waits_for_its_head_hears_before_it_sends_its_body()
 async def test_a_gateway_that_leaves_says_so_to_new_connections_and_still_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever asks whether it is ready used to find a closed port."""
+    """A load balancer that checks the gateway's readiness gets an answer instead of a refused connection."""
     monkeypatch.setattr(listener, "LAME_DUCK_S", 30.0)
     async with upstream() as up, gateway(documents([up.port])) as (port, core):
         async with Client(port) as kept:
@@ -323,7 +323,7 @@ async def test_a_gateway_that_leaves_says_so_to_new_connections_and_still_answer
 
 
 async def test_what_large_bodies_took_is_given_back() -> None:
-    """Whether freed memory goes back by itself is chance; `test_exhaustion` measures a process."""
+    """Whether freed memory returns to the system by itself is chance; `test_exhaustion` measures a process."""
     given_back: list[float] = []
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         core.bodies = LargeMessages(lambda: given_back.append(0.0), least_bytes=64 * 1024, delay_s=0.0)

@@ -1,4 +1,4 @@
-"""Bounds of docs/limits.md that no other file sets small."""
+"""The bounds of docs/limits.md that no other test module reaches."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_what_frames_a_chunk_is_bounded(fits: bytes, too_long: bytes) -> None:
     assert decoder.feed(fits) == [b"a"] and decoder.done
     with pytest.raises(BadMessage):
         ChunkedDecoder().feed(too_long)
-    with pytest.raises(BadMessage):  # and byte by byte it is found no later
+    with pytest.raises(BadMessage):  # fed byte by byte, it is refused as well
         late = ChunkedDecoder()
         for number in range(len(too_long)):
             late.feed(too_long[number : number + 1])
@@ -109,7 +109,7 @@ async def test_only_a_body_that_was_kept_is_sent_again(size: int, status: int) -
 
 
 async def test_a_pool_may_take_larger_bodies_than_others() -> None:
-    """Whatever it said, 64 MiB were the end."""
+    """A pool's `max_body_bytes` counts also when it is above the default of 64 MiB."""
     files = documents([1])
     files["all.toml"] = files["all.toml"].replace(b"max_body_bytes = 1000000", b"max_body_bytes = 90000000")
     async with gateway(files, limits=public_limits()) as (port, _):
@@ -156,7 +156,7 @@ async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.
 
 
 async def test_a_grpc_connection_that_does_not_begin_is_closed() -> None:
-    """It was left open for two minutes."""
+    """A connection that never sends HTTP/2's preface is closed within the time of a head, not after two minutes."""
     async with stack(Backend(), limits=HttpLimits(head_timeout_s=0.2)) as (address, _), asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"PRI * HTTP/2.0\r\n")
@@ -166,7 +166,7 @@ async def test_a_grpc_connection_that_does_not_begin_is_closed() -> None:
 
 
 async def test_grpc_connections_are_bounded_and_do_not_idle_for_ever() -> None:
-    """They could take every file of the process. Who has no call makes room for who comes."""
+    """Idle connections are closed to make room for new ones, or they could take every file of the process."""
     settings = b"\0\0\0\4\0\0\0\0\0"
     begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + b"\0\0\0\4\1\0\0\0\0"
     limits = HttpLimits(max_connections=2, idle_timeout_s=1.0)
@@ -176,11 +176,11 @@ async def test_grpc_connections_are_bounded_and_do_not_idle_for_ever() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
             writer.write(begun)
             opened.append((reader, writer))
-            assert await reader.read(9), "a new one is welcome"
+            assert await reader.read(9), "a new connection is served"
             await until(lambda: sum(len(server.connections) for server in core.fronts) <= 2)
             if number > 1:
                 left, _ = opened[number - 2]
-                await left.read()  # to its end
+                await left.read()  # read until the gateway closes it
         for reader, writer in opened:
             await reader.read()
             writer.close()

@@ -41,7 +41,7 @@ async def test_what_a_full_server_did_not_execute_goes_to_another(two: tuple[Ups
         assert await ask_both(client, two, 1) == [200]
         assert [up.seen[0].body for up in two] == [b"body", b"body"] and core.pools["p"].retries.spent == 1
         fulls = 1000
-        assert await ask_both(client, two, 49) == [503] * 49  # both are full: the storm gets its tenth, no more
+        assert await ask_both(client, two, 49) == [503] * 49  # both servers are full: of all calls a tenth is repeated
         assert core.pools["p"].retries.spent == 5 and asked == 55 and idle(core)
 
 
@@ -75,14 +75,14 @@ async def test_only_a_route_that_says_so_is_sent_again_after_it_broke(two: tuple
         assert await ask_both(client, two, 3) == [200] * 3
         assert core.pools["p"].retries.spent == 1 and idle(core)
         assert sum(len(up.seen) for up in two) == 4
-        assert [up.seen[0].body for up in two] == [b"body", b"body"]  # the second time at the other one
+        assert [up.seen[0].body for up in two] == [b"body", b"body"]  # the second request went to the other server
 
 
 @pytest.mark.parametrize("size_bytes", [4, 100_000])
 async def test_an_endpoint_that_breaks_is_ejected_whatever_the_size_of_the_body(
     two: tuple[Upstream, Upstream], size_bytes: int
 ) -> None:
-    """A body of more than 64 KiB is not kept: its failure was not counted, and the endpoint went on failing calls."""
+    """A body of more than 64 KiB is not kept to be sent again, but a failure of its call counts like any other."""
 
     async def nothing(_: Seen) -> bytes:
         return b""
@@ -112,7 +112,7 @@ async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins(two: tup
 
     def late(up: Upstream) -> None:
         async def answer(seen: Seen) -> bytes:
-            if not slow or slow[0] is up:  # whoever is asked first never answers
+            if not slow or slow[0] is up:  # the server that is called first never answers
                 slow[:] = [up]
                 await asyncio.Event().wait()
             return b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecond"
@@ -125,7 +125,7 @@ async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins(two: tup
         reply = await client.ask(INFER, b"body")
         assert (reply.status, reply.body) == (200, b"second")
         assert [up.seen[0].body for up in two] == [b"body", b"body"] and core.pools["p"].retries.spent == 1
-        await until(lambda: slow[0].departures == 1)  # the loser saw its caller leave
+        await until(lambda: slow[0].departures == 1)  # the slower server has seen its caller leave
         assert idle(core)
 
 
@@ -168,7 +168,9 @@ async def test_a_second_copy_saves_a_call_whose_first_one_breaks(two: tuple[Upst
 
 
 async def test_a_post_meets_a_kept_connection_that_is_being_closed(two: tuple[Upstream, Upstream]) -> None:
-    """The FIN is in the gateway's kernel, its loop has not seen it, and the request is written: it used to be a 502."""
+    """The kernel has received the FIN and the loop has not read it when the request is written: the call is sent
+    again.
+    """
     import socket
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -188,7 +190,7 @@ async def test_a_post_meets_a_kept_connection_that_is_being_closed(two: tuple[Up
         kept = await loop.run_in_executor(None, serve_one, False)
         assert (await client.reply()).status == 200
         (connection,) = core.pools["p"].endpoints[0].idle
-        kept.close()  # without giving the loop a turn, the next request is begun
+        kept.close()  # the loop gets no turn before the next request begins
         client.send(INFER, b"two")
         answer = loop.run_in_executor(None, serve_one, True)
         assert not connection.transport.is_closing()

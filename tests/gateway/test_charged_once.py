@@ -1,6 +1,7 @@
-"""What a call costs of its tenant's quotas, however it goes: one request and its computing if sent, else nothing.
+"""What a call costs of its tenant's quotas, however it ends: one request and its computing time if it was sent, else
+nothing.
 
-Every server here says that a call has cost it 5 ms; 10 ms are reserved before anything is known of a route.
+Every server in these tests reports a cost of 5 ms per call; 10 ms are reserved while nothing is known of a route.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class Till:
     it: House
 
     def used(self) -> tuple[int, int]:
-        """Return the requests and the microseconds of computing that are used; the counts per day and per month must
+        """Return the used requests and microseconds of computing time; the counts per day and per month have to
         agree.
         """
         meters = self.it.core.limiter._accounts["q", "all"].meters  # type: ignore[attr-defined]
@@ -66,8 +67,9 @@ async def never() -> None:
 
 
 def answering(*answers: bytes | Callable[[], Awaitable[None]]) -> Callable[[Seen], Awaitable[bytes]]:
-    """Return a server with these answers one after the other; the last one is repeated. b"" breaks the connection; a
-    function is called first.
+    """Return a server that gives these answers one after the other, and repeats the last one.
+
+    b"" breaks the connection; a function is called first.
     """
     left = list(answers)
 
@@ -99,7 +101,7 @@ async def test_an_answer_is_paid_whatever_it_says(status: int, answer: bytes, pa
 async def test_what_was_never_sent_is_not_paid() -> None:
     async with till(PLAIN, inflight=1) as it:
         gate = it.it.core.pools["p0"]
-        gate.admission.limit = 0  # nobody gets a permit
+        gate.admission.limit = 0  # no call gets a permit
         assert (await it.ask(headers="x-request-timeout-ms: 30\r\n")).status == 504
         assert it.used() == (0, 0)
         async with Client(it.it.port) as leaves:

@@ -43,7 +43,9 @@ def record(core: Gateway) -> PoolRecord:
 
 
 async def ask(kind: str, port: int, *, key: str = GOLD, timeout_ms: int = 0) -> tuple[bool, dict[str, str]]:
-    """Make a call. Returns whether it was answered, and the header lines or trailers with `reason` among them."""
+    """Make a call. Returns whether it was answered, and those header lines or trailers, with the reason under
+    `reason`.
+    """
     asked = {"x-request-timeout-ms": str(timeout_ms)} if timeout_ms else {}
     if kind == "http1":
         async with Client(port) as client:
@@ -82,7 +84,7 @@ def reason(reply: Reply) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_is_held_beyond_the_give_up_time_of_its_tier(names: Names, kind: str) -> None:
-    """And has that time anew when a server is there."""
+    """The give-up time of its tier begins when there is a server."""
     files = cold("start_ms = 60000\nhold_ms = 300000", tier="target_ms = 1\ngive_up_ms = 200000")
     async with empty(files) as (port, core), server(kind) as at, asyncio.TaskGroup() as group:
         held = group.create_task(ask(kind, port))
@@ -135,7 +137,7 @@ async def test_a_call_that_a_cold_pool_cannot_serve_in_time_goes_on_to_a_fallbac
             assert answered and core.records.stats.spills == {("model:*", "p", "q", "upstream_unreachable"): 1}
             total = record(core)
             assert sum(total.tiers["gold"].arrivals) == 1 and total.tiers["gold"].refused == 1
-            assert core.scaled.plans["p"].latest.wanted == 1  # its first pool starts nevertheless
+            assert core.scaled.plans["p"].latest.wanted == 1  # a replica of its first pool is wanted nevertheless
             core.pools["q"].endpoints.assign([])
             core.pools["q"].grpc.assign([])
             answered, about = await ask(kind, port, timeout_ms=50_000)
@@ -150,7 +152,7 @@ async def test_a_refusal_does_not_wait_for_the_body(names: Names) -> None:
         client.writer.write(head.encode())
         reply = await client.reply()
         assert reply.status == 503 and reason(reply) == "infeasible" and reply.headers["retry-after"] == "60"
-        other.send(INFER, b"x", key=BRONZE)  # its tier is held for longer than a start
+        other.send(INFER, b"x", key=BRONZE)  # its tier is held for longer than a start takes
         await until(lambda: parked(core) == 1)
 
 
@@ -187,14 +189,14 @@ async def test_starts_that_were_seen_replace_the_guess(names: Names) -> None:
 
 
 async def test_a_server_that_has_an_address_and_does_not_answer_is_waited_for(names: Names) -> None:
-    """It may be back in a moment: nobody is refused for the time that a start takes."""
+    """Such a server may come back at any moment, so no call is refused because a start would take too long."""
     files = cold("start_ms = 60000\nhold_ms = 300000", pool='probe = "/v2/health/ready"')
     async with upstream() as up, gateway(files) as (port, core), Client(port) as client:
         names.found = (("127.0.0.1", up.port),)
         these = core.pools["p"].endpoints
         await until(lambda: these.usable)
         these.note_reach(these[0], Reach.UNREACHABLE)
-        these[0].probing = True  # so nobody finds out
+        these[0].probing = True  # a probe seems to be under way, so none finds the server
         client.send(INFER, b"x", headers="x-request-timeout-ms: 30000\r\n")
         await until(lambda: parked(core) == 1)
         these[0].probing = False
@@ -211,13 +213,14 @@ async def test_bodies_of_held_calls_are_bounded_before_they_are_read_in_the_orde
         low2.send(INFER, bytes(300), key=BRONZE)
         await until(lambda: parked(core) == 2)
         head = "POST {} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n"
-        late.writer.write(head.format(INFER, BRONZE, 100).encode())  # three quarters are in use
+        # too much: its tier may use three quarters of the byte budget
+        late.writer.write(head.format(INFER, BRONZE, 100).encode())
         reply = await late.reply()
         assert (reply.status, reason(reply)) == (503, "queue_full") and 1 < int(reply.headers["retry-after"]) <= 60
-        high.writer.write(head.format(INFER, GOLD, 500).encode())  # none of its bytes is here
+        high.writer.write(head.format(INFER, GOLD, 500).encode())  # none of its bytes has arrived yet
         reply = await low2.reply()
         assert (reply.status, reason(reply)) == (503, "displaced") and gate.held_bytes == 900
-        high2.writer.write(head.format(INFER, GOLD, 600).encode())  # more than all that is less urgent
+        high2.writer.write(head.format(INFER, GOLD, 600).encode())  # needs more bytes than all less urgent calls hold
         assert reason(await high2.reply()) == "queue_full" and parked(core) == 1
         high.writer.write(bytes(500))
         await until(lambda: parked(core) == 2)
@@ -226,7 +229,7 @@ async def test_bodies_of_held_calls_are_bounded_before_they_are_read_in_the_orde
 
 
 async def test_held_calls_go_on_in_the_order_in_which_they_came(names: Names) -> None:
-    """Though all of them have missed their target, which turns the order of waiting calls round."""
+    """All of them are past their target, and waiting calls that are late are otherwise served newest first."""
     files = cold("start_ms = 60000\nhold_ms = 300000", tier="target_ms = 1\ngive_up_ms = 200000", max_inflight=1)
     async with empty(files) as (port, core), upstream() as up, AsyncExitStack() as stack:
         order: list[str] = []
@@ -244,7 +247,7 @@ async def test_held_calls_go_on_in_the_order_in_which_they_came(names: Names) ->
         for client in clients:
             assert (await client.reply()).status == 200
         assert len(order) == 30
-        for tier in "01":  # a turn in twenty is the lower tier's
+        for tier in "01":  # every twentieth turn is the lower tier's, so the order is checked for each tier
             mine = [body for body in order if body[0] == tier]
             assert mine == sorted(mine)
 
@@ -310,7 +313,9 @@ async def test_a_pool_that_is_ready_judges_no_head_for_it(names: Names) -> None:
 
 
 async def test_a_pool_without_grpc_servers_judges_no_http_head_for_it(names: Names) -> None:
-    """Judging each head costs a quarter of a small request. Calls over gRPC are held when they want to wait."""
+    """Judging each HTTP head would cost a quarter of a small request. Calls over gRPC are judged when they have to
+    wait.
+    """
     async with upstream() as up, empty(cold("start_ms = 60000\nhold_ms = 1000")) as (port, core):
         gate = core.pools["p"]
         gate.endpoints.assign([("127.0.0.1", up.port)])

@@ -1,4 +1,6 @@
-"""Endpoints whose address drops all packets, as a machine that is gone: connecting is neither refused nor accepted."""
+"""Endpoints whose address drops all packets, as that of a machine that is gone: nothing accepts or refuses a
+connection.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -35,7 +37,7 @@ def hole() -> Iterator[int]:
 
 
 class Sink:
-    """Waits for an answer, but never sends a request."""
+    """A call that waits for an answer, but never sends a request."""
 
     error: UpstreamError | None = None
 
@@ -45,10 +47,12 @@ class Sink:
 
 @pytest.mark.parametrize("timeout_ms", [60_000, 100], ids=["time enough", "too short to tell"])
 async def test_calls_go_to_the_other_server(hole: int, timeout_ms: int) -> None:
-    """The deadline cut the attempt, which taught nothing: every call of a single caller was lost, for ever."""
+    """Attempts that a deadline ended count against the endpoint; otherwise each call of a single caller would be
+    lost.
+    """
     async with upstream() as up, gateway(documents([hole, up.port])) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
-        these[1].note_answer(monotonic(), 5.0)  # so that the first call goes to the other one
+        these[1].note_answer(monotonic(), 5.0)  # so that the first call goes to the endpoint that accepts nothing
         headers = f"x-request-timeout-ms: {timeout_ms}\r\n"
         first = (await client.ask("/v1/services/echo", b"x", headers=headers)).status
         assert first == (200 if timeout_ms == 60_000 else 504)
@@ -86,7 +90,9 @@ async def test_grpc_calls_go_to_the_other_server(hole: int) -> None:
 
 
 async def test_an_attempt_outlives_who_asked_for_it_once() -> None:
-    """A connection that comes too late for its call is the next one's; only one attempt goes on for nobody."""
+    """A connection that comes too late for its call is kept for the next one; no more than one is made without a
+    caller.
+    """
     async with upstream() as up, AsyncExitStack() as stack:
         endpoint = Endpoint("127.0.0.1", up.port)
         stack.push_async_callback(endpoint.close)

@@ -64,7 +64,7 @@ async def test_other_pages_may_not_and_caches_know(up: Upstream) -> None:
             reply = await client.ask(INFER, headers=f"origin: {origin}\r\n")
             assert reply.status == 200 and not said(reply) and reply.headers["vary"] == "origin"
         assert (await client.ask(INFER)).headers["vary"] == "origin"
-        # No preflight without its three parts: an ordinary request without a key.
+        # A preflight request lacks one of its three parts: it is an ordinary request without a key.
         for headers in ("", f"origin: {APP}\r\n", "access-control-request-method: POST\r\n"):
             assert (await client.ask(INFER, key=None, method="OPTIONS", headers=headers)).status == 401
 

@@ -75,7 +75,9 @@ async def test_what_is_no_call_for_a_tenant_is_401(rest: str, words: str) -> Non
 
 
 async def test_it_is_not_counted_again_and_its_cost_is_told() -> None:
-    """`limited` may send two requests at once; only the service's own call counts, and is charged the model's cost."""
+    """`limited` may send two requests at once. Only the service's own call counts, and it is charged for the model's
+    cost.
+    """
 
     async def answer(seen: Seen) -> bytes:
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost-us: 77\r\n\r\nok"

@@ -24,7 +24,7 @@ from .gate import INFER, idle
 from .pods import PROBED, pod
 from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
 
-WAKING = "x-request-timeout-ms: 200000\r\n"  # of a call that outlives any start on a busy machine
+WAKING = "x-request-timeout-ms: 200000\r\n"  # a deadline after any start on a busy machine
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ async def test_nobody_is_hurried_while_no_call_waits(cluster: KubernetesApi) -> 
 
 
 async def test_calls_released_together_begin_with_the_most_urgent(cluster: KubernetesApi) -> None:
-    """And none of them overtakes another one of its tier."""
+    """Within a tier the calls keep their order."""
     async with upstream() as up, AsyncExitStack() as stack:
         order: list[str] = []
 
@@ -146,7 +146,7 @@ async def test_an_address_that_another_pod_got_begins_anew(cluster: KubernetesAp
         assert old.leaving and not these[0].leaving and not these[0].idle
         assert (await client.ask(INFER)).status == 200
         await until(lambda: not these.leaving and not old.idle)
-        cluster.put(piece("a", endpoint("127.0.0.2", pod="2", ready=None)))  # nothing changed
+        cluster.put(piece("a", endpoint("127.0.0.2", pod="2", ready=None)))  # the same addresses as before
         cluster.put(piece("b"))
         await until(lambda: len(core.endpoint_watch._services["kubernetes:inference"][0]._table._slices) == 2)
         assert these[0].pod == "2" and not these.leaving
@@ -169,7 +169,7 @@ def test_after_zero_an_address_has_the_record_of_its_own_pod_only() -> None:
     assigned(these, "new", "b")
     assert these[0] is not first and these[0].ejection.cause is None and these[0].reach is Reach.UNKNOWN
     assert these[1].pod == "b" and first in these.leaving
-    assigned(these, "a")  # the first one was gone for a moment only
+    assigned(these, "a")  # the first endpoint was absent only for a moment
     assert these[0] is first and not first.leaving and first not in these.leaving
     assert len(these.leaving) == 3 and all(member.leaving for member in these.leaving)
 
@@ -201,7 +201,7 @@ async def test_one_watch_serves_http_and_grpc(cluster: KubernetesApi) -> None:
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 async def test_a_lost_first_packet_is_not_waited_for(kind: str) -> None:
-    """The kernel repeats it after 1 s, then 3 s, then 7 s; the next attempt gets through at once."""
+    """The kernel repeats a first packet after 1 s, 3 s and 7 s; a new attempt to connect gets through at once."""
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(socket.socket())
         listening.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The endpoints of a pool: which are ejected, probed, discovered, and what waits while there is none."""
+"""The endpoints of a pool: which are ejected, probed and discovered, and which calls wait while there is none."""
 
 import asyncio
 import json
@@ -35,19 +35,21 @@ async def test_at_most_half_are_ejected_and_what_is_left_is_used() -> None:
     these = endpoints(5)
     assert [these.eject(member, Cause.BROKEN, 10.0) for member in these] == [True, True, False, False, False]
     assert these.usable == these.members[2:] and these.ejections == {Cause.BROKEN: 2}
-    # Two of the others are lost: of three that can be reached one may be ejected, so one comes back.
+    # Two others are lost. Of the three that can be reached only one may be ejected, so an ejected one comes back.
     these.note_reach(these[2], Reach.UNREACHABLE)
     these.note_reach(these[3], Reach.UNREACHABLE)
     assert len(these.usable) == 2 and these[4] in these.usable
     these.note_reach(these[4], Reach.NOT_READY)
-    assert len(these.usable) == 1  # an ejected one is better than none
+    assert len(these.usable) == 1  # an ejected endpoint is used rather than none
     these.note_reach(these[2], Reach.READY)
     assert these[2] in these.usable
     await these.close()
 
 
 async def test_a_probe_over_grpc_is_a_request_that_strict_servers_take() -> None:
-    """Its pseudo-header fields stood behind others: gRPC's own servers took that, this engine and Envoy refuse it."""
+    """Pseudo-header fields come before all others: gRPC's servers tolerate another order, this engine and Envoy do
+    not.
+    """
     heads = []
 
     class Exchange:
@@ -89,15 +91,17 @@ async def test_a_readmitted_endpoint_gets_one_call_at_a_time_until_it_has_proven
         back.note_answer(2.0, 0.01)
     assert {these.pick(2.0) for _ in range(20)} == {back}
     these.note_broken(back, 3.0)
-    assert back.ejection.cause is None  # it is trusted again: one broken exchange is not enough
+    assert back.ejection.cause is None  # it is trusted again, so one broken exchange does not eject it
     these.eject(back, Cause.STUCK, 3.0)
     these.restore(back, 6.0)
     these.note_broken(back, 6.0)
-    assert back.ejection.cause is Cause.BROKEN  # on trial one is
+    assert back.ejection.cause is Cause.BROKEN  # during its trial one broken exchange ejects it
 
 
 async def test_an_endpoint_that_lost_a_connection_gets_no_further_call_until_it_has_answered() -> None:
-    """R10: a process that dies loses its connections one by one, and its kernel took new calls until the last."""
+    """R10: the connections of a dying process end one by one, and its kernel accepts new calls until the last has
+    ended.
+    """
     these = endpoints(2)
     dying, other = these
     dying.outstanding, other.outstanding = 3, 50
@@ -106,16 +110,16 @@ async def test_an_endpoint_that_lost_a_connection_gets_no_further_call_until_it_
     assert {these.pick(1.0) for _ in range(20)} == {dying}
     these.note_broken(dying, 2.0)
     assert {these.pick(2.0) for _ in range(20)} == {other}
-    assert {these.pick(2.3) for _ in range(20)} == {dying}  # it lives: a call, not the process, went wrong
+    assert {these.pick(2.3) for _ in range(20)} == {dying}  # it has answered since: a call has failed, not the process
     these.note_broken(dying, 3.0)
     dying.outstanding = 0
-    assert {these.pick(3.0) for _ in range(20)} == {dying}  # one more tells
+    assert {these.pick(3.0) for _ in range(20)} == {dying}  # one call is sent, to find out
     dying.outstanding = 1
     dying.note_answer(3.1, 0.001)
     assert {these.pick(3.1) for _ in range(20)} == {dying}
     for one in these:
         these.note_broken(one, 4.0)
-    assert {these.pick(4.0) for _ in range(20)} == {dying}  # nobody is better
+    assert {these.pick(4.0) for _ in range(20)} == {dying}  # no endpoint is better
 
 
 async def test_addresses_come_and_go_with_their_records() -> None:
@@ -197,9 +201,9 @@ async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_aga
             these[1].note_answer(monotonic(), 0.01)
         await until(lambda: these.ejections == {Cause.ERRORS: 1})
         assert (await client.ask(INFER)).status == 200
-        these[0].ejection.until_s = monotonic()  # its time is over
+        these[0].ejection.until_s = monotonic()  # the end of its ejection
         await until(lambda: these[0].ejection.cause is None and these[0].trial > 0)
-        assert len(these.usable) == 2 and not two[0].seen  # no path to probe: it was only connected to
+        assert len(these.usable) == 2 and not two[0].seen  # without a path to probe, it was only connected to
 
 
 async def test_discovery_adds_and_removes_without_dropping_a_call(
@@ -233,7 +237,8 @@ async def test_discovery_adds_and_removes_without_dropping_a_call(
         await until(lambda: [e.port for e in these] == [b.port])
         assert (await client.ask(INFER)).status == 200 and len(b.seen) == 1
         hold.set()
-        assert (await early.reply()).status == 200  # its endpoint has left the answer, the call has not noticed
+        # its endpoint is missing from the lookup's answer, which the call does not notice
+        assert (await early.reply()).status == 200
         await until(lambda: not these.leaving)
         source.error = DiscoveryFailed("the name server is down")
         before = source.lookups
@@ -243,7 +248,7 @@ async def test_discovery_adds_and_removes_without_dropping_a_call(
 
 async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two: tuple[Upstream, Upstream]) -> None:
     late, held = Upstream(), socket.socket()
-    held.bind(("127.0.0.1", 0))  # refuses connections until it listens
+    held.bind(("127.0.0.1", 0))  # connections are refused until it listens
     port_to_be = held.getsockname()[1]
     async with gateway(documents([port_to_be], max_inflight=1, max_queue=4)) as (port, core), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(port)) for _ in range(6)]

@@ -36,7 +36,7 @@ def test_an_event_may_begin_after_a_blank_line_however_it_came(text: str, cuts: 
     places = sorted({0, *cuts, len(text)})
     for start, stop in zip(places, places[1:], strict=False):
         events.sent(text[start:stop].encode())
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # the last is what has not ended yet
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # the last piece is an event that has not ended
     assert events.between == (not lines[-1] and (len(lines) == 1 or not lines[-2]))
 
 
@@ -59,7 +59,7 @@ def test_which_answers_are_of_plain_events(head: str, found: bool) -> None:
 
 @asynccontextmanager
 async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"") -> AsyncIterator[int]:
-    """Yield the port of an upstream that sends these pieces, and then dies, or keeps sending `again`."""
+    """Yield the port of an upstream that sends these pieces and then closes, or else keeps sending `again`."""
 
     ended = asyncio.Event()
 
@@ -72,10 +72,10 @@ async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"")
                 await writer.drain()
             while not dies and not reader.at_eof():
                 writer.write(again)
-                await writer.drain()  # of a connection that was reset the reader has no end
+                await writer.drain()  # after a reset the reader reports no end, but drain() raises
                 await asyncio.sleep(0.01)
         except (ConnectionError, RuntimeError):
-            pass  # the latter is uvloop's word for a transport that was reset since
+            pass  # uvloop raises RuntimeError for a transport that was reset meanwhile
         finally:
             writer.close()
             ended.set()
@@ -90,7 +90,7 @@ async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"")
 
 
 async def heard(port: int, target: str = STREAM, version: str = "1.1") -> tuple[str, bytes, bool]:
-    """Return the head of the answer, its body, and whether it ended properly rather than by a cut."""
+    """Return the head of the answer, its body, and whether it ended properly, not by a closed connection."""
     async with Client(port) as client, asyncio.timeout(60):
         client.writer.write(f"POST {target} HTTP/{version}\r\n".encode())
         client.writer.write(b"host: x\r\nx-api-key: key-gold\r\ncontent-length: 1\r\n\r\nx")
@@ -161,11 +161,12 @@ async def test_a_services_stream_says_it_as_services_do() -> None:
         (PLAIN + CHUNKED + "content-encoding: gzip\r\n", chunk(b"data: 1\n\n"), "1.1"),
         (PLAIN + "content-length: 100\r\n", b"data: 1\n\n", "1.1"),
         ("content-type: text/plain\r\n" + CHUNKED, chunk(b"data: 1\n\n"), "1.1"),
-        (PLAIN + CHUNKED, chunk(b"data: 1\n\n"), "1.0"),  # no chunks for this client: its answer ends in a close
+        # a client of HTTP/1.0 gets no chunks: its answer ends with the connection
+        (PLAIN + CHUNKED, chunk(b"data: 1\n\n"), "1.0"),
     ],
 )
 async def test_every_other_answer_is_cut(fields: str, piece: bytes, version: str) -> None:
-    """Within an event whatever is written would be part of it; a length, a coding, HTTP/1.0 forbid it as well."""
+    """No error event can be added within another event, to an answer with a length or a coding, or in HTTP/1.0."""
     async with streaming(fields, piece, dies=True) as up, gateway(documents([up])) as (port, core):
         _, body, whole = await heard(port, version=version)
         assert not whole and b"error" not in body

@@ -68,7 +68,7 @@ async def test_a_refusal_says_who_why_and_how_long_and_is_told_once(name: str) -
         )
         assert f"-{decided.mark.span_id:016x}-" in reply.headers["traceresponse"]
         if data.startswith(INFER) and b"\r\n\r\n" in data and status != 413:
-            assert decided.tenant is not None and decided.target is not None, "its sender was known by then"
+            assert decided.tenant is not None and decided.target is not None, "the sender was known before the refusal"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,9 @@ async def test_grpc_messages_are_on_the_pools_byte_budget_and_within_its_bound()
         first = ask(message(200_000))
         await until(lambda: len(backend.seen) >= 1)
         second = ask(message(200_000))
-        assert await second.code() is grpc.StatusCode.UNAVAILABLE, "a quarter is the most urgent tier's"
+        assert await second.code() is grpc.StatusCode.UNAVAILABLE, (
+            "a quarter of the byte budget is reserved for the most urgent tier"
+        )
         assert dict(await second.trailing_metadata())["x-oriel-reason"] == "queue_full"
         assert core.pools["p"].held_bytes > 200_000
         backend.hold.set()
@@ -140,7 +142,7 @@ async def test_grpc_messages_are_on_the_pools_byte_budget_and_within_its_bound()
 
 
 async def test_an_answer_of_http_1_0_is_passed_on_in_http_1_1() -> None:
-    """It said HTTP/1.0 and was chunked, which no client may read on a kept connection (RFC 9112, 6.1)."""
+    """A chunked answer that says HTTP/1.0 must not be read from a kept connection (RFC 9112, section 6.1)."""
 
     async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -150,7 +152,7 @@ async def test_an_answer_of_http_1_0_is_passed_on_in_http_1_1() -> None:
     server = await asyncio.start_server(old, "127.0.0.1", 0)
     async with gateway(documents([server.sockets[0].getsockname()[1]])) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for _ in range(2):  # the connection to the client stays
+        for _ in range(2):  # the connection to the client is kept
             writer.write(b"GET /v2 HTTP/1.1\r\n" + KEY + b"\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"transfer-encoding: chunked" in head
@@ -207,7 +209,7 @@ async def test_other_answers_of_an_upstream_say_when_to_come_back_where_that_hel
 
 @pytest.mark.parametrize("route", ["", "deterministic = true\ncache_s = 60\n"])
 async def test_every_answer_has_one_date_the_upstreams_if_it_has_one(route: str) -> None:
-    """RFC 9110 section 6.6.1; also an answer from the cache, and one that is streamed."""
+    """RFC 9110 section 6.6.1; it holds for answers from the cache and for streamed ones as well."""
     old = "Sun, 06 Nov 1994 08:49:37 GMT"
     async with upstream() as up:
         files = documents([up.port])

@@ -33,9 +33,10 @@ async def at_rest(process: Process) -> bool:
 
 
 async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_path: Path) -> None:
-    """Two thousand, five times its files: the idlest make room, nobody spins, all files come back.
+    """Two thousand connections, five times the process's files: the idlest are closed, and all files are free again in
+    the end.
 
-    How long who asks waits meanwhile: benchmarks/neighbours.py gateway.
+    benchmarks/neighbours.py gateway measures how long other requests wait meanwhile.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -58,11 +59,13 @@ async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_
 
 
 async def test_a_process_without_files_for_its_clients_neither_spins_nor_stays_deaf(tmp_path: Path) -> None:
-    """Upstream connections take what is left: accepting fails, and works again when they have gone."""
+    """Upstream connections take the files that are left. Accepting fails meanwhile, and works again when they have
+    ended.
+    """
     async with upstream() as up, gateway_process(tmp_path, documents([up.port]), max_files=400) as process:
         async with Client(process.port) as kept:
             assert (await kept.ask(INFER)).status == 200
-            # From outside: no file is left, whoever has them.
+            # Set from outside: whatever its files are used for, the process cannot open another one.
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.files(), 400))
             opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", process.port) for _ in range(100)))
             await until(lambda: at_rest(process))
@@ -75,7 +78,9 @@ async def test_a_process_without_files_for_its_clients_neither_spins_nor_stays_d
 
 
 async def test_whoever_is_slow_costs_nobody_else_an_answer(tmp_path: Path) -> None:
-    """Heads, bodies and readers that hardly move, and idle ones: every answer of somebody else is good."""
+    """Some clients send heads or bodies or read answers very slowly, or are idle: all calls of another client are
+    answered.
+    """
     async with upstream() as up:
         big = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (MIB, bytes(MIB))
 
@@ -103,7 +108,8 @@ async def test_whoever_is_slow_costs_nobody_else_an_answer(tmp_path: Path) -> No
             async with Client(process.port) as canary:
                 for _ in range(40):
                     for client in (*heads, *bodies):
-                        if not client.writer.is_closing():  # it was too slow for this machine, and is cut by now
+                        # it was too slow on this machine and has been cut off already
+                        if not client.writer.is_closing():
                             client.writer.write(b"x")
                     assert (await canary.ask(INFER)).status == 200
             async with Client(process.port) as late:
@@ -113,7 +119,7 @@ async def test_whoever_is_slow_costs_nobody_else_an_answer(tmp_path: Path) -> No
 
 
 async def test_bodies_that_are_too_large_cost_less_than_two_that_are_not(tmp_path: Path) -> None:
-    """Announced, in chunks without an end, and from somebody without a key."""
+    """Their length is announced, or they come in endless chunks, or from a sender without a key."""
     most = 16 * MIB
     async with upstream() as up:
         files = documents([up.port])
@@ -135,7 +141,8 @@ async def test_bodies_that_are_too_large_cost_less_than_two_that_are_not(tmp_pat
                     for _ in range(4 * most // len(data)):
                         if answer.done() or client.writer.is_closing():
                             break
-                        with suppress(ConnectionError, RuntimeError):  # uvloop's word for a connection that is lost
+                        # uvloop raises RuntimeError for a lost connection
+                        with suppress(ConnectionError, RuntimeError):
                             client.writer.write(data)
                             await client.writer.drain()
                         grown = max(grown, process.rss_bytes())
@@ -144,7 +151,7 @@ async def test_bodies_that_are_too_large_cost_less_than_two_that_are_not(tmp_pat
 
 
 async def status(client: Client) -> int:
-    """Return the status of the answer; CUT for a client that was still sending when it was refused."""
+    """Return the status of the answer; CUT if the gateway refused the request while the client was still sending."""
     try:
         return (await client.reply(60)).status
     except (ConnectionError, asyncio.IncompleteReadError):
@@ -152,7 +159,7 @@ async def status(client: Client) -> int:
 
 
 async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(tmp_path: Path) -> None:
-    """A stub of this gateway grew by 258 MiB and kept them."""
+    """A measurement of a simplified gateway has shown a growth of 258 MiB that was never given back."""
     go = asyncio.Event()
 
     async def answer(seen: Seen) -> bytes:
@@ -177,14 +184,15 @@ async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(
             for client in clients:
                 client.writer.write(HEAD % BRONZE.encode() + b"content-length: %d\r\n\r\n" % MIB)
             replies = [asyncio.ensure_future(status(client)) for client in clients]
-            # In turns and small pieces, as networks bring them: what was allocated together is not freed together.
+            # In turns and small pieces, as from a network: memory that was allocated together is not freed together.
             for start in range(0, MIB, PIECE):
                 for client, reply in zip(clients, replies, strict=True):
                     if not reply.done() and not client.writer.is_closing():
                         client.writer.write(body[start : start + PIECE])
                 await asyncio.sleep(0)
             await until(lambda: sum(reply.done() for reply in replies) >= 150 - budget // MIB)
-            # One that stays lies above them all: what is freed below it does not go back by itself.
+            # The memory of one more body lies above all others: what is freed below it does not return to the system by
+            # itself.
             late = await Client(process.port).__aenter__()
             late.writer.write(HEAD % GOLD.encode() + b"content-length: %d\r\n\r\n" % MIB)
             for _ in range(40):
@@ -202,9 +210,9 @@ async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(
 
 
 async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_given_back(tmp_path: Path) -> None:
-    """Four hundred of them grew a gateway by 488 MiB, and half a minute later it still had 329.
+    """Without a budget 400 such messages grow a gateway by 488 MiB, of which it still has 329 MiB half a minute later.
 
-    Over many connections that stay: what gRPC reads ahead on each of them was a quarter of all.
+    They come over many connections that stay open, because what gRPC reads ahead on each of them is a quarter of it.
     """
     backend = Backend()
     async with grpc_server(backend) as port:
@@ -242,7 +250,7 @@ async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_give
                 return len(answers) >= CALLS - budget // MIB
 
             await until(most_are_refused)
-            # Once more: this loop is busy sending, and may not have come by while they were being received.
+            # Measured once more, because this busy loop may not have measured while the gateway was receiving.
             held = max(held, process.rss_bytes() - before)
             assert 32 * MIB < held <= budget + 128 * MIB, Counter(answers)
             backend.hold.set()

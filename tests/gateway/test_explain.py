@@ -53,7 +53,7 @@ async def decision(core: Gateway, request_id: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def held(up: Upstream) -> AsyncIterator[asyncio.Event]:
-    """Let the upstream answer when the event is set."""
+    """Keep the upstream from answering until the event is set."""
     go = asyncio.Event()
 
     async def answer(seen: Seen) -> bytes:
@@ -82,7 +82,7 @@ async def test_an_answered_call_is_explained() -> None:
         await client.ask("/v2/models/digits/infer", headers="x-request-id: mine\r\n")
         async with admin(core) as operator:
             both = (await operator.get("/decisions/mine")).json()["decisions"]
-            assert [one["bytes_in"] for one in both] == [0, 5], "an id that came twice answers both, the latest first"
+            assert [one["bytes_in"] for one in both] == [0, 5], "a repeated id returns both calls, the latest first"
             assert (await operator.get("/decisions/never")).status_code == 404
 
 
@@ -124,7 +124,7 @@ async def test_refusals_of_every_stage_are_explained_and_carry_timing_and_reason
 
 async def test_upstreams_that_cannot_be_reached_are_named_as_tried() -> None:
     async with gateway(documents([1])) as (port, core), Client(port) as client:
-        await core.endpoint_watch.close()  # the call is the first to ask
+        await core.endpoint_watch.close()  # so that the call is the first request to the endpoint
         headers = "x-request-id: r\r\nx-request-timeout-ms: 100\r\n"
         reply = await client.ask("/v2/models/digits/infer", headers=headers)
         said = await decision(core, "r")
@@ -147,7 +147,7 @@ async def test_who_did_not_execute_a_call_is_told_beside_who_answered_it() -> No
         return b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: %d\r\n\r\n%b" % (len(full), full)
 
     async with upstream() as one, upstream() as other, gateway(documents([one.port, other.port])) as (port, core):
-        await core.endpoint_watch.close()  # its probes are no calls
+        await core.endpoint_watch.close()  # so that no probe is counted as a call
         one.answer = other.answer = answer
         async with Client(port) as client:
             reply = await client.ask("/v2/models/digits/infer", b"x", headers="x-request-id: r\r\n")
@@ -182,7 +182,9 @@ async def test_waiting_calls_are_listed_and_the_place_in_the_queue_is_kept() -> 
 
 
 async def test_what_waits_is_listed_when_its_band_or_its_pool_has_gone() -> None:
-    """After a reload that moved the tiers nothing seemed to wait."""
+    """Calls wait in the band they were queued in, so they must be listed even if a reload has moved their tier
+    elsewhere.
+    """
     async with upstream() as up, gateway(documents([up.port], max_inflight=1)) as (port, core), held(up) as go:
         clients = [await Client(port).__aenter__() for _ in range(3)]
         queue = core.pools["p"].admission.queue
@@ -261,7 +263,7 @@ async def test_the_token_guards_what_names_tenants_and_nothing_else() -> None:
     "host", ["evil.example", "evil.example:8082", "10.0.0.1", "127.0.0.1.evil.example", "", "[::1"]
 )
 async def test_without_a_token_a_page_under_another_name_reads_nothing(host: str) -> None:
-    """DNS rebinding: a page that a browser on this machine shows has its name resolve to 127.0.0.1."""
+    """DNS rebinding: a web page can have its own name resolve to 127.0.0.1, and then send requests to this machine."""
     async with gateway(documents([1])) as (_, core), admin(core) as client:
         for path in ("/queues", "/decisions", "/policies"):
             refused = await client.get(path, headers={"host": host})
@@ -275,7 +277,7 @@ async def test_without_a_token_a_page_under_another_name_reads_nothing(host: str
 
 @pytest.mark.parametrize("peer", ["10.0.0.7", "fd00::7", "192.168.1.2", None])
 async def test_without_a_token_nobody_elsewhere_reads_the_pages_whatever_they_call_them(peer: str | None) -> None:
-    """A pod's port is open to its neighbours, who may write `host: localhost`."""
+    """A pod's port is open to its neighbours, which may send `host: localhost`."""
     async with gateway(documents([1])) as (_, core), admin(core, peer=peer) as client:
         for path in ("/queues", "/decisions", "/policies"):
             assert (await client.get(path, headers={"host": "localhost:8082"})).status_code == 401
@@ -412,7 +414,9 @@ def test_alert_rules_are_valid_and_name_metrics_that_exist() -> None:
             names = set(re.findall(r"\b(oriel_gateway_\w+)", rule["expr"]))
             exposed = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
             assert exposed <= set(table), rule
-            assert set(re.findall(r"\btier:\w+:\w+", rule["expr"])) <= recorded, "recorded before it is used"
+            assert set(re.findall(r"\btier:\w+:\w+", rule["expr"])) <= recorded, (
+                "a recorded series is defined before it is used"
+            )
             if "record" in rule:
                 recorded.add(rule["record"])
             else:

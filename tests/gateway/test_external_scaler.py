@@ -1,4 +1,4 @@
-"""The external scaler, as a stand-in for KEDA sees it."""
+"""The external scaler, called by a stand-in for KEDA."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,11 +26,11 @@ from .process import gateway_process
 from .scaled import SCALING, scaled
 from .stack import Client, gateway, nobody, upstream
 
-WAITING = "x-request-timeout-ms: 200000\r\n"  # of a call that outlives any start on a busy machine
+WAITING = "x-request-timeout-ms: 200000\r\n"  # a deadline after any start on a busy machine
 
 
 class Scaled:
-    """A gateway whose pool `p` has no server, until the test assigns one."""
+    """A gateway whose pool `p` has no server until the test assigns one."""
 
     def __init__(self, port: int, core: Gateway, scaler: ExternalScaler, operator: Keda) -> None:
         self.port, self.core, self.scaler, self.operator = port, core, scaler, operator
@@ -46,7 +46,7 @@ class Scaled:
 async def stack(server: int, *, stream_s: tuple[float, float] = (300.0, 600.0)) -> AsyncIterator[Scaled]:
     async with gateway(scaled(server)) as (port, core):
         await until(lambda: core.pools["p"].endpoints.looked_up)
-        core.pools["p"].endpoints.assign([])  # as a discovery does that finds nobody
+        core.pools["p"].endpoints.assign([])  # like a discovery that finds no address
         scaler = ExternalScaler(core.scaled, stream_s=stream_s)
         try:
             async with keda(await scaler.open("127.0.0.1", 0)) as operator:
@@ -65,17 +65,17 @@ async def test_a_call_for_an_empty_pool_starts_a_replica_that_answers_it() -> No
             client.send(INFER, b"x", headers=WAITING)
             await woken.wait()
             assert await all_of.operator.poll() == (1.0, 1.0, True) and not up.seen
-            endpoints.assign([("127.0.0.1", up.port)])  # the replica is there
+            endpoints.assign([("127.0.0.1", up.port)])  # the replica has started
             assert (await client.reply()).status == 200
             all_of.plan()
-            assert await all_of.operator.poll() == (1.0, 1.0, True)  # for the keep-alive
+            assert await all_of.operator.poll() == (1.0, 1.0, True)  # the keep-alive time after a call
             assert set(all_of.operator.states["p"][1:]) == {True}
         assert idle(all_of.core)
         await until(lambda: not all_of.listeners())
 
 
 async def test_true_comes_again_while_calls_wait_and_nobody_is_usable() -> None:
-    """KEDA may lose one: its replica count was stale, or the object's status had no metric yet."""
+    """KEDA may lose a `true`: its replica count may be stale, or the object's status may have no metric yet."""
     with nobody() as closed:
         async with stack(closed) as all_of, Client(all_of.port) as client:
             planning = asyncio.ensure_future(all_of.core.scaled.run())
@@ -183,7 +183,8 @@ async def test_the_bytes_are_those_of_kedas_protocol() -> None:
         async with stack(closed) as all_of:
             ref = b"\n\x01o\x12\x05oriel\x1a\x0b\n\x06target\x12\x01p"
             channel = all_of.operator.channel
-            assert await channel.unary_unary(PATH + "IsActive")(ref) == b""  # false is not sent
+            # `false` is the default value, which protobuf does not write
+            assert await channel.unary_unary(PATH + "IsActive")(ref) == b""
             spec = await channel.unary_unary(PATH + "GetMetricSpec")(ref)
             assert spec == b"\n\x15\n\x08replicas\x10\x01\x19\x00\x00\x00\x00\x00\x00\xf0\x3f"
             core = all_of.core

@@ -17,7 +17,7 @@ SECOND = f'[tenants.second]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = 
 
 
 class Waiting:
-    """One call that waits or runs."""
+    """A call that waits or runs."""
 
     def __init__(self, who: str, running: "deque[Waiting]") -> None:
         self.who = who
@@ -33,7 +33,11 @@ class Waiting:
 
 @pytest.mark.parametrize(("cost_us", "least"), [(0, 40), (10**15, 20), (5000, 400)])
 def test_a_tenants_turns_are_neither_free_nor_priceless(cost_us: int, least: int) -> None:
-    """One whose calls reported nothing got 4991 of 5000 turns; one whose server was broken got none any more."""
+    """The cost of a turn has a lower and an upper bound.
+
+    Otherwise a tenant whose calls report no cost gets 4,991 of 5,000 turns, and one whose server reports absurd costs
+    gets none.
+    """
     snapshot = compile_documents(documents([1], extra=SECOND, pool='probe = ""\nlearn_concurrency = false'))
     gate, table = PoolGate(snapshot.pools["p"]), RouteTable(snapshot.routes)
     tenants: dict[str, Any] = {name: snapshot.tenants[name] for name in ("g", "second")}

@@ -42,12 +42,12 @@ def spilled(core: Gateway) -> dict[tuple[str, ...], float]:
 
 
 def asked(it: House) -> list[int]:
-    """Return how many requests each pool's server got."""
+    """Return how many requests the server of each pool received."""
     return [len(up.seen) for up in it.ups]
 
 
 def latest(it: House, before: int = 0) -> dict[str, Any]:
-    """Return what was decided about the latest call, or about one before it."""
+    """Return the recorded decision of the latest call, or of one before it."""
     return explain(it.core.records.decisions.where(limit=9)[before], 0.0)
 
 
@@ -71,7 +71,7 @@ async def test_a_server_that_refuses_connections_sends_its_calls_on() -> None:
     with nobody() as port:
         async with house(ROUTE) as it:
             it.core.pools["p0"].endpoints.assign([("127.0.0.1", port)])
-            for number in range(1, 3):  # the first finds it out, the second knows
+            for number in range(1, 3):  # the first call finds the pool unreachable, the second finds it known
                 assert (await ask(it.port, INFER, b"body")).status == 200 and asked(it) == [0, number]
             assert latest(it, 1)["tried"] == [f"127.0.0.1:{port}"] and latest(it)["tried"] == []
             assert spilled(it.core) == {("r", "p0", "p1", "upstream_unreachable"): 2.0}
@@ -81,7 +81,7 @@ async def test_a_server_that_refuses_connections_sends_its_calls_on() -> None:
 async def test_a_pool_that_is_too_slow_for_the_deadline_keeps_one_call_in_twenty() -> None:
     async with house(ROUTE) as it, Client(it.port) as client:
         gate = it.core.pools["p0"]
-        for seconds in (0.9, 1.1) * 50:  # as calls that were answered
+        for seconds in (0.9, 1.1) * 50:  # service times, as if calls had been answered
             gate._time("model:/v2/models/digits/infer", 4, seconds)
         soon = "x-request-timeout-ms: 1200\r\n"
         assert (await client.ask(INFER, b"body")).status == 200 and asked(it) == [1, 0]  # 8 s are enough
@@ -89,13 +89,14 @@ async def test_a_pool_that_is_too_slow_for_the_deadline_keeps_one_call_in_twenty
             assert (await client.ask(INFER, b"body", headers=soon)).status == 200
         assert asked(it) == [3, 38]
         assert spilled(it.core) == {("r", "p0", "p1", "infeasible"): 38.0}
-        assert all(int(seen.get("x-oriel-timeout-ms") or 0) <= 1200 for seen in it.ups[1].seen)  # not a new deadline
+        # the deadline goes on; it does not begin anew
+        assert all(int(seen.get("x-oriel-timeout-ms") or 0) <= 1200 for seen in it.ups[1].seen)
         for seconds in (0.9, 1.1) * 50:
             it.core.pools["p1"]._time("model:/v2/models/digits/infer", 4, seconds)
-        for _ in range(20):  # the other pool is no better
+        for _ in range(20):  # the other pool is as bad
             assert (await client.ask(INFER, b"body", headers=soon)).status == 200
         assert asked(it) == [23, 38]
-        gate.endpoints.assign([])  # without a server the times of the pool do not matter
+        gate.endpoints.assign([])  # without a server a pool's service times do not matter
         assert (await client.ask(INFER, b"body")).status == 200
         assert latest(it)["spilled"] == [{"pool": "p0", "reason": "upstream_unreachable"}] and it.idle()
 
@@ -112,7 +113,7 @@ async def test_a_wait_that_is_longer_than_the_deadline_sends_a_call_on() -> None
         await until(lambda: len(gate.admission.queue) == 9)
         backlog, _, _ = gate.admission.queue.backlog(0, "g")
         assert backlog is not None
-        backlog.turns, backlog.turn_s = 100, 0.5  # nine turns take 4.5 s
+        backlog.turns, backlog.turn_s = 100, 0.5  # nine turns of 0.5 s take 4.5 s
         assert (await clients[11].ask(INFER, b"y", headers="x-request-timeout-ms: 3000\r\n")).status == 200
         assert asked(it) == [2, 1] and spilled(it.core) == {("r", "p0", "p1", "infeasible"): 1.0}
         for _ in range(10):
@@ -132,7 +133,7 @@ async def test_a_full_queue_and_a_displaced_call_go_on() -> None:
         low.send(INFER, b"2", key=BRONZE)
         await until(lambda: len(gate.admission.queue) == 1)
         high.send(INFER, b"3")
-        assert (await low.reply()).status == 200  # it had waited and was displaced
+        assert (await low.reply()).status == 200  # the call had waited before it was displaced
         assert (await last.ask(INFER, b"4", key=BRONZE)).status == 200
         assert asked(it) == [1, 2] and [seen.body for seen in it.ups[1].seen] == [b"2", b"4"]
         assert spilled(it.core) == {("r", "p0", "p1", "displaced"): 1.0, ("r", "p0", "p1", "queue_full"): 1.0}
@@ -163,7 +164,7 @@ async def test_what_a_server_refused_before_it_ran_goes_on_within_the_retry_budg
         assert spilled(it.core) == {("r", "p0", "p1", "queue_full"): 2.0} and it.idle()
         assert latest(it)["spilled"] == [{"pool": "p0", "reason": "queue_full"}]
         spent = ok(FULL, "x-oriel-retry: spent\r\n", "503 No")
-        it.ups[0].answer = answering(spent)  # another gateway has tried already
+        it.ups[0].answer = answering(spent)  # another gateway has already sent it to a second pool
         it.core.pools["p0"].retries.requested(0.0)
         assert (await ask(it.port, INFER, b"body")).status == 503 and asked(it) == [12, 2]
 
@@ -176,7 +177,7 @@ async def test_a_body_that_is_gone_is_not_sent_on_and_one_that_is_here_goes_on_w
         it.core.pools["p0"].endpoints.assign([])
         head = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: {GOLD}\r\ntransfer-encoding: chunked\r\n\r\n"
         client.writer.write(head.encode())
-        for _ in range(4):  # it comes in pieces, which are on the byte budget
+        for _ in range(4):  # the body comes in pieces, which are on the byte budget
             client.writer.write(b"%x\r\n%b\r\n" % (len(large), large))
             await until(lambda: it.core.pools["p0"].held_bytes >= len(large))
         client.writer.write(b"0\r\n\r\n")
@@ -184,7 +185,7 @@ async def test_a_body_that_is_gone_is_not_sent_on_and_one_that_is_here_goes_on_w
         assert not it.core.pools["p0"].held_bytes and it.idle()
         it.core.pools["p1"].pool = replace(it.core.pools["p1"].pool, max_body_bytes=10)
         client.send(INFER, large, headers="x-request-timeout-ms: 50\r\n")
-        assert (await client.reply()).status == 502 and asked(it) == [1, 1]  # it waited in its own pool
+        assert (await client.reply()).status == 502 and asked(it) == [1, 1]  # the call has waited in its own pool
 
 
 async def test_a_tenants_own_limit_sends_nothing_on() -> None:
@@ -226,7 +227,7 @@ async def test_the_pools_are_asked_in_their_order_and_none_twice() -> None:
 
 
 async def test_what_another_gateway_has_sent_on_stays() -> None:
-    """Two gateways that name each other would send a call to and fro until its deadline."""
+    """Otherwise two gateways that name each other as fallback would send a call to and fro until its deadline."""
     async with house(ROUTE) as it:
         it.core.pools["p0"].endpoints.assign([])
         soon = "x-oriel-fallback: true\r\nx-request-timeout-ms: 50\r\n"
@@ -248,7 +249,8 @@ async def test_a_smaller_model_is_for_tenants_that_may_use_it() -> None:
         assert it.ups[1].seen[0].head.startswith("POST /v2/models/tiny/infer?a=b HTTP/1.1\r\n")
         assert latest(it)["target"] == "model:tiny"
         soon = "x-request-timeout-ms: 50\r\n"
-        assert (await ask(it.port, INFER, b"x", key=BRONZE, headers=soon)).status == 502  # may use only digits
+        # this tenant may use no model but digits
+        assert (await ask(it.port, INFER, b"x", key=BRONZE, headers=soon)).status == 502
         versioned = "/v2/models/digits/versions/3/infer"
         assert (await ask(it.port, versioned, b"x", headers=soon)).status == 502
         assert asked(it) == [0, 1] and it.idle()
@@ -287,7 +289,7 @@ async def test_a_body_of_a_tenant_with_a_list_names_only_its_models() -> None:
         for key, status in (("one", 502), ("two", 200)):
             assert (await ask(it.port, CHAT, b'{"model":"big"}', key=key, headers=more)).status == status
         assert [seen.body for seen in it.ups[1].seen] == [b'{"model":"tiny/1b"}']
-        own = "/v1/services/mine"  # its body is its author's
+        own = "/v1/services/mine"  # in the body of a service `model` means what the service's author says
         more = "x-request-timeout-ms: 50\r\n"
         assert (await ask(it.port, own, b'{"model":"big"}', headers=more)).status == 502 and asked(it) == [0, 1]
 
@@ -310,7 +312,7 @@ async def test_the_span_names_the_pools_and_no_copy_is_compared() -> None:
         it.core.pools["p1"].endpoints.assign([])
         sampled = f"traceparent: 00-{'1' * 32}-{'2' * 16}-01\r\n"
         assert (await ask(it.port, INFER, b"x", headers=sampled)).status == 200
-        assert (await ask(it.port, INFER, b"x")).status == 200  # a turn later than the first
+        assert (await ask(it.port, INFER, b"x")).status == 200  # when it is answered, the first call has been recorded
         assert asked(it) == [0, 0, 2, 0] and it.idle()
         assert isinstance(it.core.sink, ListSink)
         span = next(span for span in it.core.sink.spans if span.name == "gateway.request")

@@ -1,4 +1,4 @@
-"""What equal calls and shadow copies hold of the byte budget, and answers that nobody knows to be whole."""
+"""The byte budget with equal calls and shadow copies, and answers whose end does not show whether they are whole."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -16,7 +16,7 @@ from .stack import Client
 
 
 async def test_a_flight_that_queued_gives_its_bytes_back() -> None:
-    """Each kept its body's bytes of the pool's budget for ever, until the pool refused everything."""
+    """Otherwise the pool's byte budget would stay charged with its body, until the pool refused all calls."""
     async with house(FLOWN, inflight=1) as it:
         held = it.ups[0].answer = Held()
         async with Client(it.port) as one, Client(it.port) as two, Client(it.port) as three:
@@ -31,7 +31,7 @@ async def test_a_flight_that_queued_gives_its_bytes_back() -> None:
 
 
 async def test_an_answer_that_ends_with_its_connection_is_not_kept() -> None:
-    """Half of one, of a server that died, looks the same."""
+    """The answer may be half of what a server that died wanted to send; the two cannot be told apart."""
     async with house(CACHED) as it:
         for number in (1, 2):
             it.ups[0].answer = answering(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhalf of i")
@@ -43,7 +43,7 @@ async def test_an_answer_that_ends_with_its_connection_is_not_kept() -> None:
 
 
 async def test_a_shadow_takes_no_room_from_calls() -> None:
-    """Bodies that would be copied counted twice: a pool refused calls at half of what may wait."""
+    """If its copy of a body counted like a call, a pool would refuse calls at half of what may wait."""
     async with house(SHADOWED, inflight=1) as it:
         gate = it.core.pools["p0"]
         gate.pool = replace(gate.pool, max_queue_bytes=130_000)
@@ -60,7 +60,7 @@ async def test_a_shadow_takes_no_room_from_calls() -> None:
 
 @pytest.mark.parametrize("status", ["200 OK", "500 No"])
 async def test_many_callers_of_one_flight_are_told_some_at_a_time(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 callers of a megabyte each held the loop for 0.1 s."""
+    """To answer 300 callers with a megabyte each in one turn would hold the loop for 0.1 s."""
     monkeypatch.setattr(single_flight, "_TURN_BYTES", 2 * 70_600)
     monkeypatch.setattr(single_flight, "_TURN", 2)
     async with house(FLOWN, inflight=64) as it, AsyncExitStack() as stack:
@@ -70,9 +70,9 @@ async def test_many_callers_of_one_flight_are_told_some_at_a_time(status: str, m
             client.send(INFER, b"x")
         await until(lambda: it.members() == 8 and len(it.ups[0].seen) == 1)
         (flight,) = it.core.routing.flights._open.values()
-        # Who leads gets the answer itself; of a failure there are two, as one leads again.
+        # The caller that leads gets the answer itself. If that is an error, one of the others leads again.
         told = list(flight.members)[1 if status == "200 OK" else 2 :]
-        waiting: list[int] = []  # in each turn of the loop
+        waiting: list[int] = []  # how many callers still wait, in each turn of the loop
 
         def tick() -> None:
             waiting.append(sum(member.call.state == JOINED for member in told))

@@ -1,4 +1,6 @@
-"""Documents are compiled by a child process: what it refuses, how it ends, and what it takes from the last time."""
+"""Documents are compiled by a child process: what it refuses, how it ends, and what it reuses of the last
+compilation.
+"""
 
 import asyncio
 import json
@@ -48,7 +50,7 @@ async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, m
     monkeypatch.setattr(compiler, "CHILD", "oriel_gateway.no_such_module")
     with pytest.raises(BadDocument, match="ended with code 1: .*No module named"):
         await compile_folder(tmp_path)
-    monkeypatch.setattr(compiler, "CHILD", "this")  # writes something else
+    monkeypatch.setattr(compiler, "CHILD", "this")  # a child that writes something else
     with pytest.raises(BadDocument, match="cannot be read"):
         await compile_folder(tmp_path)
 
@@ -68,7 +70,7 @@ async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path, mon
     compiling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await compiling
-    await until(lambda: started[0].returncode is not None)  # the thread that waits for it collects it
+    await until(lambda: started[0].returncode is not None)  # the thread that waits for the process has collected it
     monkeypatch.undo()
     assert (await compile_folder(tmp_path)).tenants["g"].name == "g"
 
@@ -76,7 +78,7 @@ async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path, mon
 async def test_a_compiler_whose_reload_is_cancelled_while_no_thread_is_free_is_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait for it was dropped before it began, and the killed process stayed."""
+    """The wait for the process is cancelled before it has begun; the killed process must be collected nevertheless."""
     write(tmp_path, documents([1]))
     real = compiler._start
     started: list[subprocess.Popen[bytes]] = []
@@ -95,7 +97,8 @@ async def test_a_compiler_whose_reload_is_cancelled_while_no_thread_is_free_is_c
 
     monkeypatch.setattr(compiler, "_start", start)
     compiling = asyncio.ensure_future(compile_folder(tmp_path))
-    await until(lambda: blocks.is_set() and threads._work_queue.qsize() == 1)  # the wait for the compiler
+    # the thread is busy, and the wait for the compiler is queued behind it
+    await until(lambda: blocks.is_set() and threads._work_queue.qsize() == 1)
     compiling.cancel()
     await asyncio.sleep(0)
     free.set()
@@ -144,7 +147,7 @@ async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monk
 
 
 async def test_a_key_of_many_is_revoked_and_rotated_without_compiling_the_others(tmp_path: Path) -> None:
-    """A hundred thousand tenants used to be compiled for each: 2 to 7 s in which a revoked key went on to be served."""
+    """To compile a hundred thousand tenants takes 2 to 7 s, during which a revoked key would still be served."""
     lines = [
         json.dumps({"name": f"n{n}", "tier": "gold", "keys": [{"sha256": digest(f"k{n}")}], "models": ["*"]})
         for n in range(200)
@@ -165,7 +168,7 @@ async def test_a_key_of_many_is_revoked_and_rotated_without_compiling_the_others
     old, new, last = (sha256(key.encode()).digest() for key in ("k7", "new", "k199"))
     assert old in whole.keys and old not in first.keys and first.keys[new].tenant.name == "n7"
     assert new not in second.keys and second.keys[last].tenant.name == "n199" and len(second.tenants) == 103
-    assert old in whole.keys  # what is in force stays whole until it is let go
+    assert old in whole.keys  # the snapshot in force stays whole as long as it is used
 
 
 async def test_a_compiler_that_dies_of_what_was_before_begins_from_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Proxies in front of the gateway: which headers about the client are believed, and what the next hop receives."""
+"""Proxies in front of the gateway: which headers about the client are trusted, and what the next hop receives."""
 
 import re
 from ipaddress import ip_network
@@ -39,7 +39,7 @@ def test_a_stranger_is_believed_nothing() -> None:
 
 
 def test_the_host_of_an_absolute_target_counts_and_the_field_is_ignored() -> None:
-    """RFC 9112, 3.2.2. What a proxy that is trusted says of the host still counts before either."""
+    """RFC 9112, section 3.2.2. The host that a trusted proxy names goes before both."""
     for target, host in (
         ("http://real.example/v2", "real.example"),
         ("HTTPS://real.example:8443?a=b", "real.example:8443"),
@@ -48,7 +48,7 @@ def test_the_host_of_an_absolute_target_counts_and_the_field_is_ignored() -> Non
         ("/http://real.example/", "other.example"),
     ):
         memo = LineMemo()
-        for _ in range(2):  # the second time the line is known
+        for _ in range(2):  # the second time with a remembered line
             head = parse_request_head(f"GET {target} HTTP/1.1\r\nhost: other.example".encode(), memo)
             memo.keep_line(head.line)
             _, out = forwarded_for(head, "10.0.0.2", secure=False, networks=NETWORKS)
@@ -64,7 +64,7 @@ def test_a_trusted_proxys_list_is_continued() -> None:
         "10.0.0.2", "x-forwarded-for: 9.9.9.9, 203.0.113.9", "x-forwarded-for: 10.0.0.1",
         "x-forwarded-proto: https", "x-forwarded-host: shop.example", "x-real-ip: 203.0.113.9",
     )  # fmt: skip
-    assert address == "203.0.113.9"  # what is left of it anybody may have written
+    assert address == "203.0.113.9"  # the entries to its left may have been written by anybody
     assert passed["x-forwarded-for"] == "9.9.9.9, 203.0.113.9,10.0.0.1, 10.0.0.2"
     assert passed["forwarded"] == 'for=10.0.0.2;host="shop.example";proto=https'
     assert (passed["x-forwarded-proto"], passed["x-forwarded-host"]) == ("https", "shop.example")
@@ -81,7 +81,7 @@ def test_rfc_7239_is_read_and_continued() -> None:
 
 
 def test_two_lists_that_disagree_leave_the_proxy_itself() -> None:
-    """One of them was the client's own: the proxy writes only the other."""
+    """A trusted proxy writes only one of the two headers, so the other one may be the client's own text."""
     assert forwarded("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=9.9.9.9")[0] == "10.0.0.1"
     assert forwarded("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=8.8.8.8")[0] == "8.8.8.8"
 
@@ -103,7 +103,9 @@ _OURS = st.sampled_from(["10.1.1.1", "fd00::7", "[fd00::2]:1", "10.9.9.9:80"])
 
 @given(_TEXT, st.sampled_from(["8.8.8.8", "2001:db8::1"]), st.lists(_OURS, max_size=5))
 def test_whatever_a_client_writes_its_own_address_is_named(forged: str, client: str, proxies: list[str]) -> None:
-    """The client sends any list; the first proxy appends the client's address, each further one its caller's."""
+    """The client sends any list; the first proxy appends the client's address, each further proxy that of the one
+    before.
+    """
     true = ", ".join([client, *proxies])
     assert forwarded("10.0.0.1", f"x-forwarded-for: {forged}, {true}")[0] == client
     assert forwarded("10.0.0.1", f"x-forwarded-for: {forged}", f"x-forwarded-for: {true}")[0] == client
@@ -118,12 +120,12 @@ _QUOTED = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), m
 @given(_TEXT, st.sampled_from(["8.8.8.8", '"[2001:db8::1]"', '"8.8.8.8:99"']), st.lists(_QUOTED, max_size=2))
 @example('for=6.6.6.6;x="', '"[2001:db8::1]"', [])
 def test_whatever_a_client_describes_its_own_address_is_named(forged: str, client: str, more: list[str]) -> None:
-    """The proxy appends an element to the client's text, with values in quotes: also what it copies of the request."""
+    """Each proxy appends an element to the client's text, and may quote values that it copies from the request."""
     element = ";".join([f"for={client}", *(f"host={value}" for value in more), "proto=http"])
     for lines in ([f"forwarded: {forged}, {element}"], [f"forwarded: {forged}", f"forwarded: {element}"]):
         address, passed = forwarded("10.0.0.1", *lines)
         assert address == client.strip('"').removesuffix(":99").strip("[]")
-        # Whoever reads what is passed on from its left sees no open quote either.
+        # A reader that begins at the left of the forwarded header does not meet an open quote either.
         assert re.sub(r'"(?:[^"\\]|\\.)*"', "", passed["forwarded"]).count('"') == 0
 
 
@@ -141,7 +143,7 @@ async def test_the_next_hop_hears_it_only_where_proxies_are_named() -> None:
             assert up.seen[0].get("x-forwarded-for") is up.seen[0].get("x-forwarded-proto") is None
         files = documents([up.port], extra='[http]\ntrusted_proxies = ["127.0.0.0/8"]\n')
         async with gateway(files) as (port, _), Client(port) as client:
-            for _ in range(3):  # recognised by its bytes from the third on
+            for _ in range(3):  # from the third request on the head is recognised by its bytes
                 assert (await client.ask(INFER, headers=headers)).status == 200
                 assert up.seen[-1].get("x-forwarded-for") == "203.0.113.9, 127.0.0.1"
                 assert up.seen[-1].get("forwarded") == 'for=127.0.0.1;host="x";proto=https'

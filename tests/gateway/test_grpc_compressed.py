@@ -1,4 +1,6 @@
-"""Compressed gRPC messages: unmodified clients send them, and nobody else pays for what they decompress to."""
+"""Compressed gRPC messages: unmodified clients may send them, and their decompressed size is bounded before it costs
+memory.
+"""
 
 import gzip
 import zlib
@@ -28,7 +30,7 @@ MIB = 1 << 20
 
 
 def exact(port: int, *, max_body_bytes: int = 4 * MIB, max_queue_bytes: int = 64 * MIB) -> dict[str, bytes]:
-    """A route for `digits` and one for its version 3 of `mlp`, beside the one for everything."""
+    """Documents with routes for the model `digits` and for version 3 of `mlp`, beside the route for all models."""
     text = documents([port], pool=f'probe = ""\nmax_queue_bytes = {max_queue_bytes}')["all.toml"]
     routes = b'[[routes]]\nmodel = "digits"\npool = "p"\n[[routes]]\nmodel = "mlp"\nversion = "3"\npool = "p"\n'
     text = text.replace(b"max_body_bytes = 1000000", b"max_body_bytes = %d" % max_body_bytes)
@@ -36,7 +38,7 @@ def exact(port: int, *, max_body_bytes: int = 4 * MIB, max_queue_bytes: int = 64
 
 
 async def infer(address: str, model: str, key: str, how: str, version: str = "") -> Any:
-    tensor = InferInput("x", [1000], "FP32")  # small messages are sent as they are
+    tensor = InferInput("x", [1000], "FP32")  # too small for the client to compress it
     tensor.set_data_from_numpy(np.zeros(1000, np.float32))
     async with triton.InferenceServerClient(address) as client:
         return await client.infer(
@@ -64,7 +66,8 @@ async def test_where_a_pattern_decides_it_is_refused_with_the_reason() -> None:
     async with stack(backend, files=exact) as (address, core):
         for model, key, code, reason in (
             ("mlp", GOLD, "UNIMPLEMENTED", "encoding_unsupported"),
-            ("mlp", BRONZE, "NOT_FOUND", "not_found"),  # another's model looks absent, however it is sent
+            # a model that the tenant may not use looks absent, compressed or not
+            ("mlp", BRONZE, "NOT_FOUND", "not_found"),
         ):
             with pytest.raises(InferenceServerException) as caught:
                 await infer(address, model, key, "gzip")
@@ -86,7 +89,7 @@ def _then(tail: bytes) -> Callable[[bytes], bytes]:
 
 
 def _nothings(plain: bytes) -> bytes:
-    """Megabytes of empty blocks, then an end that never comes."""
+    """Megabytes of empty blocks, and no end."""
     deflate = zlib.compressobj(wbits=31)
     return deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH) + b"\x00\x00\x00\xff\xff" * (3 * MIB // 5)
 
@@ -104,15 +107,15 @@ SECOND_NAME = b"\x0a\x03mlp"
         (lambda plain: b"\x1f\x8b" + bytes(100), "bad_request"),
         (lambda plain: b"\x78\x9c" + bytes(100), "bad_request"),
         (_nothings, "bad_request"),
-        (_then(b"\x0a\x7f"), "bad_request"),  # ends inside a field
+        (_then(b"\x0a\x7f"), "bad_request"),  # ends within a field
         (
             lambda plain: gzip.compress(b"\x3a" + b"\xe8\x07" + bytes(1000) + plain[8:]),
             "bad_request",
-        ),  # no name
+        ),  # has no model name
         (
             lambda plain: gzip.compress(b"\x3a\xc0\x84\x3d" + bytes(1_000_000) + plain),
             "bad_request",
-        ),  # too late
+        ),  # names the model too late
         (lambda plain: gzip.compress(plain + b"\x3a\x80\x80\x80\x08" + bytes(16 * MIB)), "too_large"),
     ],
 )
@@ -144,7 +147,7 @@ async def test_what_is_decompressed_is_on_the_byte_budget_of_its_pool() -> None:
         answer = await raw_call(address, INFER, {"x-api-key": BRONZE}, framed(message(tensor=bytes(3 * MIB))))
         assert CODES[answer.status] == "UNAVAILABLE" and not core.pools["p"].held_bytes
         (tier,) = demand.record(0, monotonic()).tiers.values()
-        assert sum(tier.arrivals) == tier.refused == 2, "a refused call is demand"
+        assert sum(tier.arrivals) == tier.refused == 2, "a refused call counts as demand"
 
 
 async def test_each_message_of_a_stream_is_judged_so() -> None:

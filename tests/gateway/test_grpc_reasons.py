@@ -1,4 +1,4 @@
-"""Over gRPC: what a server says that a call cost is what is charged, and every refusal says why."""
+"""Over gRPC, too, quotas are charged with the cost that a server reports, and every refusal has a reason."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ def left_ms(metadata: Any) -> int:
 
 @pytest.mark.parametrize("shape", ["unary", "stream", "error", "special"])
 async def test_the_charge_a_server_reports_is_what_the_quota_pays(shape: str) -> None:
-    """Time with a permit was charged: a thousandth of it."""
+    """The time with a permit is not charged; here it is about a thousandth of the reported cost."""
     error = (grpc.StatusCode.INTERNAL, "no") if shape == "error" else None
     backend = Telling(("x-oriel-cost-us", "400000"), error=error)
     kept = "deterministic = true\ncache_s = 0\n" if shape == "special" else ""

@@ -1,4 +1,4 @@
-"""gRPC upstreams that refuse, fail, hang and go: the same rules as over HTTP."""
+"""gRPC upstreams that refuse, fail, hang or end: the rules for second tries are those of HTTP."""
 
 import asyncio
 import socket
@@ -40,11 +40,11 @@ async def test_what_a_full_server_did_not_execute_goes_to_another(refusal: Fails
         metadata = it.error_metadata()
         assert (metadata["x-oriel-retry"], metadata["retry-after"]) == ("spent", "1")
         assert metadata["x-oriel-reason"] == dict(refusal.metadata).get("x-oriel-reason", "upstream_error")
-        assert not it.these.ejections  # a full server is no broken one
+        assert not it.these.ejections  # a full server is not a failing one
 
 
 async def test_a_large_message_is_sent_again_as_it_came() -> None:
-    """It is not copied on its way: what was sent to the first server is what the second one gets."""
+    """The message is not copied, so the bytes of the first attempt have to be kept for the second one."""
     async with house(calls=200) as it:
         for size in (70_000, 600_000, 999_000):
             it.asked.clear()
@@ -59,7 +59,9 @@ async def test_a_large_message_is_sent_again_as_it_came() -> None:
 
 
 async def test_what_a_server_says_of_itself_is_not_sent_again_and_does_not_eject_it() -> None:
-    """Three UNAVAILABLE of a healthy server counted as three lost connections."""
+    """UNAVAILABLE with a server's own text is an answer: it does not count as a lost connection, of which three
+    eject.
+    """
     async with house("idempotent = true") as it:
         it.steps[:] = [STOPS] * 8
         assert [await it.infer() for _ in range(8)] == ["UNAVAILABLE"] * 8
@@ -73,7 +75,7 @@ async def test_an_answer_that_was_spent_is_not_tried_again() -> None:
 
 
 async def test_a_server_that_fails_quickly_does_not_look_fast() -> None:
-    """INTERNAL counted as an answer, and a quick one: it drew all calls to the server that failed."""
+    """INTERNAL does not count as a quick answer, which would draw all calls to the failing server."""
     async with house() as it:
         it.servers[0].steps = [Fails(CODE.INTERNAL, "no device")] * 1000
         it.servers[1].steps = [0.003] * 1000
@@ -91,14 +93,14 @@ async def test_a_server_without_room_is_left_alone_for_a_while() -> None:
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "unprobed"])
 async def test_a_model_is_found_where_it_is_loaded(probed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of four has it: 23 of 100 calls were answered with NOT_FOUND, and again when that was forgotten."""
+    """One of four servers has the model. Calls go there, also after the model has moved."""
     monkeypatch.setattr(model_locations, "MOVED_S", 0.0)
     async with house(servers=4, probed=probed) as it:
         for script in it.servers[:3]:
             script.has = False
         assert [await it.infer() for _ in range(30)] == ["OK"] * 30
         assert it.asked[-20:] == [it.servers[3]] * 20 and len(it.asked) <= (30 if probed else 31)
-        it.servers[3].has, it.servers[1].has = False, True  # it moved
+        it.servers[3].has, it.servers[1].has = False, True  # the model moves to another server
         assert [await it.infer() for _ in range(10)] == ["OK"] * 10 and it.asked[-1] is it.servers[1]
         it.servers[1].has = False
         questions = sum(script.questions for script in it.servers)
@@ -107,7 +109,9 @@ async def test_a_model_is_found_where_it_is_loaded(probed: bool, monkeypatch: py
 
 
 async def test_a_stream_is_opened_where_the_model_is() -> None:
-    """What a stream learns of a model that is not there comes as a message: nothing could be learned from it."""
+    """On a stream a missing model is reported as a message, from which the gateway learns nothing; so probes have to
+    tell it.
+    """
     async with house(servers=4, probed=True) as it:
         for script in it.servers[:3]:
             script.has = False
@@ -136,7 +140,7 @@ async def test_errors_are_noted_as_over_http() -> None:
 
 
 async def test_a_connection_that_is_lost_names_no_address() -> None:
-    """`ipv4:10.0.0.7:8001: Connection refused` went to the client."""
+    """The client must not see an upstream's address, as in `ipv4:10.0.0.7:8001: Connection refused`."""
     async with house(servers=1) as it:
         it.steps[:] = [never]
         asking = asyncio.ensure_future(it.infer())
@@ -170,23 +174,23 @@ async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins() -> Non
         (decided,) = it.core.records.decisions.of("r")
         assert decided.endpoint is not None and [e.port for e in decided.tried] != [decided.endpoint.port]
         assert sum(series.count for series in it.core.records.stats.series.values()) == 1
-        assert await it.infer() == "OK" and len(it.asked) == 3  # in time: no second copy
+        assert await it.infer() == "OK" and len(it.asked) == 3  # answered in time, so there is no second copy
 
 
 @pytest.mark.parametrize(
     ("second", "code"),
     [
-        (FULL, "OK"),  # the second copy is refused: the first one's answer counts
+        (FULL, "OK"),  # the second copy is refused, so the first one's answer counts
         (ABSENT, "OK"),
         (STOPS, "OK"),
-        (Fails(CODE.INVALID_ARGUMENT), "INVALID_ARGUMENT"),  # what any server would say ends it
+        (Fails(CODE.INVALID_ARGUMENT), "INVALID_ARGUMENT"),  # any server would say this, so it ends the call
     ],
 )
 async def test_two_copies_are_two_requests_in_all(second: Fails, code: str) -> None:
     async with house("idempotent = true\nhedge_ms = 20", servers=3, calls=50) as it:
 
         async def late() -> None:
-            """The first copy is answered when the second one has been."""
+            """Answer the first copy after the second one has been answered."""
             await until(lambda: len(it.asked) == 2 and sum(e.outstanding for e in it.these) == 1)
 
         it.steps[:] = [late if code == "OK" else never, second]
@@ -205,7 +209,7 @@ async def test_a_caller_that_leaves_takes_both_copies_along() -> None:
 
 
 async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock ran since its last call: it was ejected as soon as it got work again."""
+    """The time without an answer is counted from the call on, not from the last answer of a server that was idle."""
     monkeypatch.setattr(health, "TICK_S", 0.01)
     async with house('sticky = "header:x-session"') as it:
         assert await it.infer(x_session="one") == "OK"
@@ -219,7 +223,7 @@ async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypat
         ticks = 0
 
         async def looked_at() -> None:
-            """Answers after some looks at it, in which the other one has always just answered."""
+            """Answer after the server was checked some times, while the other server has always just answered."""
             began, busy = ticks, it.these[it.servers.index(stuck)]
             await until(lambda: ticks > began + 3 and busy.outstanding == 1)
 
@@ -240,7 +244,7 @@ async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypat
 
 
 async def test_a_stream_is_opened_where_a_connection_can_be_made() -> None:
-    """One of two servers is down and nobody knows: every other stream failed."""
+    """One of two servers is down, and no probe has found it out: a stream is opened at the other one."""
     async with house() as it:
         gone = it.servers[0].server
         assert gone is not None
@@ -256,7 +260,7 @@ async def test_a_stream_is_opened_where_a_connection_can_be_made() -> None:
 async def test_callers_are_let_in_for_a_while_after_the_end_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It refused connections at once, with calls that had just looked it up, and cancelled those that were arriving."""
+    """Callers that have just looked the address up may still connect and call, although readiness is already false."""
     monkeypatch.setattr(listener, "LAME_DUCK_S", 3600.0)
     async with house() as it:
         it.core.draining = True
@@ -289,7 +293,7 @@ async def test_a_call_that_is_under_way_when_nobody_is_let_in_any_more_is_answer
         def let_in() -> bool:
             try:
                 socket.create_connection(("127.0.0.1", it.ingress.port)).close()
-            except ConnectionError:  # reset, if it was in the queue
+            except ConnectionError:  # reset, because the listener closed while it was in the queue
                 return False
             return True
 
@@ -302,7 +306,7 @@ async def test_a_call_that_is_under_way_when_nobody_is_let_in_any_more_is_answer
 
 
 async def test_a_stream_whose_time_ends_before_there_is_a_connection_blames_nobody() -> None:
-    silent = socket.create_server(("127.0.0.1", 0))  # takes connections and says nothing
+    silent = socket.create_server(("127.0.0.1", 0))  # accepts connections and sends nothing
     async with house() as it:
         it.these.assign([silent.getsockname()])
         call = it.channel.stream_stream(STREAM)(

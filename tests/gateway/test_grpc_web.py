@@ -46,14 +46,14 @@ def framed(*messages: bytes, kind: str = BINARY) -> bytes:
 
 
 def plain(answer: httpx.Response, body: bytes) -> bytes:
-    """The body of an answer; each piece of a text may be padded."""
+    """Return the body of an answer as bytes; each piece of the text form may be padded."""
     if not answer.headers["content-type"].startswith(TEXT):
         return body
     return b"".join([b64decode(body[at : at + 4], validate=True) for at in range(0, len(body), 4)])
 
 
 def read(answer: httpx.Response, body: bytes | None = None) -> tuple[list[bytes], dict[str, str]]:
-    """The messages of an answer, and its trailers."""
+    """Return the messages of an answer, and its trailers."""
     data = plain(answer, answer.content if body is None else body)
     messages: list[bytes] = []
     while data:
@@ -220,7 +220,7 @@ async def test_a_page_that_does_not_read_pauses_the_upstream(http2: bool) -> Non
 
 @pytest.mark.parametrize("kind", ["application/grpc", BINARY])
 async def test_an_answer_that_ends_before_it_is_read_is_not_counted_for_ever(kind: str) -> None:
-    """A regression: it stayed on the budget of unread answers once it had been read."""
+    """Such an answer leaves the budget of unread answers once the client has read it."""
     async with stack(Many(count=3, size=100_000)) as (address, core):
         path, body = SERVICE + "ModelStreamInfer", framed(message())
         answer = await asyncio.wait_for(raw_call(address, path, KEY, body, kind=kind), 30)
@@ -291,7 +291,7 @@ async def test_a_large_message_comes_in_pieces_and_is_on_the_byte_budget(http2: 
 
 
 async def test_a_byte_behind_the_message_is_refused_before_the_body_ends() -> None:
-    """A regression: whatever followed the message was collected, with no bound but the time for it."""
+    """The bytes behind the message are not collected until the time for a body has passed."""
     async with stack(Backend()) as (address, core):
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -377,7 +377,8 @@ async def test_the_model_is_named_in_the_first_64_kib(kind: str) -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         body = framed(service_pb2.ModelInferRequest(raw_input_contents=[bytes(900_000)]).SerializeToString(), kind=kind)
         head = f"POST {INFER} HTTP/1.1\r\nhost: a\r\ncontent-type: {kind}\r\nauthorization: Bearer {GOLD}\r\n"
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:100_000])  # the rest is not awaited
+        # the rest of the body is not waited for
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:100_000])
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         assert b"grpc-status: 3" in answer and b"connection: close" in answer and not core.pools["p"].held_bytes
         writer.close()

@@ -1,4 +1,4 @@
-"""What a call for a pool without servers was given to wait for the first one ends when it is no longer needed."""
+"""When the longer deadline and the reserved bytes of a call end that is held for the first server of its pool."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -62,7 +62,7 @@ async def test_calls_that_share_an_answer(names: Names) -> None:
 
 
 async def test_a_call_is_held_when_its_body_is_here(names: Names) -> None:
-    """Before, its bytes are reserved for as long as calls have to send their bodies, and no longer."""
+    """Until its body has arrived, its bytes are reserved only for the time that a client has to send a body."""
     async with empty(cold(HOLD, tier=TIER)) as (port, core), Client(port) as client:
         client.writer.write(head("digits", BRONZE, 500_000))
         await until(lambda: core.pools["p"].held_bytes == 500_000)
@@ -86,13 +86,13 @@ async def test_a_displaced_call_has_the_time_of_its_tier_in_the_next_pool(names:
             await until(lambda: parked(core) == 1)
             call = watched(core)
             q.endpoints.assign([("127.0.0.1", up.port)])
-            assert core.pools["p"].endpoints.displace(0)  # as a more urgent call does
+            assert core.pools["p"].endpoints.displace(0)  # what a more urgent call would do
             await until(lambda: q.admission.inflight == 1)
             assert call.deadline < monotonic() + GIVE_UP_S
 
 
 def two_pools(a: int, b: int, grpc: int) -> dict[str, bytes]:
-    """Two pools whose calls may go on to each other's."""
+    """Documents of two pools that are each other's fallback."""
     keys = {"gold": GOLD, "silver": SILVER, "bronze": BRONZE}
     text = ""
     for band, (tier, key) in enumerate(keys.items()):
@@ -108,7 +108,9 @@ def two_pools(a: int, b: int, grpc: int) -> dict[str, bytes]:
 
 @pytest.mark.timeout(60)
 async def test_pools_that_displace_calls_into_each_other_do_not_stop_the_loop() -> None:
-    """A displaced call goes on to the other pool, and a call that it displaces there takes the bytes it has left."""
+    """A displaced call goes to the other pool, where it may displace one that then takes the bytes it left: no endless
+    loop.
+    """
     async with AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(upstream()) for _ in range(2)]
         one.answer = other.answer = never_answers

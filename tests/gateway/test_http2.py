@@ -1,4 +1,4 @@
-"""HTTP/2 at the public port: a request means what it means over HTTP/1.1, and one connection carries many of them."""
+"""HTTP/2 at the public port: a request means the same as over HTTP/1.1, and one connection carries many of them."""
 
 import asyncio
 import gc
@@ -230,7 +230,7 @@ async def test_a_gateway_that_ends_answers_what_was_sent_and_says_goodbye() -> N
 
         up.answer = answer
         asked = [asyncio.ensure_future(client.post(INFER, content=b"{}", headers=GOLDEN)) for _ in range(10)]
-        await until(lambda: len(up.seen) == 8)  # the others wait for a permit
+        await until(lambda: len(up.seen) == 8)  # the other requests wait for a permit
         (server,) = core.fronts
         core.draining = True
         draining = asyncio.ensure_future(server.drain(60.0))
@@ -257,7 +257,7 @@ POST: list[tuple[bytes, bytes]] = [
 
 
 def but(name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
-    """The request with another value of one of its fields, or with a field more."""
+    """Return the request with another value of one of its fields, or with one more field."""
     changed = [(key, value if key == name else old) for key, old in POST]
     return changed if changed != POST else [*POST, (name, value)]
 
@@ -311,21 +311,22 @@ async def test_what_could_mean_something_else_over_http_1_1_reaches_no_server(
             for event in client.receive_data(await reader.read(65536)):
                 reset |= isinstance(event, h2.events.StreamReset) and event.stream_id == 1
                 answered |= isinstance(event, h2.events.StreamEnded) and event.stream_id == 3
-        assert reset and len(up.seen) == 1, "the other request is served"
+        assert reset and len(up.seen) == 1, "the other request is answered"
         await until(lambda: idle(core))
         writer.close()
 
 
 # Unknown senders -----------------------------------------------------------------------------------------------------
 
-PIECE = 16_000  # of each body whose sender is not known
+PIECE = 16_000  # bytes of each body whose sender is unknown
 KINDS = {"plain": b"application/json", "grpc": b"application/grpc", "grpc-web": b"application/grpc-web+proto"}
 
 
 class RawClient:
-    """Sends requests as frames, without waiting for their answers, and never acknowledges that it has to leave.
+    """Sends requests as frames without waiting for answers, and goes on after GOAWAY.
 
-    errors: the codes of all GOAWAYs so far. ended: streams whose answers are complete.
+    errors: the codes of all GOAWAYs so far.
+    ended: the streams whose answers are complete.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -344,7 +345,7 @@ class RawClient:
         self.next_id += 2
 
     async def read(self) -> bool:
-        """Read more. False: the connection has ended."""
+        """Read more. Returns False if the connection has ended."""
         async with asyncio.timeout(60):
             piece = await self.reader.read(65536)
         data = self._left + piece
@@ -367,7 +368,7 @@ async def raw_client(port: int) -> AsyncIterator[RawClient]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_client_without_a_key_is_asked_to_leave_and_then_cut(kind: str) -> None:
-    """R22: over HTTP/2 it was read without an end."""
+    """R22: what is read of a connection without a valid key is bounded over HTTP/2 as well."""
     async with upstream() as up, gateway(documents([up.port])) as (port, _), raw_client(port) as client:
         for _ in range(60):
             client.ask(KINDS[kind], bytes(PIECE))
@@ -399,7 +400,7 @@ async def test_requests_that_share_a_connection_with_unknown_senders_are_answere
         while 1 not in client.ended:
             assert await client.read()
         for _ in range(60):
-            client.ask(KINDS[kind], bytes(PIECE))  # the others are gone
+            client.ask(KINDS[kind], bytes(PIECE))  # the requests with keys have ended
         while await client.read():
             pass
         assert client.errors == [NO_ERROR, ENHANCE_YOUR_CALM] and len(up.seen) == 1
@@ -410,7 +411,9 @@ async def test_requests_that_share_a_connection_with_unknown_senders_are_answere
 
 @pytest.mark.parametrize("behind", [False, True])
 async def test_more_requests_than_fit_into_a_turn_are_all_answered(behind: bool) -> None:
-    """Those behind the 32nd of one read waited until their client sent something else."""
+    """One read may hold more requests than a turn begins; the rest goes on by itself, not when the client sends
+    more.
+    """
     async with upstream() as up, gateway(documents([up.port])) as (port, core), raw_client(port) as client:
         if behind:
             core.records.stats._counted += 100_000
@@ -423,16 +426,18 @@ async def test_more_requests_than_fit_into_a_turn_are_all_answered(behind: bool)
 
 
 async def test_a_request_that_is_over_does_not_wait_for_the_garbage_collector() -> None:
-    """A stream and its request kept each other: under a flood, collecting them stopped the loop for 0.1 s and more."""
+    """If a stream and its request referred to each other, a flood would have the collector stop the loop for 0.1 s and
+    more.
+    """
     async with upstream() as up, both(up) as (client, _, core):
         gc.collect()
         gc.disable()
         try:
-            for headers in (GOLDEN, {}):  # served, refused
+            for headers in (GOLDEN, {}):  # one request is served, one refused
                 for body in (b"", b"{}"):
                     await client.post(INFER, content=body, headers=headers)
             await until(lambda: idle(core))
-            # A refused one is known for a second more, because its client may still send.
+            # A refused request is kept for a second more, because its client may still send.
             await until(lambda: not any(isinstance(each, Http2Client) for each in gc.get_objects()))
         finally:
             gc.enable()

@@ -55,7 +55,7 @@ async def test_tritonclient_infers_through_the_gateway() -> None:
         assert metadata["x-oriel-tier"] == "gold" and metadata["x-oriel-priority"] == "0"
         assert metadata["x-oriel-tenant"] == "g"
         assert metadata["traceparent"].startswith("00-000000000000000000000000000000aa-")
-        assert 7.0 < remaining_s <= 8.1  # gRPC rounds a timeout up
+        assert 7.0 < remaining_s <= 8.1  # gRPC rounds a timeout up to its next unit
         assert idle(core) and isinstance(core.sink, ListSink)
         assert sorted(s.name for s in core.sink.spans) == ["gateway.forward", "gateway.queue", "gateway.request"]
 
@@ -103,7 +103,7 @@ async def test_too_many_requests_are_resource_exhausted_with_the_wait() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
-    """The same over gRPC, also where the limiter's ledger has to be asked first."""
+    """Limits work as over HTTP, also if the limiter has to ask its ledger first."""
     backend = Backend()
     limits = (
         "limit = { concurrency = 1, compute_ms_per_day = 10000, bytes_per_s = 1000, bytes_burst = 1000 }\n"
@@ -138,7 +138,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
             await until(lambda: len(backend.seen) >= 2)
         with pytest.raises(aio.AioRpcError, match="at once"):
             await call(message("b"), metadata=key)
-        held.cancel()  # who leaves frees the slot
+        held.cancel()  # a caller that leaves releases its slot
         backend.hold = None
 
         async def let_through() -> bool:
@@ -150,7 +150,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
             return True
 
         await until(let_through)
-        # What calls held a permit for was charged: less than the 10 ms each that were expected, but not nothing.
+        # The time with a permit is charged: less than the 10 ms each that were reserved, but more than nothing.
         account = core.limiter._accounts["t", "all"]  # type: ignore[attr-defined]
         used_us = 10_000_000 - next(m for m in account.meters if m.bound.period).left(monotonic())[0]
         assert 0 < used_us < 10_000_000
@@ -160,7 +160,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
 
 
 async def test_the_charge_a_server_reports_is_what_a_grpc_call_pays() -> None:
-    """The cost counted over HTTP only: over gRPC the time of the permit was charged, whatever the server had said."""
+    """The reported cost counts over gRPC as it does over HTTP; without one the time with a permit is charged."""
     backend = Backend()
     limits = "limit = { compute_ms_per_day = 1000 }"
     extra = f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n'
@@ -179,7 +179,7 @@ async def test_the_charge_a_server_reports_is_what_a_grpc_call_pays() -> None:
             took_us.append((monotonic() - began) * 1e6)
             left.append(meter.left(monotonic())[0])
         assert left[0] == 600_000 and left[3] == left[2] - 400_000
-        # What is no number says nothing: the time of the permit is charged.
+        # A value that is not a number is ignored: the time with a permit is charged.
         assert all(0 < left[n - 1] - left[n] <= took_us[n] + 1 for n in (1, 2))
 
 
@@ -249,7 +249,7 @@ async def test_repository_methods_look_absent() -> None:
 
 
 async def test_a_stranger_is_refused_before_it_has_sent_a_message() -> None:
-    """Calls without a message used to hold a place for as long as they liked."""
+    """A call without a message must not hold a place until it sends one."""
     async with stack(Backend()) as (address, core), aio.insecure_channel(address) as channel:
         call = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer", None, None)()
         async with asyncio.timeout(60):
@@ -303,7 +303,7 @@ async def test_statistics_of_all_models_are_the_operators() -> None:
 @pytest.mark.parametrize("scope", ["tenant", "operator"])
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig"])
 async def test_no_name_is_no_model(method: str, scope: str) -> None:
-    """Whoever may use all models, with a route for all of them, has still named none."""
+    """A route for all models and a right to all of them do not cover a request that names no model."""
     backend = Backend()
     files = operator if scope == "operator" else None
     async with stack(backend, files=files) as (address, core), aio.insecure_channel(address) as channel:
@@ -356,7 +356,8 @@ async def test_the_tiers_priority_replaces_the_callers_where_the_pool_maps_it() 
             await infer(address, "digits", key, priority=1, timeout=10**15)
         bronze, gold = (request.parameters for _, request, _, _ in backend.seen)
         assert bronze["priority"].uint64_param == 3 and 0 < bronze["timeout"].int64_param <= 8_000_000
-        assert gold["priority"].uint64_param == 1 and gold["timeout"].int64_param == 10**15  # not mapped: untouched
+        # this route maps no priorities: the value stays
+        assert gold["priority"].uint64_param == 1 and gold["timeout"].int64_param == 10**15
 
 
 async def test_a_revoked_sender_sends_no_further_message_on_its_stream() -> None:
@@ -401,7 +402,7 @@ async def test_a_stream_goes_on_across_new_documents() -> None:
 
 @asynccontextmanager
 async def several(backends: Sequence[Backend], **more: Any) -> AsyncIterator[tuple[str, Gateway, list[int]]]:
-    """A gateway before several backends; one that is None-like (`Backend.gone`) is only an address."""
+    """A gateway in front of several backends."""
     async with AsyncExitStack() as exits:
         ports = [await exits.enter_async_context(grpc_server(backend)) for backend in backends]
         core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
@@ -435,7 +436,7 @@ async def test_over_grpc_a_model_is_found_where_it_is_loaded() -> None:
 
 async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_that_is_gone() -> None:
     backend = Backend()
-    held = socket.socket()  # refuses connections; gRPC may listen there beside it
+    held = socket.socket()  # refuses connections; gRPC's own sockets may share the port
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(("127.0.0.1", 0))
     nowhere = held.getsockname()[1]
@@ -470,9 +471,9 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
 
 
 async def test_a_stream_whose_first_message_is_its_last_ends_at_the_upstream() -> None:
-    """A regression: if the message was sent on at once, its end was not."""
+    """If the first message can be sent on at once, the end of the stream has to be sent on as well."""
     async with stack(Backend()) as (address, _):
-        for _ in range(2):  # the second finds a connection to the upstream
+        for _ in range(2):  # the second call has a connection to the upstream
             message = framed(service_pb2.ModelInferRequest(model_name="digits").SerializeToString())
             path = "/inference.GRPCInferenceService/ModelStreamInfer"
             answer = await asyncio.wait_for(raw_call(address, path, headers(GOLD), message), 30)
@@ -480,7 +481,7 @@ async def test_a_stream_whose_first_message_is_its_last_ends_at_the_upstream() -
 
 
 async def test_a_message_in_pieces_that_is_over_the_limits_leaves_the_byte_budget() -> None:
-    """A regression: what it held was never given back."""
+    """The bytes of the pieces that have arrived are released."""
     async with stack(Backend()) as (address, core):
         request = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(100_000)])
         path, message = "/inference.GRPCInferenceService/ModelInfer", framed(request.SerializeToString())
@@ -489,7 +490,7 @@ async def test_a_message_in_pieces_that_is_over_the_limits_leaves_the_byte_budge
 
 
 async def test_bytes_behind_the_message_of_a_call_are_refused_at_once() -> None:
-    """A regression: they were collected, with no bound but the time for the first message."""
+    """They are not collected until the time for the first message has passed."""
     async with stack(Backend()) as (address, core):
         request = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
         path, body = "/inference.GRPCInferenceService/ModelInfer", framed(request) + b"\0"

@@ -118,7 +118,7 @@ async def test_refusals_before_the_body(
         if status == 401:
             assert reply.headers["www-authenticate"].startswith("Bearer")
         assert not up.seen
-        # The connection is usable afterwards: the body had arrived.
+        # The connection is kept: the whole body had arrived.
         assert (await client.ask(INFER, b"x")).status == 200
         assert idle(core)
 
@@ -178,7 +178,7 @@ async def test_a_large_answer_arrives_whole(up: Upstream) -> None:
     up.answer = answer
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         client.send(INFER)
-        await asyncio.sleep(0.05)  # a reader that is late: the upstream is paused meanwhile
+        await asyncio.sleep(0.05)  # the client reads late, and meanwhile the upstream is not read
         assert (await client.reply()).body == big
         assert idle(core)
 
@@ -221,7 +221,9 @@ async def test_a_waiting_call_expires_on_time_and_is_never_sent(up: Upstream) ->
 async def test_a_permit_that_comes_after_the_deadline_sends_nothing(
     up: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R5: of calls that share a deadline the first to end hands its permit to the others, before their timers run."""
+    """R5: several calls share a deadline. The first to end hands its permit on before the timers of the others have
+    run.
+    """
     gate = Gate()
     up.answer = gate
     async with gateway(documents([up.port], max_inflight=1)) as (port, core):
@@ -292,7 +294,7 @@ async def test_an_unreachable_endpoint_is_passed_over(up: Upstream) -> None:
         async with gateway(documents([gone, up.port])) as (port, core), Client(port) as client:
             assert [(await client.ask(INFER)).status for _ in range(4)] == [200] * 4
         async with gateway(documents([gone])) as (port, core), Client(port) as client:
-            reply = await client.ask(INFER, headers="x-request-timeout-ms: 100\r\n")  # it waits for an endpoint
+            reply = await client.ask(INFER, headers="x-request-timeout-ms: 100\r\n")  # it waits for a usable endpoint
             assert reply.status == 502 and reply.headers["retry-after"] == "1"
             assert json.loads(reply.body)["reason"] == "upstream_unreachable" and idle(core)
 
@@ -361,7 +363,9 @@ async def test_a_slow_body_is_cut_and_holds_no_permit(up: Upstream) -> None:
 
 
 async def test_any_order_of_arrivals_departures_and_answers_gives_everything_back(up: Upstream) -> None:
-    """Churn: clients of both tiers come, some leave, some expire, the upstream answers at random; nothing leaks."""
+    """Clients of both tiers come, leave or expire at random, and the upstream answers at random; all permits and bytes
+    return.
+    """
     import random
 
     rng = random.Random(7)

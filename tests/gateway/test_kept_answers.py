@@ -62,7 +62,9 @@ async def test_answers_go_to_other_tenants_only_where_the_route_says_so() -> Non
 
 
 async def test_a_shared_answer_of_a_service_is_for_those_who_may_use_the_same_models() -> None:
-    """A body can name a model, which logic checks against the caller's patterns; a kept answer passes no such check."""
+    """A body can name a model, which logic checks against the caller's patterns; no such check is made for a kept
+    answer.
+    """
     async with house(CACHED.replace("model =", "service =") + "cache_shared = true\n") as it:
         body = b'{"model": "secret"}'
         for key, how in ((GOLD, "miss"), (OTHER, "hit"), (BRONZE, "miss")):
@@ -81,7 +83,7 @@ async def test_a_shared_answer_of_a_service_is_for_those_who_may_use_the_same_mo
 )
 @pytest.mark.parametrize("cached", [True, False], ids=["kept", "flown"])
 async def test_only_calls_that_are_the_same_to_the_upstream_share_an_answer(more: str, cached: bool) -> None:
-    """A field that `Connection` names, that is repeated or that no list knows used to leave two requests equal."""
+    """The requests differ in a field that `Connection` names, that is repeated, or that the gateway does not know."""
     victim = "accept: text/plain\r\ncontent-type: application/json\r\n"
     async with house(CACHED if cached else FLOWN) as it:
         up = it.ups[0]

@@ -1,4 +1,6 @@
-"""Key sets behind a URL: fetched beside the calls, kept while they cannot be, and never from where a client says."""
+"""Key sets behind a URL: fetched beside the calls, kept during an outage, and never from an address that a client
+names.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -58,7 +60,7 @@ async def fetching(
     running = asyncio.ensure_future(sets.run(client))
 
     async def turn() -> None:
-        """Do what is due, and wait until that is done; the fake clock wakes nothing by itself."""
+        """Have the fetches that are due made, and wait for their end; the fake clock wakes nothing by itself."""
         sets._wake.set()
         fetched = [known for known in sets._known.values() if not known.issuer.key_set]
         await until(lambda: not sets._wake.is_set() and all(known.next_s > provider.now for known in fetched))
@@ -89,7 +91,8 @@ async def test_a_url_is_fetched_at_once_and_again_when_it_is_due() -> None:
         assert kids(sets, issuer) == ["ES256-1"] and provider.changes == 1
         provider.now += 301
         await turn()
-        assert len(provider.asked) == 3 and provider.changes == 1  # the same again: nothing to forget
+        # the same keys as before: no remembered token is forgotten
+        assert len(provider.asked) == 3 and provider.changes == 1
 
 
 FAILURES: list[Callable[[], httpx.Response]] = [
@@ -116,7 +119,7 @@ async def test_what_cannot_be_fetched_again_stays_in_use_for_a_day(
             await turn()
         assert kids(sets, issuer) == ["ES256-0"] and sets.report()[0]["error"]
         assert len(caplog.records) == 1 and "issuer login" in caplog.text
-        assert len(provider.asked) == 4  # once per turn, nowhere else
+        assert len(provider.asked) == 4  # one request per turn
         assert {str(request.url) for request in provider.asked} == {URL}
         provider.now += STALE_S
         await turn()
@@ -129,7 +132,7 @@ async def test_what_cannot_be_fetched_again_stays_in_use_for_a_day(
 
 @pytest.mark.parametrize("left", [[], [{"kty": "oct", "k": "c2VjcmV0", "kid": "ES256-0"}]])
 async def test_a_set_without_keys_withdraws_them_at_once(left: list[dict[str, str]]) -> None:
-    """Taken for a failure, it left keys in use for a day that their issuer had withdrawn."""
+    """An empty set is no failed fetch, after which the withdrawn keys would stay in use for a day."""
     provider, issuer = Provider(jwk("ES256")), the_issuer()
     good = provider.answer
     async with fetching(provider, issuer) as (sets, turn):
@@ -233,7 +236,7 @@ async def test_certificates_that_cannot_be_read_end_nothing(monkeypatch: pytest.
 async def test_a_proxy_that_cannot_be_used_ends_nothing_and_is_not_quoted(
     proxy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An ALL_PROXY with SOCKS used to end the whole gateway: httpx raises ImportError."""
+    """For an ALL_PROXY with SOCKS httpx raises ImportError, which must not end the gateway."""
     monkeypatch.setenv("ALL_PROXY", proxy)
     sets = KeySets(lambda: None)
     sets.adopt([the_issuer()])

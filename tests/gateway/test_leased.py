@@ -16,7 +16,9 @@ NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
 
 
 class World:
-    """Two gateways, one ledger and one clock. Answers may be lost before or after the ledger received the question."""
+    """Two gateways, one ledger and one clock. Answers may be lost before or after the ledger has received the
+    question.
+    """
 
     def __init__(self, bound: Bound) -> None:
         self.now = 10.0
@@ -33,7 +35,7 @@ class World:
 
 
 class Line:
-    """Stands for the ledger client: every ask is answered at once, unless `fate` says otherwise."""
+    """Stands in for the ledger client: each ask is answered at once, unless `fate` says otherwise."""
 
     replicas = 2
     share = 0.5
@@ -117,7 +119,7 @@ def test_slots_are_never_lost_and_never_more_than_promised(plan: list[tuple[str,
             line.take(meter)
         elif what == "flush":
             world.records.clear()
-            bound_now = 2 * bound.limit  # until who has slots has said so, within a second
+            bound_now = 2 * bound.limit  # until the gateways have reported their slots, which takes less than a second
         inflight = [m.inflight for m in world.meters if isinstance(m, LeasedSlots)]
         assert min(inflight) >= 0
         assert sum(inflight) <= bound_now
@@ -126,7 +128,7 @@ def test_slots_are_never_lost_and_never_more_than_promised(plan: list[tuple[str,
         assert isinstance(meter, LeasedSlots)
         while meter.inflight:
             meter.release_slot(0.1, world.now)
-    for _ in range(60):  # a little later all of it is back
+    for _ in range(60):  # within a few seconds all slots are returned
         world.now += 0.0625
         for line, meter in zip(world.gateways, world.meters, strict=True):
             line.tick(meter)
@@ -168,7 +170,7 @@ def test_a_shared_rate_keeps_its_mean(plan: list[tuple[str, int, float]], bound:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["ask", "ask", "judge", "leave", "tick"]), st.integers(0, 9)), max_size=80))
 def test_asks_that_overtake_one_another_take_no_more_slots_than_there_are(plan: list[tuple[str, int]]) -> None:
-    """Batches travel on several connections: one that was late set the ledger's count back, and eight ran of four."""
+    """Batches travel on several connections. A late one must not set the ledger's count of slots back."""
     bound = Bound(name="concurrency", counts=Counts.REQUESTS, limit=4, slots=True)
     world = World(bound)
     meter, line = world.meters[0], world.gateways[0]
@@ -190,7 +192,7 @@ def test_asks_that_overtake_one_another_take_no_more_slots_than_there_are(plan: 
         elif what == "judge" and under_way:
             judged(under_way.pop(which % len(under_way)))
         elif what == "leave" and meter.inflight:
-            line.fate = "lost before"  # what it would give back at once is not the matter here
+            line.fate = "lost before"  # what it would return at once is not examined here
             meter.release_slot(0.1, world.now)
             line.fate = "answered"
         assert meter.inflight <= bound.limit and meter.inflight + meter.balance <= bound.limit
@@ -233,18 +235,22 @@ def test_a_shared_quota_is_exact_while_the_ledger_answers_and_bounded_otherwise(
             line.up, line.fate = True, "answered"
             line.tick(meter)
     if not unsure and world.records:
-        assert world.records["requests-day"].used == admitted, "leases are back, what was admitted alone is reported"
+        assert world.records["requests-day"].used == admitted, (
+            "leases are returned, and what was admitted alone is reported"
+        )
 
 
 def test_what_was_admitted_alone_empties_the_rate_when_the_ledger_is_back() -> None:
     world = World(RATE)
     line, meter = world.gateways[0], world.meters[0]
     line.up = False
-    assert sum(line.take(meter) for _ in range(30)) == 10, "half of the burst: there are two gateways"
+    assert sum(line.take(meter) for _ in range(30)) == 10, "half of the burst, because there are two gateways"
     line.up = True
     world.now += 0.0625
     line.tick(meter)
-    assert sum(world.gateways[1].take(world.meters[1]) for _ in range(30)) == 10, "and half is left for the other"
+    assert sum(world.gateways[1].take(world.meters[1]) for _ in range(30)) == 10, (
+        "the other half is left for the other gateway"
+    )
     assert line.take(meter) is False
 
 
@@ -255,11 +261,13 @@ def test_losing_the_ledger_is_not_worth_a_burst() -> None:
     line.up = False
     assert sum(line.take(meter) for _ in range(30)) == 0
     world.now += 0.1
-    assert sum(line.take(meter) for _ in range(30)) == 5, "a share of the rate goes on"
+    assert sum(line.take(meter) for _ in range(30)) == 5, "a share of the rate is admitted without the ledger"
 
 
 def test_calls_that_are_decided_alone_because_an_answer_was_late_are_counted_in_full() -> None:
-    """Two gateways on a machine so busy that they hear the ledger too late admitted 1.15 of a rate."""
+    """Units whose answer comes too late count as used; otherwise two gateways on a busy machine admit 1.15 of a
+    rate.
+    """
     world = World(Bound(name="r", counts=Counts.REQUESTS, limit=10, rate=RateLimit(requests_per_s=100.0, burst=10)))
     admitted = 0
     for step in range(1000):
@@ -271,7 +279,7 @@ def test_calls_that_are_decided_alone_because_an_answer_was_late_are_counted_in_
                     admitted += wait_s == 0.0
                     continue
                 ask = meter.ask(1, world.now)
-                if step % 3:  # late: its units come when the call has been decided
+                if step % 3:  # late: the call has been decided when its units come
                     admitted += meter.alone(1, world.now) == 0.0
                     meter.ask_finished(ask, world.answer(line.holder, ask), world.now)
                 else:

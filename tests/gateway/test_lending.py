@@ -1,4 +1,4 @@
-"""Streams that wait for their clients keep no permit from others, and queue for one when they go on."""
+"""Streams that wait for their clients keep no permit from other calls, and queue for one when they go on."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -34,7 +34,7 @@ async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> 
             async with aio.insecure_channel(address) as channel:
                 unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
                 await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60)
-            for messages, call in held:  # and they go on
+            for messages, call in held:  # afterwards the streams go on
                 messages.send(infer("digits"))
                 assert await call.read() is not aio.EOF
                 messages.send(None)
@@ -44,7 +44,9 @@ async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> 
 
 @pytest.mark.parametrize("tier", ["bronze", "gold"])
 async def test_streams_that_rest_shortly_leave_their_permits_to_waiting_calls_at_once(tier: str) -> None:
-    """A small message every 0.4 s kept a permit for ever from calls of its own tenant and tier."""
+    """A stream that sends a small message every 0.4 s would otherwise keep its permit from calls of its own tenant and
+    tier.
+    """
     async with AsyncExitStack() as clients:
         async with lending_stack(Backend(), suspend_after_s=NEVER_S, files=with_mute(tier)) as (address, core):
             held = [await opened(clients, address, BRONZE) for _ in range(2)]
@@ -61,7 +63,7 @@ async def test_streams_that_rest_shortly_leave_their_permits_to_waiting_calls_at
 
 @pytest.mark.parametrize("key", [BRONZE, GOLD])
 async def test_a_stream_that_sends_ahead_lets_other_calls_go_between(key: str) -> None:
-    """A stream that always has two messages under way never rested: it kept its permit for its whole life."""
+    """A stream that always has two messages under way never pauses, and would otherwise keep its permit to its end."""
     backend = Slowly()
     backend.go.release()
     async with AsyncExitStack() as clients:
@@ -92,7 +94,9 @@ async def test_a_stream_that_sends_ahead_lets_other_calls_go_between(key: str) -
 
 
 async def test_calls_of_the_same_tenant_wait_where_no_answer_is_marked_as_the_last() -> None:
-    """A model that answers more than once may still be at work: its tenant could start stream after stream."""
+    """A model that answers several times may still be at work, so its tenant must not start one stream after
+    another.
+    """
     backend = Twice()
     backend.more.set()
     async with AsyncExitStack() as clients:
@@ -107,7 +111,7 @@ async def test_calls_of_the_same_tenant_wait_where_no_answer_is_marked_as_the_la
             await until(lambda: len(queue) == 1)
             other = asks(address, GOLD)
             await until(lambda: len(queue) == 2)
-            messages.send(infer("digits"))  # now it is the turn of another tenant
+            messages.send(infer("digits"))  # this ends the turn of the stream, and the next turn is another tenant's
             await other
             for _ in range(2):
                 assert await call.read() is not aio.EOF
@@ -136,7 +140,7 @@ async def test_a_stream_that_goes_on_queues_for_its_turn() -> None:
 async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client() -> None:
     async with waiting_stream(1) as (backend, core, _, call, busy):
         assert backend.hold is not None
-        pool = live_queues(core)["p"]  # which it had made a failure, and /metrics too
+        pool = live_queues(core)["p"]  # a stream in the queue can be listed, also for /metrics
         assert pool["waiting"]["bronze"] == 1 and [each["tenant"] for each in pool["tenants"]] == ["b"]
         call.cancel()
         await until(lambda: len(core.pools["p"].admission.queue) == 0)

@@ -21,7 +21,7 @@ SIZE = 8 << 20
 
 @asynccontextmanager
 async def reader(port: int, key: str) -> AsyncIterator[socket.socket]:
-    """A client that requests 8 MiB and reads nothing of it."""
+    """A client that requests 8 MiB and does not read."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.connect(("127.0.0.1", port))
@@ -58,7 +58,7 @@ async def test_a_client_that_does_not_read_keeps_no_permit_from_others() -> None
 async def test_another_tenant_has_the_permit_of_a_client_that_does_not_read_at_once(
     tier: str, asks_before: bool
 ) -> None:
-    """It waited as long as a stream may pause, 48 times as long as alone; the reader's own tenant still does."""
+    """It need not wait as long as a stream may pause. The reader's own tenant does wait."""
     async with upstream() as up:
         text = documents([up.port], max_inflight=1)["all.toml"]
         text = text.replace(b'tier = "bronze"', f'tier = "{tier}"'.encode())

@@ -42,7 +42,7 @@ async def test_a_permit_is_suspended_once_and_resumed_once() -> None:
         lending.resume()
         assert gate.admission.inflight == 1 and not lending.suspended
     lending.wait_for_client()
-    lending.resume()  # too short a pause to suspend anything
+    lending.resume()  # too short a pause for a suspension
     await until(lambda: lending._timer is None)
     assert gate.admission.inflight == 1
     lending.wait_for_client()
@@ -50,12 +50,12 @@ async def test_a_permit_is_suspended_once_and_resumed_once() -> None:
     assert lending.finish() > 0.0 and gate.admission.inflight == 1
     lending.wait_for_client()
     assert lending.finish() > 0.0 and gate.admission.inflight == 1
-    assert gate.admission.inflight == 1 and lending._timer is None, "an ended call lends nothing"
+    assert gate.admission.inflight == 1 and lending._timer is None, "a call that has ended lends no permit"
     await gate.close()
 
 
 def test_the_time_of_a_suspended_permit_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds that a client did not read are neither charged nor a sample of how long calls take."""
+    """Seconds in which a client does not read are neither charged nor counted as service time."""
     gate = SimpleNamespace(
         admission=SimpleNamespace(inflight=1), pump=lambda: None, lendable={}, to_resume={}, suspend_after_s=0.5
     )
@@ -101,7 +101,7 @@ class _Call:
         return not self.has or (self.asking is not None and not self.asking.done())
 
     def silent(self) -> None:
-        """Do what its timer does after a long silence."""
+        """Do what the stream's timer does after a long silence."""
         if self.has and self.lending is not None and not self.lending.suspended:
             if self.exchange.unanswered:
                 self.lending._moved_s = 1e-9
@@ -110,7 +110,7 @@ class _Call:
             self.lending._poll()
 
     def answered(self) -> None:
-        """All messages are answered, and the client has read the answers."""
+        """Have all messages answered, and the answers read."""
         if self.has and self.lending is not None and self.exchange.unanswered:
             self.exchange.answered("m", True, 0.0)
             self.lending.resume()
@@ -157,7 +157,9 @@ def test_permits_are_consistent_whatever_streams_do(operations: list[tuple[str, 
 async def test_each_turn_of_a_stream_is_charged_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch, cost_us: int, charged_s: float
 ) -> None:
-    """It was charged at the stream's end: until then its messages went before those of other tenants for free."""
+    """If it were charged at the stream's end, its messages would until then go before those of other tenants for
+    free.
+    """
     gate, tenants, target = _gate()
     gate.admission.limit, gate.learned = 1, None
     now = 100.0
@@ -174,7 +176,7 @@ async def test_each_turn_of_a_stream_is_charged_when_it_is_over(
     now += 1.0
     stream.answered()
     assert lending.suspended_at_rest and waiting[0].has and flow.virtual == 1.0
-    now += 7.0  # for which it has no permit
+    now += 7.0  # seconds without a permit
     stream.asks()
     await asyncio.sleep(0)
     for call in waiting:
@@ -191,7 +193,7 @@ async def test_each_turn_of_a_stream_is_charged_when_it_is_over(
 
 
 async def test_tenants_of_silent_streams_leave_a_third_one_a_permit_at_a_time() -> None:
-    """Two streams that gave each other their permits had all of them until `stream_idle_ms`."""
+    """Streams of two tenants must not hand each other their permits while a third tenant waits."""
     gate, tenants, target = _gate()
     mute = [_Call(gate, tenant, target, True) for tenant in tenants[:2] for _ in range(LIMIT)]
     for call in (*mute, *mute):
@@ -204,7 +206,7 @@ async def test_tenants_of_silent_streams_leave_a_third_one_a_permit_at_a_time() 
         third.remove(served)
         await served.end()
         assert len(third) == 3 - number and not more.has
-    assert len(gate.to_resume) == LIMIT, "one set more than the pool has, as before"
+    assert len(gate.to_resume) == LIMIT, "one more set of permits than the pool has, as at the beginning"
     for call in (*mute, more):
         await call.end()
     assert gate.admission.inflight == 0 and not gate.to_resume and not gate.lendable
@@ -217,7 +219,7 @@ def _gate() -> tuple[PoolGate, list[Tenant], Target]:
     assert [each.tier.name for each in tenants] == ["gold", "gold", "gold", "bronze"]
     target = resolve_grpc("model", "digits", "", "ModelStreamInfer", tenants[0], RouteTable(snapshot.routes))
     gate = PoolGate(snapshot.pools["p"])
-    gate.suspend_after_s = 30.0  # no timer but `silent`
+    gate.suspend_after_s = 30.0  # the timer does not run in these tests; `silent` stands in for it
     return gate, tenants, target
 
 
@@ -272,4 +274,6 @@ def _check(gate: PoolGate, calls: list[_Call], tenants: list[Tenant]) -> None:
     if len(silent) == inflight and any(lending.tenant.tier.band >= urgent for lending in silent):
         mute = {lending.tenant.name for lending in (*silent, *gate.to_resume)}
         first = [call for call in waiting if call.tenant.tier.band == urgent]
-        assert not [call for call in first if call.tenant.name not in mute], "the silent keep all from who is not"
+        assert not [call for call in first if call.tenant.name not in mute], (
+            "silent streams keep all permits from a tenant that has none of them"
+        )

@@ -1,4 +1,4 @@
-"""Streams whose servers answer late or never keep no permit from others."""
+"""Streams whose servers answer late or never keep no permit from other calls."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -29,14 +29,14 @@ async def test_streams_whose_messages_are_never_answered_keep_no_permit_from_oth
         for _ in range(3):
             await asks(address, GOLD)
             await until(lambda: gate.admission.inflight == 2 and not gate.to_resume)
-        same = asks(address, BRONZE)  # but their own tenant has had its permits
+        same = asks(address, BRONZE)  # its own tenant has had its permits, so this call waits
         await until(lambda: len(gate.admission.queue) == 1)
         for messages, _ in held:
-            messages.send(infer("mute"))  # which is no sign of work
+            messages.send(infer("mute"))  # another message is no sign that the server is at work
         await asks(address, GOLD)
         assert not same.done() and gate.admission.inflight == 2
         for messages, call in held:
-            messages.send(infer("digits"))  # and they go on
+            messages.send(infer("digits"))  # the streams go on
             assert await call.read() is not aio.EOF
             messages.send(None)
             assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
@@ -44,7 +44,7 @@ async def test_streams_whose_messages_are_never_answered_keep_no_permit_from_oth
 
 
 async def test_slow_messages_get_their_tenant_no_more_of_the_pool() -> None:
-    """Their permits are suspended while they are at work; a free one is theirs again, not the next call's."""
+    """A busy stream whose permit was suspended is the next to get a free one, before the calls that wait."""
     backend = Mute()
     backend.late = asyncio.Event()
     async with mute_streams(backend, "bronze", "digits") as (address, core, held):
@@ -67,7 +67,9 @@ async def test_slow_messages_get_their_tenant_no_more_of_the_pool() -> None:
 
 
 async def test_an_answer_that_overtakes_a_streams_turn_takes_one_permit() -> None:
-    """A stream that queues for its permit gets an earlier answer: it waited for itself, or had two permits."""
+    """While a stream queues for its permit, answers to its earlier messages arrive. It must not take a second
+    permit.
+    """
     backend = Twice()
     async with AsyncExitStack() as clients:
         async with lending_stack(backend, max_inflight=1) as (address, core):
@@ -80,7 +82,7 @@ async def test_an_answer_that_overtakes_a_streams_turn_takes_one_permit() -> Non
             messages.send(infer("digits"))
             await until(lambda: len(admission.queue) == 1)
             backend.more.set()
-            for _ in range(3):  # while the other call still has the only permit
+            for _ in range(3):  # meanwhile the other call has the only permit
                 assert await call.read() is not aio.EOF
             assert not urgent.done()
             messages.send(None)

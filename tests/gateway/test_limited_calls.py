@@ -1,4 +1,4 @@
-"""Allowances on the whole path: what calls are told, what they hold while they run, and what they give back."""
+"""Limits on the whole path: what calls are told, what they hold while they run, and what is released."""
 
 import asyncio
 import gc
@@ -41,7 +41,9 @@ async def test_http_tells_what_is_left_and_what_was_refused(up: Upstream) -> Non
         assert reply.status == 429 and b"quota_exceeded" in reply.body
         assert abs(int(reply.headers["retry-after"]) - until_midnight) <= 2
         assert core.records.stats.refused == {Outcome.QUOTA_EXCEEDED: 1}
-        assert (await client.ask("/v2/models/none!", key="key-t")).status == 404, "not counted, not limited"
+        assert (await client.ask("/v2/models/none!", key="key-t")).status == 404, (
+            "a request that is not authorised is neither counted nor limited"
+        )
 
 
 async def test_a_slot_is_held_to_the_last_byte_and_by_nobody_who_left(up: Upstream) -> None:
@@ -89,7 +91,7 @@ async def test_a_streamed_answer_is_counted_as_it_passes(up: Upstream) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
         await more.wait()
         writer.write(b"1388\r\n" + bytes(5000) + b"\r\n")
-        await reader.read()  # until the gateway leaves: the stream goes on
+        await reader.read()  # blocks until the gateway closes: the stream goes on
         writer.close()
         await writer.wait_closed()
 
@@ -119,7 +121,9 @@ async def test_the_charge_a_server_reports_is_what_the_quota_pays(up: Upstream) 
         for _ in range(2):
             reply = await client.ask(INFER, b"x", key="key-t")
             left.append(int(reply.headers["ratelimit"].split(";r=")[1].split(";")[0]))
-        assert left == [990, 200], "10 ms are reserved at first, then 400 were paid and 400 are expected"
+        assert left == [990, 200], (
+            "10 ms are reserved for the first call; then 400 ms are charged, and 400 ms reserved for the next call"
+        )
         assert (await client.ask(INFER, b"x", key="key-t")).status == 429
 
 
@@ -132,7 +136,7 @@ async def test_an_unlimited_tenant_meets_no_limiter(up: Upstream) -> None:
 
 
 class Thinking:
-    """A ledger that answers when `go` is set."""
+    """A ledger that answers once `go` is set."""
 
     def __init__(self) -> None:
         self.behind = MemoryLedger(lambda: time() * 1e6).seat("one")
@@ -168,7 +172,7 @@ async def test_the_body_is_collected_while_the_limiter_thinks(up: Upstream) -> N
         assert (await two.reply()).status == 200
         assert [len(seen.body) for seen in up.seen] == [5, 200_000]
         ledger.go.clear()
-        two.send(INFER, b"x", key="key-t")  # over the limit: known only when the ledger has said so
+        two.send(INFER, b"x", key="key-t")  # over the limit, which is known only when the ledger has answered
         async with asyncio.timeout(60):
             await until(lambda: ledger.asked >= 3)
         ledger.go.set()

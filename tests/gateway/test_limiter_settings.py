@@ -1,4 +1,4 @@
-"""The settings of a gateway's limiter; its password is visible nowhere."""
+"""The settings of a gateway's limiter, whose password appears nowhere."""
 
 import argparse
 import asyncio
@@ -55,7 +55,7 @@ async def test_what_the_settings_make() -> None:
 
 
 async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytest.LogCaptureFixture) -> None:
-    """R30: what goes wrong is said, the password is not."""
+    """R30: the failure is logged, without the password."""
     caplog.set_level(logging.DEBUG)
     limiter = await _limiter(
         Settings(policies=Path("."), limiter=f"redis://:{SECRET}@127.0.0.1:1/0", limiter_replicas=2)
@@ -70,7 +70,7 @@ async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytes
 
 @needs_openssl
 async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) -> None:
-    """Memorystore signs its certificates itself; a Secret without that file is the other clouds' case."""
+    """Memorystore's certificates are signed by an authority of its own; in other clouds the Secret has no such file."""
     chain, key = certificate(tmp_path, "redis")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(chain, key)
@@ -93,8 +93,8 @@ async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) ->
 
 
 async def _announces(ledger: RedisLedger) -> bool:
-    """Whether the ledger answers this gateway's announcement; on a busy machine a connection may take too long at
-    first.
+    """Whether the ledger answers this gateway's announcement; on a busy machine the first connection may be too
+    slow.
     """
     try:
         return (await ledger.hello(1.0)).gateways == 1
@@ -104,7 +104,9 @@ async def _announces(ledger: RedisLedger) -> bool:
 
 @needs_openssl
 async def test_an_authority_that_comes_late_is_believed_from_the_next_connection_on(tmp_path: Path) -> None:
-    """The Secret that holds it is made beside the gateway: its volume may be empty while the gateway starts."""
+    """The Secret with the authority's certificate is created beside the gateway, so its volume may be empty at the
+    start.
+    """
     chain, key = certificate(tmp_path, "redis")
     mounted = tmp_path / "mounted.crt"
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -132,7 +134,7 @@ async def test_an_authority_that_comes_late_is_believed_from_the_next_connection
 async def test_an_address_is_not_looked_for_in_the_certificate_of_an_own_authority_and_a_name_is(
     tmp_path: Path,
 ) -> None:
-    """Memorystore's certificates hold no address that a client could compare; its authority signs for nothing else."""
+    """Memorystore's certificates contain no address, and its authority signs nothing else."""
     chain, key = certificate(tmp_path, "redis", hosts="DNS:elsewhere.internal")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(chain, key)

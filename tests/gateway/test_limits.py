@@ -1,4 +1,4 @@
-"""The rules of the embedded limiter: what is counted, refused, given back and kept."""
+"""The rules of the embedded limiter: what is counted, refused, returned and kept."""
 
 import dataclasses
 from datetime import UTC, datetime
@@ -22,7 +22,8 @@ def test_scopes_count_their_own_calls_and_a_refusal_gives_back_what_others_took(
     refused = desk.refused("big2")
     assert refused.outcome is Outcome.RATE_LIMITED and "calls of model:big*" in refused.message
     assert dict(refused.headers)["ratelimit"].startswith('"model:big*/requests";r=0;t=1')
-    # What "all" had counted for the refused call is back: two of three are left, and nine slots, and 99 calls.
+    # The scope "all" has returned what the refused call had taken: two of three calls, nine slots and 99 calls are
+    # left.
     state = dict(desk.take("small").headers(desk.now))["ratelimit"]
     assert '"concurrency";r=8' in state and '"requests";r=1' in state and '"requests-day";r=98' in state
 
@@ -52,7 +53,7 @@ def test_slots_come_back_when_a_call_is_settled() -> None:
     refused = desk.refused()
     assert refused.outcome is Outcome.CONCURRENCY_LIMITED and refused.retry_after_s == 1
     first.settle(0, True, desk.now)
-    first.settle(0, True, desk.now)  # once is enough
+    first.settle(0, True, desk.now)  # settling twice has the effect of settling once
     third = desk.take()
     assert desk.refused()
     for grant in (second, third):
@@ -65,7 +66,7 @@ def test_bytes_of_answers_are_paid_by_the_calls_after_them() -> None:
     grant = desk.take(size=1500)
     grant.move(3000, desk.now)
     refused = desk.refused(size=10)
-    assert refused.retry_after_s == 3, "4,500 of 2,000 bytes are used: 10 more fit after 2.51 s"
+    assert refused.retry_after_s == 3, "4,500 of 2,000 bytes are used, so 10 more fit after 2.51 s"
     assert 'qu="content-bytes"' in dict(refused.headers)["ratelimit-policy"]
     desk.now += 2.6
     assert desk.take(size=10)
@@ -76,25 +77,26 @@ def test_a_call_that_never_ran_costs_no_quota_but_its_rate() -> None:
     desk.take().settle(0, False, desk.now)
     desk.take().settle(5, True, desk.now)
     desk.take().settle(5, True, desk.now)
-    desk.now += 1e4  # the wall clock stands still: the monotonic one goes on
+    desk.now += 1e4  # only the monotonic clock goes on; the wall clock stands still
     refused = desk.refused()
     assert refused.outcome is Outcome.QUOTA_EXCEEDED and refused.retry_after_s == 33200
 
 
 def test_computing_is_reserved_by_estimate_and_settled_by_charge() -> None:
     desk = Desk("limit = { compute_ms_per_day = 100 }", wall=lambda: NOON)
-    grants = [desk.take() for _ in range(10)]  # 10 ms each until something is known
-    assert desk.refused().outcome is Outcome.QUOTA_EXCEEDED, "calls under way have the whole day's share reserved"
+    grants = [desk.take() for _ in range(10)]  # 10 ms are reserved for each call while no cost is known
+    assert desk.refused().outcome is Outcome.QUOTA_EXCEEDED, "calls under way have reserved the whole day's quota"
     for grant in grants:
         grant.settle(1000, True, desk.now)
-    assert '"compute-day";r=8' in dict(desk.take().headers(desk.now))["ratelimit"]  # 100 - 10 - the estimate, 1 to 10
+    # 100 ms less 10 that were charged, less the estimate, which is 1 to 10
+    assert '"compute-day";r=8' in dict(desk.take().headers(desk.now))["ratelimit"]
     desk.take().settle(95_000, True, desk.now)
     assert desk.refused().retry_after_s == 43200
 
 
 @pytest.mark.parametrize("period", ["day", "month"])
 def test_what_was_reserved_before_midnight_is_not_given_back_after_it(period: str) -> None:
-    """A hundred calls that had waited over midnight and were refused used to buy sixty more of the new day."""
+    """Otherwise calls that were refused after midnight would add to the quota of the new day."""
     clock = [100.0]
     last = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp() - clock[0]
     desk = Desk(
@@ -111,7 +113,7 @@ def test_what_was_reserved_before_midnight_is_not_given_back_after_it(period: st
     assert f'"requests-{period}";r=49;' in state and f'"compute-{period}";r=9490;' in state
     long = desk.take()
     desk.now = clock[0] = 112.0 + 86400 * 40
-    long.settle(2_000_000, True, desk.now)  # what it cost beyond that is paid when it is known
+    long.settle(2_000_000, True, desk.now)  # the rest of its cost is charged when it is known
     assert f'"compute-{period}";r=6010;' in dict(desk.take().headers(desk.now))["ratelimit"]
 
 
@@ -129,7 +131,7 @@ def test_a_reload_forgives_nothing_and_takes_new_numbers_at_once() -> None:
     "between", ["limit = { requests_per_s = 1000, burst = 9 }", 'limits = [{ model = "x", concurrency = 1 }]']
 )
 def test_a_bound_that_is_away_for_one_reload_forgives_nothing(between: str) -> None:
-    """A month's quota began anew when its line was commented out and put back."""
+    """A quota goes on, and does not begin anew, when its line was missing from one version of the documents."""
     limits = "limit = { requests_per_s = 1000, burst = 10, concurrency = 2, requests_per_month = 3 }"
     desk = Desk(limits)
     for _ in range(2):
@@ -166,7 +168,7 @@ def test_accounts_are_bounded_and_those_that_owe_are_kept_longest() -> None:
 
 
 async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None:
-    """With more allowances than are remembered, each tenant had its month's quota again whenever its turn came."""
+    """More accounts than the limiter remembers: an account that was dropped goes on with the quota it had used."""
     limits = "limit = { requests_per_month = 3, compute_ms_per_day = 1000 }"
     for file in (None, QuotaFile(tmp_path / "quotas.db")):
         desk = Desk(limits, max_accounts=2, file=file)
@@ -181,7 +183,7 @@ async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None
         for tenant, target in zip(tenants, targets, strict=True):
             with pytest.raises(Refused, match="3 requests per month"):
                 desk.limiter.acquire(tenant, target, 0, desk.now)
-        for grant in grants:  # what comes back late comes back to the same count
+        for grant in grants:  # what is returned late is returned to the same count
             assert grant is not None
             grant.settle(0, False, desk.now)
         for tenant, target in zip(tenants, targets, strict=True):
@@ -203,7 +205,7 @@ def test_what_is_kept_of_forgotten_quotas_is_bounded() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, NOON - 40 * 86400, NOON + 400 * 86400])
 async def test_a_restart_with_a_wrong_clock_forgives_no_quota(tmp_path: Path, wrong: float) -> None:
-    """R33: a machine that starts in 1970, or in the future, and hears the right time ten minutes later."""
+    """R33: a machine starts with its clock at 1970, or in the future, and gets the right time ten minutes later."""
     limits = "limit = { requests_per_day = 10, requests_per_month = 10 }"
     first = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: NOON)
     for _ in range(8):
@@ -222,7 +224,9 @@ async def test_a_restart_with_a_wrong_clock_forgives_no_quota(tmp_path: Path, wr
             assert refused.outcome is Outcome.QUOTA_EXCEEDED
     await again.limiter.close()
     ahead = wrong > NOON
-    assert allowed == (10 if ahead else 2), "a gateway that was started in the future cannot know: one quota more"
+    assert allowed == (10 if ahead else 2), (
+        "a gateway that starts with a clock in the future cannot know it, so one more quota is possible"
+    )
     tomorrow = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: NOON + 32 * 86400)
     assert '"requests-month";r=9' in dict(tomorrow.take().headers(tomorrow.now))["ratelimit"], "nobody is locked out"
     await tomorrow.limiter.close()
@@ -238,14 +242,14 @@ async def test_a_restart_with_a_wrong_clock_forgives_no_quota(tmp_path: Path, wr
         ("limit = { requests_per_month = 2 }", 0, 9 * 86400 + 43200 - 100),
         ("limit = { compute_ms_per_day = 25 }", 0, 43200 - 100),
         ("limit = { compute_ms_per_month = 25 }", 0, 9 * 86400 + 43200 - 100),
-        # Two that refuse at once: whoever came back after the shorter wait was refused again.
+        # Two limits refuse the call at once: the longer wait is reported, because the other one would not suffice.
         ("limit = { requests_per_s = 0.3, burst = 2, requests_per_day = 2 }", 0, 43200 - 100),
         ('limit = { requests_per_s = 0.3, burst = 2 }\nlimits = [{ model = "m", requests_per_day = 2 }]', 0, 43100),
         ('limit = { bytes_per_s = 1, bytes_burst = 50 }\nlimits = [{ route = "model:*", bytes_per_s = 9 }]', 40, 30),
     ],
 )
 def test_retry_after_is_true_for_every_kind_of_limit(limits: str, size: int, retry_after_s: int) -> None:
-    """The same call passes then, and did not a second before."""
+    """The same call passes after that time, and does not pass a second earlier."""
     noon = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() - 100.0
 
     def used_up() -> Desk:

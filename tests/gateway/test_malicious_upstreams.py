@@ -1,4 +1,4 @@
-"""Answers of servers that are malformed, endless, slow, doubled or unasked for."""
+"""Answers of servers that are malformed, endless, slow, duplicated or unrequested."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def test_a_redirect_is_the_clients_to_judge_and_never_followed(two: tuple[
     a.answer = redirect
     async with gateway(documents([a.port])) as (port, _), Client(port) as client:
         assert (await client.ask(INFER, headers=f"host-override: 127.0.0.1:{sink.port}\r\n")).status == 307
-        # Neither an absolute target nor any header names the upstream.
+        # Whatever the target or the headers of a request name, the call goes to the configured upstream.
         reply = await client.ask(f"http://127.0.0.1:{sink.port}{INFER}", headers=f"x-oriel-pool: {sink.port}\r\n")
         assert reply.status == 307 and len(a.seen) == 2 and not sink.seen
 
@@ -73,7 +73,7 @@ async def test_an_answer_without_a_length_is_cut_at_its_bound(two: tuple[Upstrea
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n2\r\nxx\r\n")
         await began.wait()
-        writer.write(b"20000\r\n" + b"x" * 0x20000)  # more is announced than comes, and what comes is too much
+        writer.write(b"20000\r\n" + b"x" * 0x20000)  # the answer is incomplete, and already larger than allowed
         with suppress(ConnectionError):
             await reader.read()
         writer.close()
@@ -89,7 +89,8 @@ async def test_an_answer_without_a_length_is_cut_at_its_bound(two: tuple[Upstrea
         began.set()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             async with asyncio.timeout(60):
-                await client.reader.readexactly(1_000_000)  # cut before its end, so that nobody takes it for whole
+                # the connection is cut before the end of the answer, so that no client takes it for complete
+                await client.reader.readexactly(1_000_000)
         await until(lambda: idle(core) and cut.is_set())
 
 
@@ -117,7 +118,7 @@ async def test_an_answer_that_drips_ends_with_the_deadline(two: tuple[Upstream, 
         client.send(INFER, headers="x-request-timeout-ms: 100\r\n")
         async with asyncio.timeout(60):
             if b"content-length" in drip:
-                await client.reader.read()  # the head went out: all that is left is to cut
+                await client.reader.read()  # its head has been passed on, so the connection can only be cut
             else:
                 assert (await client.reply()).status == 504
         assert monotonic() - before >= 0.1

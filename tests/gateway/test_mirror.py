@@ -1,4 +1,6 @@
-"""Policies of an object store in a folder here: whole sets only, and what is kept while the store is away."""
+"""The local copy of policies in an object store: it changes in whole sets only, and stays during an outage of the
+store.
+"""
 
 import asyncio
 import os
@@ -24,7 +26,9 @@ MakeMirror = Callable[..., Mirror]
 
 
 class Shelf:
-    """Documents in memory. before: called with a name before each fetch, and with "" before each listing."""
+    """Documents in memory. before: called with a document's name before it is fetched, and with "" before each
+    listing.
+    """
 
     def __init__(self, **texts: str) -> None:
         self.texts = {f"{name}.toml": text for name, text in texts.items()}
@@ -54,7 +58,7 @@ def away(name: str) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[MakeMirror]:
-    """Mirrors that are closed at the end; their state is `tmp_path` unless another is given."""
+    """Create mirrors that are closed at the end; their state is in `tmp_path` if no other folder is given."""
     mirrors: list[Mirror] = []
 
     def make(shelf: Shelf, state: Path | None = tmp_path, now: Callable[[], float] = time, **limits: float) -> Mirror:
@@ -84,7 +88,7 @@ async def test_only_what_is_new_is_fetched_and_the_set_is_swapped_whole(made: Ma
     await mirror.poll()
     assert held(mirror) == {"b.toml": "b2", "c.toml": "c1"} and source.stamp() != stamp
     assert shelf.fetched == ["a.toml", "b.toml", "b.toml", "c.toml"]
-    # Whoever reads the set before may have it open.
+    # A reader may have the previous set open.
     assert (set_before / "a.toml").read_text() == "a1"
     shelf.texts["d.toml"] = "d1"
     await mirror.poll()
@@ -125,7 +129,7 @@ async def test_an_upload_of_several_documents_is_waited_for(made: MakeMirror) ->
     shelf.before = upload
     await mirror.poll()
     assert held(mirror) == {"a.toml": "a2", "b.toml": "1", "c.toml": "1"} and set(sets) == {1}
-    assert shelf.fetched.count("a.toml") == 2, "what an earlier try had fetched is not fetched again"
+    assert shelf.fetched.count("a.toml") == 2, "what an earlier attempt has fetched is not fetched again"
 
 
 async def test_a_set_that_never_holds_still_is_taken_in_the_end(made: MakeMirror) -> None:
@@ -207,7 +211,7 @@ async def test_a_start_without_the_store_takes_the_copy(
     await again.start()
     assert held(again) == {"a.toml": "a1"} and again.state.confirmed_at == 1000.0
     assert "the copy that was confirmed 10 minutes ago" in caplog.text and "no connection" in again.state.reason
-    # When the store is back, nothing that is there already is fetched.
+    # When the store is back, no document is fetched that is here already.
     shelf.before, shelf.fetched = (lambda name: None), []
     await again.poll()
     assert shelf.fetched == [] and again.state.reason == "" and again.state.confirmed_at == 1600.0
@@ -256,7 +260,7 @@ async def test_a_document_that_is_too_large_is_named(made: MakeMirror) -> None:
     await mirror.poll()
     with pytest.raises(BadDocument, match=r"b\.toml: larger than 16777216 bytes"):
         held(mirror)
-    assert shelf.fetched == ["a.toml"], "what is too large is not even fetched"
+    assert shelf.fetched == ["a.toml"], "a document that is too large is not even fetched"
 
 
 @pytest.mark.parametrize(

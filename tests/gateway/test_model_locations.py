@@ -19,11 +19,11 @@ from .special_routes import ok
 from .stack import BRONZE, Client, Seen, Upstream, documents, gateway, upstream
 
 UNKNOWN = b'{"error":"Request for unknown model: \'digits\' is not found"}'
-BIG = b"x" * 200_000  # more than is kept to be sent again
+BIG = b"x" * 200_000  # too large to be kept and sent again
 
 
 class Asked:
-    """An endpoint that reports at once whether it has a model. None: it never answers."""
+    """An endpoint that reports at once whether it has a model. ready: None if it does not answer."""
 
     def __init__(self, ready: bool | None) -> None:
         self.ready = ready
@@ -68,7 +68,7 @@ async def test_what_is_believed_is_asked_again_and_holds_meanwhile(monkeypatch: 
     monkeypatch.setattr(locations_module, "monotonic", lambda: 1.0)
     these, (a, b) = locations(False, True)
     these.probe("m", None, 1.0)
-    a.ready = None  # it does not answer this time
+    a.ready = None  # this time it does not answer
     assert these.among([a, b], "m", 1.0 + ABSENT_S) == [b] and a.questions == 2
     assert these.among([a, b], "m", 1.5 + ABSENT_S) == [b] and a.questions == 2
 
@@ -82,7 +82,7 @@ async def test_a_model_nobody_has_is_not_asked_for_again_for_a_while(monkeypatch
 
 
 async def test_servers_that_do_not_know_the_question_are_judged_by_their_answers_to_calls() -> None:
-    """All of them say no, and one has it."""
+    """Every server denies that it has the model, because it does not know the question, and one has it."""
     these, (a, b) = locations(False, False)
     these.probe("m", None, 1.0)
     these.note_denied(a, "m", 1.0)
@@ -125,7 +125,9 @@ async def test_who_waits_is_told_once_and_not_after_leaving() -> None:
 
 
 async def test_questions_and_memory_are_bounded() -> None:
-    """Whoever asks for a thousand names that nobody has costs a second's worth of questions, and no real name."""
+    """A client that names a thousand models that no server has costs one second's probes, and displaces no real
+    name.
+    """
     these, (a, b) = locations(True, False)
     these.max_models = 8
     these.probe("real", None, 1.0)
@@ -139,7 +141,7 @@ async def test_questions_and_memory_are_bounded() -> None:
     assert len(these._somewhere) <= 8 and len(these._nowhere) <= 8
     many, all_ = locations(*[False] * 300)
     many.probe("m", None, 1.0)
-    assert sum(each.questions for each in all_) == 100  # the others the next time
+    assert sum(each.questions for each in all_) == 100  # the remaining names are asked for the next time
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["denied", "probe", "gone", "back"])), max_size=30))
@@ -170,7 +172,7 @@ async def four() -> AsyncIterator[list[Upstream]]:
 
 
 def loaded(ups: list[Upstream], has: set[int], words: bytes = UNKNOWN) -> None:
-    """Load the model on these servers only; the others answer for it as Triton does."""
+    """Load the model on these servers only; the others answer as Triton does for an unknown model."""
 
     def of(number: int) -> Callable[[Seen], object]:
         async def answer(seen: Seen) -> bytes:
@@ -190,7 +192,7 @@ def calls(up: Upstream) -> int:
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "unprobed"])
 async def test_a_model_is_found_where_it_is_loaded(four: list[Upstream], probed: bool) -> None:
-    """One of four has it: 99 of 100 calls were answered with 404."""
+    """One of four servers has the model. Calls go there, also after the model has moved."""
     loaded(four, {3})
     ports = [up.port for up in four]
     async with gateway(with_probe(ports) if probed else documents(ports)) as (port, core), Client(port) as client:
@@ -200,20 +202,21 @@ async def test_a_model_is_found_where_it_is_loaded(four: list[Upstream], probed:
             await until(lambda: all(one.reach is Reach.READY for one in these))
         assert [(await client.ask(INFER, b"x")).status for _ in range(60)] == [200] * 60 and idle(core)
         assert calls(four[3]) == 60 and sum(map(calls, four)) <= (60 if probed else 61)
-        loaded(four, {1})  # it moved
+        loaded(four, {1})  # the model moves to another server
         before = calls(four[1])
         assert [(await client.ask(INFER, b"x")).status for _ in range(20)] == [200] * 20
         assert calls(four[1]) == before + 20
 
 
 async def test_a_body_that_cannot_be_sent_twice_is_not_sent_where_the_model_is_not(four: list[Upstream]) -> None:
-    """60 of 60 calls were answered with 404, for ever."""
+    """The gateway has to learn from probes, or from other calls, where the model is."""
     loaded(four, {2})
     ports = [up.port for up in four]
     async with gateway(with_probe(ports)) as (port, core), Client(port) as client:
         await until(lambda: all(one.reach is Reach.READY for one in core.pools["p"].endpoints))
         assert [(await client.ask(INFER, BIG)).status for _ in range(20)] == [200] * 20
-    async with gateway(documents(ports)) as (port, core), Client(port) as client:  # here a call has to find out
+    # without probes a call has to find out
+    async with gateway(documents(ports)) as (port, core), Client(port) as client:
         assert [(await client.ask(INFER, BIG)).status for _ in range(20)][4:] == [200] * 16 and idle(core)
 
 
@@ -228,7 +231,7 @@ async def test_a_model_nobody_has_is_a_quick_404(four: list[Upstream]) -> None:
 
 
 async def test_a_404_of_the_model_itself_is_its_answer(four: list[Upstream]) -> None:
-    """A model may say NOT_FOUND of what it was asked for: it ran, and is not sent to another server."""
+    """A model that runs may answer NOT_FOUND; such a call is not sent to another server."""
 
     async def answer(seen: Seen) -> bytes:
         return ok() if seen.head.startswith("GET") else ok(b'{"error":"no such user"}', status="404 Not Found")
@@ -258,15 +261,16 @@ async def test_a_caller_that_leaves_while_everybody_is_asked_leaves_nothing(four
             assert not idle(core)
         await until(lambda: idle(core))
         async with Client(port) as client:
-            assert (await client.ask(INFER, b"x")).status == 200  # nobody said anything: anyone is asked
+            # no server has reported the model, so any of them may be called
+            assert (await client.ask(INFER, b"x")).status == 200
 
 
-# What makes an endpoint look better or worse -----------------------------------------------------------------------
+# How errors count when an endpoint is picked -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 429, 500, 501, 502, 503, 504])
 async def test_an_endpoint_that_fails_quickly_does_not_look_fast(status: int) -> None:
-    """One that answered 429 at once beside one of 20 ms got 95 % of the calls."""
+    """An endpoint that answers 429 at once must not get more calls than one that answers in 20 ms."""
     these = endpoints(2)
     good, bad = these
     got = {good: 0, bad: 0}
@@ -284,5 +288,5 @@ async def test_an_endpoint_that_fails_quickly_does_not_look_fast(status: int) ->
     if status in (429, 500, 502, 503):
         assert got[bad] <= 30
     else:
-        assert got[bad] <= 400  # a caller's mistake is nobody's fault, but no advantage either
+        assert got[bad] <= 400  # an error that the caller caused is no failure of the endpoint, but no advantage either
     await these.close()

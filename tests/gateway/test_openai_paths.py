@@ -1,4 +1,6 @@
-"""The paths of the OpenAI API at the gateway: services by their own names; what the tenant may use goes along."""
+"""The paths of the OpenAI API at the gateway: services are called by their own names, and learn which models the caller
+may use.
+"""
 
 import json
 import re
@@ -34,7 +36,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 def one(extra: str) -> str:
-    """A tenant with a list of models."""
+    """Documents of a tenant with a list of models."""
     key = f'keys = [{{ sha256 = "{digest("one")}" }}]'
     return f'[tenants.one]\ntier = "gold"\nmodels = ["small-*", "org/name-1:2@b"]\n{key}\n{extra}\n'
 
@@ -45,12 +47,12 @@ async def call(client: Client, method: str, path: str, body: bytes = b"", *, key
 
 
 async def listed(seen: Seen) -> bytes:
-    """Return what a foreign server answers at `/v1/models`."""
+    """Return the answer of another project's server at `/v1/models`."""
     entries: list[dict[str, Any]] = [
         {"id": name, "object": "model"} for name in ("small-1b", "big-70b", "org/name-1:2@b")
     ]
     entries[0] |= {"root": "big-70b", "parent": None, "max_model_len": 4096, "extra": {"a": [1]}}
-    entries += [{"id": f"big-{number}", "object": "model"} for number in range(5000)]  # more than is read at once
+    entries += [{"id": f"big-{number}", "object": "model"} for number in range(5000)]  # more than one read returns
     path = seen.head.split(" ")[1]
     answer = {"object": "list", "data": entries, "first_id": "small-1b", "models": [{"name": "big-70b"}]}
     data = json.dumps(entries[2] if path.startswith("/v1/models/") else answer).encode()
@@ -208,7 +210,7 @@ async def test_a_head_that_changes_how_a_body_is_read_is_refused(
 ) -> None:
     async with gateway(documents([up.port], extra=one('services = ["*"]'))) as (port, _), Client(port) as client:
         body = b'{"model": "small-1b", "x": "&model=big-70b&"}'
-        for _ in range(3):  # the third is recognised by its bytes
+        for _ in range(3):  # the third head is recognised by its bytes
             reply = await client.ask(f"/v1/completions{query}", body, key="one", headers=headers)
             assert reply.status == status and len(up.seen) == (len(up.seen) if status == 200 else 0)
 
@@ -306,7 +308,9 @@ async def test_the_list_of_a_server_of_others_is_cut_to_the_tenants_models(up: U
         assert b"big-70b" in (await client.ask("/v1/models", method="GET", key=GOLD)).body
         client.send("/v1/models", method="HEAD", key="one")
         head = await client.reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length" not in head, "it would count the others"
+        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length" not in head, (
+            "the length would include models that the tenant may not use"
+        )
     async with (
         gateway(documents([up.port], extra=one('services = ["models"]'))) as (port, core),
         Client(port) as client,
@@ -320,7 +324,7 @@ async def test_the_list_of_a_server_of_others_is_cut_to_the_tenants_models(up: U
         ]
         assert there.status == nowhere.status == 404 and len(up.seen) == asked
         assert there.body.replace(b"big-70b", b"X") == nowhere.body.replace(b"big-99b", b"X")
-        # A name of the tenant's that stands for another model.
+        # The tenant's name for a model stands for another model.
         assert (await client.ask("/v1/models/small-9", method="GET", key="one")).status == 200
         assert (await client.ask("/v1/models?limit=1%20", method="GET", key="one", body=b"x")).status == 400
 
@@ -352,7 +356,9 @@ async def test_what_cannot_be_filtered_is_not_passed_on(up: Upstream, answer: by
 
 
 async def test_kept_answers_and_lists_do_not_pass_a_list_of_models(up: Upstream) -> None:
-    """An answer that was kept while somebody might use a model is not for those who may not, also the same tenant."""
+    """An answer that was kept while a model was allowed is not for those who may not use it, even within the same
+    tenant.
+    """
     files = documents([up.port], extra=one('services = ["*"]'))
     kept = b'service = "*"\npool = "p"\ndeterministic = true\ncache_s = 60.0\ncache_shared = true'
     files["all.toml"] = files["all.toml"].replace(b'service = "*"\npool = "p"', kept)
@@ -374,7 +380,7 @@ async def test_kept_answers_and_lists_do_not_pass_a_list_of_models(up: Upstream)
 
 
 class Foreign:
-    """A foreign OpenAI server: it serves whatever model a body names, and lists all of its models."""
+    """A server of another project: it serves any model that a body names, and lists all of its models."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -439,7 +445,7 @@ async def test_the_openai_client_in_front_of_a_server_of_others(up: Upstream) ->
             with pytest.raises(openai.NotFoundError) as error:
                 await call
             assert error.value.code == "model_not_found" and "'big-70b'" in error.value.message
-        assert len(up.seen) == before, "no server has seen the name"
+        assert len(up.seen) == before, "no server has received the name"
         assert [each.id async for each in await limited.models.list()] == ["small-1b", "org/name-1:2@b"]
         assert "big-70b" in [each.id async for each in await everything.models.list()]
         with pytest.raises(openai.NotFoundError):

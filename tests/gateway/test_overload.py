@@ -1,4 +1,6 @@
-"""A loop with more to read than it can: the most urgent tier is served, the others wait, and in the end are refused."""
+"""A loop with too much to read: it reads the most urgent tier first, lets the others wait, and in the end refuses
+them.
+"""
 
 import asyncio
 import itertools
@@ -25,7 +27,7 @@ MESSAGE = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
 
 
 def fall_behind(core: Gateway) -> Overload:
-    """What the gateway does when its loop was late by half a second while very many requests ended."""
+    """Make the gateway believe that its loop was half a second late while very many requests ended."""
     core.records.stats._counted += 100_000
     core.overload.beat(LATE_S)
     assert core.overload.behind
@@ -33,7 +35,7 @@ def fall_behind(core: Gateway) -> Overload:
 
 
 def wait_too_long(overload: Overload) -> None:
-    """The less urgent tiers have waited for longer than they should."""
+    """Make the gateway believe that the less urgent tiers have waited for too long."""
     overload._rule.went_on(1, 1, 1.0)
 
 
@@ -182,9 +184,9 @@ async def test_a_call_whose_client_leaves_before_it_is_refused_is_forgotten() ->
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         await infer(MESSAGE, metadata=(("authorization", f"Bearer {GOLD}"),))
         overload = fall_behind(core)
-        await infer(MESSAGE, metadata=(("authorization", f"Bearer {GOLD}"),))  # so this connection is read
+        await infer(MESSAGE, metadata=(("authorization", f"Bearer {GOLD}"),))  # so that this connection is read
         wait_too_long(overload)
-        overload._turning = True  # no turn comes
+        overload._turning = True  # so that no turn comes
         call = infer(MESSAGE, metadata=(("authorization", f"Bearer {BRONZE}"),))
         waiting = asyncio.ensure_future(call.code())
         await until(lambda: overload.waiting == 1 or waiting.done())

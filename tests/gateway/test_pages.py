@@ -1,4 +1,4 @@
-"""docs/errors.md and docs/limits.md say what the gateway does: rows beside the code's own tables."""
+"""The rows of docs/errors.md and docs/limits.md agree with the tables in the code."""
 
 import re
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
     tests = "\n".join(path.read_text() for name in ("test_*.py", "*_suite.py") for path in folder.rglob(name))
     there, listed = set(re.findall(r"def (test_\w+)", tests)), rows("limits.md", heading)
     if heading not in ("HTTP, as", "Special routes", "Gateway\n"):
-        there.add("-")  # not everything further in has one yet
+        there.add("-")  # in the other sections a bound may still be without a test
     assert listed and [row[0] for row in listed if row[-1].strip("`") not in there] == []
     settings = r"(?<!\()`([A-Za-z]+_[A-Za-z_]+)`"
     about = [re.findall(settings, row[0])[:1] or [row[0]] for row in listed if "usable" not in row[0]]

@@ -1,4 +1,4 @@
-"""What a gateway counts of a pool that scales, and the plan that comes of it."""
+"""What a gateway counts about a pool that scales, and the plan that results."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -90,7 +90,7 @@ async def test_a_call_for_a_pool_without_a_server_is_planned_for_at_once() -> No
         async with gateway(scaled(closed)) as (port, core), Client(port) as client:
             gate, plan = core.pools["p"], core.scaled.plans["p"]
             await until(lambda: gate.endpoints.looked_up)
-            gate.endpoints.assign([])  # as a discovery does that finds nobody
+            gate.endpoints.assign([])  # like a discovery that finds no address
             listener = asyncio.Event()
             plan.listeners.add(listener)
             plan.update(monotonic())
@@ -138,7 +138,7 @@ async def test_a_call_whose_body_is_on_its_way_keeps_the_pool_active() -> None:
 
 
 async def test_fixed_addresses_count_as_replicas_when_something_listens_there() -> None:
-    """Several processes of one machine: the gateway is given all their addresses, whether they run or not."""
+    """Several processes of one machine have all their addresses listed in the documents, whether they run or not."""
     snapshot, pools = compile_documents(scaled(1)), ScaledPools()
     gate = PoolGate(replace(snapshot.pools["p"], discover=None, endpoints=(("127.0.0.1", 1), ("127.0.0.1", 2))))
     pools.adopt({"p": gate}, snapshot.tiers)

@@ -21,7 +21,9 @@ from .stack import Client, documents, gateway, upstream
 
 @pytest.mark.parametrize("idempotent", [True, False])
 async def test_a_killed_pod_loses_at_most_what_it_had_in_flight(idempotent: bool) -> None:
-    """R10: nothing beyond that is lost, idempotent calls are answered by the other pod, nothing else runs twice."""
+    """R10: beyond what was in flight nothing is lost; idempotent calls are answered by the other pod; nothing else runs
+    twice.
+    """
     async with pod() as one, pod() as other, gateway(files([one, other], idempotent=idempotent)) as (port, core):
         these = core.pools["p"].endpoints
         await until(lambda: [e.reach for e in these] == [Reach.READY] * 2)
@@ -42,14 +44,16 @@ async def test_a_killed_pod_loses_at_most_what_it_had_in_flight(idempotent: bool
         assert these.usable == [e for e in these if e is not victim]
         twice = [body for body, times in (one.ran + other.ran).items() if times > 1]
         assert not twice if not idempotent else len(twice) <= 8
-        # It comes back at the same address and is found.
+        # The pod starts again at the same address, and is found.
         async with pod(port=one.port):
             await until(lambda: len(these.usable) == 2)
         await until(lambda: idle(core))
 
 
 async def test_what_a_gateway_asks_of_its_own_is_no_execution() -> None:
-    """The index of the repository is asked by POST, always with the same body: it was counted as executed twice."""
+    """The repository index is requested by POST, always with the same body, and must not look like an inference run
+    twice.
+    """
     async with pod() as one, Client(one.port) as client:
         for path, body in (("/v2/repository/index", b'{"ready":true}'), (INFER, b"call")):
             assert (await client.ask(path, body)).status == 200
@@ -59,7 +63,7 @@ async def test_what_a_gateway_asks_of_its_own_is_no_execution() -> None:
 
 @pytest.mark.parametrize("probe", [PROBED, 'probe = ""'], ids=["probed", "by history"])
 async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe: str) -> None:
-    """R11b: SIGSTOP; only what was in flight there is lost, and nothing that had expired is executed after SIGCONT."""
+    """R11b: after SIGSTOP only calls in flight are lost, and after SIGCONT no expired call is executed."""
     async with (
         pod() as one,
         pod() as other,
@@ -70,14 +74,14 @@ async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe:
         load = Load(port, 8, timeout_ms=5000)
         await until(lambda: len(load.answers) > 150)
         one.signal(signal.SIGSTOP)
-        # 0.75 to 0.95 s by its timers. On a busy machine the other one may have been ejected as slow just before, and
-        # never more than half of a pool are: then its time has to be over first.
+        # The gateway's timers need 0.75 to 0.95 s. On a busy machine the other pod may just have been ejected as slow,
+        # and because at most half of a pool is ejected, its ejection has to end first.
         await until(lambda: victim not in these.usable)
         stuck = victim.outstanding
         asked = len(load.answers)
         await until(lambda: len(load.answers) > asked + 100)
         load.goes_on.clear()
-        await until(lambda: victim.outstanding == 0)  # they expire, and the pod sees them leave
+        await until(lambda: victim.outstanding == 0)  # the calls expire, and their connections are closed
         before, resumed = one.ran.total(), monotonic()
         one.signal(signal.SIGCONT)
         await until(lambda: victim in these.usable)
@@ -87,13 +91,15 @@ async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe:
         statuses = await load.stop()
         assert statuses[504] <= max(stuck, 1) <= 8 and set(statuses) <= {200, 504}, statuses
         expired = {b"ran " + body for _, status, body, _ in load.answers if status == 504}
-        # What it had executed when it was stopped, and not yet answered, is none of these.
+        # A call that had run when the process was stopped, and was not answered yet, does not count here.
         assert not [body for body in expired if one.ran_s.get(body, 0.0) > resumed] and one.ran.total() >= before
         await until(lambda: idle(core))
 
 
 async def test_a_gateway_that_is_told_to_stop_fails_no_request(tmp_path: Path) -> None:
-    """R11: SIGTERM under load: readiness first, every request that was sent is answered, then it is gone."""
+    """R11: after SIGTERM under load readiness ends first, then every request that was sent is answered, then the
+    process ends.
+    """
     async with upstream() as up:
 
         async def answer(seen: object) -> bytes:
@@ -119,7 +125,7 @@ async def test_a_gateway_that_is_told_to_stop_fails_no_request(tmp_path: Path) -
                     try:
                         client = await Client(port).__aenter__()
                     except ConnectionError:
-                        refused += 1  # the listener has gone: a client goes elsewhere, nothing was sent
+                        refused += 1  # the port is closed: the client goes elsewhere, and no request was sent
                         return
                     while True:
                         reply = await client.ask(INFER, b"x")
@@ -141,7 +147,7 @@ async def test_a_gateway_that_is_told_to_stop_fails_no_request(tmp_path: Path) -
             await asyncio.wait_for(asyncio.gather(*callers), 60)
             assert set(statuses) == {200} and closed
             assert await asyncio.wait_for(process.wait(), 60) == 0
-            assert monotonic() - stopped_s < 15.0  # at once, not when its 30 s are over
+            assert monotonic() - stopped_s < 15.0  # at once, not after the 30 s for draining
         finally:
             if process.returncode is None:
                 process.kill()

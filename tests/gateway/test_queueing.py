@@ -36,7 +36,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 def seen_before(core: Gateway, work: str, seconds: float, *, fastest_s: float = 0.0) -> None:
-    """Feed the statistics with many small calls that took so long."""
+    """Feed the service-time statistics with many small calls that took so long."""
     gate = core.pools["p"]
     for size in (1, 4):
         for _ in range(60):
@@ -49,7 +49,7 @@ async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: U
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         seen_before(core, WORK, 0.5)
         assert (await client.ask(INFER, b"body", headers="x-request-timeout-ms: 1900\r\n")).status == 200
-        core.pools["p"]._times[WORK].fastest_s = 0.5  # but for that one
+        core.pools["p"]._times[WORK].fastest_s = 0.5  # without the call above, this would be the fastest one
         core.pools["p"].count_demand(demand := PoolDemand(monotonic(), lambda: None))
         client.writer.write(
             b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-gold\r\n"
@@ -58,7 +58,7 @@ async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: U
         reply = await client.reply()
         assert reply.status == 504 and json.loads(reply.body)["reason"] == "deadline_too_short"
         assert "retry-after" not in reply.headers and len(up.seen) == 1
-        assert not demand.record(0, monotonic()).tiers, "no replica can answer it"
+        assert not demand.record(0, monotonic()).tiers, "no replica could answer it in time"
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         seen_before(core, WORK, 0.5, fastest_s=0.05)
         core.pools["p"].count_demand(demand := PoolDemand(monotonic(), lambda: None))
@@ -67,7 +67,7 @@ async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: U
         assert 1 <= int(reply.headers["retry-after"]) <= 60 and len(up.seen) == 1
         assert core.records.stats.refused[Outcome.INFEASIBLE] == 1 and idle(core)
         tier = demand.record(0, monotonic()).tiers["gold"]
-        assert sum(tier.arrivals) == tier.refused == 1, "its servers may be slow because they are too few"
+        assert sum(tier.arrivals) == tier.refused == 1, "its servers may be slow because there are too few of them"
 
 
 async def test_a_call_that_would_wait_past_its_deadline_is_refused_at_once(up: Upstream) -> None:
@@ -86,7 +86,7 @@ async def test_a_call_that_would_wait_past_its_deadline_is_refused_at_once(up: U
             reply = await c.ask(INFER, b"x")
             assert reply.status == 503 and json.loads(reply.body)["reason"] == "infeasible"
             assert reply.headers["retry-after"] == "20" and len(queue) == 1
-            d.send(INFER, b"x", key=BRONZE)  # of whose turns nothing is known
+            d.send(INFER, b"x", key=BRONZE)  # nothing is known of how long this tenant's turns take
             await until(lambda: len(queue) == 2)
             for _ in range(3):
                 gate.go.release()
@@ -141,7 +141,7 @@ def test_what_a_load_report_says() -> None:
 
 @pytest.mark.parametrize("learn", [True, False])
 def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, learn: bool) -> None:
-    """One server that answers a call every 10 ms, whatever it holds: two permits are plenty."""
+    """A server answers one call every 10 ms, however many it has: two permits are enough."""
     text = documents([1], max_inflight=16)
     snapshot = compile_documents(written(text, "max_queue", f"learn_concurrency = {str(learn).lower()}\nmax_queue"))
     tenant = snapshot.tenants["g"]
@@ -175,7 +175,7 @@ def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, le
 
 @pytest.mark.parametrize("rule", ["stream_idle_ms = 40", "stream_idle_ms = 30\nstream_max_ms = 60"])
 async def test_a_stream_ends_as_its_tier_says(up: Upstream, rule: str) -> None:
-    """The first falls silent; the second talks on."""
+    """The first stream falls silent; the second one keeps sending."""
     talks = "stream_max_ms" in rule
     stop, stopped = asyncio.Event(), asyncio.Event()
 
@@ -197,7 +197,7 @@ async def test_a_stream_ends_as_its_tier_says(up: Upstream, rule: str) -> None:
             async with asyncio.timeout(60):
                 await client.reader.readuntil(b"first")
                 try:
-                    await client.reader.read(-1)  # until the gateway cuts it
+                    await client.reader.read(-1)  # blocks until the gateway closes the connection
                 except ConnectionError:
                     pass
         assert idle(core)

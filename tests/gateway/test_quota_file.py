@@ -1,4 +1,4 @@
-"""Quotas survive a restart in a file, which has one owner and a bound."""
+"""Quotas are kept in a file over a restart; the file has one owner and a bound."""
 
 import asyncio
 import sqlite3
@@ -29,7 +29,7 @@ async def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     limits = "limit = { requests_per_day = 3, compute_ms_per_month = 1000 }"
     desk = Desk(limits, file=QuotaFile(path, save_s=0.01), wall=lambda: NOON)
     desk.take().settle(7000, True, desk.now)
-    async with asyncio.timeout(60):  # killed without a word: only what the timer saved is there
+    async with asyncio.timeout(60):  # killed: only what the timer has saved is in the file
         await until(lambda: path.exists() and _rows(path))
     assert path.stat().st_mode & 0o77 == 0
     desk.take().settle(0, True, desk.now)
@@ -45,7 +45,7 @@ async def test_quotas_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_quota_file_is_read_before_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a million counters take half a second, in which the first limited call used to hold up all others."""
+    """To read half a million counters takes half a second, in which no call may wait for it."""
     path = tmp_path / "quotas.db"
     settings = Settings(policies=tmp_path, quota_file=path)
     await (await _limiter(settings)).close()
@@ -103,7 +103,7 @@ async def test_a_quota_file_has_one_owner_and_a_bound(tmp_path: Path, caplog: py
 
 
 async def test_a_quota_file_is_not_closed_under_a_write(tmp_path: Path) -> None:
-    """SQLite dies of it, and the gateway with it."""
+    """SQLite crashes the whole process if its file is closed during a write."""
     entered, go = threading.Event(), threading.Event()
     writing: list[int] = []
 
@@ -118,7 +118,7 @@ async def test_a_quota_file_is_not_closed_under_a_write(tmp_path: Path) -> None:
     desk = Desk("limit = { requests_per_day = 9 }", file=Held(tmp_path / "quotas.db", save_s=0.0), wall=lambda: NOON)
     desk.take()
     await asyncio.to_thread(entered.wait, TIMEOUT_S)
-    desk.take()  # while the first is being written
+    desk.take()  # during the write of the first change
     closing = asyncio.ensure_future(desk.limiter.close())
     await asyncio.sleep(0)
     go.set()
