@@ -116,7 +116,7 @@ class ServiceCurve:
         self._deviation = 0.0  # mean of |sample - mean| / mean, over all sizes
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A batch of `rows` took `seconds`."""
+        """Learn that a batch of `rows` took `seconds`."""
         key = size_class(rows)
         seen = self._seen.get(key, 0)
         if not seen:
@@ -134,11 +134,11 @@ class ServiceCurve:
         self._seen[key] = seen + 1
 
     def samples(self, rows: int) -> int:
-        """Batches seen in the size class of `rows`."""
+        """Return how many batches were seen in the size class of `rows`."""
         return self._seen.get(size_class(rows), 0)
 
     def predict(self, rows: int) -> float:
-        """Expected seconds of a batch of `rows`; 0.0 while nothing is known. Non-decreasing in `rows`."""
+        """Return the expected seconds of a batch of `rows`; 0.0 while nothing is known. Non-decreasing in `rows`."""
         keys = self._keys
         if not keys:
             return 0.0
@@ -159,15 +159,17 @@ class ServiceCurve:
         return fit[low] + (fit[high] - fit[low]) * (rows - keys[low]) / (keys[high] - keys[low])
 
     def rows_within(self, seconds: float, most: int) -> int:
-        """The largest batch of at most `most` rows that mostly ends within `seconds`; 0 if none does."""
+        """Return the largest batch of at most `most` rows that mostly ends within `seconds`; 0 if none does."""
         if self.bound(most) <= seconds:
             return most
         return bisect_right(range(1, most), seconds, key=self.bound)
 
     def bound(self, rows: int) -> float:
-        """Seconds within which a batch of `rows` mostly ends: the prediction plus the mean deviation.
+        """Return the seconds within which a batch of `rows` mostly ends: the prediction plus the mean deviation.
 
-        With twice the deviation a model whose times scatter by a fifth ran batches too small for its own capacity.
+        Not plus twice the deviation: for a model whose times scatter by a fifth, batches would become too small to use
+        its
+        capacity.
         """
         return self.predict(rows) * (1.0 + self._deviation)
 
@@ -188,7 +190,7 @@ class RecentMinimum:
         self._fastest: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A batch of `rows` took `seconds`."""
+        """Learn that a batch of `rows` took `seconds`."""
         key = size_class(rows)
         known = self._fastest.get(key)
         if known is None or seconds < known:
@@ -211,7 +213,7 @@ def size_class(rows: int) -> int:
 
 def non_decreasing(points: Sequence[tuple[float, float]]) -> list[float]:
     """The non-decreasing sequence closest to the weighted points (least squares): pool adjacent violators."""
-    blocks: list[list[float]] = []  # mean, weight, members
+    blocks: list[list[float]] = []  # each block: mean, weight, number of members
     for mean, weight in points:
         blocks.append([mean, float(weight), 1.0])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
@@ -225,7 +227,7 @@ def non_decreasing(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> Decision:
-    """The decision of an idle instance for this backlog."""
+    """Decide for an idle instance with this backlog."""
     rows = backlog.rows
     if rows <= 0:
         return _IDLE
@@ -248,7 +250,7 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
 
 
 def _gathers(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> bool:
-    """Whether to wait for callers that are about to return: only if it pays and endangers no deadline."""
+    """Whether to wait for callers that are about to return: only if that pays and endangers no deadline."""
     soon = min(backlog.soon_rows, bounds.max_rows - backlog.rows)
     together_s = curve.bound(backlog.rows + soon)
     in_time = backlog.soon_s + together_s <= backlog.tightest_s and backlog.size_bytes < bounds.max_bytes

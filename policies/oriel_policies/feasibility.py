@@ -38,7 +38,7 @@ class LowQuantile:
         """Add one sample."""
         value = self.value
         if value == inf:
-            self.value = max(sample, 1e-9)  # steps are relative: a zero would never change again
+            self.value = max(sample, 1e-9)  # the steps are relative, so a value of zero could never change again
         else:
             self.value = value * (self._down if sample < value else self._up)
 
@@ -54,7 +54,7 @@ class ServiceFloor:
         self._quick: dict[int, LowQuantile] = {}
         self._seen: dict[int, int] = {}
         self._refused = 0
-        self.ceiling_s = 0.0  # with more time than this, nothing is ever refused
+        self.ceiling_s = 0.0  # a call with more time than this is never refused
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch of `rows` took `seconds`."""

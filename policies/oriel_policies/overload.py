@@ -17,7 +17,7 @@ from typing import Final
 __all__ = ["LEAST", "MOST", "QUIET_BEATS", "TURN_S", "WAIT_S", "LoopOverload", "shares"]
 
 LATE_S: Final = 0.02
-VERY_LATE_S: Final = 0.1  # once is enough
+VERY_LATE_S: Final = 0.1  # being this late once is enough
 LATE_BEATS: Final = 2
 QUIET_BEATS: Final = 20
 BUSY_PER_S: Final = 2000.0  # requests per second below which nothing is taken for a flood
@@ -27,7 +27,7 @@ FIRST: Final = 32
 LEAST: Final = 8
 MOST: Final = 1024
 WAIT_S: Final = 0.05
-LAST_SHARE: Final = 8  # one in so many that go on is of the least urgent rank
+LAST_SHARE: Final = 8  # one in so many of those that go on has the least urgent rank
 _NARROWEST: Final = 10
 
 
@@ -43,7 +43,7 @@ class LoopOverload:
         self.behind = False
         self.most = FIRST
         self._late_beats = self._quiet_beats = 0
-        self._begun = self._went_on = 0  # in this turn
+        self._begun = self._went_on = 0  # counts of this turn
         self._pressed = False  # whether something was refused or has waited since the latest beat
         self._waited_s: dict[int, float] = {}
 

@@ -138,7 +138,9 @@ def test_wrong_words_are_refused_before_a_key_is_made(capsys: pytest.CaptureFixt
 
 
 def test_keys_written_at_the_same_time_are_all_there(tmp_path: Path) -> None:
-    """Of twelve that were shown, five used to work: each writer replaced what it had not read."""
+    """A regression: of twelve keys that were shown only five worked, because each writer replaced changes it had not
+    read.
+    """
     path = tmp_path / "tenants.toml"
     path.write_text(TOML)
     digests = [f"{number:064x}" for number in range(12)]
@@ -156,7 +158,9 @@ def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root writes what belongs to others")
 def test_a_document_keeps_its_owner(tmp_path: Path) -> None:
-    """A gateway that may read only its own files lost sight of its tenants when root added a key."""
+    """A regression: when root added a key, the document became root's, and a gateway without root's rights lost its
+    tenants.
+    """
     path = tmp_path / "tenants.toml"
     path.write_text(TOML)
     os.chown(path, 1234, 1235)

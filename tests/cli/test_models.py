@@ -191,7 +191,7 @@ async def test_answers_as_triton_writes_them(monkeypatch: pytest.MonkeyPatch, or
 
 
 async def test_mean_batch_counts_rows_that_were_not_answered(monkeypatch: pytest.MonkeyPatch, oriel: Run) -> None:
-    """A server that counts rows when they are answered: two batches of 4 were left, one of 1 was not. It said 0.33."""
+    """A regression: the mean was 0.33, since this server counts only answered rows and callers left two batches."""
     sizes = [{"batch_size": "1", "compute_infer": {"count": "1"}}, {"batch_size": 4, "compute_infer": {"count": 2}}]
     stats = {"name": "b", "version": "1", "inference_count": "1", "execution_count": "3", "batch_stats": sizes}
     through(monkeypatch, lambda _: httpx.Response(200, json={"model_stats": [stats]}))

@@ -78,7 +78,7 @@ async def test_a_unit_that_dies_is_started_again_and_said() -> None:
 
 
 async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    # However long a failed start took, it says nothing about the next one: only a unit that was ready counts as calm.
+    # How long a failed start took says nothing about the next one: the wait is reset only for a unit that was ready.
     stage = Stage(spec("one"), timings=Timings(start_s=120, probe_every_s=0.01, calm_after_s=0, grace_s=30))
     slept: list[float] = []
     enough = asyncio.Event()
@@ -248,7 +248,9 @@ def test_free_ports_are_different_and_below_the_ephemeral_range() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody may listen where another socket is bound")
 def test_free_ports_are_passed_over_by_others_until_their_finder_ends() -> None:
-    """Two `oriel up --free-ports` at once could choose the same port, and a unit that died lost its own."""
+    """A regression: two `oriel up --free-ports` at once could choose the same port, and a restarted unit lost its
+    own.
+    """
     ports = free_ports("127.0.0.1", 5)
     for port in ports:
         with socket.socket() as another, pytest.raises(OSError, match="in use"):
@@ -256,7 +258,7 @@ def test_free_ports_are_passed_over_by_others_until_their_finder_ends() -> None:
 
 
 async def test_a_stop_names_whom_it_waits_for(tmp_path: Path) -> None:
-    """Ctrl-C showed nothing while calls were under way."""
+    """A regression: after Ctrl-C nothing was shown while calls were under way."""
     quick = replace(QUICK, say_after_s=0.01, say_every_s=0.01)
     stage = Stage(spec("one"), spec("two", "slow", str(tmp_path / "gate")), timings=quick)
     with pipe_gate(tmp_path / "gate") as finish_two:

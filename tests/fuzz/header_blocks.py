@@ -23,7 +23,7 @@ __all__ = ["MAX_BYTES", "MAX_FIELDS", "Oracle", "blocks_of", "judge", "written"]
 
 MAX_BYTES, MAX_FIELDS = 4096, 40
 _NEVER = 1 << 30
-# Shared by all inputs: what one of them has left there must not show in another one.
+# All inputs share this memo: what one of them has left there must not change the result of another one.
 _MEMO = FieldMemo(64)
 
 

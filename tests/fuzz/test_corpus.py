@@ -54,7 +54,7 @@ def test_changed_inputs_hold(codec: str) -> None:
 def test_the_rules_can_break(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A codec that lets something else escape is found, and its input is kept."""
+    """A codec that lets something else escape is found, and the input that showed it is kept."""
 
     def decode(data: bytes) -> None:
         if b"\xff" in data:

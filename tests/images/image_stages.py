@@ -29,7 +29,7 @@ class RunFailed(Exception):
 
     @property
     def without_index(self) -> bool:
-        """Whether the package index could not be reached, and nothing else was wrong."""
+        """Whether the package index could not be reached and nothing else was wrong."""
         return any(word in str(self) for word in _UNREACHABLE)
 
 

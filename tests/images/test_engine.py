@@ -91,7 +91,7 @@ def test_nothing_but_its_state_belongs_to_its_user(image: tuple[str, dict[str, A
 
 
 def test_the_unit_runs_in_the_image(image: tuple[str, dict[str, Any], Path]) -> None:
-    """Its root is all there is: no file of this machine."""
+    """The image's root is all that the unit can see: no file of this machine."""
     name, config, root = image
     given = {
         "gateway": ("policies/examples", "etc/oriel/policies"),
@@ -124,7 +124,7 @@ def test_the_unit_runs_in_the_image(image: tuple[str, dict[str, Any], Path]) -> 
 
 
 def test_two_builds_have_the_same_files(base: str) -> None:
-    """All but when: names, contents, modes and owners of what the build adds."""
+    """Two builds differ only in times: names, contents, modes and owners of the added files are equal."""
 
     def files() -> dict[str, Any]:
         build("gateway", "gateway", base, "--no-cache", "--build-arg=SOURCE_DATE_EPOCH=1700000000")

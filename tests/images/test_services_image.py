@@ -63,7 +63,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def unresolved(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What would have been resolved, call by call."""
+    """Return the list that records, call by call, what would have been resolved."""
     asked: list[list[str]] = []
 
     def locked(wanted: list[str], context: Path) -> str:
@@ -188,7 +188,7 @@ def test_what_a_name_holds_is_never_read_as_dockerfile(here: Path, unresolved: l
 
 
 def test_only_the_given_wheels_can_be_installed(here: Path) -> None:
-    """Whatever an index has under the same name and version."""
+    """An index may offer anything under the same name and version: it is not installed."""
     wheels = sorted((here / "dist").glob("*-0.1.0-*.whl"))
     resolved = "httpx==0.28 \\\n    --hash=sha256:aa\noriel-serving[s3]==0.1.0 \\\n    --hash=sha256:bb\nuvloop==0.22\n"
     hashes = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels]

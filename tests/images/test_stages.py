@@ -59,7 +59,7 @@ def build(root: Root, *stages: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Not pytest's own: that can be entered by one user only."""
+    """Return a folder that every user may enter; pytest's own can be entered by one user only."""
     made = Path(tempfile.mkdtemp(prefix="oriel-images-"))
     made.chmod(0o755)
     yield made
@@ -99,7 +99,7 @@ def image(request: pytest.FixtureRequest, folder: Path, wheel: Path) -> Iterator
 
 
 def test_the_wheel_of_the_context_is_the_whole_wheel_compiled(wheel: Path) -> None:
-    """.dockerignore keeps nothing back that belongs in."""
+    """.dockerignore excludes nothing that belongs in the wheel."""
     (built,) = wheel.glob("oriel_serving-*.whl")
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())
@@ -126,7 +126,7 @@ def test_an_image_holds_what_its_lock_says(image: tuple[str, Root]) -> None:
 
 
 def test_every_module_has_bytecode_that_is_never_looked_after(image: tuple[str, Root]) -> None:
-    """A root that is read-only cannot be given any later; times in it would differ from build to build."""
+    """A read-only root cannot get bytecode later, and times in bytecode would differ from build to build."""
     _, root = image
     (packages,) = root.at("/opt/oriel/lib").glob("python3.*/site-packages")
     tag = sys.implementation.cache_tag
@@ -142,7 +142,7 @@ def test_every_module_has_bytecode_that_is_never_looked_after(image: tuple[str, 
 
 
 def test_nothing_of_the_build_is_written_into_what_is_installed(image: tuple[str, Root]) -> None:
-    """So that two builds of one checkout give the same files."""
+    """Otherwise two builds of one checkout would not give the same files."""
     _, root = image
     infos = list(root.at("/opt/oriel/lib").glob("python3.*/site-packages/*.dist-info/*"))
     assert infos and [path.name for path in infos if path.name in ("direct_url.json", "uv_cache.json")] == []
@@ -195,7 +195,7 @@ def test_every_target_can_be_installed_as_locked(lock: str, python: str, tmp_pat
 
 @pytest.mark.parametrize("sha256", ["", "ab" * 32])
 def test_tensorrt_is_asked_for_by_its_argument(sha256: str, tmp_path: Path) -> None:
-    """Its own index is not to be had here: a program that writes down its words stands for uv."""
+    """TensorRT's own index cannot be reached here, so a program that records its arguments stands for uv."""
     uv = tmp_path / "uv"
     uv.write_text("#!/usr/bin/env python3\nimport sys, pathlib\nfile = pathlib.Path(sys.argv[0] + '.calls')\n")
     with uv.open("a") as out:
@@ -226,7 +226,7 @@ def test_an_image_runs_the_compiled_build(image: tuple[str, Root]) -> None:
 
 
 def test_a_pure_wheel_is_a_build_argument(folder: Path) -> None:
-    """For a base whose Python has no image with a C compiler."""
+    """A base whose Python has no image with a C compiler needs the pure wheel."""
     root = Root(folder / "pure", ROOT, file_of("gateway"), build_args={"ORIEL_COMPILE": "0"})
     build(root, "wheel")
     assert [path.name.partition("-py3")[2] for path in root.at("/dist").glob("*.whl")] == ["-none-any.whl"]

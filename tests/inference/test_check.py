@@ -119,7 +119,9 @@ def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -
 
 
 def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A TensorRT build takes minutes: tried first elsewhere, it would pass the time limit, and be done again."""
+    """A TensorRT build takes minutes: in the process that tries models it would exceed the time limit, and be repeated
+    later.
+    """
     asked: list[dict[str, Any]] = []
 
     def ask(self: CheckProcess, line: bytes) -> dict[str, Any]:

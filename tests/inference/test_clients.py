@@ -17,7 +17,7 @@ ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 def exercise(module: Any, client: Any) -> None:
-    """What every synchronous client must be able to do."""
+    """Do what every synchronous client must be able to do."""
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready("double") and not client.is_model_ready("broken")
     given = module.InferInput("x", [2, 4], "FP32")

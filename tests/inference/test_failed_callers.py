@@ -28,7 +28,7 @@ def full_batch(bench: Bench, bad: set[int], callers: str = "") -> list[int]:
 
 @pytest.mark.parametrize(("bad", "most"), [(0, 7), (3, 7), (7, 5)])
 def test_a_bad_call_among_eight_is_found_in_halves(bad: int, most: int) -> None:
-    """One by one it took nine executions, and among 64 it took 65."""
+    """A regression: one call at a time took nine executions for 8 calls, and 65 for 64."""
     bench = Bench(spec())
     numbers = full_batch(bench, {bad})
     bench.settle()
@@ -49,7 +49,7 @@ def test_a_batch_of_bad_calls_only_tells_each_its_own_reason() -> None:
 
 
 def test_a_second_half_that_fails_for_no_single_call_is_answered() -> None:
-    """A batch may fail for its size: both halves go through, and nobody is refused."""
+    """A batch may fail only because of its size: then both halves succeed, and no call is refused."""
     bench = Bench(spec())
     session = bench.sessions[0]
     run = session.run
@@ -221,7 +221,7 @@ async def test_a_caller_is_a_tenant_or_else_a_connection(unit: Unit, monkeypatch
 async def test_the_runtime_prints_nothing_and_the_log_one_line(
     unit: Unit, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, repository: Path
 ) -> None:
-    """ONNX Runtime printed a line on standard error for every failed run."""
+    """A regression: ONNX Runtime printed a line on standard error for every failed run."""
     capfd.readouterr()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
         for _ in range(20):

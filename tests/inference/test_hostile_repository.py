@@ -154,9 +154,12 @@ def tree(root: Path) -> str:
 
 
 def test_two_servers_follow_one_folder_and_leave_no_trace_in_it(tmp_path: Path) -> None:
-    """A rolling upgrade: an old and a new server poll the same folder while models come, change and go. A configuration
-    with a field that only newer servers know stands for what the new one's owner writes: the old one refuses it by name
-    and goes on with what it has."""
+    """Two servers of different versions poll the same folder during an upgrade, while models come, change and go.
+
+    A configuration with a field that only newer servers know stands for what the owner of the newer one writes. The
+    older
+    server refuses it by name and continues with the models it has.
+    """
     root = tmp_path / "root"
     plain = models.DOUBLE.replace('name: "double"', "")
     for name in ("stays", "changes", "goes"):

@@ -109,7 +109,7 @@ async def test_a_text_that_is_no_json_is_not_learned(http: httpx.AsyncClient) ->
 
 
 async def test_nan_in_a_known_request_is_refused_as_in_any_other(http: httpx.AsyncClient) -> None:
-    """By its position, before and after the text around the numbers is known."""
+    """The refusal names the position of the NaN, both before and after the text around the numbers is known."""
     text = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,%s,3,4]}]}'
     for word in ("2", "2", "2", "NaN", "Infinity", "-Infinity", "2"):
         answer = await http.post(INFER, content=text % word)

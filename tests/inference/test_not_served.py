@@ -59,7 +59,7 @@ async def test_blocking_clients_raise_with_the_sentence(unit: Unit) -> None:
 
 
 async def test_inputs_in_shared_memory_are_refused_by_name(unit: Unit) -> None:
-    """One input in the message and one in a region: gRPC said only that there are too few raw contents."""
+    """A regression: with one input in the message and one in a region, gRPC reported only too few raw contents."""
 
     def ask() -> None:
         for kind, port in ((tritonclient.http, unit.http_port), (tritonclient.grpc, unit.grpc_port)):

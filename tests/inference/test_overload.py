@@ -141,7 +141,9 @@ def test_overload_costs_neither_the_capacity_nor_the_higher_tier(device: Device,
 
 
 def test_service_times_that_scatter_cost_no_capacity_at_the_knee() -> None:
-    """A regression: batches were made small for fear of slow ones, and at its very capacity the model fell behind."""
+    """A regression: batches were made too small for fear of slow ones, so the model fell behind at exactly its
+    capacity.
+    """
     (found,) = (each for each in DEVICES if each.name == "bench MLP")
     device = replace(found, noise=0.2)
     shares = []

@@ -193,7 +193,9 @@ async def test_a_model_that_hangs_in_initialize_is_given_up(
 async def test_a_process_that_dies_between_the_steps_of_its_start_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end was noticed by nobody: the load took as long as a start may take, and was said to be slow."""
+    """A regression: nobody noticed that the process had ended; the load waited for the whole time limit and was called
+    slow.
+    """
     initialize = PythonSession.initialize
 
     async def after_its_end(session: PythonSession) -> None:
@@ -267,7 +269,7 @@ class Mixed(ModelCall):
 async def test_a_version_whose_execute_was_never_tried_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A newer version with an error in execute took the place of a good one, and nothing showed it."""
+    """A regression: a newer version with an error in `execute` replaced a good one, and nothing showed that."""
     tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 }\noutput { name: "y" data_type: TYPE_FP32 dims: 1 }\n'
     good = """
 import triton_python_backend_utils as pb_utils

@@ -169,8 +169,11 @@ async def finals(channel: grpc.aio.Channel, number: int, *, empty: bool) -> list
 
 @pytest.mark.parametrize("empty", [False, True])
 async def test_the_response_with_which_a_model_ends_is_called_the_last(channel: grpc.aio.Channel, empty: bool) -> None:
-    """As in Triton: an empty one comes only if the model ends without a response, and only to who wants it. Clients
-    that read until the last one waited for ever."""
+    """A regression: clients that read until the last response waited for ever.
+
+    As in Triton, an empty last response is sent only if the model ends without a response, and only to clients that
+    ask.
+    """
     assert await finals(channel, 2, empty=empty) == [(True, False), (True, True)]
     assert await finals(channel, 0, empty=empty) == [(False, True)] * empty
     assert await finals(channel, -3, empty=empty) == [(True, False), (False, True)][: 1 + empty]

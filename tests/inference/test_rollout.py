@@ -41,7 +41,7 @@ def of(name: str, *parts: str) -> ModelSpec:
 
 
 class Room:
-    """A rollout whose loads give what the test says; also the store that they are said to come from."""
+    """A rollout whose loads return what the test sets. It also serves as the store from which they appear to come."""
 
     fetches = False
 
@@ -92,7 +92,7 @@ class Room:
         }
 
     def judged(self) -> None:
-        """What every line says is what is so."""
+        """Check that what every line of the index says is true."""
         for name in self.catalog.names():
             for entry in self.catalog.entries(name):
                 assert entry.state in (ModelState.READY, ModelState.UNAVAILABLE), entry

@@ -133,7 +133,7 @@ def test_a_request_is_charged_its_whole_batch() -> None:
 
 
 def test_compute_counts_who_was_answered() -> None:
-    """A caller that left while its batch ran was counted in `compute_infer` and not in `success`."""
+    """A regression: a caller that left while its batch ran was counted in `compute_infer` but not in `success`."""
     bench = Bench(spec())
     first, second = bench.call(), bench.call()
     session = bench.sessions[0]
@@ -151,7 +151,7 @@ def test_compute_counts_who_was_answered() -> None:
 
 
 def test_mean_batch_of_what_nobody_waited_for_is_not_below_one() -> None:
-    """Rows were counted when they were answered and batches when they ran: 0 / 1 for a batch whose callers all left."""
+    """A regression: a batch whose callers all left counted as 0 rows in 1 batch."""
     bench = Bench(spec())
     numbers = [bench.call(rows=2), bench.call(rows=3)]
     session = bench.sessions[0]

@@ -1,5 +1,8 @@
-"""What a request holds while it waits. Thousands may: each object of theirs is walked by the garbage collector and is
-out of the processor's caches when its turn comes, so what they hold is what a long queue costs."""
+"""What a request holds while it waits.
+
+Thousands may wait. The garbage collector walks each of their objects, and these are out of the processor's caches when
+their turn comes, so the number of objects decides what a long queue costs.
+"""
 
 import gc
 import json

@@ -36,13 +36,13 @@ class Machine:
         self._ports: dict[int, int] = {}
 
     def port(self, planned: int) -> int:
-        """Where a port of a pod is here: each is one pod's only, so one table does for all."""
+        """Return where a port of a pod is here. Each port belongs to one pod only, so one table is enough."""
         if planned not in self._ports:
             (self._ports[planned],) = free_ports("127.0.0.1", 1)
         return self._ports[planned]
 
     def text(self, text: str) -> str:
-        """Names and ports of Services in an argument, an environment or a document."""
+        """Replace names and ports of Services in an argument, an environment or a document."""
         return re.sub(
             r"\b(gateway|logic|inference|inference-cpu|redis):([0-9]+)\b",
             lambda match: f"localhost:{self.port(int(match[2]))}",
@@ -75,7 +75,7 @@ class Machine:
                 (folder / name).symlink_to(f"..data/{name}")
 
     def command(self, unit: str, template: Object, mounts: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
-        """What the container runs, and its environment."""
+        """Return what the container runs, and its environment."""
         container = template["spec"]["containers"][0]
 
         def local(word: str) -> str:
@@ -102,7 +102,7 @@ class Machine:
         return folder
 
     def redis(self, template: Object) -> list[str]:
-        """The bundled Redis, of whatever version is here."""
+        """Start the bundled Redis, in whatever version is installed here."""
         container = template["spec"]["containers"][0]
         assert container["command"] == ["redis-server"] and not container.get("env")
         folder = self.folder / "redis"

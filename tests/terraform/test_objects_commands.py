@@ -40,7 +40,7 @@ GROUPS = {
     "vision": {"accelerator": "openvino", "models": ["vision-*", "odd.name"], "repository": "gs://other/vision"},
     "large": {"accelerator": "tensorrt", "models": ["llama"]},
 }
-# Everything that changes what a container is told, one way and the other.
+# The variables that change what a container is started with, with two values each.
 ONE = {
     "infrastructure": BUNDLED,
     "model_groups": GROUPS,
@@ -77,7 +77,7 @@ def found(request: pytest.FixtureRequest, shared: Shared) -> list[Object]:
 
 
 def units(found: list[Object]) -> dict[str, tuple[argparse.Namespace, Object]]:
-    """Name of the Deployment -> what the unit's own parser makes of its arguments, and its container."""
+    """Return name of the Deployment -> what the unit's own parser reads from its arguments, and its container."""
     parsed = {}
     for name, template in pods(found).items():
         component = template["metadata"]["labels"]["app.kubernetes.io/component"]
@@ -327,7 +327,9 @@ WRONG: dict[str, Any] = {
 def test_what_only_pods_that_never_start_would_tell_is_refused_when_planning(
     shared: Shared,
 ) -> None:
-    """Helm would wait an hour for them. Two plans for all: Terraform names every mistake."""
+    """With these mistakes pods would never start, and Helm would wait an hour. Two plans cover all: Terraform names
+    each.
+    """
     with pytest.raises(TerraformFailed) as refused:
         objects(shared, **WRONG)
     said = "\n".join(each.detail for each in refused.value.diagnostics)

@@ -64,7 +64,7 @@ def peers(found: list[objects.Object]) -> list[Peer]:
 
 
 def reached(found: list[objects.Object]) -> set[tuple[str, str, int]]:
-    """Every (source, target, port) that is allowed, but for pairs of which neither is ours."""
+    """Return every allowed (source, target, port), without pairs that have no pod of ours."""
     network = Network(objects.of(found, "NetworkPolicy").values())
     return {
         (source.name, target.name, port)
@@ -132,7 +132,7 @@ def test_exactly_these_reach_each_other(shared, cloud, keda, bundled, collected,
 
 
 def test_each_door_holds_by_itself(shared) -> None:
-    """Also against one of ours that no rule held back from calling: what may come in is the same."""
+    """Ingress rules alone already give the same result, as if no pod's egress were restricted."""
     found = objects.at(shared, True, True, True, infrastructure={"redis_url": None, "redis_auth_secret_ref": None})
     doors = [
         each | {"spec": each["spec"] | {"policyTypes": ["Ingress"]}} if each["kind"] == "NetworkPolicy" else each

@@ -54,7 +54,7 @@ def literals() -> frozenset[str]:
 
 
 def exposed(name: str) -> str | None:
-    """The family a series belongs to: documented, and named in the code. None: there is no such thing."""
+    """Return the documented family that a series belongs to and that the code names; None if there is none."""
     for family in (name, re.sub(r"_(bucket|sum|count)$", "", name)):
         if family in documented() and {family, family.removesuffix("_total")} & literals():
             return family

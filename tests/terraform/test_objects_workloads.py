@@ -176,7 +176,7 @@ def test_only_the_gateway_may_ask_kubernetes_and_only_for_endpoint_slices(shared
 
 
 def test_a_drain_of_a_node_is_never_refused(found: list[Object]) -> None:
-    """By no budget, with as few replicas as there may be, and not for an emptyDir; broken pods hold nobody up."""
+    """No disruption budget with the fewest replicas, no emptyDir and no broken pod blocks the drain."""
     budgets, scalers = of(found, "PodDisruptionBudget"), of(found, "HorizontalPodAutoscaler")
     for name in UNITS:
         spec = budgets[name]["spec"]

@@ -66,10 +66,11 @@ class Incoming:
 
     def __init__(self, client: MessageSource) -> None:
         self._client = client
-        self._parts: list[bytes | bytearray | memoryview] = []  # of a message that is incomplete
-        self._size = 0  # of these
-        self._wanted = 0  # bytes that complete it, 0 if they are not known
-        self._messages: deque[tuple[bytes, bool]] = deque()  # of a stream: whole, not taken, and whether compressed
+        self._parts: list[bytes | bytearray | memoryview] = []  # the parts of an incomplete message
+        self._size = 0  # their bytes
+        self._wanted = 0  # the bytes that complete the message; 0 if that is not known
+        # of a stream: whole messages that were not taken yet, and whether each is compressed
+        self._messages: deque[tuple[bytes, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.complete = False
         self.gate: PoolGate | None = None
@@ -84,7 +85,9 @@ class Incoming:
         return b"".join((*parts, data))
 
     def pieces(self, data: bytes | memoryview) -> bytes | list[bytes | memoryview]:
-        """Return the same, uncopied if they are many. The prefix of the message is whole in the first piece."""
+        """Return all bytes so far as they are, uncopied if they are many. The prefix of the message is whole in the
+        first piece.
+        """
         parts, size = self._parts, self._size + len(data)
         if size < _LARGE or not parts or len(parts[0]) < PREFIX_BYTES or _kept_bytes(parts) > 2 * size:
             return self.whole(data)
@@ -97,7 +100,7 @@ class Incoming:
         """Keep more of an incomplete message, and let its client send on if its pool has room. Raises Refused."""
         parts, size = self._parts, len(data)
         if parts and size < _PIECE and isinstance(last := parts[-1], bytearray):
-            last += data  # an object per piece would weigh more than a small piece
+            last += data  # joined, because an object for each small piece would take more memory than the piece
         else:
             parts.append(bytearray(data) if size < _PIECE else data)
         self._size += size
@@ -131,7 +134,9 @@ class Incoming:
         client.taken()
 
     def _likely_gate(self, compressed: bool) -> PoolGate | None:
-        """The pool of an incomplete message, by the names in its beginning; None as long as there are none."""
+        """Return the pool that an incomplete message is for, by the names in its beginning; None while these are
+        incomplete.
+        """
         client = self._client
         if client.call is not None:
             return client.call.gate
@@ -153,7 +158,8 @@ class Incoming:
         gateway, tenant, rpc = client.connection.gateway, client.tenant, client.rpc
         target = client.target(tenant, name, version)
         gate = gateway.pools[target.pool]
-        if gate.slow_s == inf and not target.fallbacks:  # nobody may be there: should the rest be read at all?
+        # the pool may have no server: refuse now if waiting for one is in vain, before the rest is read
+        if gate.slow_s == inf and not target.fallbacks:
             now = monotonic()
             hold(gate, gate.grpc, tenant, now, gateway.requested_until(now, rpc.requested_ms, rpc.timeout_s), 0)
         return gate
@@ -212,7 +218,7 @@ class Incoming:
             self._waiter = client.connection.server.loop.create_future()
             if self._size >= PREFIX_BYTES:
                 try:
-                    self._reserve()  # it could not while a message waited
+                    self._reserve()  # its bytes could not be reserved while an earlier message waited
                 except Refused as refused:
                     client.turn_away(refused)
                     return None
@@ -229,7 +235,7 @@ class Incoming:
 
 
 def _kept_bytes(parts: list[bytes | bytearray | memoryview]) -> int:
-    """How much memory these keep: a view keeps all that was received with it."""
+    """Return how much memory these pieces occupy: a view keeps everything that was received with it."""
     size = 0
     last: Any = None
     for part in parts:

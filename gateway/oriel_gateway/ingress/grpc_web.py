@@ -45,7 +45,10 @@ class Caller(Begun, Protocol):
 
 
 class _GrpcWeb:
-    """What is translated alike over both. call: set by its maker. metadata: the fields that are the call's."""
+    """The part of the translation that HTTP/1.1 and HTTP/2 have in common.
+
+    call: set by its maker. metadata: the fields that belong to the call.
+    """
 
     web: ClassVar[bool] = True
 
@@ -56,7 +59,7 @@ class _GrpcWeb:
         self.gateway = gateway
         self.server = server
         self.metadata = metadata(fields)
-        self._missing = 0  # bytes of the answer's message that is being sent
+        self._missing = 0  # how many bytes of the answer's current message are still to be sent
         sent = dict(fields)
         kind, accepted = sent[b"content-type"].lower(), sent.get(b"accept", b"").lower()
         self._reader = TextReader() if kind.startswith(TEXT) else None
@@ -137,7 +140,9 @@ class GrpcWebOverH2(_GrpcWeb):
         return self.connection.departed
 
     def consumed(self, stream: Stream, size: int) -> None:
-        """So many bytes of the message need no room any more; of a text all that came."""
+        """Give credit for `size` bytes of the message back to the client; for a body of base64 text, for all that
+        came.
+        """
         self.connection.consumed(stream, size if self._reader is None else stream.held_bytes)
 
     def widen(self, stream: Stream, size: int) -> None:
@@ -205,8 +210,8 @@ class GrpcWebOverH1(_GrpcWeb):
         self.head = head
         self.arrived_s = connection.arrived_s
         self.authentic = False
-        self._start = b""  # of the answer, until more of it is there
-        self._close = False  # the answer ends the connection
+        self._start = b""  # the beginning of the answer, until more of it is there
+        self._close = False  # whether the answer ends the connection
 
     def authenticated(self, call: Begun, rpc: RpcHead | None) -> None:
         """The sender of the head is known."""
@@ -227,21 +232,22 @@ class GrpcWebOverH1(_GrpcWeb):
         return self.connection.departed
 
     def consumed(self, stream: Stream, size: int = 0) -> None:
-        """HTTP/1.1 has no windows."""
+        """Do nothing, because HTTP/1.1 has no windows."""
 
     widen = linger = consumed
 
     def unwanted(self, size: int) -> None:
-        """The bytes of unknown senders are counted by the requests that brought them."""
+        """Do nothing: bytes of unknown senders are counted with the requests that brought them."""
 
     def left(self) -> None:
-        """The client has left, or what it sends is no body."""
+        """End the call, because the client has left or what it sends is not a valid body."""
         self._over()
         self.call.left()
 
     def on_writable(self, writable: bool) -> None:
-        """The client stopped or resumed reading."""
-        self.call.pending = None if writable else deque()  # what waits is in the transport
+        """Note that the client stopped or resumed reading."""
+        # the bytes that wait are in the transport; `pending` only says that there are some
+        self.call.pending = None if writable else deque()
         self.call.on_writable(writable)
 
     def unread_bytes(self, stream: Stream) -> int:

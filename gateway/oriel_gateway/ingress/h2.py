@@ -16,12 +16,14 @@ from oriel_wire.h2.streams import Stream
 
 __all__ = ["Http2Connection"]
 
-MAX_REQUESTS = 16_384  # under way on one port; more are told to come again
+MAX_REQUESTS = 16_384  # requests under way on one port; further ones are refused and may be sent again
 _GRPC: Final = b"application/grpc"
 
 
 class Http2Connection(PublicConnection):
-    """One public connection of HTTP/2; gives what comes on a stream to the call that is its."""
+    """One public connection of HTTP/2. It passes what comes on a stream to the object that handles this stream's
+    call.
+    """
 
     __slots__ = ()
 

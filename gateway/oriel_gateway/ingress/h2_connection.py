@@ -13,7 +13,7 @@ from oriel_wire.h2.streams import ENDED, Stream
 
 __all__ = ["LIMITS", "Begun", "PublicConnection"]
 
-URGENT_S: Final = 1.0  # so long after an urgent request a connection is read with the urgent ones
+URGENT_S: Final = 1.0  # for this long after an urgent request, a connection is read together with the urgent ones
 LIMITS: Final = H2Limits(max_header_list_bytes=32 * 1024)
 
 
@@ -38,9 +38,9 @@ class PublicConnection(H2ServerConnection):
         super().__init__(server, LIMITS)
         self.gateway = gateway
         self.begun: list[Begun] = []
-        self._rank = 0  # of its latest request while the loop was behind
-        self._urgent_s = 0.0  # when one of rank 0 came last
-        self._gated = False  # not read until its turn has come
+        self._rank = 0  # rank of its latest request while the loop was behind
+        self._urgent_s = 0.0  # when its latest request of rank 0 came
+        self._gated = False  # whether it is not read until its turn has come
         gateway.fronts.add(server)
 
     def authenticated(self, call: Begun, rpc: RpcHead | None) -> None:
@@ -94,7 +94,7 @@ class PublicConnection(H2ServerConnection):
         return self.gateway.overload.refuses_stream(rank)
 
     def refuse_later(self, stream: Stream, refuse: Callable[[], None]) -> None:
-        """Call `refuse` in a turn that has time for it: until then the client has a stream less to send on."""
+        """Call `refuse` in a later turn that has time for it. Until then the client can use one stream less."""
 
         def go_on() -> None:
             if stream.sending != ENDED and not self.closed:

@@ -68,7 +68,7 @@ class _Judged:
     max_body_bytes: int
 
     def lines_of(self, head: RequestHead) -> bytes:
-        """What an upstream gets of a head like the one that was judged."""
+        """Return the header lines that an upstream gets for a head like the one that was judged."""
         return b"\r\n".join((self.lines, *head.varying)) if self.varies else self.lines
 
 
@@ -146,7 +146,7 @@ class ClientConnection(ServerConnection):
             if target.choices is not None:
                 target = chosen(target, head.get, mark.request_id)
                 if target.tenant is not tenant:
-                    tenant, lines = target.tenant, None  # the lines name another tier
+                    tenant, lines = target.tenant, None  # the cached lines name another tier, so they are written anew
             if self.server.gate is not None:
                 self._rank = gateway.rank(tenant)
                 if gateway.overload.refuses(self._rank):
@@ -205,7 +205,7 @@ class ClientConnection(ServerConnection):
         if not self._again(head):
             super().on_request(head, data)
         elif (call := self.call) is None:
-            pass  # it was over its limits
+            pass  # the call was refused because of its tenant's limits
         elif data:
             call.whole(data, call.received_s)
         elif call.grant is None:
@@ -214,7 +214,9 @@ class ClientConnection(ServerConnection):
             call.end()
 
     def _again(self, head: RequestHead) -> bool:
-        """Make a call at once of a head that was judged plain before, or refuse it; False: it has to be judged."""
+        """Make a call, or refuse it, for a head of a kind that was judged before. False: the head has to be judged in
+        full.
+        """
         judged: _Judged | None = head.decision
         gateway = self.gateway
         if (
@@ -323,7 +325,8 @@ class ClientConnection(ServerConnection):
             start += self.server.date_line
         own = "" if call.grant is None else call.grant.lines(now)
         if call.tenant.caller and call.cost_us >= 0:
-            own = f"x-oriel-cost-us: {call.cost_us}\r\n"  # part of what the service's own call is charged
+            # a model call of a service: its cost is part of what the service's own call is charged
+            own = f"x-oriel-cost-us: {call.cost_us}\r\n"
         mark = call.mark
         queued = "0.000"
         if call.permit_s != call.queued_s:
@@ -363,7 +366,7 @@ class ClientConnection(ServerConnection):
         if len(body) <= _SMALL:
             self.transport.write(head + body)
         else:
-            self.transport.writelines((head, body))  # uncopied: it may be for many
+            self.transport.writelines((head, body))  # not copied, because many answers may share the body
         return close
 
     def cut_answer(self, call: Call, refused: Refused, *, v2: bool) -> None:
@@ -412,7 +415,8 @@ class ClientConnection(ServerConnection):
             self.web.left()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gateway.bodies.ended(self.gateway.unread.read(self))  # those bytes are not needed any more
+        # the unread bytes of this connection are not needed any more
+        self.gateway.bodies.ended(self.gateway.unread.read(self))
         super().connection_lost(exc)
 
     def on_writable(self, writable: bool) -> None:
@@ -488,7 +492,7 @@ async def serve_public(
     With `tls`, ALPN offers both versions; without it, HTTP/2 begins with prior knowledge.
     """
     server = HttpServer(limits or public_limits())
-    if not gateway.fronts:  # one of them measures the loop that all share
+    if not gateway.fronts:  # all ports share one loop, so only one of them measures it
         server.pulse.on_beat = gateway.overload.beat
     gateway.fronts.add(server)
     await server.open(lambda: ClientConnection(server, gateway), sock, tls=tls)

@@ -55,7 +55,7 @@ class Http2Client:
         self.forwarded = ""
         self._head: RequestHead | None = None
         self._noted = False
-        self._unknown = False  # refused, and nobody knows who sent it
+        self._unknown = False  # the request was refused and its sender is not known
 
     # From the client -------------------------------------------------------------------------------------------
 

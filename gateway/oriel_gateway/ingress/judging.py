@@ -47,7 +47,7 @@ def open_call(
     bound = gate.pool.max_body_bytes
     if head.content_length is not None and head.content_length > bound:
         raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
-    # With further pools it is judged when it is complete.
+    # A call that has further pools (`fallback`) is judged when its body is complete.
     if 0.0 < (left_s := deadline - received_s - late_s) < gate.slow_s and not target.fallbacks:
         judge_request(gate, target, tenant, head.content_length or 0, left_s)
     grant = None

@@ -44,8 +44,8 @@ class LeasedMeter(Meter):
         self.tenant = tenant
         self.balance = 0
         self._ledger_client = ledger_client
-        self._asking = 0  # asks under way
-        self._blocked_s = 0.0  # until then the ledger has nothing for calls of _blocked_units and more
+        self._asking = 0  # number of asks under way
+        self._blocked_s = 0.0  # until this time the ledger has nothing for calls of _blocked_units or more
         self._blocked_units = 0.0
         self._next_ask_s = 0.0
         self._last_ask_s = 0.0
@@ -72,7 +72,7 @@ class LeasedMeter(Meter):
         if now < self._blocked_s and units >= self._blocked_units:
             return self._wait(now)
         if now < self._next_ask_s and units <= self._mean * 2:
-            return self._next_ask_s - now  # a moment ago the lease was not granted in full
+            return self._next_ask_s - now  # the lease was not granted in full a moment ago
         return ASK
 
     def wait(self, units: int, now: float) -> float:

@@ -39,7 +39,7 @@ class LeasedRate(LeasedMeter):
         wait_s = self._local.take(self._share(), now, units)
         if wait_s == 0.0:
             if self._ledger_client.up:
-                # the ledger is only late, perhaps because of this gateway: the units count in full
+                # the ledger's answer is only late, perhaps because of this gateway: the units count in full
                 self.balance -= units
             else:
                 self._spent += units
@@ -68,7 +68,7 @@ class LeasedRate(LeasedMeter):
         assert bound.rate is not None
         rest = self._ledger_client.rest
         burst, rate = max(1.0, bound.limit * rest), bound.rate.requests_per_s * rest
-        if self._leases():  # what arrives between two asks must not exceed the burst
+        if self._leases():  # the burst must be as large as what arrives between two asks
             burst = max(burst, rate * LEASE_S)
         ask = Ask(key=bound.name, kind=RATE, limit=burst, step=1e6 / rate, spent=self._spent)
         self._spent = 0
@@ -159,7 +159,7 @@ class LeasedSlots(LeasedMeter):
         return self._wait(now)
 
     def wait(self, units: int, now: float) -> float:
-        return 0.0  # never longer than the wait of a refusal
+        return 0.0  # a call waits no longer than a refusal lasts
 
     def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
         limit = self.bound.limit
@@ -211,7 +211,7 @@ class LeasedQuota(LeasedMeter):
         return False
 
     def _may_report(self) -> bool:
-        return self._number >= 0  # until then the ledger's window is unknown
+        return self._number >= 0  # before the first answer, the ledger's window is unknown
 
     def idle(self, now: float) -> bool:
         return super().idle(now) and (self._ends_s is None or self._ledger_client.up)

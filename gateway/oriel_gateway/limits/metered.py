@@ -19,15 +19,16 @@ from oriel_policies.documents import Allowance, Selector, Tenant
 from oriel_policies.limits import Bound, Counts, bounds
 
 MAX_ACCOUNTS = 200_000
-_CHECKED = 4  # for each new account, so many old ones are checked once there are many
+_CHECKED = 4  # once there are many accounts, this many old ones are checked for each new one
 _MANY = 10_000
 _ONE = (1, 0, 0)
-_FURTHER = Terms("", bytes=False, settles=True)  # for a further message, whose answer carries no such headers
+# the terms of a stream's further message: its answer has no headers that could show them
+_FURTHER = Terms("", bytes=False, settles=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The facts that follow from the numbers of an allowance; thousands of tenants have the same.
+    """The facts that follow from the numbers of an allowance. Thousands of tenants share them.
 
     even: whether every bound counts any call as 1.
     """
@@ -246,7 +247,9 @@ class MeteredLimiter(ABC):
         return account
 
     def _make_room(self, now: float) -> None:
-        """Drop the oldest accounts that owe nothing; at the maximum, drop the oldest whatever it owes."""
+        """Drop the oldest accounts that owe nothing. At the maximum number of accounts, drop the oldest whatever it
+        owes.
+        """
         accounts = self._accounts
         for _ in range(min(_CHECKED, len(accounts))):
             key, account = accounts.popitem(last=False)

@@ -17,7 +17,7 @@ _READY = {200: True, 204: True, 400: False, 404: False, 503: False}  # Triton an
 class Reach(StrEnum):
     """The latest finding about an endpoint: from a probe, or from an attempt to connect."""
 
-    UNKNOWN = "unknown"  # such an endpoint is used, because a pool may have no probe
+    UNKNOWN = "unknown"  # the endpoint is used nevertheless, because a pool may have no probe
     READY = "ready"
     NOT_READY = "not_ready"  # its readiness probe failed, or Kubernetes listed it as not ready
     UNREACHABLE = "unreachable"  # it does not accept connections
@@ -80,10 +80,10 @@ class EndpointState:
         """Fail the calls that wait for a connection."""
 
     def tidy(self, now: float) -> None:
-        """Close what has not been used for long."""
+        """Close connections that have been unused for long."""
 
     async def close(self) -> None:
-        """Close everything that is open."""
+        """Close all connections."""
 
 
 class HttpEndpoint(Endpoint, EndpointState):

@@ -165,7 +165,7 @@ class EndpointSet(Generic[E]):
         reachable = [m for m in self.members if m.reach is not Reach.UNREACHABLE and m.reach is not Reach.NOT_READY]
         ejected = [member for member in reachable if member.ejection.cause is not None]
         excess = len(ejected) - most_ejected(len(reachable))
-        if excess > 0:  # others were lost meanwhile: those whose ejection ends first are used again
+        if excess > 0:  # other endpoints were lost meanwhile: the ejected ones whose ejection ends first are used again
             ejected = sorted(ejected, key=lambda member: member.ejection.until_s)[excess:]
         out = set(ejected)
         before = self.usable

@@ -30,7 +30,7 @@ from oriel_wire.outcomes import event_of
 __all__ = ["WHOLE_BYTES", "GrpcAnswer", "GrpcExchange"]
 
 WHOLE_BYTES: Final = 64 * 1024
-# Counters, logs and the rules about endpoints use these HTTP statuses; any other error is the caller's mistake.
+# Counters, logs and the rules about endpoints see these HTTP statuses. Any other error counts as the caller's mistake.
 _STATUS: Final[dict[int, int]] = {
     OK: 200,
     UNKNOWN: 500,
@@ -45,7 +45,7 @@ _RETRY: Final = "x-oriel-retry"
 _ADDRESS: Final = re.compile(
     r"(?:ipv[46]:\S+|unix(?:-abstract)?:\S+|\b(?=[^:\s]*[A-Za-z])[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,9}:\d{3,5}\b|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?|\[[0-9a-fA-F:]{2,}\](?::\d{1,5})?)"
 )
-# What gRPC's C core says when it stops with calls under way, and what it says of connections behind it.
+# The error text of gRPC's C core when it stops with calls under way, and when the connections behind it break.
 _LOST: Final = re.compile(
     rb"Cancelling all calls|Socket closed|Connection (?:reset|refused|timed out)|Broken pipe|Transport closed"
     rb"|GOAWAY|RST_STREAM|Stream removed|keepalive|recvmsg|sendmsg|Endpoint closing",

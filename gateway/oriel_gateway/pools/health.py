@@ -35,7 +35,7 @@ from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
 _log = logging.getLogger(__name__)
 TICK_S = 0.1
 AGAIN_S = 0.25
-WAITED_FOR_S = 0.025  # between two probes of an endpoint that calls wait for
+WAITED_FOR_S = 0.025  # seconds between two probes of an endpoint that calls wait for
 ATTEMPT_S = 0.1  # for a connection to an endpoint that is down; four round trips if that is longer
 LONG_ATTEMPT_S = 0.5  # instead, once in LONG_EVERY attempts, where no round trip is known
 LONG_EVERY = 4
@@ -44,7 +44,7 @@ PROBE_TIMEOUT_S = 1.0
 PROBES_PER_S = 100
 PROBES_PER_TICK = 20
 MISSES = 2  # regular probes in a row without an answer
-COMPARE_EVERY = 10  # ticks
+COMPARE_EVERY = 10  # compare the endpoints at every so many ticks
 FIRST_PROBE_TICKS = 30
 
 
@@ -74,7 +74,7 @@ class Watch:
         self.probes_per_s = PROBES_PER_S
         self._ticks = 0
         self._ticked_s = monotonic()
-        self._late = False  # this loop stood still: then the silence of servers means nothing
+        self._late = False  # whether this loop stood still, so that the silence of servers means nothing
         self._turn = 0
         self._left = 0
         self._services: dict[str, tuple[EndpointSlices, asyncio.Task[None]]] = {}

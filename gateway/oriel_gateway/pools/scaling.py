@@ -35,11 +35,12 @@ from oriel_policies.scaling import (
 )
 
 PLAN_EVERY_S: Final = 1.0
-_AGAIN_S: Final = 0.5  # the least time between two notices of one pool: each costs requests to Kubernetes
+# the least time between two notifications about one pool: each of them costs requests to Kubernetes
+_AGAIN_S: Final = 0.5
 _EXCHANGE_S: Final = 2.0
-_REST_S: Final = 0.05  # between two exchanges, however many edges there are
+_REST_S: Final = 0.05  # the least time between two exchanges, however many edges there are
 _LISTEN_AGAIN_S: Final = 2.0
-_OWN: Final = ""  # no holder of a ledger has this name
+_OWN: Final = ""  # the name of this gateway's own record: no holder of a ledger has an empty name
 
 _log = logging.getLogger(__name__)
 
@@ -177,8 +178,8 @@ class ScaledPools:
     def __init__(self, wall: Callable[[], float] = time) -> None:
         self.plans: dict[str, PoolPlan] = {}
         self._calendar = CalendarClock(wall)
-        self._turn = asyncio.Event()  # an exchange is due before its time
-        self._edge = False  # the others have to be told of it
+        self._turn = asyncio.Event()  # set when an exchange is due before its time
+        self._edge = False  # whether the other gateways have to be notified of this exchange
         self._unreadable = False
         self._deaf = False
         self._exchanged_s = 0.0

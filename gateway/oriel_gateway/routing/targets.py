@@ -76,7 +76,10 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """A pool that a call went on from, and why: a value of `Outcome`."""
+    """The pool that a call left for the next one of its route, and why.
+
+    reason: a value of `Outcome`.
+    """
 
     pool: str
     reason: str
@@ -127,7 +130,7 @@ class Target:
 
 
 class Choices:
-    """Routes between which the headers and the id of a call decide. Their targets are made when first chosen."""
+    """Routes of which a call's headers and id choose one. Their targets are made when they are first chosen."""
 
     __slots__ = ("_made", "_make", "_routes", "_tenant")
 
@@ -150,7 +153,7 @@ class Choices:
         side = None
         if route.split:
             by = route.split_by
-            # Without the header there is nothing to stick to: the tenant is the next steadiest thing.
+            # Without the header, the side follows from the tenant, which changes least from call to call.
             side = _side(route, request_id if by == "request" else by != "tenant" and header(by) or self._tenant)
         target = self._made.get((route, side))
         if target is None:
@@ -258,7 +261,7 @@ def resolve(
         return f"{method} {target} HTTP/1.1".encode("ascii"), f"{kind}:{where}", ""
 
     def make(route: Route, side: Split | None) -> Target:
-        # A call that names a version gets it: only one that leaves the choice to us takes the side's.
+        # A call that names a version gets this version. Only a call that names none gets that of the side.
         version = side.version if side is not None and not requested_version else ""
         where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
         target = f"{where}?{query}" if query else where

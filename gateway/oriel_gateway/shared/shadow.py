@@ -104,7 +104,7 @@ class _ShadowCopy:
         self._own = Fingerprint()
         self._result = "failed"
         self._size_bytes = size_bytes
-        # A copy is worth no second try.
+        # A failed copy is not sent again.
         alone = replace(plan, hedge_s=0.0, idempotent=False)
         self._call = type(original)(
             original.gateway,
@@ -134,7 +134,7 @@ class _ShadowCopy:
             self._call.whole(body)
 
     def cancel(self) -> None:
-        """The gateway closes."""
+        """Drop the copy, because the gateway closes."""
         self._call.client_left()
 
     def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bool:

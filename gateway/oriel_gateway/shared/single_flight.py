@@ -32,13 +32,13 @@ from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingSt
 from oriel_policies.flights import Flight
 
 ABOUT_THE_CLIENT = ("user-agent",)
-VARYING = frozenset(  # what a shared answer may vary by: fields that reach the upstream as the key has them
+VARYING = frozenset(  # fields that a shared answer may vary by: they reach the upstream exactly as the key has them
     {"accept", "accept-encoding", "accept-language", "content-encoding", "content-type", "user-agent"}
     | {"inference-header-content-length"}
 )
 _NOT_IN_KEY = frozenset({"content-length", *ABOUT_THE_CLIENT})
 _NOT_SENT = tuple(f"{name}:".encode() for name in ("content-length", *ABOUT_THE_CLIENT))
-_TURN = 64  # members that are told in one turn of the loop, with answers of as many bytes at most:
+_TURN = 64  # the most members that are answered in one turn of the loop, with answers of at most as many bytes:
 _TURN_BYTES = 1024 * 1024
 _OURS = (b"age:", b"x-oriel-cache:", b"x-oriel-route:")
 _NOT_FOR_OTHERS = frozenset({"no-store", "no-cache", "private"})
@@ -51,11 +51,11 @@ def answer_key(call: Call, body: bytes) -> bytes | None:
         return None
     owner = "" if target.plan.cache_shared else call.tenant.name
     if target.kind == "service":
-        # A body may name models: who may not use them gets no answer that was given while somebody might. And a
-        # service may answer each tier in its own way.
+        # A body may name models, so a tenant that may not use them must not get an answer that was given while another
+        # one might. And a service may answer each tier in its own way.
         tier = call.tenant.tier.name if owner else ""
         owner = "\1".join((owner, tier, *call.tenant.models))
-    # As sent, each name's values in their order; the order of the names means nothing to anybody.
+    # The fields as they are sent, each name's values in their order. The order of the names has no meaning.
     sent = sorted((f for f in head.sent_on() if f[0] not in _NOT_IN_KEY), key=lambda field: field[0])
     fields = [f"{name}:{value}" for name, value in sent]
     known = "\0".join((owner, target.plan.name, target.pool, target.line.decode("ascii"), *fields))
@@ -96,7 +96,7 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
 
 
 def operator_lines(call: Call) -> list[bytes]:
-    """Return the answer's header lines about route and side, for those who may know how the house is built."""
+    """Return the answer's header lines about route and side, for callers with the scope `operator`."""
     target = call.target
     if not (target.side or target.spills) or "operator" not in call.tenant.scopes:
         return []
@@ -107,7 +107,7 @@ def operator_lines(call: Call) -> list[bytes]:
 def join(member: Member, routing: RoutingState, key: bytes, body: bytes, *, again: bool = False) -> None:
     """Join the flight for `key`, and start its work if there is none. again: after a flight that failed."""
     call = member.call
-    place = (key, call.tenant.tier.band, call.gate)  # two pools in turn may have had one name
+    place = (key, call.tenant.tier.band, call.gate)  # the same name may have stood for two pools, one after the other
     call.state = JOINED
     call.queued_s = call.queued_s or monotonic()
     flight, founded = routing.flights.join(place, member)
@@ -180,7 +180,7 @@ class _Work:
         return True, (now - call.permit_s) / max(1, call.gate.admission.inflight) if pays else 0.0
 
     def cancel(self) -> None:
-        """Nobody is left who wants the answer, or the gateway closes."""
+        """Drop the work, because no caller wants the answer any more or the gateway closes."""
         self._call.client_left()
         for member in self._land():
             member.call.client_left()
@@ -276,7 +276,7 @@ class _Work:
         return self._routing.flights.land(self._flight)
 
     def _hand_over(self, taker: Call, head: Any, data: bytes, complete: bool) -> None:
-        """`taker` is from now on the one that has the permit and reads the answer."""
+        """Give the work to `taker`, which from now on has the permit and reads the answer."""
         self._routing.detached.pop(self, None)
         taker.take_over(self._call)
         self._routing.answered_from(self._call.target.plan.name, "miss")
@@ -287,7 +287,7 @@ class _Work:
 
 
 def _alone(member: Member) -> None:
-    """Let a call queue for itself, as it would have without the flight."""
+    """Let a call queue by itself, as it would have done without the flight."""
     member.call.state = COLLECT
     member.call.enter()
 
@@ -307,7 +307,7 @@ def _shareable(head: Any) -> bool:
     if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
         return False
     if head.content_length is None and not head.chunked:
-        return False  # it ends with its connection, and nobody knows whether it was whole
+        return False  # the body ends with its connection, so it is unknown whether it is whole
     for field in head.fields:
         name = field.name
         if name == "set-cookie":

@@ -20,7 +20,7 @@ from oriel_policies.assignment import unit
 
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
-# Not a class statement: this module is compiled, and a Struct makes its classes by itself.
+# msgspec.defstruct and not a class statement: this module is compiled, and a Struct makes its classes by itself.
 _decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", Any, None)])).decode
 
 
@@ -85,7 +85,7 @@ class Extras:
         if lower is not None and asks_for_flex(call):
             try:
                 if lowered(call, lower):
-                    call.end()  # again, with the limits of that tier
+                    call.end()  # judge again, now with the limits of the lower tier
                     return False
             except Refused as refused:
                 call.refuse(refused)
@@ -102,7 +102,7 @@ class Extras:
             return not (target.fallbacks and leave_late_pool(call))
         body = call.body()
         if plan.shadow_pool and target.executes and unit(call.mark.request_id) < plan.shadow_share:
-            self._copied = body  # the call's own, on the budget as that is: a copy takes no room from other calls
+            self._copied = body  # the call keeps its own body on the budget: the copy takes no room from other calls
         if target.fallbacks:
             return not leave_late_pool(call)
         if not target.keepable or (key := answer_key(call, body)) is None:
@@ -113,7 +113,7 @@ class Extras:
             answer_from(call, found[0], "hit", found[1])
             return False
         if not call.hold_body():
-            return True  # no bytes to wait with: the queue decides
+            return True  # there are no bytes to wait with: let the queue decide
         if not call.endpoints.usable:
             try:
                 call.hold()
@@ -151,7 +151,8 @@ class Extras:
             routing.took_side(target.plan.name, target.side)
         if member is not None:
             flight, work = member.flight, member.work
-            self._member = member.flight = member.work = None  # or the work and its founder would hold one another
+            # breaks the cycle of references between the work and its founder
+            self._member = member.flight = member.work = None
             if flight is not None and work is not None and routing.flights.leave(flight, member):
                 work.cancel()
         comparable = call.outcome is Outcome.ANSWERED and not target.spills

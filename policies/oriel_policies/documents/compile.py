@@ -77,7 +77,8 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     reading = Reading(files)
     mistakes = _Mistakes(reading.mistakes)
     if reading.unreadable:
-        mistakes.check()  # without this file, many names in the others would look unknown
+        # without this file, names in the other files would look unknown although they are defined in it
+        mistakes.check()
     documents = reading.documents
     tiers: dict[str, Tier] = {}
     pools: dict[str, Pool] = {}
@@ -98,7 +99,8 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
                 mistakes.run(work)
 
     all_of("tiers", tiers, _tier)
-    # Names whose own table is wrong: that is reported already, they are not unknown as well.
+    # Names whose own table is wrong. That mistake is reported already, so references to them are not reported as
+    # unknown.
     bad_tiers = reading.bad["tiers"] | {name for d in documents.values() for name in d.tiers} - tiers.keys()
     all_of(
         "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probed, tiers.keys() | bad_tiers)
@@ -134,7 +136,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
         except BadDocument as error:
             mistakes.found.append(error)
         if len(mistakes.found) >= MAX_MISTAKES:
-            break  # enough for a person to read
+            break  # more mistakes than that are not read by a person
     mistakes.check()
     return Snapshot(
         tiers=tiers,

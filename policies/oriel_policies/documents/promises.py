@@ -154,7 +154,7 @@ class Tenant:
 
     def may_use_model(self, name: str) -> bool:
         """Whether a pattern of this tenant names the model."""
-        for pattern in self.models:  # for each call: a generator costs more than the comparisons
+        for pattern in self.models:  # a loop, because for each call a generator would cost more than the comparisons
             if pattern == "*" or fits(pattern, name):
                 return True
         return False

@@ -25,7 +25,8 @@ def nearest(name: str, known: Mapping[str, object] | set[str], *, list_all: bool
     """ ", did you mean 'x'?" for the nearest known name. Without one: "" or, with `list_all`, the known names if
     few.
     """
-    # difflib compares with every known name, letter by letter: not with thousands, nor with a page of text.
+    # difflib compares letter by letter with every known name. With thousands of names or a page of text that takes too
+    # long.
     near = get_close_matches(name, sorted(known), n=1, cutoff=0.6) if len(known) <= 500 and len(name) <= 128 else []
     if near:
         return f", did you mean {near[0]!r}?"
@@ -37,7 +38,7 @@ class Reading:
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.mistakes: list[BadDocument] = []
-        self.unreadable = False  # a file cannot be read: names in the others cannot be checked against it
+        self.unreadable = False  # set if a file cannot be read: the names that it defines are unknown then
         self.bad: dict[str, set[str]] = {section: set() for section in _SECTIONS}
         self.route_numbers: dict[str, list[int]] = {}  # numbers of the remaining routes, where some had a mistake
         self.documents: dict[str, DocumentTable] = {}

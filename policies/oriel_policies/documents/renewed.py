@@ -117,7 +117,7 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
         if len(wrong) >= MAX_MISTAKES:
             break
         if name in rest.tenants:
-            continue  # defined twice
+            continue  # the tenant is defined twice
         tenants.compiled.clear()
         tenants.keys.clear()
         try:

@@ -22,11 +22,11 @@ from oriel_policies.errors import BadDocument
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
-_GRANT = re.compile(r"[A-Za-z0-9._:@/*-]{1,128}\Z")  # OpenAI servers call models "org/name:tag"
+_GRANT = re.compile(r"[A-Za-z0-9._:@/*-]{1,128}\Z")  # models of OpenAI servers may be called "org/name:tag"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SCOPES = {"delegate", "operator"}
 _MAX_COUNT = 10**12
-_MIN_RATE = 1e-6  # one in twelve days; use a quota for less
+_MIN_RATE = 1e-6  # one call in twelve days; a quota can count less
 _MAX_PATTERNS = 8192  # patterns of models are sent to logic servers in a header
 
 
@@ -79,7 +79,7 @@ class Tenants:
 
     def _tier(self, file: str, path: str, name: str) -> Tier:
         known_tier(file, path, name, self._tiers, self._bad_tiers)
-        # A tier whose own table is wrong is never used: the set is refused.
+        # The tier's own table is wrong, so the set is refused and this value is never used.
         return self._tiers.get(name) or Tier(name=name, band=0, target_s=1.0, give_up_s=1.0)
 
     def _by_key(self, file: str, path: str, key: KeyTable, tenant: Tenant) -> Tenant:

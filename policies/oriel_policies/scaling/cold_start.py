@@ -35,24 +35,27 @@ class ColdStarts:
         self._called_s = 0.0
 
     def called(self, now: float, *, empty: bool) -> None:
-        """A call needs the pool while no server is usable. empty: no server has an address."""
+        """Note that a call needs the pool while no server is usable.
+
+        empty: no server has an address.
+        """
         if empty and (self._began_s is None or now - self._called_s > self.forget_s):
             self._began_s = now
         self._called_s = now
 
     def ready(self, now: float) -> None:
-        """A server is usable."""
+        """Note that a server is usable."""
         if self._began_s is not None:
             self._seen.append(now - self._began_s)
             self.count += 1
             self._began_s = None
 
     def elapsed_s(self, now: float) -> float | None:
-        """How long the start under way has taken; None if none is."""
+        """Return how long the start under way has taken; None if none is."""
         return None if self._began_s is None else max(0.0, now - self._began_s)
 
     def rest_s(self, now: float) -> float | None:
-        """How long the start under way will take from now on; None if none is."""
+        """Return how long the start under way is expected to take from now on; None if none is under way."""
         elapsed_s = self.elapsed_s(now)
         if elapsed_s is None:
             return None
@@ -62,12 +65,12 @@ class ColdStarts:
         return min(_MOST_S, max(_LEAST_S, elapsed_s - self._ordered()[-1]))
 
     def retry_after_s(self, now: float) -> int | None:
-        """Whole seconds after which a call need not wait for the start; None if none is under way."""
+        """Return the whole seconds until the start under way has probably ended; None if none is under way."""
         rest_s = self.rest_s(now)
         return None if rest_s is None else max(1, ceil(rest_s))
 
     def quantile_s(self, share: float) -> float:
-        """How long this share of the latest starts took at most; the guess if none was seen."""
+        """Return how long this share of the latest starts took at most; the guess if none was seen."""
         ordered = self._ordered()
         return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
@@ -76,8 +79,11 @@ class ColdStarts:
 
 
 def hold_until(received_s: float, hold_s: float, requested_until: float) -> float:
-    """When a call for a pool without servers is given up: after `hold_s`, or at the deadline that its caller asked for
-    if that is earlier (infinite if it asked for none)."""
+    """Return when a call for a pool without servers is given up.
+
+    That is after `hold_s`, or at the deadline that its caller asked for if that is earlier (infinite if it asked for
+    none).
+    """
     return min(received_s + hold_s, requested_until)
 
 

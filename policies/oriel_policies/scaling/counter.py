@@ -51,26 +51,33 @@ class DemandCounter:
         self._woken_until_s = now
 
     def wake(self, replicas: int, until_s: float) -> None:
-        """An operator wants so many replicas until then, instead of what was wanted by the call before."""
+        """Note that an operator wants so many replicas until then; this replaces an earlier wish."""
         self._woken, self._woken_until_s = replicas, until_s
 
     def arrived(self, tier: str, now: float, calls: int = 1) -> None:
-        """Calls want this pool's capacity, whatever becomes of them. Calls beyond a tenant's limit are not counted."""
+        """Count calls that want this pool's capacity, whatever becomes of them. Calls beyond a tenant's limit are not
+        counted.
+        """
         self._count(tier, now, calls, 0)
 
     def refused(self, tier: str, now: float) -> None:
-        """A call that has `arrived` is refused because capacity is missing: queue full, too late, no endpoint."""
+        """Note that a call that has `arrived` is refused because capacity is missing: queue full, too late, no
+        endpoint.
+        """
         self._count(tier, now, 0, 1)
 
     def queued(self, tier: str, deadline: float) -> None:
-        """A call waits for a permit or an endpoint. deadline: monotonic seconds."""
+        """Note that a call waits for a permit or an endpoint.
+
+        deadline: monotonic seconds.
+        """
         waiting = self._tier(tier).waiting
         slot = ceil(deadline * _SLOTS_PER_S)
         waiting[slot] = waiting.get(slot, 0) + 1
         self._held += 1
 
     def left(self, tier: str, deadline: float) -> None:
-        """A call that was `queued` with this deadline waits no more, for whatever reason."""
+        """Note that a call that was `queued` with this deadline waits no more, for whatever reason."""
         waiting = self._tier(tier).waiting
         slot = ceil(deadline * _SLOTS_PER_S)
         waiting[slot] -= 1
@@ -79,29 +86,33 @@ class DemandCounter:
         self._held -= 1
 
     def started(self) -> None:
-        """A call goes to a server."""
+        """Note that a call goes to a server."""
         self._in_flight += 1
 
     def ended(self, now: float) -> None:
-        """A call that was `started` has ended."""
+        """Note that a call that was `started` has ended."""
         self._in_flight -= 1
         self._touched_s = now
 
     def running(self, calls: int, now: float) -> None:
-        """So many calls are at servers: instead of `started` and `ended`, for those who count them elsewhere."""
+        """Set the number of calls at servers: for callers that count them elsewhere, in place of `started` and
+        `ended`.
+        """
         if calls or self._in_flight:
             self._touched_s = now
         self._in_flight = calls
 
     def executed(self, rows: int, seconds: float, now: float, executions: float = 1.0) -> None:
-        """Servers ran `executions` batches of `rows` calls; `seconds` is the time of all of them together."""
+        """Note that servers ran `executions` batches of `rows` calls each; `seconds` is the time of all of them
+        together.
+        """
         self._decay(now)
         rows = size_class(rows)
         known = self._curve.get(rows, (0.0, 0.0))
         self._curve[rows] = (known[0] + executions, known[1] + seconds)
 
     def record(self, now: float) -> PoolRecord:
-        """The record to be published. Its size does not depend on the number of calls."""
+        """Return the record to be published. Its size does not depend on the number of calls."""
         self._decay(now)
         record = PoolRecord()
         for name, tier in self._tiers.items():

@@ -19,13 +19,15 @@ class IdleGaps:
         self._idle_s = 0.0
 
     def observe(self, idle_s: float) -> None:
-        """The pool has been idle for `idle_s`; a shorter time than before means that a gap has ended."""
+        """Note that the pool has been idle for `idle_s`. A shorter time than before means that a gap has ended."""
         if idle_s < self._idle_s and self._idle_s >= self._shortest_s:
             self._gaps.append(self._idle_s)
         self._idle_s = idle_s
 
     def keep_alive_s(self, most_s: float) -> float:
-        """The time that 99 of 100 gaps did not exceed, at most `most_s`; `most_s` while too few gaps are known."""
+        """Return the time that 99 of 100 gaps did not exceed, at most `most_s`; `most_s` while too few gaps are
+        known.
+        """
         return min(most_s, self._quantile(0.99)) if len(self._gaps) >= _ENOUGH else most_s
 
     def expects_call(self, start_s: float) -> bool:

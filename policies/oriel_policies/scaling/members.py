@@ -43,15 +43,18 @@ class Members:
     __slots__ = ("_lost_s", "_read_s", "_records", "_since_s")
 
     def __init__(self, now: float) -> None:
-        self._records: dict[str, tuple[PoolRecord, float]] = {}  # record and when it was made, on our own clock
+        # by member: its record, and when that was made on our own clock
+        self._records: dict[str, tuple[PoolRecord, float]] = {}
         self._since_s = now
         self._read_s = now
         self._lost_s = now - MISSING_S
 
     def read(self, records: Mapping[str, tuple[PoolRecord, float]], now: float) -> None:
-        """All records were read: member -> (record, its age in seconds). A member that is absent has left."""
+        """Take in a complete reading of the records: member -> (record, its age in seconds). An absent member has
+        left.
+        """
         kept = {name: (record, now - age_s) for name, (record, age_s) in records.items() if age_s < MISSING_S}
-        # After an outage of the records not everybody may have written again.
+        # After an outage of the store, some members may not have written again yet.
         outage = now - self._read_s > SILENT_S
         if outage or len(kept) < len(records) or self._records.keys() - kept.keys():
             self._lost_s = now
@@ -59,11 +62,11 @@ class Members:
         self._read_s = now
 
     def note_own(self, name: str, record: PoolRecord, now: float) -> None:
-        """A newer record of one member is known without reading all of them."""
+        """Take in a newer record of one member without reading all of them."""
         self._records[name] = (record, now)
 
     def demand(self, now: float) -> Demand:
-        """The sum as of `now`."""
+        """Return the sum as of `now`."""
         total, silent = PoolRecord(), now - self._read_s > SILENT_S
         for name in list(self._records):
             record, made_s = self._records[name]

@@ -121,11 +121,13 @@ class Planner:
         profile: Mapping[str, float] | None = None,
         model_bytes: float = 0.0,
     ) -> Plan:
-        """The plan for this moment.
+        """Return the plan for this moment.
 
-        replicas: addresses of the pool that are not terminating; ready: those that serve. scheduled: the minimum of
-        the windows that are open, see `scheduled_minimum`. profile: rates by tier of a recorded profile, see
-        `expected_rate`. model_bytes: sizes of all models in use.
+        replicas: addresses of the pool that are not terminating; ready: those that serve. scheduled: the minimum of the
+        windows
+        that are open, see `scheduled_minimum`. profile: rates by tier of a recorded profile, see `expected_rate`.
+        model_bytes:
+        sizes of all models in use.
         """
         pool, total = self.pool, demand.total
         if self._wanted < 0:
@@ -134,7 +136,7 @@ class Planner:
         self._largest.observe(rates, now)
         floor = max(pool.minimum, min(pool.maximum, max(scheduled, total.woken)))
         in_use = self._active(demand, profile, replicas)
-        # A floor that the pool does not always have wakes it, as a call does.
+        # A floor that holds only for a while (a schedule, an operator) wakes the pool as a call does.
         active, spare = in_use or floor > pool.minimum, pool.spare if in_use else 0
         services = self._services(total.curve)
         complete = demand.state is State.COMPLETE
@@ -147,7 +149,7 @@ class Planner:
         elif complete and not active and not floor:
             self._wanted = 0
         elif complete and needed < self._wanted and self._largest.full(now) and now - self._down_s >= DOWN_EVERY_S:
-            # What the largest forecast of the history needs with one replica less than now.
+            # The number that the largest forecast of the history would need with one replica less than now.
             largest = {name: rate + MARGIN * sqrt(rate / WINDOW_S) for name, rate in self._largest.rates().items()}
             loads = self._loads(demand, largest, services)
             fewer = self._wanted - 1
@@ -192,7 +194,7 @@ class Planner:
         return rates
 
     def _services(self, curve: Mapping[int, tuple[float, float]]) -> dict[str, ServiceTime]:
-        """By tier; empty while no execution is known."""
+        """Return the service times by tier; empty while no execution is known."""
         services = {}
         for name, tier in self.tiers.items():
             found = service_time(curve, tier.target_s)

@@ -82,12 +82,12 @@ class PoolRecord:
 
 
 def deadline_class(left_s: float) -> int:
-    """The class of a call whose deadline is `left_s` away."""
+    """Return the class of a call whose deadline is `left_s` away."""
     return min(bisect_left(CLASS_BOUNDS_S, left_s), CLASSES - 1)
 
 
 def due_by(backlog: Sequence[float], left_s: float) -> float:
-    """The calls of a backlog that are due within `left_s`; inside a class they are spread evenly."""
+    """Return how many calls of a backlog are due within `left_s`; inside a class they are taken as evenly spread."""
     due, low = 0.0, 0.0
     for calls, high in zip(backlog, CLASS_BOUNDS_S, strict=True):
         if left_s >= high:
@@ -99,7 +99,7 @@ def due_by(backlog: Sequence[float], left_s: float) -> float:
 
 
 def later(backlog: Sequence[float], age_s: float) -> list[float]:
-    """The same backlog `age_s` later: every call is that much closer to its deadline."""
+    """Return the same backlog `age_s` later: every call is that much closer to its deadline."""
     if age_s < _FIRST_S:
         return list(backlog)
     moved, before = [], 0.0

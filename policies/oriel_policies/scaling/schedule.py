@@ -54,7 +54,7 @@ class Window:
 
 
 def scheduled_minimum(windows: Sequence[Window], epoch_s: float, ahead_s: float) -> int:
-    """The largest minimum of the windows that include this moment, or will `ahead_s` later; 0 without any."""
+    """Return the largest minimum of the windows that include this moment, or will in `ahead_s`; 0 if there are none."""
     return max([window.minimum for window in windows if window.includes(epoch_s, ahead_s)], default=0)
 
 
@@ -100,7 +100,7 @@ def _clock(minutes: int) -> str:
 
 
 def _days(text: str) -> tuple[int, ...]:
-    """The days of `Mon-Fri` or `Sat,Sun`; all of them if there is no text. `Fri-Mon` goes on over the weekend."""
+    """Return the days of `Mon-Fri` or `Sat,Sun`; all days for an empty text. `Fri-Mon` runs over the weekend."""
     if not text:
         return tuple(range(len(DAYS)))
     found: set[int] = set()

@@ -121,7 +121,7 @@ def _ceil(number: float) -> int:
 
 
 def _by_deadline(pool: PoolScaling, loads: Sequence[TierLoad], replicas: int) -> float:
-    """The largest number over all moments. All bands count: a lower one only adds work."""
+    """Return the largest number over all moments. All bands count: a lower one only adds work."""
     start_s, capacity = pool.start_s, pool.capacity
     lost = sum([_queued(load, start_s) + _expected(load, start_s) for load in loads])
     spare = max(0.0, replicas * capacity * start_s - lost)
@@ -140,22 +140,22 @@ def _by_deadline(pool: PoolScaling, loads: Sequence[TierLoad], replicas: int) ->
 
 
 def _work(load: TierLoad) -> float:
-    """Device-seconds per second that a tier may be paid for."""
+    """Return the device-seconds per second of a tier that may be paid for."""
     return load.tier.weight * load.service.device_s * load.rate
 
 
 def _queued(load: TierLoad, left_s: float) -> float:
-    """Device-seconds of the waiting calls that are due within `left_s`."""
+    """Return the device-seconds of the waiting calls that are due within `left_s`."""
     return load.tier.weight * load.service.device_s * due_by(load.backlog, left_s)
 
 
 def _expected(load: TierLoad, left_s: float) -> float:
-    """Device-seconds of the calls that will have arrived and be due within `left_s`."""
+    """Return the device-seconds of the calls that will have arrived and be due within `left_s`."""
     return _work(load) * max(0.0, left_s - load.tier.target_s)
 
 
 def _by_waiting(pool: PoolScaling, loads: Sequence[TierLoad]) -> float:
-    """The largest number over the tiers that cannot wait for a new replica."""
+    """Return the largest number over the tiers that cannot wait for a new replica."""
     most, work = 0.0, 0.0
     for index, load in enumerate(loads):
         work += _work(load)
@@ -169,7 +169,7 @@ def _by_waiting(pool: PoolScaling, loads: Sequence[TierLoad]) -> float:
 
 
 def _enough(pool: PoolScaling, work: float, load: TierLoad) -> float:
-    """The smallest number of replicas with which at most `miss_share` of the calls wait too long."""
+    """Return the smallest number of replicas with which at most `miss_share` of the calls wait too long."""
     low, high = floor(work / pool.capacity), pool.maximum
     if low >= high:
         return float(high)
@@ -184,7 +184,9 @@ def _enough(pool: PoolScaling, work: float, load: TierLoad) -> float:
 
 
 def _too_late(servers: float, work: float, slack: float) -> float:
-    """Probability of waiting longer than `slack` service times. The first factor is that of waiting at all."""
+    """Return the probability of waiting longer than `slack` service times. The first factor is that of waiting at
+    all.
+    """
     if servers <= work:
         return 1.0
     excess = (servers - work) / sqrt(work)

@@ -141,10 +141,12 @@ async def saying(*, rest: bytes) -> AsyncIterator[int]:
 
 
 async def test_a_stream_that_the_gateway_ends_has_failed_with_its_reason() -> None:
-    """They were counted as answered well: the status is 200 and the chunks end as they should."""
+    """A regression: such streams were counted as good answers, because their status is 200 and their chunks end
+    properly.
+    """
     async with saying(rest=b"") as up, gateway(documents([up])) as (port, _):
         url = f"http://127.0.0.1:{port}/v2/models/digits/generate_stream"
-        # The gateway closes the connection of such a stream, and says so beforehand only if it is asked to.
+        # The gateway closes the connection after such a stream, and announces that only to clients that ask for it.
         found = await counts(url, key=GOLD, headers={"connection": "close"})
     assert (found["good"], found["failed"], found["refused"]) == (0, {"200 upstream_broken": 10}, {})
 
@@ -167,7 +169,9 @@ async def test_only_a_whole_stream_is_good(rest: bytes, failed: dict[str, int]) 
 
 
 class _Streaming(grpc.GenericRpcHandler):
-    """Gives these error messages ("": an answer of the model), and ends with this code."""
+    """Streams these messages ("" stands for an answer of the model, any other text for an error), and ends with this
+    code.
+    """
 
     def __init__(self, *messages: str, code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
         self._messages = messages

@@ -33,7 +33,9 @@ OTHER_REFUSAL = b'{"error": {"message": "slower", "reason": "rate_limited"}}'
 
 @pytest.fixture(autouse=True)
 def lag_is_judged_by_the_schedule_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not let a slow generator fail a load: this machine may be busy. Tests of that rule set their own bound."""
+    """Do not let a slow generator fail a load, because this machine may be busy. Tests of that rule set their own
+    bound.
+    """
     monkeypatch.setattr(report, "LagRule", partial(LagRule, max_busy=float("inf")))
 
 
@@ -197,7 +199,7 @@ async def test_refusals_are_told_apart_by_status_and_reason() -> None:
 
 
 async def test_nobody_there_and_connections_cut_are_failures() -> None:
-    with socket.socket() as held:  # it does not listen, and nobody else can
+    with socket.socket() as held:  # the port is taken and nobody listens on it
         held.bind(("127.0.0.1", 0))
         gold = (await phase_of(scenario(held.getsockname()[1], seconds=0.1)))["tiers"]["gold"]
     assert gold["failed"] == {"unreachable": 19}
