@@ -57,10 +57,12 @@ async def test_a_length_beyond_the_bound_is_refused_also_of_a_head_that_is_known
 
 
 async def test_clients_mixed_on_one_connection_stay_apart() -> None:
-    """As behind a load balancer: each has its own key and lines, and some lines differ in each of its requests."""
+    """As behind a load balancer: each client has its own key and header lines, and some lines differ in each
+    request.
+    """
     keys = {GOLD: "g", BRONZE: "b"}
     async with upstream() as up, gateway(documents([up.port])) as (port, _):
-        for _ in range(2):  # what one connection has taught holds for the next
+        for _ in range(2):  # the second connection begins with what the first one has taught
             async with Client(port) as client:
                 for number in range(24):
                     key = GOLD if number % 3 else BRONZE

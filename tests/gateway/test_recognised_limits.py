@@ -24,7 +24,7 @@ HEAD = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n"
 KINDS = {
     "rate": ("limit = { requests_per_s = 0.01, burst = 4 }", 4),
     "quota": ("limit = { requests_per_day = 4 }", 4),
-    "bytes": ("limit = { bytes_per_s = 1, bytes_burst = 24 }", 4),  # 4 there and 2 back
+    "bytes": ("limit = { bytes_per_s = 1, bytes_burst = 24 }", 4),  # a call counts 4 bytes to the server and 2 back
     "both": ("limit = { requests_per_s = 0.01, burst = 4, concurrency = 3 }", 4),
     "scoped": (
         'limit = { requests_per_s = 9, burst = 9 }\nlimits = [{ model = "digits", requests_per_s = 0.01, burst = 4 }]',
@@ -52,7 +52,7 @@ class Still:
 
 
 def looking() -> tuple[type[Gateway], list[int]]:
-    """Yield a gateway, and a list that grows whenever the gateway parses the whole head of a known sender."""
+    """Return a gateway class, and a list that grows whenever such a gateway parses the whole head of a known sender."""
     seen: list[int] = []
     numbers = count()
 
@@ -65,7 +65,7 @@ def looking() -> tuple[type[Gateway], list[int]]:
 
 
 async def raw(client: Client, head: str, body: bytes) -> bytes:
-    """Return the whole answer without what differs between requests."""
+    """Return the whole answer without the parts that differ between requests."""
     client.writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     answer = await client.reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", answer)
@@ -81,8 +81,11 @@ async def raw(client: Client, head: str, body: bytes) -> bytes:
 async def test_answers_are_those_of_heads_that_are_looked_at(
     up: Upstream, monkeypatch: pytest.MonkeyPatch, kind: str, ids: str
 ) -> None:
-    """Byte by byte, on a clock that stands: one connection asks again and again, the others ask once, of a gateway
-    that has forgotten what it knew."""
+    """The answers are equal byte by byte, on a clock that stands still.
+
+    One run repeats requests on one connection; the other one opens a connection per request, at a gateway that has
+    forgotten the heads it knew.
+    """
     limits, allowed = KINDS[kind]
     for module in (ingress_http, call, server):
         monkeypatch.setattr(module, "monotonic", lambda: 1e6)
@@ -114,7 +117,7 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
 
 
 async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: Upstream) -> None:
-    """Bodies whole, in two pieces, of other lengths, and none at all."""
+    """Bodies come whole, in two pieces, with other lengths, or not at all."""
     make, seen = looking()
     files = on(up.port, tenant_t("limit = { requests_per_s = 0.01, burst = 40 }"))
     async with gateway(files, make=make) as (port, core):
@@ -123,7 +126,7 @@ async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: 
             for number in range(60):
                 size = (4, 900, 0)[number % 3]
                 head = HEAD.encode() + b"content-length: %d\r\n\r\n" % size
-                if number % 2 and number < 40:  # a refused request whose body is not here ends its connection
+                if number % 2 and number < 40:  # a refused request whose body has not arrived ends its connection
                     client.writer.write(head)
                     await until(lambda size=size: core.pools["p"].calls >= (size > 0))  # type: ignore[misc]
                     head = b""

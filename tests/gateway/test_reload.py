@@ -26,7 +26,7 @@ async def up() -> AsyncIterator[Upstream]:
 async def test_keys_come_and_go_on_an_open_connection(up: Upstream) -> None:
     files = documents([up.port])
     async with gateway(files) as (port, core), Client(port) as gold, Client(port) as fresh:
-        for _ in range(3):  # long enough for the head to be recognised
+        for _ in range(3):  # often enough for the head to be recognised
             assert (await gold.ask(INFER)).status == 200
         assert (await fresh.ask(INFER, key="new")).status == 401
         core.adopt(compile_documents(changed(files, digest(GOLD), digest("new"))))
@@ -154,7 +154,7 @@ async def test_thousands_of_tenants_are_let_go_bit_by_bit(up: Upstream, tmp_path
 
 
 async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream) -> None:
-    """Pools that come, go and change, other keys, other limits: every call is answered, and everything given back."""
+    """Pools come, go and change, as do keys and limits: every call is answered, and all permits and bytes return."""
     swapped, asked = asyncio.Event(), 0
 
     async def answer(seen: Seen) -> bytes:
@@ -197,7 +197,7 @@ async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream)
             before = asked + len(statuses)
             core.adopt(sets[number % len(sets)])
             await core.close_left_pools()
-            swapped.set()  # what was under way is answered by a gateway with other documents
+            swapped.set()  # a call under way is answered although the gateway has other documents
             swapped = asyncio.Event()
             await until(lambda before=before: callers.done() or asked + len(statuses) > before)  # type: ignore[misc]
         swapped.set()

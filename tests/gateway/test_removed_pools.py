@@ -38,7 +38,7 @@ def without(core: Gateway, *gone: str, **changed: Pool) -> None:
 
 
 async def test_a_call_whose_body_comes_in_outlives_its_pool_and_leaves_no_connection(up: Upstream) -> None:
-    """The pool looked unused, was closed, and its next connection was kept for ever."""
+    """A pool with such a call is still used: it is not closed, and keeps no connection after the call."""
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         old = core.pools["p"]
         client.writer.write(HALF)
@@ -53,7 +53,7 @@ async def test_a_call_whose_body_comes_in_outlives_its_pool_and_leaves_no_connec
 
 
 async def test_equal_calls_whose_pool_leaves_while_their_bodies_come_in_are_made(up: Upstream) -> None:
-    """The flight looked for its pool by name: KeyError, and the client saw its connection reset."""
+    """Equal calls keep the pool that they began with, and do not look it up by its name, which is gone."""
     async with house(FLOWN) as it, Client(it.port) as one, Client(it.port) as other:
         old, pool = it.core.pools["p0"], it.core.snapshot.pools["p0"]
         held = it.ups[0].answer = Held()
@@ -63,7 +63,7 @@ async def test_equal_calls_whose_pool_leaves_while_their_bodies_come_in_are_made
         without(it.core, "p0")
         one.writer.write(b"dy")
         await until(lambda: it.members() == 1)
-        without(it.core, p0=pool)  # and comes back: another pool, whose permits are others
+        without(it.core, p0=pool)  # the name comes back as another pool, which has permits of its own
         other.writer.write(b"dy")
         await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 1)
         held.go.release()
@@ -73,9 +73,9 @@ async def test_equal_calls_whose_pool_leaves_while_their_bodies_come_in_are_made
 
 
 async def test_a_call_that_waits_for_a_server_of_a_removed_pool_is_sent_when_it_comes() -> None:
-    """Nobody looked after removed pools: it waited until its deadline."""
+    """A pool that was removed is watched as long as calls wait for its servers."""
     late, gone = Upstream(), socket.socket()
-    gone.bind(("127.0.0.1", 0))  # held, and refuses connections until it listens
+    gone.bind(("127.0.0.1", 0))  # connections are refused until it listens
     async with gateway(documents([gone.getsockname()[1]])) as (port, core), Client(port) as client:
         client.send(INFER, b"x")
         old = core.pools["p"]
@@ -88,7 +88,9 @@ async def test_a_call_that_waits_for_a_server_of_a_removed_pool_is_sent_when_it_
 
 
 async def test_the_probe_of_an_endpoint_that_leaves_keeps_no_connection(up: Upstream) -> None:
-    """Its connection came back to a list that was closed before, once for each pod that went."""
+    """A probe that ends after its endpoint has left closes its connection, instead of adding one for each pod that
+    goes.
+    """
     asked, go = asyncio.Event(), asyncio.Event()
 
     async def slow(seen: Seen) -> bytes:
@@ -112,7 +114,7 @@ async def test_the_probe_of_an_endpoint_that_leaves_keeps_no_connection(up: Upst
 
 
 async def test_connections_that_are_too_old_to_be_used_are_closed(up: Upstream) -> None:
-    """A burst's connections stayed open until somebody happened to reach them in the list."""
+    """They need not wait until a call happens to find them in the list of idle connections."""
     files = documents([up.port], pool=PROBED)
     async with gateway(files) as (port, core), Client(port) as one, Client(port) as other:
         core.endpoint_watch.tick_s = 0.01
@@ -133,7 +135,7 @@ async def test_connections_that_are_too_old_to_be_used_are_closed(up: Upstream) 
 async def test_a_lookup_that_ends_after_the_documents_changed_says_nothing(
     up: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name's late addresses replaced those that the documents list by now, for good."""
+    """Otherwise the late addresses of a name would replace those that the documents list now, for good."""
     began, go = asyncio.Event(), asyncio.Event()
 
     class Late(ScriptedDiscovery):
@@ -157,7 +159,7 @@ async def test_a_lookup_that_ends_after_the_documents_changed_says_nothing(
 
 
 async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(up: Upstream) -> None:
-    """It came first each time and used all probes that there may be."""
+    """The large pool comes first in the order, and could use all probes that are allowed at a time."""
     files = with_probe([up.port])
     down = ", ".join(f'"127.0.0.1:{port}"' for port in range(1, 41))
     pool = f"[pools.a]\nendpoints = [{down}]\n{PROBED}\n[pools.p]"
@@ -172,7 +174,7 @@ async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(
 
 
 async def test_calls_that_queued_when_the_last_server_went_hear_that_there_is_none() -> None:
-    """A call that came a moment later got that answer; these got 504, as if the pool were only slow."""
+    """They get the same answer as a call that comes a moment later, not 504, as if the pool were only slow."""
     async with AsyncExitStack() as stack:
         files = documents([stack.enter_context(nobody())], max_inflight=1)
         port, core = await stack.enter_async_context(gateway(files))

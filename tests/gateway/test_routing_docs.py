@@ -1,4 +1,6 @@
-"""docs/routing.md: its examples are one good set with the effects it describes, its bounds are those of the code."""
+"""docs/routing.md: its examples form one valid set with the effects it describes, and its bounds are those of the
+code.
+"""
 
 import argparse
 import re

@@ -1,4 +1,6 @@
-"""Second tries and second copies: never more than two requests for a call, a tenth in all, and none too few."""
+"""Second tries and second copies: at most two requests for a call, at most a tenth in all, and no fewer than
+allowed.
+"""
 
 import asyncio
 import socket
@@ -48,8 +50,9 @@ async def ups() -> AsyncIterator[list[Upstream]]:
 
 
 def in_turn(ups: list[Upstream], *answers: bytes | Late) -> list[Upstream]:
-    """Let the servers give these answers in turn, whichever is asked, and then 200; returns the list of servers that
-    were asked.
+    """Let the servers give these answers in turn, whichever is called, and then 200.
+
+    Returns a list to which each server is added when it is called.
     """
     asked: list[Upstream] = []
     without: set[Upstream] = set()
@@ -86,7 +89,7 @@ def outstanding(core: Gateway) -> int:
 
 
 async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
-    """Only errors whose head and body came in one packet were read: servers that write twice were not asked again."""
+    """An error counts also if its body comes in another packet than its head."""
     asked = connected = 0
 
     async def twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,7 +113,7 @@ async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
 
 
 async def test_a_hedged_route_goes_elsewhere_at_once_when_it_is_refused(ups: list[Upstream]) -> None:
-    """The timer of a second copy that was far away kept the call from being tried again."""
+    """A refused call is tried again at once, although its second copy is not due for a long time."""
     asked = in_turn(ups, REFUSED)
     files = first_route(documents(ports(ups)), HEDGED.replace("30", "60000"))
     async with gateway(files) as (port, core), Client(port) as client:
@@ -120,7 +123,7 @@ async def test_a_hedged_route_goes_elsewhere_at_once_when_it_is_refused(ups: lis
 
 @pytest.mark.parametrize("refusal", [ABSENT, REFUSED], ids=["absent", "full"])
 async def test_a_second_copy_that_is_refused_is_not_sent_a_third_time(ups: list[Upstream], refusal: bytes) -> None:
-    """It took the call over and was tried again: three requests for one call."""
+    """The second copy's refusal must not be tried again: there would be three requests for one call."""
     first = Late(ok(b"first"))
     asked = in_turn(ups, first, refusal)
     async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
@@ -133,7 +136,7 @@ async def test_a_second_copy_that_is_refused_is_not_sent_a_third_time(ups: list[
 
 
 async def test_a_first_copy_that_is_refused_late_leaves_the_call_to_the_second(ups: list[Upstream]) -> None:
-    """Its 503 was passed on, and the copy that was under way was dropped."""
+    """The refusal of the first copy must not be passed on while the second copy is under way."""
     first, second = Late(REFUSED), Late(ok(b"second"))
     asked = in_turn(ups, first, second)
     async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
@@ -158,7 +161,7 @@ async def test_copies_that_break_count_against_their_servers(ups: list[Upstream]
 
 
 async def test_what_was_not_sent_allows_no_second_tries() -> None:
-    """Answers from the cache, and refusals, counted as requests: ten sent calls could be repeated ten times."""
+    """Answers from the cache, and refused calls, are no requests, and add nothing to the budget of second tries."""
     async with house(CACHED) as it, Client(it.port) as client:
         still(it.core)
         for _ in range(100):
@@ -169,7 +172,7 @@ async def test_what_was_not_sent_allows_no_second_tries() -> None:
 
 
 async def test_a_session_stays_with_its_server_also_when_that_is_full(ups: list[Upstream]) -> None:
-    """Another server knows nothing of it; but one that has not the model cannot know it either."""
+    """Another server does not know the session; but a server without the model cannot know it either."""
     asked = in_turn(ups, REFUSED, ok(), ABSENT, ok(), ok())
     route = '[[routes]]\nmodel = "*"\npool = "p"\nsticky = "header:x-session"\nidempotent = true\nhedge_ms = 1\n'
     async with gateway(first_route(documents(ports(ups)), route)) as (port, core), Client(port) as client:
@@ -181,7 +184,7 @@ async def test_a_session_stays_with_its_server_also_when_that_is_full(ups: list[
 
         assert [await say(), await say()] == [503, 200] and asked[0] is asked[1] and len(asked) == 2
         assert await say() == 200 and asked[2] is asked[0] is not asked[3]
-        assert await say() == 200 and asked[4] is asked[3] and len(asked) == 5  # and that is remembered
+        assert await say() == 200 and asked[4] is asked[3] and len(asked) == 5  # the new server is remembered
         late = Late(ok())
         asked = in_turn(ups, late)
         saying = asyncio.ensure_future(say())
@@ -189,11 +192,11 @@ async def test_a_session_stays_with_its_server_also_when_that_is_full(ups: list[
         (hedge,) = [connection.call._trouble._hedge for connection in core_connections(core)]
         await until(lambda: hedge._timer.when() < asyncio.get_running_loop().time())
         late.go.set()
-        assert await saying == 200 and core.pools["p"].retries.spent == 1  # no second copy elsewhere
+        assert await saying == 200 and core.pools["p"].retries.spent == 1  # there was no second copy at another server
 
 
 async def test_a_service_that_is_full_after_its_model_ran_is_not_asked_again(ups: list[Upstream]) -> None:
-    """It has no worker left for what comes after: the model would run twice."""
+    """The service lacks a worker for what follows the model call, and to try again would run the model twice."""
     full = ok(b'{"error":{"reason":"saturated"}}', "x-oriel-cost-us: 900\r\n", "503 No")
     asked = in_turn(ups, full, full.replace(b"900", b"0"))
     async with gateway(documents(ports(ups))) as (port, _), Client(port) as client:
@@ -202,7 +205,7 @@ async def test_a_service_that_is_full_after_its_model_ran_is_not_asked_again(ups
 
 
 class Inside(Gateway):
-    """An inner gateway: keys are not forwarded, so it takes every caller for its first tenant."""
+    """An inner gateway. Keys are not forwarded to it, so it takes every caller for its first tenant."""
 
     def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
         return next(iter(self.snapshot.keys.values()))
@@ -210,7 +213,9 @@ class Inside(Gateway):
 
 @pytest.mark.parametrize("failure", [REFUSED, b""], ids=["full", "broken"])
 async def test_what_one_hop_tried_again_the_hop_before_does_not(ups: list[Upstream], failure: bytes) -> None:
-    """R9: gateway, gateway, servers that fail: 120 requests came of 100."""
+    """R9: a gateway behind a gateway: of 100 calls to failing servers at most 111 requests come, where both retry 120
+    would.
+    """
     asked = in_turn(ups, *[failure] * 1000)
     async with AsyncExitStack() as stack:
         hops = [
@@ -224,12 +229,13 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(ups: list[Upstre
         client = await stack.enter_async_context(Client(outer))
         for _ in range(100):
             reply = await client.ask(INFER, b"x")
-            assert reply.status == 502 or reply.headers["x-oriel-retry"] == "spent"  # for those in front of both
-        assert 105 <= len(asked) <= 111  # a tenth, that each of two rounds up
+            # the header tells a hop further in front not to try again
+            assert reply.status == 502 or reply.headers["x-oriel-retry"] == "spent"
+        assert 105 <= len(asked) <= 111  # a tenth, which each of the two inner gateways rounds up
 
 
 async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once() -> None:
-    """It compared each with each: 1.8 s of the gateway's time for one call."""
+    """Comparing each server with all others would take 1.8 s of the gateway's time for one call."""
     gate = PoolGate(pool(1000))
     attempts, down = Attempts(gate.endpoints, gate.retries, "digits"), UpstreamUnreachable("down")
     asked = []
@@ -240,11 +246,12 @@ async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once
         decision = attempts.failed(decision.endpoint, down, 1.0, kept=True, sent=False, twice=False)
         assert len(attempts.tried) == 1
     assert len(asked) == len(set(asked)) == 1000
-    assert len({id(endpoint.memo) for endpoint in gate.endpoints}) == 1  # or their answers' headers fill a gigabyte
+    # otherwise the memorised headers of all answers would fill a gigabyte
+    assert len({id(endpoint.memo) for endpoint in gate.endpoints}) == 1
 
 
 async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:
-    """A client that left a long answer made its server look as slow as the answer was long."""
+    """A client that leaves during a long answer must not make the server look as slow as the answer was long."""
 
     async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -264,7 +271,7 @@ async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:
 
 
 async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> None:
-    """It was hedged and repeated as its original would be; and its server could fail for ever unseen."""
+    """A copy is neither hedged nor repeated as its original would be, but its failures count for its server."""
     async with house(SHADOWED + "idempotent = true\nhedge_ms = 5\n", per_pool=2) as it:
         shadows = it.ups[2:]
         late = Late(ok(b"no", status="500 No"))
@@ -273,7 +280,7 @@ async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> Non
             for number in (1, 2):
                 assert (await client.ask(INFER, b"x")).status == 200
                 await until(lambda number=number: len(asked) == number)  # type: ignore[misc]
-                await asyncio.sleep(0.02)  # four times what a second copy would wait
+                await asyncio.sleep(0.02)  # four times the delay of a second copy
                 late.go.set()
                 await until(lambda number=number: sum(copies(it.core).values()) == number)  # type: ignore[misc]
         assert copies(it.core) == {"status_differs": 1.0, "failed": 1.0} and len(asked) == 2
@@ -283,7 +290,7 @@ async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> Non
 
 
 async def test_a_large_post_is_not_sent_on_a_connection_that_is_being_closed() -> None:
-    """Its body is not kept, so what a small one survives was a 502: R11 for images."""
+    """R11: such a body is not kept to be sent again, so the gateway looks for a FIN before it sends."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(TIMEOUT_S)
     body = b"x" * 100_000
@@ -308,7 +315,7 @@ async def test_a_large_post_is_not_sent_on_a_connection_that_is_being_closed() -
 
         def closing(*args: Any, **more: Any) -> Any:
             if args[4]:
-                kept.close()  # the FIN is in this kernel, the loop has not seen it
+                kept.close()  # the kernel has received the FIN, and the loop has not read it
             return begin(*args, **more)
 
         call_port.begin = closing  # type: ignore[method-assign]
@@ -321,7 +328,7 @@ async def test_a_large_post_is_not_sent_on_a_connection_that_is_being_closed() -
 
 
 async def test_a_connection_that_is_lost_as_soon_as_it_is_made_fails_its_call(ups: list[Upstream]) -> None:
-    """Nobody listened between the two: the call waited until its deadline."""
+    """The connection ends before the call listens to it; the call must not wait until its deadline."""
     loop = asyncio.get_running_loop()
 
     class Losing:
@@ -343,7 +350,9 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_made_fails_its_call(up
 
 
 async def test_a_server_that_speaks_first_is_not_waited_for() -> None:
-    """A mail server, or a port for gRPC: the call waited for the rest of the line until its deadline."""
+    """A mail server, or a gRPC port, sends bytes before any request; the call must not wait for the rest of the
+    line.
+    """
 
     async def speak_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -358,7 +367,7 @@ async def test_a_server_that_speaks_first_is_not_waited_for() -> None:
 
 
 async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(ups: list[Upstream]) -> None:
-    """R11b: the probe that was due when it stopped had a second's time, and was waited for first: 1.5 s in all."""
+    """R11b: the probe under way has a second's time; waiting for it first would take 1.5 s in all."""
     hanging = False
 
     async def hangs(seen: Seen) -> bytes:
@@ -371,7 +380,8 @@ async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(u
         core.endpoint_watch.probe_timeout_s = 60.0
         these = core.pools["p"].endpoints
         await until(lambda: all(one.reach is Reach.READY for one in these))
-        assert (await client.ask(INFER)).status == 200  # or it is not asked, because it does not say what it has
+        # the endpoint is not asked for models, because it does not report them
+        assert (await client.ask(INFER)).status == 200
         hanging = True
         await until(lambda: these[0].probing)
         these[1].note_answer(monotonic(), 5.0)  # so that the call goes to the first one
@@ -381,7 +391,9 @@ async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(u
 
 
 async def test_names_of_models_that_nobody_has_leave_something_of_the_budget(ups: list[Upstream]) -> None:
-    """Whoever asked for such names all the time kept everybody else's calls from a second try."""
+    """Calls for names of models that no server has use up only a part of the budget, so that others can be tried
+    again.
+    """
     asked = in_turn(ups, *[ABSENT] * 1000)
     async with gateway(documents(ports(ups))) as (port, core), Client(port) as client:
         still(core)
@@ -393,7 +405,7 @@ async def test_names_of_models_that_nobody_has_leave_something_of_the_budget(ups
 
 
 async def test_a_connection_that_was_answered_before_it_took_the_request_is_not_used_again() -> None:
-    """The next call waited behind a body that nobody reads."""
+    """The next call would wait behind a body that the server does not read."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     listener.settimeout(TIMEOUT_S)
@@ -416,7 +428,7 @@ async def test_a_connection_that_was_answered_before_it_took_the_request_is_not_
 
 
 async def test_an_answer_that_was_not_the_calls_is_not_its_answer(ups: list[Upstream]) -> None:
-    """The refusal's time stood as the answer's, before the request that was sent after it: -3 ms of latency."""
+    """An answer that ended before the request was sent is another one's: its latency would be negative."""
     in_turn(ups, REFUSED, b"")
     async with gateway(documents(ports(ups))) as (port, core), Client(port) as client:
         assert (await client.ask(INFER, b"x", headers="x-request-id: r\r\n")).status == 502

@@ -1,6 +1,6 @@
-"""R30: everything a busy gateway process wrote is searched for every secret it was given.
+"""R30: everything that a busy gateway process wrote is searched for every secret that it was given.
 
-The same process shows that keys come and go and bad documents change nothing while it serves.
+The same process shows that keys come and go, and that bad documents change nothing, while it serves.
 """
 
 import asyncio
@@ -127,8 +127,8 @@ async def search(up: Upstream, tmp_path: Path, endpoint: str, spans: list[bytes]
         answers += await bad_documents(it, tmp_path, text)
         command = Path(f"/proc/{it.process.pid}/cmdline").read_bytes()
     assert it.process.returncode == 0, it.wrote
-    assert b"gateway.request" in b"".join(spans), "no span came: nothing was proven"
-    assert b"not usable" in it.wrote, "no log line came: nothing was proven"
+    assert b"gateway.request" in b"".join(spans), "no span came, so nothing is proven"
+    assert b"not usable" in it.wrote, "no log line came, so nothing is proven"
     everything = b"\n".join([it.wrote, command, *spans, *answers])
     assert [secret for secret in secrets if secret.encode() in everything] == []
     upstreams = "".join(seen.head for seen in up.seen)
@@ -163,7 +163,7 @@ async def busy(it: Running, good: str, bad: str) -> list[bytes]:
     async with Client(it.http) as client:
         client.writer.write(f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key : {GOLD}\r\n\r\n".encode())
         answers.append(await client.reader.read())
-    for key in (GOLD, good, WRONG, bad):  # the upstream speaks no gRPC: all four end in an error
+    for key in (GOLD, good, WRONG, bad):  # the upstream speaks no gRPC, so all four calls end in an error
         with pytest.raises(InferenceServerException) as caught:
             await infer(f"127.0.0.1:{it.grpc}", "digits", key, extra={"x-request-timeout-ms": "500"})
         answers.append(str(caught.value).encode())

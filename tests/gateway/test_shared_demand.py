@@ -35,7 +35,7 @@ async def test_any_number_of_gateways_plans_for_the_demand_of_all(count: int) ->
 
 
 async def test_a_call_at_one_gateway_is_pushed_by_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Neither comes to its turn by itself: what the other knows, it was told.
+    # No plan is made by itself: what a gateway knows of the other one was sent to it.
     monkeypatch.setattr("oriel_gateway.pools.scaling.PLAN_EVERY_S", 1000.0)
     with nobody() as closed:
         async with gateways(2, scaled(closed)) as ((port, one), (_, two)), Client(port) as client:
@@ -56,7 +56,7 @@ class Lost:
 
 
 class Quiet:
-    """Its edges end again and again, as they do in Redis after a minute without one."""
+    """An exchange whose streams end again and again, as they do in Redis after a minute without an edge."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -1,4 +1,4 @@
-"""Equal calls at the same time are made once; how the first of them and the others end."""
+"""Equal calls at the same time are made once: how the first of them and the others end."""
 
 import asyncio
 from time import monotonic
@@ -29,7 +29,7 @@ async def test_equal_calls_at_the_same_time_are_made_once() -> None:
         assert sorted(reply.headers["x-oriel-cache"] for reply in replies) == ["joined"] * 4 + ["miss"]
         assert {reply.headers["x-request-id"] for reply in replies} == {f"r{n}" for n in range(5)}
         held.go.release()
-        assert (await ask(it.port)).headers["x-oriel-cache"] == "miss"  # nothing is kept without cache_s
+        assert (await ask(it.port)).headers["x-oriel-cache"] == "miss"  # without cache_s no answer is kept
         assert it.idle()
 
 
@@ -53,7 +53,7 @@ async def test_a_founder_that_leaves_fails_nobody_and_the_last_one_frees_everyth
 
 
 async def test_who_leaves_an_equal_call_pays_for_what_was_sent() -> None:
-    """On a deterministic route nothing was paid by whoever left before the answer: requests and computing were free."""
+    """A caller that leaves before the answer pays for the request and the computing time like any other."""
     tenant = f'[tenants.q]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-q")}" }}]\n'
     tenant += "limit = { requests_per_day = 100, compute_ms_per_day = 1000000 }\n"
     async with house(FLOWN + tenant) as it:
@@ -68,14 +68,14 @@ async def test_who_leaves_an_equal_call_pays_for_what_was_sent() -> None:
             one.send(INFER, b"x", key="key-q")
             two.send(INFER, b"x", key="key-q")
             await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 1)
-            assert used() == (2, 20_000), "10 ms are reserved for each"
+            assert used() == (2, 20_000), "10 ms are reserved for each of the two"
             sent = monotonic()
             await until(lambda: monotonic() - sent >= 0.1)
         await until(lambda: it.idle())
         requests, compute_us = used()
         took_us = (monotonic() - began) * 1e6
-        assert requests == 2 and 100_000 <= compute_us <= took_us, "both asked; the work was done once"
-        # One that waits for the permit of another tenant's call and leaves has cost nothing.
+        assert requests == 2 and 100_000 <= compute_us <= took_us, "both requests count, the computing time only once"
+        # A call that leaves while it waits for the permit of another tenant's call costs nothing.
         async with Client(it.port) as full, Client(it.port) as waits:
             for number in range(8):
                 full.send(INFER, b"%d" % number)
@@ -91,7 +91,7 @@ async def test_who_leaves_an_equal_call_pays_for_what_was_sent() -> None:
             await full.reply()
         held.go.release()
 
-        # And an upstream that breaks after it was sent to has been asked.
+        # A call counts as sent also if the upstream closes the connection without an answer.
         async def broken(seen: Seen) -> bytes:
             return b""
 
@@ -114,7 +114,7 @@ async def test_members_keep_their_own_deadlines() -> None:
 
 
 async def test_an_error_is_for_the_founder_and_one_of_the_others_leads_them_again() -> None:
-    """All of them went to a server that had just failed, at once."""
+    """Otherwise all of them would go at once to a server that has just failed."""
     async with house(FLOWN) as it:
         up = it.ups[0]
         held = up.answer = Held(ok(b"request first failed", status="500 Oops"))
@@ -134,7 +134,7 @@ async def test_an_error_is_for_the_founder_and_one_of_the_others_leads_them_agai
 
 
 async def test_after_two_errors_each_goes_on_its_own() -> None:
-    """One after the other they would pass their deadlines in line."""
+    """If each of them led in turn, they would pass their deadlines in the queue."""
     async with house(FLOWN) as it:
         up = it.ups[0]
         held = up.answer = Held(ok(b"no", status="500 Oops"))
@@ -206,5 +206,5 @@ async def test_an_upstream_that_breaks_twice_fails_the_founder_only_with_its_own
         it.ups[0].answer = broken_again
         held.go.release()
         assert (await first).status == 502 and {(await reply).body for reply in rest} == {b"fine"}
-        assert len(it.ups[0].seen) <= 4, "they did not all go at once"
+        assert len(it.ups[0].seen) <= 4, "the calls did not all go at once"
         await until(it.idle)

@@ -38,10 +38,10 @@ async def test_a_short_soak_answers_everything(collector: str, tmp_path: Path) -
         <= reasons
         <= {"answered", "unauthenticated", "not_found", "client_left"}
     )
-    assert text.count("\n") >= found["requests"], "warm-up and refusals come on top"
+    assert text.count("\n") >= found["requests"], "warm-up and refused calls come on top"
     assert not [key for key in soak.KEYS.values() if key in text]
     assert found["requests"] and not found["not_200"] and found["refused_as_meant"]
     if collector == "blackhole":
         assert found["rss_last_mib"] - found["rss_first_mib"] < 32
         assert found["spans_dropped"], "a lost span is counted"
-    assert found["stop_s"] < 15, "the promise is 2 s; the rest is head room for a busy machine"
+    assert found["stop_s"] < 15, "the bound is 2 s; the rest leaves room for a busy machine"

@@ -35,7 +35,7 @@ class House:
     ingress: Any
 
     async def infer(self, body: bytes = b"x", *, model: str = "digits", version: str = "", **metadata: str) -> Any:
-        """The answer and its metadata."""
+        """Return the answer and its metadata."""
         metadata.setdefault("x_api_key", GOLD)
         request = service_pb2.ModelInferRequest(model_name=model, model_version=version, raw_input_contents=[body])
         pairs = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
@@ -154,7 +154,7 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         answers = await asyncio.gather(*asking)
         assert len(backend.seen) == 1 and {answer.model_name for answer, _ in answers} == {"digits"}
         assert sorted(trailing["x-oriel-cache"] for _, trailing in answers) == ["joined"] * 3 + ["miss"]
-        for _, trailing in answers:  # one of them stands for the call that was made
+        for _, trailing in answers:  # one answer's metadata is that of the call which was made
             assert ("gateway-upstream" in trailing["server-timing"]) == (trailing["x-oriel-cache"] == "miss")
         assert {trailing["x-request-id"] for _, trailing in answers} == {f"r{n}" for n in range(4)}
         decisions = [one for n in range(4) for one in it.core.records.decisions.of(f"r{n}")]
@@ -200,9 +200,9 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
         backend.hold.set()
         for outcome in await asyncio.gather(*failing, return_exceptions=True):
             assert isinstance(outcome, aio.AioRpcError) and outcome.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert len(backend.seen) == 3  # the second asked for itself
+        assert len(backend.seen) == 3  # the second caller's call was made for itself
         backend.hold = asyncio.Event()
-        # One of those that followed leads once more, and after that each asks for itself.
+        # One of the calls that waited leads once more, and after that each is made for itself.
         failing = [asyncio.ensure_future(it.infer(model="broken")) for _ in range(5)]
         await until(lambda: len(backend.seen) == 4)
         flight = next(iter(it.core.routing.flights._open.values()))
@@ -247,7 +247,7 @@ async def test_a_call_that_finds_no_server_goes_on_to_the_next_pool() -> None:
         assert answer.model_name == "digits" and trailing["x-oriel-route"] == "r; fallback=p1"
         (_, _, metadata, left_s) = it.backends[1].seen[0]
         assert metadata["x-oriel-fallback"] == "true" and metadata["x-oriel-tenant"] == "op" and 0.0 < left_s <= 8.0
-        with pytest.raises(aio.AioRpcError) as caught:  # another gateway has sent it on already
+        with pytest.raises(aio.AioRpcError) as caught:  # another gateway has already sent the call on
             await it.channel.unary_unary(INFER)(
                 service_pb2.ModelInferRequest(model_name="digits").SerializeToString(),
                 metadata=(("x-api-key", GOLD), ("x-oriel-fallback", "true")),

@@ -83,7 +83,7 @@ split_by = "header:x-user"
         assert not users[0] & users[1]
         assert all(seen.head.startswith("POST /v2/models/digits/versions/3/infer ") for seen in second.seen)
         assert all(seen.head.startswith(f"POST {INFER} ") for seen in first.seen)
-        # A version that the client names is what it gets, on whichever side it is.
+        # A client that names a version gets that version, whichever side of the split it is on.
         await client.ask("/v2/models/digits/versions/9/infer", b"x", headers=f"x-user: {users[1].pop()}\r\n")
         assert second.seen[-1].head.startswith("POST /v2/models/digits/versions/9/infer ")
         assert "x-oriel-route" not in (await client.ask(INFER, b"x")).headers
@@ -122,7 +122,7 @@ async def test_equal_values_meet_the_same_endpoint_until_it_is_gone() -> None:
         gone = places["s0"]
         endpoint = next(e for e in it.core.pools["p0"].endpoints if e.port == it.ups[gone].port)
         assert await it.core.pools["p0"].endpoints[0].close() is None
-        endpoint.port = 1  # nobody listens there any more
+        endpoint.port = 1  # from now on no server listens there
         for up in it.ups:
             up.seen.clear()
         for connection in list(endpoint.idle):

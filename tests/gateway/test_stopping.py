@@ -32,7 +32,7 @@ async def test_calls_without_a_server_are_refused_when_the_gateway_is_about_to_e
             await until(lambda: core.pools["p"].endpoints.parked == 4)
             core.refuse_waiting()
             assert all([refused(await each) for each in waiting])
-            assert refused(await ask(front))  # one that comes later does not begin to wait
+            assert refused(await ask(front))  # a call that comes later is refused at once
             await until(lambda: idle(core) and not core.pools["p"].calls)
 
 
@@ -54,7 +54,7 @@ async def test_calls_without_a_permit_are_refused_and_those_that_were_sent_are_a
             assert all([refused(await each) for each in waiting])
             go.set()
             assert (await sent).status == 200
-            assert (await ask(front)).status == 200  # for one that need not wait there is still time
+            assert (await ask(front)).status == 200  # there is still time for a call that need not wait
         assert len(up.seen) == 2
 
 
@@ -74,7 +74,7 @@ async def test_grpc_calls_without_a_permit_are_refused_and_those_that_were_sent_
 
 
 async def test_sigterm_answers_calls_that_wait_for_a_server(tmp_path: Path) -> None:
-    """25 s after it they were cut without an answer; here 5 s of these have passed already."""
+    """SIGTERM leaves 25 s in all, of which 5 s have passed here: waiting calls are answered before they are cut off."""
     prelude = "from oriel_gateway import app; app.DRAIN_S = 1.0 + app.REFUSE_S"
     with nobody() as port:
         async with (

@@ -1,4 +1,6 @@
-"""Policy documents in an object store, through the client double: what is listed, fetched, and reported as an error."""
+"""Policy documents in an object store, through an in-memory client: what is listed, fetched, and reported as an
+error.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A gRPC stream is no way around what holds for calls: limits, revocation, the one spelling of a version."""
+"""The rules for calls hold for the messages of a gRPC stream: limits, revocation, one spelling of a version."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -63,10 +63,11 @@ async def test_messages_that_are_sent_without_waiting_count_as_well(shared: bool
     backend = Backend()
     files = limited("limit = { requests_per_day = 3, concurrency = 1 }")
     async with stack(backend, files=files, shared=shared) as (address, core):
-        # All in one piece: a client that writes on meanwhile may report its own failed write instead of the status.
+        # All messages at once: a client that is still writing may report its failed write instead of the status.
         answer = await raw_call(address, STREAM, {"x-api-key": BRONZE}, framed(infer("digits")) * 10)
         assert CODES[answer.status] == "RESOURCE_EXHAUSTED"
-        assert len(backend.seen) <= 3 and idle(core)  # the refusal may overtake all that was let through
+        # the refusal may arrive before answers to messages that were let through
+        assert len(backend.seen) <= 3 and idle(core)
 
 
 async def test_a_stream_does_not_reach_another_models_limit_unseen() -> None:
@@ -91,7 +92,8 @@ async def test_a_stream_faster_than_its_rate_is_held_back_and_loses_nothing(shar
         loop = asyncio.get_running_loop()
         began = loop.time()
         assert len(await send(address, [infer("digits")] * 12)) == 12
-        assert loop.time() - began >= 0.095  # ten beyond the burst: the least there can be, no bound on this machine
+        # ten messages beyond the burst take at least this long; no machine can be too slow
+        assert loop.time() - began >= 0.095
 
 
 async def test_a_key_revoked_while_the_first_message_is_awaited_does_not_count() -> None:
@@ -115,7 +117,7 @@ async def test_a_key_revoked_while_the_first_message_is_awaited_does_not_count()
 
 
 async def arrived() -> None:
-    """Until a caller was identified."""
+    """Wait until a caller has been identified."""
     seen = asyncio.Event()
 
     def identifying(*args: Any) -> ApiKey:
@@ -130,7 +132,7 @@ async def arrived() -> None:
 
 @pytest.mark.parametrize("version", ["01", "007", "-1", "1 ", "9" * 19, "+1"])
 async def test_a_version_has_one_spelling(version: str) -> None:
-    """A server reads 01 as 1: a route for version 1, and the limit of that route, would not have seen it."""
+    """A server reads 01 as 1, so a route for version 1, and its limit, would not apply to it."""
     backend = Backend()
     async with stack(backend) as (address, _):
         with pytest.raises(aio.AioRpcError) as caught:
@@ -139,7 +141,7 @@ async def test_a_version_has_one_spelling(version: str) -> None:
 
 
 async def refused_after(address: str, messages: list[bytes]) -> tuple[int, str]:
-    """How many answers came, one after each message, and why no more did."""
+    """Return how many answers came, one after each message, and the reason why no more came."""
     async with aio.insecure_channel(address) as channel:
         stream = channel.stream_stream(STREAM, None, None)(metadata=(("x-api-key", BRONZE),))
         for number, message in enumerate(messages):
@@ -163,7 +165,7 @@ async def test_a_stream_takes_a_slot_of_another_model_and_gives_it_back(shared: 
     async with stack(backend, files=lambda p: widen(files(p)), shared=shared) as (address, _):
         async with aio.insecure_channel(address) as channel:
             first = channel.stream_stream(STREAM, None, None)(metadata=(("x-api-key", BRONZE),))
-            for model in ("digits", "big", "digits", "big"):  # one slot, however many messages
+            for model in ("digits", "big", "digits", "big"):  # one slot is taken, however many messages are sent
                 await first.write(infer(model))
                 assert await first.read() is not aio.EOF
             other = [infer("digits"), infer("digits"), infer("big"), infer("big")]
@@ -174,7 +176,7 @@ async def test_a_stream_takes_a_slot_of_another_model_and_gives_it_back(shared: 
             async def let_through() -> bool:
                 return await refused_after(address, other) == (4, "")
 
-            await until(let_through)  # a ledger is not asked again at once
+            await until(let_through)  # after a refusal the ledger is not asked again at once
             assert await refused_after(address, [infer("big")]) == (1, "")
 
 
@@ -202,7 +204,7 @@ async def test_bytes_beyond_the_burst_hold_the_next_message_of_a_stream_back(sha
         began = loop.time()
         large = service_pb2.ModelInferRequest(model_name="big", raw_input_contents=[bytes(1000)]).SerializeToString()
         assert len(await send(address, [infer("digits"), *[large] * 5])) == 6
-        assert loop.time() - began >= 0.18  # four messages beyond the burst: the least there can be
+        assert loop.time() - began >= 0.18  # four messages beyond the burst take at least this long
 
 
 def compute_left(desk: Desk, grant: Grant, model: str) -> float:
@@ -211,7 +213,9 @@ def compute_left(desk: Desk, grant: Grant, model: str) -> float:
 
 
 def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
-    """What came of the second model was charged to the first as well, and what a server says of the whole."""
+    """The computing time of one model is not charged to another, and a cost that a server reports for the stream is
+    shared.
+    """
     desk = Desk(
         """limits = [
             { model = "small", compute_ms_per_day = 10000 },
@@ -221,7 +225,7 @@ def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
     first = desk.take("small")
     stream = StreamGrant(first, "small", desk.now)
     desk.now += 1.0
-    stream.worked(["small"], desk.now, 1.0, desk.now)  # for the small one only
+    stream.worked(["small"], desk.now, 1.0, desk.now)  # charged to the small model only
 
     later = desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(later, Grant)
@@ -234,15 +238,15 @@ def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
     again = desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(again, Grant)
     stream.add_message(again, "big", desk.now)
-    assert compute_left(desk, later, "big") == 490_000.0, "one message's worth is reserved"
+    assert compute_left(desk, later, "big") == 490_000.0, "the estimate for one message is reserved"
     desk.now += 0.5
     stream.worked(["big"], desk.now, 1.0, desk.now)
-    with pytest.raises(Refused) as caught:  # long before it ends
+    with pytest.raises(Refused) as caught:  # long before the stream ends
         desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert caught.value.outcome is Outcome.QUOTA_EXCEEDED
 
     small, big = list(first.meters), list(later.meters)
-    stream.settle(800_000, desk.now)  # what the server says of two seconds
+    stream.settle(800_000, desk.now)  # the cost that the server reports for two seconds
     (slots,) = [meter for meter in big if meter.bound.slots]
     assert slots.left(desk.now)[0] == 2
     assert [meter.left(desk.now)[0] for meter in big if not meter.bound.slots] == [600_000.0]
@@ -257,7 +261,7 @@ BOTH = """limits = [
 
 
 class Mixed:
-    """A stream of two models with limits of each and one of both."""
+    """A stream of two models with a limit for each of them and one for both."""
 
     def __init__(self) -> None:
         self.desk = desk = Desk(BOTH)
@@ -273,7 +277,9 @@ class Mixed:
         return {name: meter.bound.limit - meter.left(self.desk.now)[0] for name, meter in self.meters.items()}
 
     def used(self) -> tuple[float, float, float]:
-        """Microseconds of computing beyond what was reserved: of the small one, of the big one, of both together."""
+        """Return the microseconds that are used beyond what is reserved: by the small model, the big one, and both
+        together.
+        """
         used = self._used()
         names = ("model:small/compute-day", "model:big/compute-day", "model:*/compute-day")
         small, big, both = (used[name] - self._before[name] for name in names)
@@ -308,11 +314,11 @@ def test_limits_of_a_streams_models_are_remembered_up_to_a_bound(monkeypatch: py
         mixed.stream.add_message(further, f"m{n}", now)
     for n in range(5):
         mixed.stream.answered(100, f"m{n}", now)
-    assert len(mixed.stream._models) == 3 and mixed.bytes() == (400, 400), "all but the third model's"
+    assert len(mixed.stream._models) == 3 and mixed.bytes() == (400, 400), "all but the bytes of the third model"
 
 
 def test_a_model_that_says_more_was_at_work_all_the_time() -> None:
-    """A stream's cheap messages between two answers of a dear one do not pay for it."""
+    """A stream's cheap messages between two answers of an expensive model do not lower the charge for it."""
     mixed = Mixed()
     stream, desk = mixed.stream, mixed.desk
     stream.message_sent("big", [], desk.now)
@@ -328,7 +334,7 @@ def test_a_model_that_says_more_was_at_work_all_the_time() -> None:
     assert abs(small - 900_000) < 20 and abs(big - 2_800_000) < 20
     stream.settle(2_800_000, desk.now)
     for used in mixed.used()[1:]:
-        assert abs(used + 10_000 - 2_800_000) < 20, "at the end both pay the whole"
+        assert abs(used + 10_000 - 2_800_000) < 20, "at the end both are charged with the whole"
 
 
 @settings(max_examples=80, deadline=None)
@@ -369,7 +375,7 @@ def test_each_model_pays_for_the_time_that_it_was_at_work(operations: list[tuple
 
 
 class Wide(Backend):
-    """Its model `digits` answers with 50 kB."""
+    """The answers of its model `digits` have 50 kB."""
 
     async def stream(self, messages: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
         async for message in messages:
@@ -381,7 +387,7 @@ class Wide(Backend):
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_what_one_model_answers_is_not_charged_to_another(shared: bool) -> None:
-    """All answers of a stream counted for every model that it had named: 100 kB held the other one back for 99 s."""
+    """If all answers counted for every model of the stream, 100 kB of one would hold the other back for 99 s."""
     files = limited('limits = [{ model = "big", bytes_per_s = 1000, bytes_burst = 1000 }]')
     async with stack(Wide(), files=lambda p: widen(files(p)), shared=shared) as (address, _):
         async with asyncio.timeout(30):

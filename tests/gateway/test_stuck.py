@@ -41,13 +41,14 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off() -> None:
             these = core.pools["p"].endpoints
             victim = next(each for each in these if each.port == bad.port)
             await until(lambda: [each.reach for each in these] == [Reach.READY] * 2)
-            async with Client(port) as first:  # or it is not asked, because it does not say what it has
+            async with Client(port) as first:  # the endpoint is not asked for models, because it does not report them
                 assert (await first.ask(INFER)).status == 200
             hangs.set()
             await until(lambda: victim.probing)
             next(each for each in these if each is not victim).note_answer(monotonic(), 5.0)
             async with Client(port) as one, Client(port) as two, Client(port) as three:
-                for client in (one, two, three):  # whichever is asked, one of them ends there
+                # whichever server is called, one of the calls goes to the one that hangs
+                for client in (one, two, three):
                     client.send(INFER, b"x")
                     await until(lambda: victim.outstanding > 0 or len(good.seen) > 0)
                 await until(lambda: victim.outstanding > 0)
@@ -57,7 +58,7 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off() -> None:
 
 
 async def test_a_server_that_has_all_calls_and_answers_none_is_left_alone() -> None:
-    """Without a probe it is judged by its history. Nobody else answers either then: nobody else was asked."""
+    """Without a probe it is judged by its own history, as the other server answers nothing either: it has no calls."""
     async with one_of_two_hangs() as (bad, good, hangs):
         async with gateway(documents([bad.port, good.port])) as (port, core):
             these = core.pools["p"].endpoints
@@ -66,7 +67,7 @@ async def test_a_server_that_has_all_calls_and_answers_none_is_left_alone() -> N
                 while min(each.record.answers for each in these) < MIN_ANSWERS:
                     assert (await one.ask(INFER)).status == 200
                 hangs.set()
-                well.cost.observed(5.0, monotonic())  # so that the next calls go to the other one
+                well.cost.observed(5.0, monotonic())  # so that the next calls go to the server that hangs
                 one.send(INFER, b"x")
                 two.send(INFER, b"x")
                 await until(lambda: victim.outstanding == 2)

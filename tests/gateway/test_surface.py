@@ -68,7 +68,7 @@ async def test_nothing_of_the_clients_own_hop_reaches_the_upstream(up: Upstream)
         "x-oriel-timeout-ms: 999999\r\nx-oriel-anything: forged\r\nproxy-authorization: Basic c2VjcmV0\r\n"
     )
     async with gateway(documents([up.port])) as (port, _), Client(port) as client:
-        for _ in range(3):  # also when the head is recognised
+        for _ in range(3):  # the later requests have a recognised head
             assert (await client.ask(INFER, key=BRONZE, headers=forged)).status == 200
         for seen in up.seen:
             assert "forged" not in seen.head and "c2VjcmV0" not in seen.head and BRONZE not in seen.head
@@ -117,7 +117,9 @@ async def test_a_version_of_a_service_is_allowed_by_the_services_name(up: Upstre
             reply = await client.ask(f"/v1/services/digits/versions/{version}", key=BRONZE)
             assert reply.status == 200 and reply.headers["x-oriel-service-version"] == "2"
         assert up.seen[0].head.startswith("POST /v1/services/digits/versions/2 ")
-        assert up.seen[-1].head.startswith("POST /v1/services/digits/versions/2 "), "forwarded as it was judged"
+        assert up.seen[-1].head.startswith("POST /v1/services/digits/versions/2 "), (
+            "it is forwarded in the form in which it was judged"
+        )
         seen = len(up.seen)
         for path in (
             "/v1/services/other/versions/2",

@@ -106,15 +106,17 @@ async def test_one_connection_may_ask_for_another_tier_with_each_head() -> None:
             reply = await client.ask(INFER, b"{}", key=key, headers=f"{lines}x-request-id: r{number}\r\n")
             expected = asked or ("gold" if key == GOLD else "bronze")
             if key == BATCH and reply.status == 429:
-                continue  # its tenant may have two a day of this tier
+                continue  # its tenant may make two calls a day in this tier
             seen = up.seen[-1]
             band = {"gold": "0", "silver": "1", "bronze": "2"}[expected]
             assert (reply.status, seen.get("x-oriel-tier"), seen.get("x-oriel-priority")) == (200, expected, band)
-            assert seen.get("x-request-tier") is None, "the next hop is told by headers that only the gateway sends"
+            assert seen.get("x-request-tier") is None, (
+                "the next hop gets the tier in headers that only the gateway sends"
+            )
             (decided,) = core.records.decisions.of(f"r{number}")
             assert decided.tenant is not None and decided.tenant.tier.name == expected
         served = [decided.tenant for decided in core.records.decisions.where(limit=99) if decided.outcome == "answered"]
-        assert len({id(tenant) for tenant in served}) == 4, "one object per tenant and tier"
+        assert len({id(tenant) for tenant in served}) == 4, "there is one object per tenant and tier"
 
 
 async def test_what_a_client_says_in_our_own_headers_decides_nothing() -> None:
@@ -160,7 +162,7 @@ async def test_deadline_limits_and_counters_are_those_of_the_effective_tier() ->
 
 
 async def test_an_answer_of_a_service_is_kept_for_the_tier_that_got_it() -> None:
-    """A service may answer gold with more than bronze; a model does not see the tier."""
+    """A service may answer gold with more than bronze, so the tiers share no answer; a model does not see the tier."""
 
     async def answer(seen: Seen) -> bytes:
         tier = (seen.get("x-oriel-tier") or "").encode()
@@ -275,7 +277,7 @@ async def test_unary_calls_over_grpc(channel: tuple[Backend, aio.Channel]) -> No
 
 @pytest.mark.parametrize("models", [["urgent", "digits"], ["digits", "urgent"]])
 async def test_a_stream_has_one_tier(channel: tuple[Backend, aio.Channel], models: list[str]) -> None:
-    """A first message for a model above the tenant's tier would carry all later ones along."""
+    """Otherwise a first message for a model of a higher tier would raise all later messages."""
     backend, opened = channel
     call = opened.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
     stream = call(metadata=(("x-api-key", BRONZE),))
@@ -288,7 +290,7 @@ async def test_a_stream_has_one_tier(channel: tuple[Backend, aio.Channel], model
     assert caught.value.code().name == "INVALID_ARGUMENT" and "open another for it" in (caught.value.details() or "")
     assert {seen["x-oriel-tier"] for _, _, seen, _ in backend.seen} == {"gold" if models[0] == "urgent" else "bronze"}
     gold = call(metadata=(("x-api-key", GOLD),))
-    for each in ("digits", "urgent"):  # both by gold: one stream may take them
+    for each in ("digits", "urgent"):  # gold serves both models, so one stream may call both
         await gold.write(message(each))
         await gold.read()
     gold.cancel()
@@ -323,7 +325,7 @@ async def test_service_tier_flex_is_the_lowest_tier_and_every_other_value_the_te
             b'["service_tier"]',
             b'"service_tier"',
         ):
-            assert (await client.ask(CHAT, body)).status == 200, "what a body says is the server's to judge"
+            assert (await client.ask(CHAT, body)).status == 200, "whether a body is valid is for the server to judge"
             assert up.seen[-1].get("x-oriel-tier") == "gold"
         assert core.records.stats.attainment["bronze", "met"] == 3
 
@@ -340,10 +342,10 @@ async def test_flex_has_the_deadline_and_the_limits_of_its_tier(limit: str, shar
         async with gateway({"all.toml": text.encode()}, limiter=limiter) as (port, core), Client(port) as client:
             for _ in range(2):
                 assert (await ask_chat(client, "flex")).status == 200
-                assert up.seen[-1].get("x-oriel-tier") == "flex", "a tier of that name goes before the lowest"
+                assert up.seen[-1].get("x-oriel-tier") == "flex", "a tier of that name is chosen before the lowest tier"
                 assert 8_000 < int(up.seen[-1].get("x-oriel-timeout-ms") or 0) <= 50_000
             assert reason(await ask_chat(client, "flex"))[1] == "quota_exceeded"
-            for _ in range(3):  # what was refused for the one tier has cost the other nothing
+            for _ in range(3):  # what was refused for one tier has cost the other tier nothing
                 assert (await ask_chat(client, "auto")).status == 200
             assert (await ask_chat(client, "auto")).status == (429 if limit else 200)
             assert not core.clock.young and core.pools["p"].admission.inflight == 0

@@ -46,14 +46,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
 
 @pytest.fixture
 def files(tmp_path: Path, pairs: dict[str, Pair]) -> Pair:
-    """The files that are served, holding the first pair."""
+    """Create the files that are served, with the first certificate and its key."""
     served = tmp_path / "tls.crt", tmp_path / "tls.key"
     put(pairs["first"], served)
     return served
 
 
 def put(pair: Pair, served: Pair) -> None:
-    """Replaced in one step each, as a mounted secret is."""
+    """Replace both files, each in one step, as in a mounted secret."""
     for source, target in zip(pair, served, strict=True):
         fresh = target.with_suffix(".new")
         shutil.copy(source, fresh)
@@ -119,11 +119,11 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
             assert await health("second") == b"\x08\x01"
             with pytest.raises(grpc.aio.AioRpcError):
                 await health("first")
-            assert (await old.ask(INFER, b"y")).status == 200  # open connections go on
+            assert (await old.ask(INFER, b"y")).status == 200  # open connections are kept
 
 
 async def test_one_port_serves_each_version_that_a_client_offers(files: Pair, pairs: dict[str, Pair]) -> None:
-    """HTTP/2 if the client offers it; HTTP/1.1 if it offers nothing else, or does not say."""
+    """HTTP/2 if the client offers it, otherwise HTTP/1.1, also for a client that offers nothing."""
     async with upstream() as up, AsyncExitStack() as exits:
         core = Gateway(compile_documents(documents([up.port])), limiter=EmbeddedLimiter(), sink=ListSink())
         exits.push_async_callback(core.close)
@@ -281,7 +281,9 @@ async def test_a_handshake_that_does_not_go_on_is_cut(files: Pair) -> None:
 
 
 async def test_handshakes_that_do_not_go_on_take_no_place_from_others(files: Pair, pairs: dict[str, Pair]) -> None:
-    """They were counted nowhere: a few hundred of them held every file the process may have, for ten seconds each."""
+    """Connections count from the start of their handshake; otherwise a few hundred could hold every file for ten
+    seconds.
+    """
     server = HttpServer(HttpLimits(max_connections=6))
     core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.create_server(("127.0.0.1", 0))

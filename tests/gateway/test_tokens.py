@@ -74,7 +74,7 @@ async def test_a_token_works_like_a_key_over_grpc() -> None:
 
 
 async def test_a_known_token_is_not_verified_again(up: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the hot path it costs what a key costs: the line is recognised by its hash."""
+    """A known token costs as much as a key: its header line is recognised by its hash."""
     async with gateway(files(up.port)) as (port, gate), Client(port) as client, Client(port) as other:
         mine = token()
         assert (await client.ask(INFER, key=mine)).status == 200
@@ -95,7 +95,7 @@ async def test_a_claim_may_name_another_tier_where_the_documents_say_so(up: Upst
         assert (await client.ask(INFER, key=token(tenant="b", tier="platinum"))).status == 401
         assert gate.tokens_refused == {"tier": 1}
         one, two = (gate.identify([("authorization", f"Bearer {token(tenant='b', tier='gold', n=n)}")]) for n in (1, 2))
-        assert one.tenant is two.tenant  # what is remembered of a tenant is found by identity
+        assert one.tenant is two.tenant  # what is remembered of a tenant is found by the object's identity
     async with gateway(files(up.port)) as (port, _), Client(port) as client:
         assert (await client.ask(INFER, key=token(tenant="b", tier="gold"))).status == 200
         assert up.seen[-1].get("x-oriel-tier") == "bronze"
@@ -136,7 +136,7 @@ FORGED: list[tuple[str, Callable[[], str]]] = [
     ("algorithm", lambda: forged({"alg": "HS256"}, json.dumps(jwk("RS256")).encode())),
     ("unknown_key", lambda: forged({"alg": "RS256", "kid": "ES256-0"}, pem("RS256"))),
     ("signature", lambda: forged({"alg": "RS256", "kid": "RS256-0"}, pem("RS256"))),
-    # a key of the token's own, which nobody asked
+    # a key that the token itself names, which is never fetched
     ("signature", lambda: token(number=1, header={"kid": "ES256-0", "jwk": jwk("ES256", 1)})),
     ("signature", lambda: token(number=1, header={"kid": None, "jku": "https://evil.example/keys"})),
     ("malformed", lambda: "eyJ.eyJ."),
@@ -145,7 +145,7 @@ FORGED: list[tuple[str, Callable[[], str]]] = [
 ]  # fmt: skip
 
 
-UNKNOWN = (("www-authenticate", 'Bearer realm="oriel"'),)  # what an unknown key is answered
+UNKNOWN = (("www-authenticate", 'Bearer realm="oriel"'),)  # the answer to an unknown key
 OWN_FAULTS = {
     "expired": "the token has expired",
     "not_yet_valid": "the token is not valid yet",
@@ -157,7 +157,9 @@ OWN_FAULTS = {
 async def test_a_bad_token_is_told_no_more_than_its_issuers_signature_vouches_for(
     reason: str, make: Callable[[], str]
 ) -> None:
-    """Who holds a token that its issuer signed learns its time or audience is wrong; all others, what all others do."""
+    """The holder of a token that its issuer has signed learns that its time or audience is wrong; all others learn
+    nothing.
+    """
     from oriel_gateway.errors import Refused
 
     gate = await core()
@@ -216,7 +218,9 @@ async def test_rfc_6750_names_the_fault_on_both_ports(up: Upstream, wrong: dict[
     [["g"], {"g": 1}, 1, 1.5, True, "G", "g ", "\uff47", "g\u0000", "\ud800", "\udcff", "", "x" * 1000, "../g", "g\n"],
 )
 async def test_a_claim_that_is_not_exactly_a_tenants_name_is_nobodys(name: Any) -> None:
-    """Values keep case and spaces, and only text is looked up. JSON can write a lone surrogate, UTF-8 cannot."""
+    """Values keep their case and spaces, and only text is looked up. JSON can contain a lone surrogate, UTF-8
+    cannot.
+    """
     from oriel_gateway.errors import Refused
 
     snapshot = unpack(memoryview(pack(compile_documents(files()))))
@@ -229,7 +233,7 @@ async def test_a_claim_that_is_not_exactly_a_tenants_name_is_nobodys(name: Any) 
 
 
 async def test_an_issuer_speaks_for_the_tenants_it_is_trusted_with() -> None:
-    """With two issuers each could make tokens for the other's tenants."""
+    """Otherwise each of two issuers could make tokens for the tenants of the other."""
     gate = await core(tenants='["b*", "x"]')
     assert gate.identify([("authorization", f"Bearer {token(tenant='b')}")]).tenant.name == "b"
     found, why = explain_token(gate.snapshot, token(), b"")
@@ -363,7 +367,9 @@ PART = st.one_of(st.text(max_size=20), JSON.map(lambda value: b64(json.dumps(val
 def test_whatever_is_sent_as_a_token_is_refused(
     header: dict[str, Any], payload: dict[str, Any], signed: bool, rest: str
 ) -> None:
-    """Also with a true signature: what an issuer signs may be nonsense, and must not be more than a refusal."""
+    """A true signature does not help: what an issuer signs may be nonsense, and must end in a refusal and nothing
+    worse.
+    """
     from oriel_gateway.errors import Refused
     from oriel_gateway.identity.keys import identify
 

@@ -66,4 +66,4 @@ def test_what_counts_against_the_objective() -> None:
     assert result_of(Outcome.CALLER_LEFT, 200) == "excused"
     stats = Stats()
     stats.turned_away(Outcome.UNAUTHENTICATED)
-    assert not stats.attainment, "whose promise would it be"
+    assert not stats.attainment, "an unknown sender has no tier whose objective could be missed"

@@ -39,7 +39,7 @@ class Reader:
 
 @given(notes=NOTES)
 def test_the_bound_holds_and_the_longest_silent_go_first(notes: list[tuple[int, int]]) -> None:
-    """A size of 0 is a reader that reads again."""
+    """A size of 0 stands for a client that reads again."""
     unread, readers = Unread(100), [Reader() for _ in range(6)]
     waiting: dict[int, int] = {}
     for number, size in notes:
@@ -65,7 +65,9 @@ def test_less_is_taken_for_each_when_half_is_used() -> None:
 
 
 async def test_an_answer_that_begins_while_its_client_does_not_read_is_not_taken() -> None:
-    """An interim answer may be what fills the transport: before there was a connection that could be paused."""
+    """The answer before it, or an interim answer, may have filled the transport before there was a connection to
+    pause.
+    """
     async with wired() as (client, towards, up, towards_up):
         client.data_received(HEAD % GOLD.encode() + b"expect: 100-continue\r\ncontent-length: 1\r\n\r\n")
         client.pause_writing()
@@ -79,7 +81,7 @@ async def test_an_answer_that_begins_while_its_client_does_not_read_is_not_taken
 
 
 async def test_a_little_more_is_taken_for_a_client_that_does_not_read() -> None:
-    """Or its permit would wait for it."""
+    """Then the answer may be complete, and the call's permit free."""
     async with wired() as (client, towards, up, towards_up):
         client.data_received(ASKED)
         towards.full, towards.unsent = True, 20_000
@@ -94,7 +96,9 @@ async def test_a_little_more_is_taken_for_a_client_that_does_not_read() -> None:
 
 @given(lines=st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=5))
 def test_over_tls_nothing_is_written_in_large_pieces_and_everything_in_order(lines: list[int]) -> None:
-    """What one write encrypts stays allocated: a connection that had sent 256 KiB at once weighed 380 KiB for good."""
+    """Memory for a write that is encrypted stays allocated: one write of 256 KiB would leave the connection at 380
+    KiB.
+    """
     written: list[bytes] = []
     transport = FakeTransport()
     transport.write = lambda data: written.append(bytes(data))  # type: ignore[method-assign]
@@ -139,7 +143,7 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
 
 
 async def abort_unread(core: Gateway, clients: list[Client]) -> None:
-    """Send more than the gateway reads of a next request, and abort the connections behind it."""
+    """Send more than the gateway reads of a further request, and abort the connections behind it."""
 
     def reads_no_more() -> bool:
         for client in clients:
@@ -157,7 +161,7 @@ async def abort_unread(core: Gateway, clients: list[Client]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
 async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> None:
-    """Reading stops at a head's worth of the next request; that it had closed was seen with the answer, or never."""
+    """While a call runs, the gateway reads only a head's length of the next request, and must still notice the end."""
     hold = Gate()
     async with (
         upstream() as up,
@@ -186,7 +190,7 @@ async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> No
 
 
 async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
-    """Up to 256 KiB of further requests stayed with each connection, on no budget."""
+    """Otherwise up to 256 KiB of further requests would stay with each connection, outside every budget."""
     one = HEAD % GOLD.encode() + b"content-length: 0\r\n\r\n"
     limits = HttpLimits(max_kept_bytes=300_000)
     hold = Gate()
@@ -202,7 +206,7 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
         for _ in range(8):
             hold.go.release()
         said = [(await client.reply()).headers.get("connection") for client in clients]
-        assert "close" in said and None in said, "some had to go, and the others go on"
+        assert "close" in said and None in said, "some connections had to be closed, and the others go on"
         for client in clients:
             client.writer.transport.abort()
         await until(lambda: idle(core) and not front.kept_bytes)
@@ -211,7 +215,7 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
 async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
     up, later = Upstream(), socket.socket()
-    later.bind(("127.0.0.1", 0))  # held, and refuses connections until it listens
+    later.bind(("127.0.0.1", 0))  # connections are refused until it listens
     files = documents([later.getsockname()[1]])
     async with gateway(files) as (port, core), Client(port) as leaving, Client(port) as stays:
         for client in (leaving, stays):
@@ -227,10 +231,10 @@ async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
 
 
 async def test_between_two_requests_nothing_is_left_out() -> None:
-    """What follows would be read as a request of its own."""
+    """Otherwise the following bytes would be read as a request of their own."""
     async with wired() as (client, towards, _, _):
         client.limits = client.server.limits = HttpLimits(max_kept_bytes=1000, max_head_bytes=100)
-        client.pause_writing()  # it does not read its answers, so its next request is not read either
+        client.pause_writing()  # the client does not read its answers, so its next request is not read either
         client.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n" + bytes(2000))
         assert "abort" in towards.calls and not client.server.kept_bytes
         client.connection_lost(None)

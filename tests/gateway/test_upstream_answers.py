@@ -1,4 +1,4 @@
-"""What errors of other servers say: surely not executed, not here, or nothing of that kind."""
+"""Errors of other servers: which say that nothing was executed, or that the model is absent, and which say neither."""
 
 import grpc
 import pytest
@@ -13,7 +13,8 @@ WORDS = [
     (503, FULL, AnswerKind.REFUSED),
     (503, f"[request id: <id_unknown>] {FULL}", AnswerKind.REFUSED),
     (503, f"[request id: 7] {STOPS}", AnswerKind.REFUSED),
-    (503, f"in ensemble 'e', [request id: 7] {FULL}", AnswerKind.ANSWER),  # steps before it may have run
+    # the step before the failing one may have run
+    (503, f"in ensemble 'e', [request id: 7] {FULL}", AnswerKind.ANSWER),
     (503, f"the tokenizer says: {FULL}", AnswerKind.ANSWER),
     (503, "Request timeout expired", AnswerKind.ANSWER),
     (503, "Request for unknown model: 'm' version 1 is not at ready state", AnswerKind.ABSENT),
@@ -66,7 +67,7 @@ def test_our_own_reasons_decide_alone() -> None:
         assert http(503, b'{"error":"%s","reason":"%s"}' % (words.encode(), reason.encode())) is said
         metadata = ("x-oriel-reason", reason)
         assert over_grpc(status(grpc.StatusCode.UNAVAILABLE, words, metadata), model=True) is said
-    # A Python model that says NOT_FOUND has run.
+    # A Python model that reports NOT_FOUND has run.
     assert http(404, b'{"error":"Model m not found","reason":"model_says_not_found"}') is AnswerKind.ANSWER
     said_so = status(grpc.StatusCode.NOT_FOUND, "Model m not found", ("x-oriel-reason", "model_says_not_found"))
     assert over_grpc(said_so, model=True) is AnswerKind.ANSWER

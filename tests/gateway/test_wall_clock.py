@@ -79,7 +79,7 @@ async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[floa
     async with stack(backend, max_inflight=1) as (address, core):
         patient = [asyncio.create_task(infer(address, "digits", BRONZE)) for _ in range(4)]
         await waiting(core, 3)
-        # The fourth has its permit; gRPC may still be connecting, and sends its deadline only then (see below).
+        # The fourth call has its permit, but gRPC may still be connecting and sends its deadline only then (see below).
         async with asyncio.timeout(60):
             await until(lambda: backend.seen)
         for jump in jumps:
@@ -88,7 +88,7 @@ async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[floa
                 await infer(address, "digits", BRONZE, extra={"x-request-timeout-ms": "1000"})
             assert len(core.pools["p"].admission.queue) == 3 and not any(each.done() for each in patient)
             assert len(core.pools["p"].grpc.usable) == 1
-        # gRPC asks Python for the time of day when it tells its core a deadline, and the core's clock has not jumped.
+        # gRPC converts a deadline with Python's time of day, while the clock of its core has not jumped.
         wall.ahead_s = 0.0
         backend.hold.set()
         assert len(await asyncio.gather(*patient)) == 4

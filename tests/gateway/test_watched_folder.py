@@ -1,4 +1,4 @@
-"""A folder of documents is watched: what changes is taken once it holds still, and mistakes keep what is in force."""
+"""A folder of documents is watched: a change is taken once no file changes any more; mistakes keep what is in force."""
 
 import asyncio
 import json
@@ -37,7 +37,8 @@ async def test_the_folder_is_watched_and_a_bad_document_keeps_the_old(
         write(tmp_path, changed(files, digest(GOLD), digest("new")))
         await reloader.poll()
         assert (await client.ask(INFER)).status == 401 and (await client.ask(INFER, key="new")).status == 200
-        assert [len(d) for d in decoded(core.snapshot)] == [1, 1]  # of three tenants, the one that called
+        # of three tenants only the one that called is decoded
+        assert [len(d) for d in decoded(core.snapshot)] == [1, 1]
 
         write(tmp_path, {"bad.toml": b"[tiers.silver]\nband = 1\ntarget_s = 1\n"})
         in_force = core.snapshot
@@ -102,7 +103,7 @@ async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplo
 
 @pytest.mark.parametrize("bad", [False, True])
 async def test_what_changes_while_it_is_compiled_is_not_taken(bad: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """A tenant file that was being written used to be in force in parts: whoever was not in it yet was a stranger."""
+    """A tenant file that is still being written must not come into force: tenants not yet in it would be unknown."""
     files = documents([1])
     half = compile_documents(changed(files, digest(GOLD), digest("new")))
     whole = compile_documents(files)
@@ -141,7 +142,7 @@ async def test_a_source_that_never_holds_still_is_taken_after_a_while() -> None:
 
 
 async def test_many_tenants_are_not_left_out_by_a_copy_that_stalls(tmp_path: Path) -> None:
-    """Compiling what changed takes less time than a network may stall in the middle of a file."""
+    """To compile what changed takes less time than a network may pause in the middle of a file."""
     lines = [json.dumps({"name": f"n{n}", "tier": "gold", "models": ["*"]}) for n in range(300)]
     whole = documents([1]) | {"tenants.ndjson": "\n".join(lines).encode()}
     async with watched(tmp_path, whole, shrunk_s=0.05) as (_, core, reloader):
@@ -163,4 +164,4 @@ async def test_many_tenants_are_not_left_out_by_a_copy_that_stalls(tmp_path: Pat
                 await looking
                 reloader._build = compiling
             await looking
-            assert len(core.snapshot.tenants) == tenants, "what holds still is taken"
+            assert len(core.snapshot.tenants) == tenants, "a folder that does not change is taken"

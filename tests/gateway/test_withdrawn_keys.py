@@ -26,7 +26,7 @@ async def up() -> AsyncIterator[Upstream]:
 async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
     up: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any bad document kept every key of the last good ones in force until an operator had fixed it."""
+    """Otherwise a mistake in any document would keep all old keys in force until an operator has fixed it."""
     base = documents([up.port])["all.toml"].decode()
     tenant = {name: f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\n' for name in ("one", "two")}
     key = 'keys = [{{ sha256 = "{}", name = "k" }}]\n'
@@ -58,8 +58,9 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
             in_force = core.snapshot
             write(tmp_path, {"two.toml": keyed["two"] + b"# a remark\n"})
             await reloader.poll()
-            assert core.snapshot is in_force, "what is left is not taken again"
-            # A file that cannot be read may be half written: it withdraws nothing, and keeps nobody else's key.
+            assert core.snapshot is in_force, "what is left is not adopted a second time"
+            # A file that cannot be read may be half written: it withdraws no key, and keeps no other file's key in
+            # force.
             write(tmp_path, {"two.toml": b"[tenants.two\n"})
             await reloader.poll()
             assert await statuses() == (401, 200)
@@ -79,7 +80,7 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
 async def test_a_pool_of_the_command_line_that_is_gone_does_not_keep_a_dropped_key_alive(
     up: Upstream, tmp_path: Path, lines: int
 ) -> None:
-    """Documents that were good but for the pool that --endpoint names withdrew nothing, nor did any after them."""
+    """Documents that are good but for the pool that --endpoint names withdraw keys like any others."""
     base = documents([up.port])["all.toml"].decode()
     tenant = {name: f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\n' for name in ("one", "two")}
     key = 'keys = [{{ sha256 = "{}", name = "k" }}]\n'

@@ -1,4 +1,4 @@
-"""Replicas that are there before the calls: an operator asks for them on the admin port, or a schedule does."""
+"""Replicas that start before the calls come: an operator asks for them on the admin port, or a schedule does."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ async def test_an_operator_wakes_a_pool_for_a_while() -> None:
             plan = core.scaled.plans["p"]
             plan.update(monotonic())
             assert not plan.latest.active
-            for _ in range(2):  # repeated, it is the same
+            for _ in range(2):  # repeating the request changes nothing
                 answer = await client.post("/pools/p/wake", json={"replicas": 2, "for_ms": 600_000})
                 assert answer.status_code == 200
                 assert answer.json() == {
@@ -158,7 +158,7 @@ async def test_a_schedule_orders_its_replicas_in_time_for_the_beginning() -> Non
 
             for seconds in (1.0, 2.0, 3.0):
                 pass_time(seconds)
-                assert plan.latest.wanted == 2 and listener.is_set(), "again while no server comes"
+                assert plan.latest.wanted == 2 and listener.is_set(), "it is repeated while no server comes"
                 listener.clear()
             for seconds in range(5, 36_021, 5):
                 pass_time(seconds)

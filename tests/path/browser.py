@@ -18,7 +18,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 PLACE = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
-# What the browser says of a script whose page is left meanwhile.
+# The browser's error for a script whose page was left meanwhile.
 LEFT = (
     "Inspected target navigated or closed",
     "Execution context was destroyed.",

@@ -1,4 +1,4 @@
-"""Stops a process while calls reach it, and observes what it does with them when it goes on."""
+"""Stops a process while calls reach it, and observes which of them it executes when it goes on."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import httpx
 from stacks import Stack
 from tests.waiting import wait_until
 
-TIMEOUT_MS = 300  # that calls have to live; they then lie unread for longer
+TIMEOUT_MS = 300  # the deadline of the calls, which lie unread for longer
 LAIN_S = 0.6
 FRAME_BYTES = 65536
 

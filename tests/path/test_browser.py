@@ -18,7 +18,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def described(page: Page) -> list[str]:
-    """The headings of the operations that are shown."""
+    """Return the headings of the operations that are shown."""
     page.wait(f"{DESCRIBED} ? 1 : 0")
     found: list[str] = page.run("[...document.querySelectorAll('section > h2')].map(each => each.textContent)")
     return found
@@ -43,7 +43,7 @@ def published(page: Page, key: str, *paths: str) -> None:
 
 
 def send(page: Page, section: str) -> str:
-    """Press Send of an operation; the first line of its answer, once it is whole."""
+    """Press Send of an operation; return the first line of its answer once it is complete."""
     find = f"document.getElementById('{section}')"
     page.run(f"{find}.querySelector('form').requestSubmit()")
     page.wait(f"{find}.querySelector('.answer h3.good, .answer h3.bad') && {find}.querySelector('.answer pre')")

@@ -1,7 +1,7 @@
-"""R6 on the whole path: a caller leaves, and gateway, logic and inference server are free of its call at once.
+"""R6 on the whole path: when a caller leaves, gateway, logic and inference server release its call at once.
 
-All three units in this process, with sockets between them; the model's batch is held at a gate, so nothing that is
-free again can be so because a batch ended.
+All three units run in this process, with sockets between them. The model's batch is held at a gate, so nothing can be
+released because a batch ended.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ models = ["*"]
 services = ["*"]
 keys = [{{ sha256 = "{digest("key")}" }}]
 """
-FREED_S = 0.050  # of R6
-TRIALS = 50  # the best one counts, and ends them: this machine does other things too
+FREED_S = 0.050  # the bound of R6
+TRIALS = 50  # one trial within the bound is enough and ends them, because the machine does other things too
 
 
 def request(target: str, body: bytes) -> bytes:
@@ -83,12 +83,12 @@ async def test_a_departure_frees_every_unit_at_once(tmp_path: Path) -> None:
         def executed() -> int:
             return sum(len(session.batches) for session in it.fake.sessions)
 
-        # A batch that runs for as long as the test: everybody else waits behind it.
+        # A batch that runs as long as the test does: all other calls wait behind it.
         _, blocker = await asyncio.open_connection("127.0.0.1", it.http)
         direct = "/v2/models/double/infer"
         blocker.write(request(direct, row))
         await asyncio.to_thread(it.fake.gate.wait_for_runs, 1)
-        blocker.transport.abort()  # it runs on, for nobody: a batch is not interrupted
+        blocker.transport.abort()  # a batch is not interrupted, so it runs on although its caller has left
         await until(lambda: it.state() == (0, 0, 0))
         begun = executed()
         took: dict[str, list[float]] = {"logic": [], "http": [], "grpc": []}
@@ -100,5 +100,5 @@ async def test_a_departure_frees_every_unit_at_once(tmp_path: Path) -> None:
         for way, times in took.items():
             while len(times) < TRIALS and min(times, default=FREED_S) >= FREED_S:
                 times.append(await leave[way]())
-        assert it.running() == 1 and executed() == begun  # none of those that left was
+        assert it.running() == 1 and executed() == begun  # no call whose caller had left was executed
         assert all(min(times) < FREED_S for times in took.values()), took

@@ -99,7 +99,7 @@ maximum = 9
 start_ms = 20000
 """
 BODY = b"[1, 2, 3, 4]"
-LONG_MS = 200_000  # outlives any start on a busy machine
+LONG_MS = 200_000  # a deadline after any start on a busy machine
 
 
 @dataclass
@@ -169,7 +169,7 @@ async def at_zero(
         for name in ("doubles", "triples"):
             for endpoints in (core.pools[name].endpoints, core.pools[name].grpc):
                 await until(lambda e=endpoints: e.looked_up)
-                endpoints.look_up_s = inf  # from now on the test says who is there
+                endpoints.look_up_s = inf  # from now on the test sets the addresses
                 endpoints.assign([])
         scaler = ExternalScaler(core.scaled)
         operator = await opened.enter_async_context(keda(await scaler.open("127.0.0.1", 0)))
@@ -225,7 +225,7 @@ async def test_when_a_server_comes_gold_is_answered_before_bronze(tmp_path: Path
     async with at_zero(tmp_path, permits=1) as path:
         order: list[str] = []
         await path.start("doubles")
-        assert (await path.call("doubles")).status_code == 200  # logic knows the model from now on
+        assert (await path.call("doubles")).status_code == 200  # logic has learned the model
         server = path.core.pools["doubles"].endpoints[0].address
         path.core.pools["doubles"].endpoints.assign([])
         calls = []
@@ -235,14 +235,14 @@ async def test_when_a_server_comes_gold_is_answered_before_bronze(tmp_path: Path
             await until(lambda number=number: path.held("doubles") == number)
         demand = path.core.scaled.plans["doubles"]
         assert path.wanted("doubles") >= 1 and demand.demand.total.held == 5
-        path.core.pools["doubles"].endpoints.assign([server])  # it is there again
+        path.core.pools["doubles"].endpoints.assign([server])  # the server is there again
         for answer in await asyncio.gather(*calls):
             assert answer.status_code == 200
         assert order == ["gold", "gold", "bronze", "bronze", "bronze"]
 
 
 async def test_more_calls_wait_than_a_logic_server_has_connections_to_an_inference_server(tmp_path: Path) -> None:
-    """What waited in logic for a connection would be neither counted nor ordered."""
+    """Calls that waited in logic for a connection would be neither counted nor ordered by the gateway."""
     async with at_zero(tmp_path, burst=400) as path:
         calls = [path.call("doubles") for _ in range(MAX_CONNECTIONS + 44)]
         await until(lambda: path.held("doubles") == len(calls))
@@ -281,7 +281,9 @@ async def test_services_that_wait_for_different_models_wake_each_its_own(tmp_pat
 
 
 async def test_the_limits_of_the_tenant_count_a_request_once(tmp_path: Path) -> None:
-    """`acme` has 30 requests: a service that calls a model uses one of them, not two or three."""
+    """`acme` may make 30 requests: a call of a service that calls a model counts as one of them, not as two or
+    three.
+    """
     async with at_zero(tmp_path) as path:
         await path.start("doubles")
         for _ in range(20):

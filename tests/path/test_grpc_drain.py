@@ -1,4 +1,4 @@
-"""R11 over gRPC: a server ends under load, and no call fails but those that find no connection any more."""
+"""R11 over gRPC: a server ends under load, and only calls that find no connection fail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,8 +25,8 @@ from ..waiting import until
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 CHANNELS, CALLERS, STREAMS, AGE_MS = 4, 32, 8, 400
-# What the asyncio client says of a stream on which a write failed before the client had read the stream's status: the
-# caller tries again, until it is told a status.
+# What the asyncio client reports for a stream on which a write failed before it had read the stream's status: the
+# caller tries again until it gets a status.
 HIDDEN = "Internal error from Core"
 
 
@@ -73,7 +73,9 @@ class Load:
 async def load(
     port: int, message: bytes, metadata: tuple[tuple[str, str], ...] = (), streams: int = 0
 ) -> AsyncIterator[Load]:
-    """32 callers and `streams` callers of streams on 4 connections, all of which have ended when this does."""
+    """Run 32 callers, and `streams` callers of streams, on 4 connections; all of them have ended when the block
+    ends.
+    """
     calls = Load()
     options = (("grpc.use_local_subchannel_pool", 1),)
     channels = [aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(CHANNELS)]
@@ -90,7 +92,7 @@ async def load(
 
 @pytest.fixture(autouse=True)
 def no_stream_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of a busy machine is not taken for the end of all calls."""
+    """Tell a pause of a busy machine from the end of all calls."""
     monkeypatch.setattr(stream, "QUIET_S", 60.0)
 
 
@@ -101,7 +103,7 @@ def check_refused(calls: Load) -> None:
 
 
 async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
-    """It cancelled some of those that had just come, and some that came before their client knew."""
+    """Calls that have just arrived, or that were sent before their client knew of the end, are answered."""
     async with house() as it:
         it.steps[:] = [0.002] * 100_000
         async with load(it.ingress.port, MESSAGE, (("x-api-key", GOLD),), STREAMS) as calls:
@@ -112,7 +114,7 @@ async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
 
 
 async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: Path) -> None:
-    """It refused every call that came in the first moment, and cancelled others. A stream that is used goes on."""
+    """Calls in its first moment are answered, none is cancelled, and a stream that is in use goes on."""
     models.put(tmp_path, "double", models.double(), models.DOUBLE)
     settings = Settings(
         repositories=(tmp_path,),

@@ -13,7 +13,7 @@ from ..wire.http2_attacks import Outcome, header_bombs
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 SECONDS = 0.5
 BYTES_PER_S = 4_700_000.0
-MOST_BYTES = 256 * 1024  # that a server should take of it
+MOST_BYTES = 256 * 1024  # the most that a server should read of it
 UNITS = pytest.mark.parametrize("unit", ["gateway", "inference"])
 
 
@@ -27,7 +27,7 @@ async def attacked(
 
 
 async def served(stack: Stack, unit: str) -> None:
-    """Wait until another client's call is answered: the server may still be reading what it was sent before."""
+    """Wait until another client's call is answered: the server may still be reading what it received before."""
     request = v2_pb2.ModelInferRequest(model_name="digits")
     request.inputs.add(name="image", datatype="FP32", shape=[1, 64]).contents.fp32_contents.extend([0.0] * 64)
     gold = [("authorization", key("gold")["authorization"])]
@@ -45,7 +45,7 @@ async def served(stack: Stack, unit: str) -> None:
 @UNITS
 async def test_a_client_that_knows_of_no_table_cannot_refer_to_it(stack: Stack, unit: str) -> None:
     """Once the server's settings are acknowledged, the second bomb is an error that ends the connection."""
-    # So slowly that a server on a busy machine has seconds to read the second one.
+    # Slow enough for a server on a busy machine to have seconds for the second bomb.
     outcome = await attacked(stack, unit, acknowledges=True, seconds=60.0, bytes_per_s=MOST_BYTES / 20)
     assert outcome.closed and outcome.sent_bytes < MOST_BYTES, outcome
     await served(stack, unit)
@@ -53,13 +53,13 @@ async def test_a_client_that_knows_of_no_table_cannot_refer_to_it(stack: Stack, 
 
 @UNITS
 async def test_other_calls_are_served_after_header_bombs(stack: Stack, unit: str) -> None:
-    """Of a client that never acknowledges the server's settings; it ends itself."""
+    """The client never acknowledges the server's settings, and closes the connection itself."""
     await attacked(stack, unit, acknowledges=False)
     await served(stack, unit)
 
 
 @UNITS
 async def test_header_bombs_are_cut_before_they_cost_anything(stack: Stack, unit: str) -> None:
-    """Of the same client, which the server does not let go on until its settings are due to be acknowledged."""
+    """The client never acknowledges the server's settings; the server cuts it off before that is overdue."""
     outcome = await attacked(stack, unit, acknowledges=False)
     assert outcome.closed and outcome.sent_bytes < MOST_BYTES, outcome

@@ -112,7 +112,7 @@ def test_a_v2_request_that_does_not_fit_is_400(client: httpx.Client, body: bytes
 
 
 def test_too_many_requests_are_429_with_when_to_come_back(client: httpx.Client) -> None:
-    with ThreadPoolExecutor(12) as callers:  # one after the other, a slow machine is within the limit
+    with ThreadPoolExecutor(12) as callers:  # one after the other they would be within the limit on a slow machine
         asked = [callers.submit(client.get, "/v2/models/digits", headers=key("bronze")) for _ in range(48)]
     answers = [each.result() for each in asked]
     refused = [answer for answer in answers if answer.status_code == 429]

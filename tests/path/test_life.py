@@ -22,8 +22,8 @@ from ..waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks processes up in /proc")
 
-# The supervisor, the three units, and logic's fork server with two workers; and one worker to spare, which logic keeps
-# where their set-up takes half a second, as on a busy machine.
+# The supervisor, the three units, and logic's fork server with two workers; and one spare worker, which logic keeps
+# where starting a worker takes half a second, as on a busy machine.
 MOST_PROCESSES = 7 + 1
 
 
@@ -65,8 +65,9 @@ def until_none_left(stack: Stack) -> None:
 
 
 def until_a_handful(stack: Stack) -> None:
-    """Wait until only the usual processes are left: for a moment there are also those that end, and those in which
-    logic tries new services.
+    """Wait until only the usual processes are left.
+
+    For a moment there are also processes that are ending, and those in which logic tries new services.
     """
     wait_until(lambda: len(stack.processes()) <= MOST_PROCESSES)
 
@@ -117,7 +118,7 @@ def doors(own: Stack) -> dict[str, Door]:
 
 @pytest.mark.parametrize("unit", ["gateway", "logic", "inference"])
 def test_what_expired_while_a_unit_was_stopped_is_not_executed(own: Stack, unit: str) -> None:
-    """R11b: calls that lay in its sockets past their deadlines, or whose callers left, run no model when it goes on."""
+    """R11b: calls lay in its sockets past their deadlines, or their callers left; when it goes on they run no model."""
     door, address = doors(own)[unit], own.address(unit, "http")
     with contextlib.ExitStack() as closing:
 
@@ -125,7 +126,7 @@ def test_what_expired_while_a_unit_was_stopped_is_not_executed(own: Stack, unit:
             return closing.enter_context(Caller(address))
 
         kept = [connected() for _ in range(5)]
-        for caller in kept * 3:  # more than once: a gateway recognises a head that it has judged before
+        for caller in kept * 3:  # several times, because a gateway recognises a head that it has judged before
             caller.send(door.request(60_000))
             assert caller.answer()[0] == 200
         before = executions(own)
@@ -139,7 +140,7 @@ def test_what_expired_while_a_unit_was_stopped_is_not_executed(own: Stack, unit:
             late[0].hears_nothing_for(LAIN_S)
             for caller in leaving:
                 caller.close()
-        assert patient.answer()[0] == 200  # it came while the unit was stopped as well, and has time left
+        assert patient.answer()[0] == 200  # this call came while the unit was stopped as well, and has time left
         for caller in late:
             status, body = caller.answer()
             assert status == 504 and b"deadline" in body, body
@@ -157,7 +158,7 @@ def test_what_expired_over_grpc_while_a_unit_was_stopped_is_not_executed(own: St
     tensor = request.inputs.add(name="image", datatype="FP32", shape=[1, 64])
     tensor.contents.fp32_contents.extend([0.0] * 64)
     message, address = request.SerializeToString(), own.address(unit, "grpc")
-    options = [("grpc.use_local_subchannel_pool", 1)]  # of two channels each has a connection of its own
+    options = [("grpc.use_local_subchannel_pool", 1)]  # gives each of two channels a connection of its own
     with grpc.insecure_channel(address, options) as one, grpc.insecure_channel(address, options) as other:
         waiting, leaving = (each.unary_unary("/inference.GRPCInferenceService/ModelInfer") for each in (one, other))
         for infer in (waiting, leaving):
@@ -217,7 +218,7 @@ def test_the_demo_measures_what_batching_brings(own: Stack) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing_running(own: Stack, state_folder: Path, number: signal.Signals) -> None:
-    """The last one ends the stack of all tests before."""
+    """The last run of this test ends the stack that all tests before it have shared."""
     with contextlib.ExitStack() as running:
         stack = own
         if number is signal.SIGINT:

@@ -39,7 +39,7 @@ dynamic_batching { }
 
 
 def encoder() -> bytes:
-    """Each token's row of a table, times the mask."""
+    """A model that returns for each token its row of a table, times the mask."""
     from onnx import TensorProto, helper, numpy_helper
 
     table = np.random.default_rng(3).standard_normal((400, WIDTH)).astype(np.float32)
@@ -154,7 +154,7 @@ def test_without_the_service_there_is_nothing(running: Stack) -> None:
 
 
 def test_the_lines_of_the_page_work_as_written(running: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    """The commands of docs/logic-openai.md are what `running` did; the client's lines follow here."""
+    """The fixture `running` follows the commands of docs/logic-openai.md; the client's lines follow here."""
     page = (EXAMPLES.parent / "docs" / "logic-openai.md").read_text()
     for words in ("examples/language/make.py tiny", "--services tiny/services --model-repository tiny/models"):
         assert words in page

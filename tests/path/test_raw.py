@@ -69,7 +69,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(stack: Stack) -> 
 
 @pytest.mark.parametrize(("unit", "label"), [("gateway", "admin"), ("logic", "admin"), ("inference", "metrics")])
 def test_silent_connections_to_an_admin_port_keep_no_probe_out(stack: Stack, unit: str, label: str) -> None:
-    """Kubernetes would restart a healthy pod."""
+    """Otherwise Kubernetes would restart a healthy pod."""
     host, port = stack.address(unit, label).split(":")
     with contextlib.ExitStack() as closing:
         for _ in range(150):

@@ -1,4 +1,4 @@
-"""`oriel up --scale-to-zero`: processes that come with calls and go without them."""
+"""`oriel up --scale-to-zero`: processes that start when calls come and end when there are none."""
 
 import json
 import os

@@ -70,7 +70,7 @@ services = ["*"]
 keys = [{{ sha256 = "{digest("birch")}" }}]
 """
 TIERS = ("gold", "silver", "bronze")
-# Key, service or model, the tier asked for, the one that serves.
+# Key, service or model, the requested tier, the tier that serves.
 THROUGH_LOGIC = [
     ("acme", "both", None, "gold"),
     ("acme-batch", "both", None, "bronze"),

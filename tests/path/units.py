@@ -46,7 +46,10 @@ def digest(key: str) -> str:
 async def logic(
     folder: Path, services: Mapping[str, str], port: int = 0, **changes: Any
 ) -> AsyncIterator[tuple[LogicUnit, int]]:
-    """Start a logic server. services: name -> source. port: of the inference server. changes: other settings."""
+    """Start a logic server.
+
+    services: name -> source. port: of the inference server. changes: other settings.
+    """
     folder.mkdir()
     for name, source in services.items():
         (folder / f"{name}.py").write_text(source)
@@ -94,7 +97,7 @@ async def path(
         batchers = [model.batcher for model in serving.values()]
 
         def state() -> tuple[int, int, int]:
-            """Return the numbers of calls in the gateway, in logic, and that wait in the inference server."""
+            """Return how many calls are in the gateway and in logic, and how many wait in the inference server."""
             gates = core.pools.values()
             mine = sum(gate.admission.inflight + len(gate.admission.queue) for gate in gates)
             return (
