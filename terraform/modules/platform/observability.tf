@@ -164,7 +164,7 @@ locals {
           port          = "metrics"
           path          = "/metrics"
           scheme        = "http"
-          interval      = "30s"
+          interval      = "15s" # the alert on a plain outage reads windows of one and two minutes
           scrapeTimeout = "10s"
           # The operator's own `service` would rename the logic server's label of that name to exported_service.
           relabelings = [{ action = "labeldrop", regex = "service" }]
