@@ -95,7 +95,11 @@ async def test_many_callers_wait_for_one_load_and_those_that_leave_free_their_pl
         callers += [asyncio.create_task(grpc_infer(served, "a")) for _ in range(4)]
         await until(lambda: served.waiting == {"a": 16})
         assert 'oriel_model_load_queue_depth{model="a"} 16' in await served.metrics()
-        assert (await served.state("a"))[0] == "LOADING"
+
+        async def loading() -> bool:
+            return (await served.state("a"))[0] == "LOADING"
+
+        await until(loading)
         for caller in callers[:3] + callers[-1:]:
             caller.cancel()
         await until(lambda: served.waiting == {"a": 12})
