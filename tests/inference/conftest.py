@@ -19,6 +19,7 @@ from oriel_wire.trace import ListSink
 
 from . import models
 from .clients import client_of
+from .grpc_port import Port, port_of
 
 MAX_LEFT = 4
 
@@ -139,6 +140,13 @@ def kept_unit(repository: Path) -> Iterator[Unit]:
     yield unit
     loop.call_soon_threadsafe(stop.set)
     thread.join()
+
+
+@pytest.fixture
+async def port(unit: Unit) -> AsyncIterator[Port]:
+    opened = await port_of(unit)
+    yield opened
+    await opened.server.drain(0.0)
 
 
 @pytest.fixture

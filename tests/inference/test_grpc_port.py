@@ -3,11 +3,8 @@
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator
-from math import inf
 from pathlib import Path
-from time import monotonic
-from typing import Any, cast
+from typing import cast
 
 import httpx
 import numpy as np
@@ -17,10 +14,7 @@ from oriel_inference.app import Unit
 from oriel_inference.batching.stream import AHEAD
 from oriel_inference.errors import Outcome
 from oriel_inference.servers import grpc_call
-from oriel_inference.servers.encoding import Encodings
-from oriel_inference.servers.grpc import GrpcFrontend, serve_grpc
 from oriel_inference.servers.grpc_connection import GrpcConnection
-from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h2 import grpc
 from oriel_wire.h2.frames import NO_ERROR
 from oriel_wire.h2.grpc import prefix
@@ -28,75 +22,14 @@ from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until
-from ..wire.engine_client import bound
-from ..wire.h2_peers import Library, OurCodec, library_client, request
+from ..wire.h2_peers import OurCodec, request
 from .grpc_calls import ones
+from .grpc_port import MAX_BYTES, Port, begin, ended, port_of, send
 from .streams import Fakes, streaming
 
-MAX_BYTES = 100_000
 READY = f"/{SERVICE}/ServerReady".encode()
 INFER = f"/{SERVICE}/ModelInfer".encode()
 STREAM = f"/{SERVICE}/ModelStreamInfer".encode()
-
-
-class Port:
-    """A port beside those of a unit, with its server."""
-
-    def __init__(self, unit: Unit, server: HttpServer, frontend: GrpcFrontend) -> None:
-        self.unit = unit
-        self.server = server
-        self.frontend = frontend
-
-    async def client(self, **options: Any) -> Library:
-        """A client; both sides know the other's settings, so that a later sweep cuts nobody for these."""
-        client = await library_client(self.server.port, **options)
-        await until(lambda: client.settled)
-        await until(lambda: all(getattr(each, "settings_acknowledged", False) for each in self.server.connections))
-        return client
-
-    def sweep(self, later_s: float) -> None:
-        """What the server does in so many seconds."""
-        for connection in list(self.server.connections):
-            connection.sweep(monotonic() + later_s)
-
-
-async def port_of(unit: Unit, **options: Any) -> Port:
-    frontend, encodings = GrpcFrontend(unit.surface), Encodings(MAX_BYTES)
-    server = await serve_grpc(
-        frontend, bound(), unit.surface, encodings, max_message_bytes=MAX_BYTES, **{"max_age_s": inf, **options}
-    )
-    return Port(unit, server, frontend)
-
-
-@pytest.fixture
-async def port(unit: Unit) -> AsyncIterator[Port]:
-    opened = await port_of(unit)
-    yield opened
-    await opened.server.drain(0.0)
-
-
-def begin(client: Library, path: bytes, *more: tuple[bytes, bytes], end: bool = False, **changed: bytes) -> int:
-    """Open a call. changed: other values of usual fields, b"" for none."""
-    usual = {":method": b"POST", ":scheme": b"http", ":path": path, ":authority": b"x", "te": b"trailers"}
-    usual |= {"content-type": b"application/grpc", **{name.replace("_", "-"): value for name, value in changed.items()}}
-    fields = [(name.encode(), value) for name, value in usual.items() if value]
-    stream_id: int = client.codec.get_next_available_stream_id()
-    client.codec.send_headers(stream_id, [*fields, *more], end_stream=end)
-    client.flush()
-    return stream_id
-
-
-def send(client: Library, stream_id: int, data: bytes, *, end: bool = False) -> None:
-    client.codec.send_data(stream_id, data, end_stream=end)
-    client.flush()
-
-
-async def ended(client: Library, stream_id: int) -> tuple[int, str, dict[bytes, bytes]]:
-    """Status, text and trailing metadata of a call, once its answer has ended."""
-    await until(lambda: stream_id in client.ended)
-    trailers = client.trailers.get(stream_id) or client.fields[stream_id]
-    status, text = grpc.status_of(client.fields[stream_id], trailers)
-    return status, grpc.decode_text(text), dict(trailers)
 
 
 def only(port: Port) -> GrpcConnection:

@@ -17,6 +17,7 @@ from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.grpc_plans import CallPlans
 from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.not_served import METHODS_NOT_SERVED
+from oriel_inference.servers.reflection import Reflection
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
@@ -43,6 +44,7 @@ class GrpcFrontend:
         self._surface = surface
         self._streams = StreamFrontend(surface)
         self._watch = HealthWatch(surface)
+        self._reflection = Reflection()
         self._infer = GrpcInfer(surface)
 
     def methods(self) -> dict[bytes, Method]:
@@ -71,12 +73,14 @@ class GrpcFrontend:
         return {
             **{f"/{SERVICE}/{name}".encode(): method for name, method in found.items()},
             **{f"/{HEALTH_SERVICE}/{name}".encode(): method for name, method in health.items()},
+            **self._reflection.methods(),
         }
 
     def stop(self, drain_s: float) -> None:
         """End the streams that would stay open for ever; the server drains within `drain_s`."""
         self._streams.stop(drain_s)
         self._watch.stop()
+        self._reflection.stop()
 
     def _answered(self, handler: _Handler, request_class: type[Message]) -> Method:
         """Return a method whose answer is the handler's."""
