@@ -32,7 +32,7 @@ def channel(kept_unit: Unit) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def ask(channel: grpc.Channel, service: str, *requests: Request) -> list[Any]:
+def call_method(channel: grpc.Channel, service: str, *requests: Request) -> list[Any]:
     method = channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
         request_serializer=Request.SerializeToString,
@@ -110,7 +110,7 @@ def test_a_stream_answers_each_request_and_goes_on_after_an_error(channel: grpc.
         Request(all_extension_numbers_of_type="inference.Absent"),
         Request(list_services="*"),
     ]
-    found = ask(channel, service, *requests)
+    found = call_method(channel, service, *requests)
     assert [each.original_request for each in found] == requests and found[0].valid_host == "h"
     files = [
         [FileDescriptorProto.FromString(data).name for data in each.file_descriptor_response.file_descriptor_proto]

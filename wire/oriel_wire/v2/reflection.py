@@ -41,20 +41,20 @@ _FILES: Final[tuple[tuple[FileDescriptor, str, str, Mapping[str, Any]], ...]] = 
 def answer(request: reflection_pb2.ServerReflectionRequest) -> reflection_pb2.ServerReflectionResponse:
     """Answer one request of a reflection stream. What is not known is an error in the answer; the stream goes on."""
     response = reflection_pb2.ServerReflectionResponse(valid_host=request.host, original_request=request)
-    asked = request.WhichOneof("message_request")
-    if asked == "list_services":
+    kind = request.WhichOneof("message_request")
+    if kind == "list_services":
         response.list_services_response.service.extend([reflection_pb2.ServiceResponse(name=name) for name in SERVICES])
         return response
     files, symbols = _public_files()
     found: str | None = None
-    name: Any = getattr(request, asked) if asked else ""
-    if asked == "file_by_filename":
+    name: Any = getattr(request, kind) if kind else ""
+    if kind == "file_by_filename":
         found = name if name in files else None
-    elif asked == "file_containing_symbol":
+    elif kind == "file_containing_symbol":
         found = symbols.get(name)
-    elif asked == "file_containing_extension":
+    elif kind == "file_containing_extension":
         name = name.containing_type  # messages of proto3 have no extensions
-    elif asked == "all_extension_numbers_of_type" and name in symbols:
+    elif kind == "all_extension_numbers_of_type" and name in symbols:
         response.all_extension_numbers_response.base_type_name = name
         return response
     if found is not None:
