@@ -95,7 +95,7 @@ wheel: build/wheels/.made-$(HERE)
 	@ls "$$PWD"/dist/oriel_serving-*
 	@for wheel in build/wheels/*.whl; do echo "pip install '$$PWD/dist/$${wheel##*/}[cpu]'"; done
 
-# An environment with the compiled wheel, as it is deployed: build/compiled/bin/oriel. Needs a C compiler.
+# An environment with the compiled wheel, as it is deployed, and ONNX Runtime: build/compiled/bin/oriel. Needs a C compiler.
 compiled: build/compiled/.wheel-$(HERE)
 
 # podman and buildah leave HEALTHCHECK out of their own format.
@@ -127,7 +127,7 @@ build/wheels/.made-$(HERE) build/wheels-debug/.made-$(HERE): $(VENV)/.dev-$(HERE
 		{ tail -n 5 build/wheel.log >&2; exit 1; }
 	@touch $@
 
-build/compiled/.wheel-$(HERE): LOCK := base.txt
+build/compiled/.wheel-$(HERE): LOCK := cpu.txt
 build/compiled-test-release/.wheel-$(HERE) build/compiled-test-debug/.wheel-$(HERE): LOCK := dev.txt
 build/compiled/.wheel-$(HERE) build/compiled-test-release/.wheel-$(HERE): build/wheels/.made-$(HERE)
 build/compiled-test-debug/.wheel-$(HERE): build/wheels-debug/.made-$(HERE)

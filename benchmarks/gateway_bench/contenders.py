@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.environments import python_of
-from harness.processes import PEERS, ROOT, accepts, free_port, gateway_command, serving
+from harness.environments import compiled_python, python_of
+from harness.processes import PEERS, accepts, free_port, gateway_command, serving
 
 __all__ = ["CONTENDERS", "Contender", "start", "upstream"]
 
@@ -60,17 +60,6 @@ backend servers
   http-reuse always
   server one 127.0.0.1:{upstream}{protocol}
 """
-
-
-def compiled_python() -> Path:
-    """The interpreter of an environment with the compiled gateway; made when missing or when a source changed."""
-    subprocess.run(["make", "--silent", "compiled"], cwd=ROOT, check=True, stdout=sys.stderr)
-    python = ROOT / "build" / "compiled" / "bin" / "python"
-    asked = [python, "-c", "import oriel_gateway.call.http; print(oriel_gateway.call.http.__file__)"]
-    file = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-    if not file.endswith(".so"):
-        sys.exit(f"{file} is not compiled")
-    return python
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.processes import ROOT
 from oriel_wire.distribution import installed_version
 
-__all__ = ["PACKAGES", "TRITON", "UVICORN", "machine", "python_of", "versions"]
+__all__ = ["PACKAGES", "TRITON", "UVICORN", "compiled_python", "machine", "python_of", "versions"]
 
 # The same runtime everywhere: the one this project's own environment has.
 RUNTIME = f"onnxruntime=={version('onnxruntime')}"
@@ -50,6 +50,17 @@ def python_of(name: str) -> Path:
         subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES[name]], check=True)
         stamp.write_text(wanted)
         print(f"    took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return python
+
+
+def compiled_python() -> Path:
+    """The interpreter of an environment with the compiled servers; made when missing or when a source changed."""
+    subprocess.run(["make", "--silent", "compiled"], cwd=ROOT, check=True, stdout=sys.stderr)
+    python = ROOT / "build" / "compiled" / "bin" / "python"
+    asked = [python, "-c", "import oriel_gateway.call.http; print(oriel_gateway.call.http.__file__)"]
+    file = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    if not file.endswith(".so"):
+        sys.exit(f"{file} is not compiled")
     return python
 
 

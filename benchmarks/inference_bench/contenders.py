@@ -5,10 +5,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.environments import python_of
+from harness.environments import compiled_python, python_of
 from harness.processes import PEERS, free_port, free_ports, inference_command
 
 from inference_bench.models import Model
@@ -58,6 +58,12 @@ def oriel(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     command = inference_command(models, http_port, grpc_port=grpc_port)
     path = f"/v2/models/{model.name}/infer"
     return Contender(command=command, http_port=http_port, grpc_port=grpc_port, path=path, binary=True)
+
+
+def compiled(folder: Path, model: Model, file: Path, threads: int) -> Contender:
+    """The same server from the wheel of `make compiled`."""
+    made = oriel(folder, model, file, threads)
+    return replace(made, command=[str(compiled_python()), *made.command[1:]])
 
 
 def triton(
@@ -138,6 +144,7 @@ def echo(folder: Path, model: Model, file: Path, threads: int) -> Contender:
 
 CONTENDERS: dict[str, Callable[[Path, Model, Path, int], Contender]] = {
     "oriel": oriel,
+    "oriel compiled": compiled,
     "triton-python": triton,
     "mlserver": mlserver,
     "litserve": litserve,

@@ -8,11 +8,12 @@
 
 Workloads: a tiny perceptron (JSON over HTTP; gRPC) at 1 and 64 connections, a transformer of about 5 ms at 64, a 602
 KB image at 16, the last two binary over HTTP and raw over gRPC, the image as JSON over HTTP as well. Contenders:
-Oriel; Triton with its Python backend (the server binary inside the nvidia-pytriton wheel, dynamic batching on);
-MLServer (custom runtime); LitServe (its own batching, /predict, JSON only); for gRPC a no-op ModelInfer on grpc.aio;
-beside the larger models ONNX Runtime alone, in a process of its own, at its best batch. All of them run the same ONNX
-file on the same ONNX Runtime with as many threads; each one's answer is checked before it is measured. They take
-turns, medians are compared, CPU is that of the contender's own processes from /proc.
+Oriel, pure and from the wheel of `make compiled`; Triton with its Python backend (the server binary inside the
+nvidia-pytriton wheel, dynamic batching on); MLServer (custom runtime); LitServe (its own batching, /predict, JSON
+only); for gRPC a no-op ModelInfer on grpc.aio; beside the larger models ONNX Runtime alone, in a process of its own,
+at its best batch. All of them run the same ONNX file on the same ONNX Runtime with as many threads; each one's answer
+is checked before it is measured. They take turns, medians are compared, CPU is that of the contender's own processes
+from /proc.
 
 With --url any v2 servers are measured, with the same body for each: alone, or, with --workloads, beside the contenders
 (then they must serve that workload's model). CPU and memory need --pid.

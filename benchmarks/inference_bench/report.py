@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from harness.pages import Verdict, table, word
@@ -12,11 +13,12 @@ from oriel_cli.table import columns
 __all__ = ["as_document", "as_markdown", "as_text", "verdicts"]
 
 HEADING = ("contender", "tensors", "connections", "req/s", "min-max", "CPU-us", "min-max", "p50 ms", "p99 ms", "PSS MB")
+OURS = ("oriel", "oriel compiled")
 
 
 @dataclass(frozen=True, slots=True)
 class _Ratio:
-    """Oriel's figure over another's must be at least, or at most, `bound`."""
+    """The figure of one of ours over another's must be at least, or at most, `bound`."""
 
     text: str
     workload: str
@@ -34,6 +36,10 @@ RATIOS = (
     _Ratio("tiny over HTTP: rate beside KServe", "tiny-http", 64, "rate", "kserve", 8.0),
     _Ratio("tiny over HTTP: CPU beside Triton Python", "tiny-http", 64, "cpu_us", "triton-python", 0.7, False),
     _Ratio("tiny over HTTP, 1 connection: p99 beside Triton", "tiny-http", 1, "p99_ms", "triton-python", 2.0, False),
+    _Ratio("tiny over HTTP, 1 connection: p50 beside Triton", "tiny-http", 1, "p50_ms", "triton-python", 1.0, False),
+    _Ratio("tiny over gRPC: rate beside Triton Python", "tiny-grpc", 64, "rate", "triton-python", 1.3),
+    _Ratio("tiny over gRPC: CPU beside Triton Python", "tiny-grpc", 64, "cpu_us", "triton-python", 0.7, False),
+    _Ratio("tiny over gRPC, 1 connection: p50 beside Triton", "tiny-grpc", 1, "p50_ms", "triton-python", 1.0, False),
     _Ratio("tiny over gRPC: CPU beside a no-op echo", "tiny-grpc", 64, "cpu_us", "grpc.aio echo", 1.3, False),
     _Ratio("5 ms model over HTTP: rate beside in-process", "encoder-http", 64, "rate", IN_PROCESS, 0.95),
     _Ratio("5 ms model over gRPC: rate beside in-process", "encoder-grpc", 64, "rate", IN_PROCESS, 0.95),
@@ -46,18 +52,19 @@ def verdicts(found: Sequence[Measured]) -> list[Verdict]:
     """Every target that belongs to a measured workload."""
     medians = {each.workload: each.medians() for each in found}
     out = []
-    for ratio in RATIOS:
-        if ratio.workload not in medians:
+    for ours, ratio in product(OURS, RATIOS):
+        figures = medians.get(ratio.workload, {}).get(ratio.connections, {})
+        if ratio.workload not in medians or (ours != "oriel" and ours not in figures):
             continue
-        figures = medians[ratio.workload].get(ratio.connections, {})
+        text = ratio.text if ours == "oriel" else f"{ours}, {ratio.text}"
         bound = f"{'at least' if ratio.at_least else 'at most'} {ratio.bound:g} x"
-        own, other = (figures.get(name, {}).get(ratio.figure) for name in ("oriel", ratio.other))
+        own, other = (figures.get(name, {}).get(ratio.figure) for name in (ours, ratio.other))
         if own is None or not other:
-            out.append(Verdict(target=f"{ratio.text}: {bound}", found="not measured", met=None))
+            out.append(Verdict(target=f"{text}: {bound}", found="not measured", met=None))
             continue
         value = own / other
         met = value >= ratio.bound if ratio.at_least else value <= ratio.bound
-        out.append(Verdict(target=f"{ratio.text}: {bound}", found=f"{value:.2f} x", met=met))
+        out.append(Verdict(target=f"{text}: {bound}", found=f"{value:.2f} x", met=met))
     return out
 
 

@@ -41,7 +41,7 @@ class Workload:
     json: bool = False
 
 
-_ALL = ("oriel", "triton-python", "mlserver", "kserve", "litserve")
+_ALL = ("oriel", "oriel compiled", "triton-python", "mlserver", "kserve", "litserve")
 WORKLOADS = {
     each.name: each
     for each in (
@@ -50,14 +50,14 @@ WORKLOADS = {
             name="tiny-grpc",
             model="tiny",
             protocol="grpc",
-            contenders=("oriel", "grpc.aio echo", *_ALL[1:4]),
+            contenders=("oriel", "oriel compiled", "grpc.aio echo", *_ALL[2:5]),
             connections=(1, 64),
         ),
         Workload(name="encoder-http", model="encoder", protocol="http", contenders=_ALL, connections=(64,)),
-        Workload(name="encoder-grpc", model="encoder", protocol="grpc", contenders=_ALL[:4], connections=(64,)),
-        Workload(name="image-http", model="image", protocol="http", contenders=_ALL[:2], connections=(16,)),
+        Workload(name="encoder-grpc", model="encoder", protocol="grpc", contenders=_ALL[:5], connections=(64,)),
+        Workload(name="image-http", model="image", protocol="http", contenders=_ALL[:3], connections=(16,)),
         Workload(name="image-json", model="image", protocol="http", contenders=_ALL, connections=(16,), json=True),
-        Workload(name="image-grpc", model="image", protocol="grpc", contenders=_ALL[:4], connections=(16,)),
+        Workload(name="image-grpc", model="image", protocol="grpc", contenders=_ALL[:5], connections=(16,)),
     )
 }
 
