@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from oriel_gateway.admin.app import admin_app
+from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.guard import admin_token
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents.compiler import BadFolder, FolderCompiler
@@ -26,7 +27,7 @@ from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.settings import Settings
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
-from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.control import ControlLimits, serve_control
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
@@ -185,12 +186,13 @@ async def _serve(
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         _log.info("what is served, to read and to try: http%s://%s:%d/docs", "s" * http.secure, shown, http.port)
         control_stop = asyncio.Event()
+        live = Live(Source(gateway))
+        admin = admin_app(gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url)
         reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
         async with asyncio.TaskGroup() as group:
-            group.create_task(
-                serve_control(admin_app(gateway, token=token, certificates=certificates), admin_socket, control_stop)
-            )
+            limits = ControlLimits(streams=frozenset({STREAM}))
+            group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
             watching = [group.create_task(reloader.run())]
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
             ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
@@ -209,6 +211,7 @@ async def _serve(
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
             await asyncio.gather(http.drain(DRAIN_S, beside), beside)
+            live.close()
             control_stop.set()
     finally:
         await gateway.close()

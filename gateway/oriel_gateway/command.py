@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from oriel_gateway.settings import Settings
+from oriel_wire.errors import StartFailed
 from oriel_wire.flags import add_flags, values
 
 
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         "quota_file": _quota_file(args.quota_file),
         "limiter": args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
         "limiter_password": os.environ.get("ORIEL_LIMITER_PASSWORD"),
+        "trace_url": _trace_url(os.environ.get("ORIEL_TRACE_URL", "")),
     }
     settings = Settings(**chosen)
     return run_unit(lambda stop: serve(settings, stop), unit="gateway")
@@ -55,6 +57,13 @@ def _grouped(overrides: list[tuple[str, tuple[str, int]]]) -> dict[str, tuple[tu
     for pool, address in overrides:
         out[pool] = (*out.get(pool, ()), address)
     return out
+
+
+def _trace_url(text: str) -> str:
+    """Return the link to a trace that the console shows; "" for none. Raises StartFailed."""
+    if text and (not text.startswith(("https://", "http://")) or "{trace_id}" not in text or len(text) > 2048):
+        raise StartFailed("ORIEL_TRACE_URL is a link like https://traces.example.com/trace/{trace_id}")
+    return text
 
 
 def _ratio(text: str) -> float:

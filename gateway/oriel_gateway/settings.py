@@ -72,6 +72,7 @@ class Settings:
     tls_cert, tls_key: both or neither; they are checked for changes each second.
     access_log: a path or "-"; "" writes none. quota_file: None keeps the quotas in memory only.
     state: a folder for files that outlive this process; None if nothing does.
+    trace_url: where the console shows a trace, with `{trace_id}` in it; "" for nowhere.
     """
 
     policies: Path | Location = field(
@@ -192,3 +193,4 @@ class Settings:
     limiter_password: str | None = field(default=None, repr=False)
     state: Path | None = None
     trace_sample_ratio: float = 1.0
+    trace_url: str = ""

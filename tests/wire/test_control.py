@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from oriel_wire.engine.control import ControlLimits, health_routes, make_room, serve_control
@@ -156,3 +156,29 @@ def test_the_longest_silent_makes_room_and_nobody_from_elsewhere_takes_this_mach
     near.busy = True
     assert make_room(here, [near, old, young, here], limits) is None
     assert make_room(here, [near, old, young, Place(True, True, 5.0), here], limits) is here
+
+
+async def test_a_stream_lasts_longer_than_a_request_may() -> None:
+    cut = asyncio.Event()
+
+    async def never(_: Request) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stream(_: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"first"
+            await cut.wait()
+            yield b"second"
+
+        return StreamingResponse(parts())
+
+    limits = ControlLimits(request_s=0.05, streams=frozenset({"/stream"}))
+    async with serving([Route("/never", never), Route("/stream", stream)], limits) as (client, _):
+        async with client.stream("GET", "/stream") as answer:
+            parts = answer.aiter_raw()
+            assert await anext(parts) == b"first"
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.get("/never")
+            cut.set()
+            assert await anext(parts) == b"second", "its connection outlived the time of a request"

@@ -20,6 +20,7 @@ TENANT = "x-oriel-tenant"
 MODELS = "x-oriel-models"
 SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
+PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provider that runs it
 REQUEST_ID = "x-request-id"
 ON_BEHALF = "Oriel-For"  # scheme of `authorization`: `Oriel-For TENANT/TIER KEY` calls in that tenant's turn
 INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US})

@@ -10,8 +10,11 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from oriel_gateway.admin.console.live import STREAM, Live, Source
+from oriel_gateway.admin.console.pages import PATHS, OnlyGet, Pages
+from oriel_gateway.admin.console.tenants import tenant_report
 from oriel_gateway.admin.guard import Guard
 from oriel_gateway.admin.metrics import CertificateCollector, GatewayCollector
 from oriel_gateway.admin.queues import live_queues
@@ -26,12 +29,22 @@ from oriel_wire.engine.control import health_routes
 from oriel_wire.engine.tls import Certificates
 
 
-def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certificates | None = None) -> ASGIApp:
+def admin_app(
+    gateway: Gateway,
+    *,
+    token: str | None = None,
+    certificates: Certificates | None = None,
+    live: Live | None = None,
+    trace_url: str = "",
+) -> ASGIApp:
     """Build the application of the admin port.
 
-    It serves `/health/live`, `/health/ready` and `/metrics`; and with the token, if there is one, `/queues`,
-    `/decisions`, `/decisions/<request-id>` (latest first; 404 if none is kept), `/policies`, and
-    `POST /pools/<name>/wake`.
+    It serves `/health/live`, `/health/ready`, `/metrics` and the files of `/console`; and with the token, if there is
+    one, `/queues`, `/decisions`, `/decisions/<request-id>` (latest first; 404 if none is kept), `/policies`,
+    `/console/live`, `/console/tenants/<name>`, and `POST /pools/<name>/wake`.
+
+    live: the console's streams, for those who have to end them.
+    trace_url: where a trace is shown, with `{trace_id}` in it; "" for nowhere.
     """
     registry = CollectorRegistry()
     registry.register(GatewayCollector(gateway))
@@ -58,7 +71,7 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
         return JSONResponse(live_queues(gateway))
 
     async def decision(request: Request) -> Response:
-        return _decisions(gateway.records.decisions.of(request.path_params["request_id"]))
+        return _decisions(gateway.records.decisions.of(request.path_params["request_id"]), trace_url)
 
     async def decisions(request: Request) -> Response:
         query = request.query_params
@@ -66,7 +79,7 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
         if len(limit) > 3 or not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit) <= ANSWERS:
             return JSONResponse({"error": {"message": f"limit is a number from 1 to {ANSWERS}"}}, status_code=400)
         tenant, reason = query.get("tenant", ""), query.get("reason", "")
-        return _decisions(gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit)))
+        return _decisions(gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit)), trace_url)
 
     async def policies(_: Request) -> Response:
         report = gateway.documents.report(gateway.snapshot)
@@ -90,7 +103,17 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
         status, answer = wake_pool(gateway.scaled, request.path_params["name"], body)
         return JSONResponse(answer, status_code=status)
 
+    async def tenant(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        found = tenant_report(gateway, request.path_params["name"], request.query_params)
+        answer = found or refusal("no tenant of the documents has this name")
+        await JSONResponse(answer, 200 if found else 404)(scope, receive, send)
+
+    pages = OnlyGet(Pages(token=token is not None))
     routes = [
+        *[Route(path, pages) for path in PATHS],
+        Route(STREAM, OnlyGet(live or Live(Source(gateway)))),
+        Route("/console/tenants/{name}", OnlyGet(tenant)),
         Route("/queues", queues),
         Route("/decisions", decisions),
         Route("/decisions/{request_id}", decision),
@@ -100,7 +123,11 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
     return Guard(Starlette(routes=[*health_routes(ready, registry), *routes]), token)
 
 
-def _decisions(found: Sequence[Decided]) -> Response:
+def _decisions(found: Sequence[Decided], trace_url: str) -> Response:
     offset_s = time() - monotonic()
     status = 200 if found else 404
-    return JSONResponse({"decisions": [explain(decided, offset_s) for decided in found]}, status_code=status)
+    decisions = [explain(decided, offset_s) for decided in found]
+    if trace_url:
+        for each in decisions:
+            each["trace_url"] = trace_url.replace("{trace_id}", each["trace_id"])
+    return JSONResponse({"decisions": decisions}, status_code=status)

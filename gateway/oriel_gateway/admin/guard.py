@@ -19,7 +19,10 @@ TOKEN_VARIABLE = "ORIEL_ADMIN_TOKEN"
 TOKEN_FILE_VARIABLE = "ORIEL_ADMIN_TOKEN_FILE"
 MIN_TOKEN = 16
 MAX_TOKEN = 4096
-_OPEN = frozenset({"/health/live", "/health/ready", "/metrics"})
+# Besides probes and scrapes, the console's files, which hold no data.
+_OPEN = frozenset(
+    {"/health/live", "/health/ready", "/metrics", "/console", "/console/console.js", "/console/console.css"}
+)
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -210,6 +210,15 @@ class MeteredLimiter(ABC):
                     refusing, wait_s = meter, longer_s
         return refusal(refusing, wait_s, now)
 
+    def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
+        """Return each bound of an allowance with the units left, and the seconds until there are more, for people to
+        read. What nobody has used yet is whole.
+        """
+        account = self._accounts.get((tenant, allowance.name))
+        if account is None:
+            return [(bound, float(bound.limit), 0.0) for bound in bounds(allowance)]
+        return [(meter.bound, *meter.left(now)) for meter in account.meters]
+
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
         """See `CostLearner.learn`."""
         self._charges.learn(route, tenant, cost_us * 1e-6)

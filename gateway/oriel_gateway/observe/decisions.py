@@ -6,6 +6,7 @@ sizes, times and outcomes, but no body, no header and no credential.
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from oriel_gateway.errors import Outcome
@@ -77,6 +78,12 @@ class Decisions:
             and (not reason or decided.outcome.value == reason)
         )
         return self._latest(found, limit)
+
+    def latest(self, count: int) -> list[Plain]:
+        """Return the last `count` that are kept, or all if they are fewer, the oldest first."""
+        found = list(islice(reversed(self._ring), count))
+        found.reverse()
+        return found
 
     def _kept(self) -> Iterator[Decided]:
         for plain in reversed(self._ring):

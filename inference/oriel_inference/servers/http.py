@@ -22,6 +22,7 @@ from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.not_served import why_not_served
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
+from oriel_wire.context import PROVIDER
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.metadata import encode_metadata, message_json
@@ -188,7 +189,10 @@ class HttpFrontend:
         answer(exchange, message_json(self._surface.catalog.config(route.model, route.version)))
 
     def _stats(self, exchange: Exchange, route: _Route) -> None:
-        answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
+        surface = self._surface
+        provider = surface.provider(route.model, route.version) if route.model else ""
+        more = [(PROVIDER, provider)] if provider else []
+        answer(exchange, message_json(surface.statistics(route.model, route.version)), more=more)
 
     def _logging(self, exchange: Exchange, _: _Route) -> None:
         log = self._surface.log

@@ -89,11 +89,18 @@ def wait(
     exchange.on_abort = left
 
 
-def answer(exchange: Exchange, body: bytes, status: int = 200, name: tuple[str, str] | None = None) -> None:
-    """Answer a path other than inference with JSON. name: the header line of the request's id, if the body has it
-    too.
+def answer(
+    exchange: Exchange,
+    body: bytes,
+    status: int = 200,
+    name: tuple[str, str] | None = None,
+    more: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Answer a path other than inference with JSON.
+
+    name: the header line of the request's id, if the body has it too. more: further header lines.
     """
-    exchange.respond(status, [name or identity(exchange.head), JSON], body)
+    exchange.respond(status, [name or identity(exchange.head), JSON, *more], body)
 
 
 def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:

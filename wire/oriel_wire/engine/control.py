@@ -34,13 +34,18 @@ _BUSY = b'{"error":{"message":"too many requests are under way on this port","re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlLimits:
-    """Bounds of one control plane. loopback: additional connections and requests for this machine."""
+    """Bounds of one control plane.
+
+    loopback: additional connections and requests for this machine.
+    streams: the paths whose answers go on for as long as their clients stay: `request_s` is not for them.
+    """
 
     connections: int = 128
     requests: int = 64
     loopback: int = 16
     head_s: float = 10.0
     request_s: float = 30.0
+    streams: frozenset[str] = frozenset()
 
 
 async def serve_control(
@@ -178,7 +183,8 @@ class _Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self.since = self.loop.time()
-        if not self.transport.is_closing():
+        streaming = self.busy and self.cycle.scope["path"] in self._limits.streams
+        if not self.transport.is_closing() and not streaming:
             seconds = self._limits.request_s if self.busy else self._limits.head_s
             self._timer = self.loop.call_later(seconds, self.transport.abort)
 

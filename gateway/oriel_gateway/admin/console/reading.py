@@ -1,0 +1,213 @@
+"""Reads what the gateway knows into rows for the snapshot, the most important ones first.
+
+Its cost must not grow with the calls that wait or with the number of tenants: it reads counts that are kept anyway, the
+first call of each band, and the calls that `Recent` counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import islice
+from math import ceil
+from typing import Any, Final
+
+from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
+from oriel_gateway.admin.console.reports import ModelReport
+from oriel_gateway.admin.console.snapshot import SECTIONS, snapshot
+from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.decisions import Decided
+from oriel_gateway.pools.pool import PoolGate
+from oriel_policies.documents import Tier
+
+# states of endpoints in the order in which they are shown; an ejected one is `ejected` whatever the cause
+STATES: Final = ("ready", "unknown", "not_ready", "unreachable", "ejected")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The time of a snapshot. now: monotonic; wall: epoch seconds.
+
+    since_s: the seconds since the snapshot before; None for the first one.
+    """
+
+    now: float
+    wall: float
+    since_s: float | None
+
+
+def read(gateway: Gateway, recent: Recent, reports: Mapping[str, ModelReport], moment: Moment, version: str) -> bytes:
+    """Return the snapshot of this moment. recent: updated to it."""
+    covers_s = recent.covers_s(moment.now)
+    head = {
+        "at": round(moment.wall, 3),
+        "version": version,
+        "covers_s": round(covers_s),
+        "rates": _rates(recent.fresh, moment.since_s),
+        "lag_ms": round(gateway.overload.lag_s * 1e3, 1),
+        "behind": gateway.overload.behind,
+        "draining": gateway.draining,
+        "tenants_known": len(gateway.snapshot.tenants),
+    }
+    gates = [*gateway.pools.values(), *gateway.left_pools]
+    sections = {
+        "tiers": _tiers(gateway, [gate for gate in gates if gate.admission.queue.items], recent, covers_s),
+        "pools": _pools(gateway, gates, moment.now),
+        "targets": _targets(recent, reports, covers_s),
+        "tenants": _tenants(recent, covers_s),
+        "calls": (_call(decided, moment) for decided in recent.bad),
+    }
+    totals = {
+        "tiers": len(gateway.snapshot.tiers),
+        "pools": len(gates),
+        "targets": len(recent.targets),
+        "tenants": len(recent.tenants),
+        "calls": len(recent.bad),
+    }
+    return snapshot(head, sections, totals)
+
+
+def _rates(fresh: Tally, since_s: float | None) -> dict[str, float] | None:
+    """Calls per second since the snapshot before, by what became of them."""
+    if not since_s:
+        return None
+    names = ("met", "late", "missed", "excused")
+    return {name: round(getattr(fresh, name) / since_s, 1) for name in names}
+
+
+def _tiers(gateway: Gateway, gates: list[PoolGate], recent: Recent, covers_s: float) -> Iterator[dict[str, Any]]:
+    """Rows of the tiers, the most urgent first. gates: the pools in which calls wait."""
+    tiers = sorted(gateway.snapshot.tiers.values(), key=lambda tier: (tier.band, tier.target_s))
+    bands = Counter(tier.band for tier in tiers)
+    for tier in islice(tiers, SECTIONS["tiers"][1]):
+        yield {
+            "tier": tier.name,
+            "band": tier.band,
+            "target_ms": round(tier.target_s * 1e3, 3),
+            "objective": tier.objective,
+            **_counts(recent.tiers.get(tier.name), covers_s),
+            "waiting": sum(gate.admission.queue.depth(tier.band) for gate in gates),
+            "oldest_ms": _ms(max((oldest_wait_s(gate, [tier.band]) for gate in gates), default=0.0)),
+            # tiers of one band wait in one queue
+            "shares_band": bands[tier.band] > 1,
+            **_promise(gateway, tier),
+        }
+
+
+def _promise(gateway: Gateway, tier: Tier) -> dict[str, Any]:
+    """Attainment, error budget and causes of misses, as the gateway's objectives keep them."""
+    del gateway, tier
+    return {"attainment": {}, "budget_left": None, "burn": {}, "causes": {}}
+
+
+def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict[str, Any]]:
+    def urgency(gate: PoolGate) -> tuple[int, int, int]:
+        parked = gate.endpoints.parked + gate.grpc.parked
+        known = len(gate.endpoints) + len(gate.grpc)
+        usable = len(gate.endpoints.usable) + len(gate.grpc.usable)
+        return gate.admission.queue.items + parked, known - usable, gate.admission.inflight
+
+    for gate in nlargest(SECTIONS["pools"][1], gates, key=urgency):
+        queue, tiers = gate.admission.queue, tiers_of(gateway, gate)
+        seen: set[int] = set()
+        waiting: dict[str, int] = {}
+        for name, band in tiers:
+            if band not in seen and (depth := queue.depth(band)) and len(waiting) < 8:
+                waiting[name] = depth
+            seen.add(band)
+        row: dict[str, Any] = {
+            "pool": gate.name,
+            "left": gate in gateway.left_pools,
+            "permits": gate.admission.limit,
+            "inflight": gate.admission.inflight,
+            "waiting": waiting,
+            "room": gate.pool.max_queue,
+            "parked": gate.endpoints.parked + gate.grpc.parked,
+            "oldest_ms": _ms(oldest_wait_s(gate, seen)),
+            "endpoints": _endpoints(gate),
+        }
+        if (cold := gate.cold_start) is not None:
+            rest_s, elapsed_s = cold.starts.rest_s(now), cold.starts.elapsed_s(now)
+            row["phase"] = cold.phase.value
+            row["elapsed_ms"] = None if elapsed_s is None else _ms(elapsed_s)
+            row["expected_ms"] = None if rest_s is None else _ms(rest_s)
+        if (plan := gateway.scaled.plans.get(gate.name)) is not None:
+            row |= {"wanted": plan.latest.wanted, "replicas": plan.replicas, "ready": plan.ready}
+        yield row
+
+
+def _endpoints(gate: PoolGate) -> dict[str, int]:
+    """Endpoints by state; one that is reached over HTTP and gRPC counts once for each."""
+    counted = Counter(member.state.partition(":")[0] for these in (gate.endpoints, gate.grpc) for member in these)
+    return {state: counted[state] for state in STATES if counted[state]}
+
+
+def _targets(recent: Recent, reports: Mapping[str, ModelReport], covers_s: float) -> Iterator[dict[str, Any]]:
+    for name, tally in _busiest(recent.targets.items(), SECTIONS["targets"][1], lambda tally: (tally.calls,)):
+        target, report = recent.of_target.get(name), reports.get(name)
+        yield {
+            "kind": target.kind if target is not None else "",
+            "name": target.name or target.route if target is not None else name,
+            "pool": target.pool if target is not None else "",
+            **_counts(tally, covers_s),
+            "p50_ms": _rounded(tally.quantile_ms(0.5)),
+            "p99_ms": _rounded(tally.quantile_ms(0.99)),
+            "rows": _rounded(report.rows) if report is not None else None,
+            "provider": report.provider.removesuffix("ExecutionProvider") if report is not None else "",
+            "version": report.version if report is not None else target.version if target is not None else "",
+        }
+
+
+def _tenants(recent: Recent, covers_s: float) -> Iterator[dict[str, Any]]:
+    def misses(tally: Tally) -> tuple[float, ...]:
+        return tally.missed + tally.late, tally.refused, tally.used_s, tally.calls
+
+    for name, tally in _busiest(recent.tenants.items(), SECTIONS["tenants"][1], misses):
+        yield {
+            "tenant": name,
+            "tier": recent.of_tenant.get(name, ""),
+            **_counts(tally, covers_s),
+            "refused": ceil(tally.refused - 0.5),
+            "used": _rounded(tally.used_s / covers_s),
+        }
+
+
+def _call(decided: Decided, moment: Moment) -> dict[str, Any]:
+    tenant, target = decided.tenant, decided.target
+    answered = decided.outcome is Outcome.ANSWERED and decided.status < 400
+    result = "late" if answered else "refused" if decided.outcome in REFUSED else "missed"
+    return {
+        "id": decided.mark.request_id,
+        "trace": decided.mark.trace,
+        "at": round(decided.ended_s + moment.wall - moment.now, 3),
+        "tenant": tenant.name if tenant is not None else "",
+        "tier": tenant.tier.name if tenant is not None else "",
+        "target": target.route if target is not None else "",
+        "result": result,
+        "reason": decided.outcome.value,
+        "status": decided.status,
+        "took_ms": _ms((decided.answered_s or decided.ended_s) - decided.received_s),
+        "target_ms": round(tenant.tier.target_s * 1e3, 3) if tenant is not None else None,
+    }
+
+
+def _counts(tally: Tally | None, covers_s: float) -> dict[str, Any]:
+    found = tally or Tally()
+    names = ("met", "late", "missed", "excused")
+    counts = {name: ceil(getattr(found, name) - 0.5) for name in names}
+    return {"rate": round(found.calls / covers_s, 2), **counts}
+
+
+def _busiest(items: Iterable[tuple[str, Tally]], count: int, key: Any) -> list[tuple[str, Tally]]:
+    return nlargest(count, items, key=lambda item: key(item[1]))
+
+
+def _rounded(value: float | None) -> float | None:
+    """Three digits that count."""
+    return None if value is None else float(f"{value:.3g}")
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 1)

@@ -1,0 +1,94 @@
+"""Asks inference servers, while somebody looks, for what the gateway does not see: batches, providers and versions.
+
+Of the busiest models of the last minute, one server each is asked for the model's statistics (v2 protocol), so that
+unmodified Triton servers answer too. Answers are bounded in bytes, time and number.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import Target
+from oriel_wire.context import PROVIDER
+from oriel_wire.engine.client import HttpClient
+from oriel_wire.errors import UpstreamError
+
+EVERY_S: Final = 5.0
+ANSWER_S: Final = 1.0
+MAX_MODELS: Final = 24
+MAX_ANSWER_BYTES: Final = 256 * 1024
+
+
+class _Statistics(msgspec.Struct):
+    """One version of a model. Counts are text where a server writes protobuf's JSON."""
+
+    version: str = ""
+    inference_count: int | str = 0
+    execution_count: int | str = 0
+    last_inference: int | str = 0
+
+
+class _Answer(msgspec.Struct):
+    model_stats: list[_Statistics]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    """What a server reports of a model. rows: the mean rows of a batch, since the time before, else since its start."""
+
+    version: str
+    provider: str
+    rows: float | None
+
+
+class ModelReports:
+    """The latest reports by target. Single writer: the loop."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelReport] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    async def ask(self, targets: Iterable[Target], pools: Mapping[str, PoolGate]) -> None:
+        """Ask once for each of the first `MAX_MODELS` models among the targets; forget others."""
+        models = [target for target in targets if target.kind == "model" and target.name][:MAX_MODELS]
+        routes = {target.route for target in models}
+        self.models = {route: report for route, report in self.models.items() if route in routes}
+        self._counts = {route: counts for route, counts in self._counts.items() if route in routes}
+        for target in models:
+            gate = pools.get(target.pool)
+            usable = gate.endpoints.usable if gate is not None else ()
+            if usable:
+                await self._ask(target, *usable[0].address)
+
+    async def _ask(self, target: Target, host: str, port: int) -> None:
+        client = HttpClient(host=host, port=port, max_connections=1, max_response_bytes=MAX_ANSWER_BYTES)
+        version = f"/versions/{target.version}" if target.version else ""
+        try:
+            path = f"/v2/models/{target.name}{version}/stats"
+            answer = await client.request("GET", path, (), deadline=monotonic() + ANSWER_S)
+            if answer.status == 200:
+                found = msgspec.json.decode(answer.body, type=_Answer).model_stats
+                self._report(target.route, found, answer.get(PROVIDER) or "")
+        except (UpstreamError, ValueError, RecursionError):
+            return  # it is asked again; until then the latest report counts
+        finally:
+            await client.close()
+
+    def _report(self, route: str, found: list[_Statistics], provider: str) -> None:
+        if not found:
+            return
+        latest = max(found, key=lambda each: (int(each.last_inference), each.version))
+        rows, batches = int(latest.inference_count), int(latest.execution_count)
+        rows_before, batches_before = self._counts.get(route, (0, 0))
+        if batches < batches_before or rows < rows_before:
+            rows_before = batches_before = 0  # another server, or one that was started anew
+        before = self.models.get(route)
+        mean = before.rows if before is not None else None
+        if batches > batches_before:
+            mean = (rows - rows_before) / (batches - batches_before)
+        self._counts[route] = rows, batches
+        self.models[route] = ModelReport(version=latest.version, provider=provider, rows=mean)

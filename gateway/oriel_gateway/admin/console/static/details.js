@@ -1,0 +1,163 @@
+// The panel beside the first screen: one call as a waterfall, or one tenant.
+
+const load = async (address) => {
+  const headers = store.token ? {authorization: `Bearer ${store.token}`} : {};
+  const answer = await fetch(address, {headers, cache: "no-store"});
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error(`the gateway answered ${answer.status}`);
+  return answer.json();
+};
+
+// Fetches what the fragment names, unless it is there.
+const fill = async () => {
+  const {open: wanted} = chosen;
+  if (!wanted || !store.data) return;
+  const key = `${wanted.kind} ${wanted.id} ${wanted.of || ""}`;
+  if (store.details && store.details.key === key) return;
+  const before = store.details;
+  store.details = {key, state: "loading", data: before && before.kind === wanted.kind && before.id === wanted.id ? before.data : undefined,
+    kind: wanted.kind, id: wanted.id};
+  try {
+    let data;
+    if (wanted.kind === "call") {
+      const [id, trace] = wanted.id.split(" ");
+      const found = await load(`/decisions/${encodeURIComponent(id)}`);
+      data = found && (found.decisions.find((each) => each.trace_id === trace) || found.decisions[0]);
+    } else {
+      const [kind, name] = (wanted.of || "").split(/:(.*)/s);
+      const query = kind === "model" || kind === "service" ? `?${kind}=${encodeURIComponent(name)}` : "";
+      data = await load(`/console/tenants/${encodeURIComponent(wanted.id)}${query}`);
+    }
+    if (store.details.key === key) store.details = {...store.details, state: "here", data};
+  } catch (error) {
+    if (store.details && store.details.key === key) store.details = {...store.details, state: "failed", problem: error.message};
+  }
+  update();
+};
+
+const STAGES = {receive: "receive body", queue: "queue", connect: "connect", upstream: "upstream", answer: "answer"};
+const timing = (text) => String(text || "").split(",").map((entry) => {
+  const [name, ...parameters] = entry.trim().split(";");
+  const found = parameters.map((each) => each.trim()).find((each) => each.startsWith("dur="));
+  return [name.trim(), found ? Number(found.slice(4).replaceAll('"', "")) : NaN];
+}).filter(([name, ms]) => name && Number.isFinite(ms) && ms >= 0).slice(0, 40);
+
+// [{name, from, ms, depth}] in milliseconds: the gateway's stages one after the other, and inside `upstream` what the
+// servers reported, whose beginnings are not known: each begins where the one before it ended, within the one around it.
+const spans = (call) => {
+  const rows = [];
+  let from = 0;
+  for (const [stage, ms] of Object.entries(call.stages_ms || {})) {
+    if (stage === "total") continue;
+    rows.push({name: STAGES[stage] || stage, from, ms, depth: 0});
+    if (stage === "upstream") {
+      const parts = timing(call.server_timing);
+      const logic = parts.find(([name]) => name === "logic");
+      const inLogic = Boolean(logic);
+      let at = from;
+      if (inLogic) rows.push({name: "logic", from: at, ms: logic[1], depth: 1});
+      for (const [name, part] of parts) {
+        if (name === "logic") continue;
+        const model = name === "queue" || name === "compute";
+        rows.push({name: model ? `model ${name}` : name.replace(/^logic-/, ""), from: at, ms: part, depth: inLogic ? 2 : 1});
+        at = Math.min(from + ms, at + part);
+      }
+    }
+    from += ms;
+  }
+  return rows;
+};
+
+const Waterfall = ({call}) => {
+  const rows = spans(call);
+  const total = Math.max(call.stages_ms.total || 0, ...rows.map((row) => row.from + row.ms), 1e-3);
+  const target = known(call.target_ms) && call.target_ms < total ? call.target_ms : null;
+  return html`<div class="waterfall" role="list" aria-label="where the time went">
+    ${rows.map((row, index) => html`<div key=${index} role="listitem" class=${`span depth${row.depth}`}>
+      <span class="label">${readable(row.name)}</span>
+      <span class="track">${known(target) ? html`<i class="target" style=${{left: `${100 * target / total}%`}}></i>` : ""}<i
+        class=${`fill-${row.depth ? "tier1" : "accent"}`} style=${{left: `min(${100 * row.from / total}%, calc(100% - 2px))`,
+          width: `max(2px, ${100 * Math.min(row.ms, total - row.from) / total}%)`}}></i></span>
+      <span class="number">${duration(row.ms)}</span>
+    </div>`)}
+  </div>`;
+};
+
+const Facts = ({facts}) => html`<dl>${facts.filter(([, value]) => known(value) && value !== "").map(([name, value]) => html`
+  <div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+
+const Call = ({call}) => {
+  const row = store.data.calls.find((each) => each.id === call.request_id) || {};
+  const shown = {...call, target_ms: call.target_ms ?? row.target_ms};
+  const device = timing(call.server_timing).filter(([name]) => name === "compute").reduce((sum, [, ms]) => sum + ms, 0);
+  const cause = (call.sla && call.sla.cause) || call.sla_cause || row.cause;
+  return html`
+    <${Waterfall} call=${shown}/>
+    <p class="line"><b>${duration(call.stages_ms.total)}</b> total
+      <span class="soft"> · </span>${cause ? readable(cause) : "no cause known"}
+      <span class="soft"> · </span>${device ? html`${duration(call.device_ms ?? device)} computing` : "computing not reported"}
+      <span class="soft"> · </span>${known(call.cost_us) && call.cost_us >= 0 ? html`cost ${duration(call.cost_us / 1000)}` : "cost not reported"}</p>
+    ${call.trace_url ? html`<p><a class="link" href=${safe(call.trace_url)} target="_blank" rel="noopener noreferrer">the whole trace ↗</a></p>` : ""}
+    <${Facts} facts=${[
+      ["what became of it", `${readable(call.reason)}${call.status ? `, status ${call.status}` : ""}`],
+      ["why", call.cause],
+      ["tenant", call.tenant ? html`<button type="button" class="name" onClick=${() => open("tenant", call.tenant)}>${call.tenant}</button>` : null],
+      ["tier", call.tier], ["target", known(shown.target_ms) ? duration(shown.target_ms) : null],
+      ["asked for", call.target], ["route", call.route], ["pool", call.pool],
+      ["before it in the queue", call.queue ? whole(call.queue.ahead_at_arrival) : null],
+      ["server", call.endpoint], ["tried in vain", (call.tried || []).join(", ")],
+      ["went on from", (call.spilled || []).map((each) => `${each.pool} (${readable(each.reason)})`).join(", ")],
+      ["left at its end", known(call.budget_ms && call.budget_ms.end) ? duration(Math.abs(call.budget_ms.end)) : null],
+      ["bytes in, out", `${grouped.format(call.bytes_in)}, ${grouped.format(call.bytes_out)}`],
+      ["ended", new Date(call.ended_at * 1000).toLocaleString()],
+      ["request", html`<code>${call.request_id}</code>`], ["trace", html`<code>${call.trace_id}</code>`],
+    ]}/>`;
+};
+// A link that an operator configured leads to a web page, or nowhere.
+const safe = (address) => /^https?:\/\//.test(address) ? address : undefined;
+
+const UNITS = {requests: "", bytes: " B", compute_us: " µs"};
+const Limit = ({limit}) => html`<tr>
+  <th scope="row">${limit.name}</th>
+  <td class="number"><span class="cell"><${Bar} share=${limit.limit ? limit.left / limit.limit : 0} ink=${limit.left ? "accent" : "bad"} label=""/>${
+    grouped.format(limit.left)}<span class="soft"> / ${grouped.format(limit.limit)}${UNITS[limit.counts]}</span></span></td>
+  <td class="number">${known(limit.per_s) ? html`${decimal(limit.per_s)}<span class="soft"> per s</span>` : limit.period ? html`<span class="soft">per ${limit.period}</span>` : html`<span class="soft">at once</span>`}</td>
+  <td class="number">${limit.full_in_s ? duration(limit.full_in_s * 1000) : dash}</td>
+</tr>`;
+
+const Tenant = ({tenant}) => {
+  const asked = chosen.open.of || "";
+  const names = store.data.targets.filter((row) => row.kind).map((row) => `${row.kind}:${row.name}`);
+  const fixed = [...tenant.models.map((each) => `model:${each}`), ...tenant.services.map((each) => `service:${each}`)].filter((each) => !each.includes("*"));
+  const options = [...new Set([...names, ...fixed])].sort();
+  const row = store.data.tenants.find((each) => each.tenant === tenant.tenant);
+  return html`
+    <${Facts} facts=${[["tier", tenant.tier], ["weight in its tier", decimal(tenant.weight)],
+      ["may use", [...tenant.models.map((each) => `model ${each}`), ...tenant.services.map((each) => `service ${each}`)].join(", ") || "nothing"],
+      ["scopes", tenant.scopes.join(", ")],
+      ["last minute", row ? html`${decimal(row.rate)} calls/s, ${whole(bad(row))} late or missed, ${whole(row.refused)} refused` : "no call"],
+      ["cost today", known(tenant.cost_today) ? tenant.cost_today : dash]]}/>
+    <h3>Limits</h3>
+    ${tenant.limits.length ? html`<table aria-label="limits"><thead><tr><th scope="col">limit</th><th scope="col" class="number">left</th><th scope="col" class="number">grows by</th><th scope="col" class="number">more in</th></tr></thead>
+      <tbody>${tenant.limits.map((limit) => html`<${Limit} key=${limit.name} limit=${limit}/>`)}</tbody></table>` : html`<p class="soft">none</p>`}
+    <h3><label for="explain">What would apply to a call of</label></h3>
+    <select id="explain" value=${asked} onChange=${(event) => choose({open: {...chosen.open, of: event.target.value}})}>
+      <option value="">choose a model or service</option>
+      ${options.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select>
+    <ol class="steps">${tenant.steps.map((each, index) => html`<li key=${index}><span class="soft">${each.stage}</span><span>${each.text}${
+      each.refused ? html` <span class="ink-bad">refused: ${readable(each.refused)}</span>` : ""}</span></li>`)}</ol>`;
+};
+
+const Details = () => {
+  const {open: wanted} = chosen;
+  const found = store.details;
+  if (!wanted) return "";
+  const title = wanted.kind === "call" ? "Call" : wanted.id;
+  const here = found && found.data !== undefined && found.kind === wanted.kind && found.id === wanted.id;
+  return html`<aside role="dialog" aria-modal="false" aria-labelledby="details-title" id="details">
+    <header><h2 id="details-title">${title}</h2><button type="button" class="quiet" id="details-close" onClick=${close}>close <kbd>Esc</kbd></button></header>
+    ${here && found.data ? wanted.kind === "call" ? html`<${Call} call=${found.data}/>` : html`<${Tenant} tenant=${found.data}/>`
+      : html`<p class="soft">${!found || found.state === "loading" ? "loading" : found.state === "failed" ? found.problem
+        : wanted.kind === "call" ? "the gateway does not keep this call any more" : "no tenant of the documents has this name"}</p>`}
+  </aside>`;
+};

@@ -1,0 +1,63 @@
+"""What the console shows of one tenant: its limits with what is left, and what `oriel policies explain` says."""
+
+from collections.abc import Mapping
+from time import monotonic, time
+from typing import Any, Final
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.limits.metered import MeteredLimiter
+from oriel_policies.documents import ApiKey, Tenant
+from oriel_policies.explain import ExplainedCall, explain
+from oriel_policies.limits import Counts
+
+MAX_LIMITS: Final = 64
+MAX_STEPS: Final = 32
+MAX_CHARACTERS: Final = 128  # of a name in the query
+_UNITS: Final = {Counts.REQUESTS: "requests", Counts.BYTES: "bytes", Counts.COMPUTE_US: "compute_us"}
+
+
+def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the facts about a tenant; None if no tenant has this name.
+
+    query: `model` or `service`, of the call to explain; without one nothing is explained.
+    """
+    tenant = gateway.snapshot.tenants.get(name)
+    if tenant is None:
+        return None
+    return {
+        "tenant": tenant.name,
+        "tier": tenant.tier.name,
+        "weight": tenant.weight,
+        "scopes": sorted(tenant.scopes),
+        "models": list(tenant.models[:MAX_LIMITS]),
+        "services": list(tenant.services[:MAX_LIMITS]),
+        "limits": _limits(gateway, tenant),
+        "steps": _steps(gateway, tenant, query),
+    }
+
+
+def _limits(gateway: Gateway, tenant: Tenant) -> list[dict[str, Any]]:
+    limiter = gateway.limiter
+    if not isinstance(limiter, MeteredLimiter):
+        return []
+    found = []
+    for allowance in tenant.allowances:
+        for bound, left, wait_s in limiter.left(tenant.name, allowance, monotonic()):
+            line: dict[str, Any] = {"name": bound.name, "counts": _UNITS[bound.counts], "limit": bound.limit}
+            if bound.rate is not None:
+                line["per_s"] = bound.rate.requests_per_s
+            if bound.period is not None:
+                line["period"] = bound.period.value
+            line["left"] = max(0, int(left + 1e-6))
+            line["full_in_s"] = round(wait_s, 1)
+            found.append(line)
+    return found[:MAX_LIMITS]
+
+
+def _steps(gateway: Gateway, tenant: Tenant, query: Mapping[str, str]) -> list[dict[str, str]]:
+    model, service = query.get("model", "")[:MAX_CHARACTERS], query.get("service", "")[:MAX_CHARACTERS]
+    if not model and not service:
+        return []
+    call = ExplainedCall(model=model or None, service=None if model else service)
+    steps = explain(gateway.snapshot, ApiKey(tenant=tenant, expires_at=None), call, now=time())
+    return [{"stage": step.room, "text": step.says, "refused": step.refused} for step in steps[:MAX_STEPS]]

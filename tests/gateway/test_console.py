@@ -1,0 +1,369 @@
+"""The console of the admin port: its files, the bounded snapshot, the streams, and what it tells of one tenant."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_gateway.admin.app import admin_app
+from oriel_gateway.admin.console.live import MAX_VIEWERS, Live, Source
+from oriel_gateway.admin.console.pages import PATHS, POLICY
+from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
+from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.decisions import NOT_REACHED, Decided, Decisions
+from oriel_gateway.observe.tracing import Mark
+from oriel_policies.documents import compile_documents
+
+from ..waiting import until
+from .stack import BRONZE, LIMITED, Client, documents, gateway, upstream
+
+TOKEN = "an-operators-token"
+INFER = "/v2/models/digits/infer"
+NAMES = st.one_of(st.text(max_size=300), st.just("<img src=x onerror=alert(1)>"), st.just('"\\\x00' * 60))
+VALUES = st.one_of(NAMES, st.integers(-(10**15), 10**15), st.floats(allow_nan=False, allow_infinity=False), st.none())
+ROWS = st.lists(st.dictionaries(NAMES, st.one_of(VALUES, st.dictionaries(NAMES, VALUES, max_size=9)), max_size=14))
+
+
+@asynccontextmanager
+async def operator(core: Gateway, token: str | None = None, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(admin_app(core, token=token, **more), client=("127.0.0.1", 50000))  # type: ignore[arg-type]  # ASGI
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8082") as client:
+        yield client
+
+
+# The snapshot ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    head=st.dictionaries(NAMES, VALUES, max_size=20),
+    sections=st.fixed_dictionaries(dict.fromkeys(SECTIONS, ROWS)),
+    copies=st.integers(1, 100),
+)
+def test_a_snapshot_is_bounded_whatever_is_in_it(
+    head: dict[str, Any], sections: dict[str, list[dict[str, Any]]], copies: int
+) -> None:
+    many = {name: rows * copies for name, rows in sections.items()}
+    totals = {name: len(rows) for name, rows in many.items()}
+    made = snapshot(head, many, totals)
+    assert len(made) <= MAX_BYTES
+    said = json.loads(made)
+    for name, (_, most) in SECTIONS.items():
+        assert len(said[name]) <= most and len(said[name]) + said["more"][name] == totals[name]
+
+
+def test_rows_that_fit_are_all_there_in_their_order_and_no_more_are_read_than_are_shown() -> None:
+    def endless() -> Any:
+        number = 0
+        while True:
+            yield {"tenant": f"t{number}"}
+            number += 1
+
+    rows = [{"pool": f"pool-{number}", "inflight": number} for number in range(20)]
+    said = json.loads(snapshot({"at": 1.5}, {"pools": rows, "tenants": endless()}, {"pools": 20, "tenants": 10**6}))
+    assert said["pools"] == rows and said["at"] == 1.5 and said["more"]["pools"] == 0
+    assert len(said["tenants"]) == SECTIONS["tenants"][1]
+    assert said["more"]["tenants"] == 10**6 - len(said["tenants"])
+
+
+# What is counted ------------------------------------------------------------------------------------------------
+
+KEPT = compile_documents(documents([1]))
+GOLD_TENANT, BRONZE_TENANT = KEPT.tenants["g"], KEPT.tenants["b"]
+
+
+def decision(ended_s: float, tenant: Any, outcome: Outcome, took_s: float) -> tuple[Any, ...]:
+    mark = Mark("r", "0" * 32, "1" * 16, "2" * 16, False)
+    status = 200 if outcome is Outcome.ANSWERED else 503
+    first = (ended_s, mark, "POST", "http", tenant, None, outcome, status, "", ended_s - took_s)
+    return tuple(Decided(*first, *NOT_REACHED)._replace(answered_s=ended_s))
+
+
+ENDED = st.tuples(
+    st.floats(0.0, 200.0),
+    st.sampled_from([GOLD_TENANT, BRONZE_TENANT, None]),
+    st.sampled_from([Outcome.ANSWERED, Outcome.QUEUE_FULL, Outcome.RATE_LIMITED, Outcome.UPSTREAM_BROKEN]),
+    st.sampled_from([0.1, 3.0]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ended=st.lists(ENDED, max_size=60), looked=st.lists(st.floats(0.0, 400.0), max_size=8), first=st.floats(0.0, 100.0)
+)
+def test_the_counts_are_those_of_the_calls_of_the_window(
+    ended: list[tuple[float, Any, Outcome, float]], looked: list[float], first: float
+) -> None:
+    calls = sorted(ended, key=lambda each: each[0])
+    decisions = Decisions()
+    done = 0
+
+    def reach(now: float) -> int:
+        nonlocal done
+        while done < len(calls) and calls[done][0] <= now:
+            decisions.append(decision(*calls[done]))
+            done += 1
+        return done
+
+    recent = Recent(decisions, reach(first), first)
+    for now in sorted([first, *looked]):
+        recent.update(reach(now), now)
+    now = max([first, *looked])
+    known = [each for each in calls[:done] if each[1] is not None]
+    inside = [each for each in known if each[0] > now - WINDOW_S]
+    counted = sum(tally.calls for tally in recent.tenants.values())
+    # whole slices leave the window, so that a call may be counted for up to one slice longer
+    assert len(inside) <= round(counted) <= len([each for each in known if each[0] > now - WINDOW_S - 10.0])
+    assert round(sum(tally.calls for tally in recent.tiers.values())) == round(counted)
+    late = [
+        each
+        for each in calls[:done]
+        if each[1:3] != (None, Outcome.ANSWERED) and (each[2] is not Outcome.ANSWERED or each[3] > 2)
+    ]
+    assert [each.ended_s for each in recent.bad] == [each[0] for each in reversed(late)][: len(recent.bad)]
+
+
+def test_of_more_calls_than_are_kept_each_stands_for_several() -> None:
+    decisions = Decisions(max_kept=10)
+    recent = Recent(decisions, 0, 0.0)
+    for number in range(100):
+        decisions.append(decision(1.0 + number / 1000, GOLD_TENANT, Outcome.ANSWERED, 0.1))
+    recent.update(100, 2.0)
+    assert round(recent.tenants["g"].met) == 100 and round(recent.fresh.met) == 100
+
+
+def test_tenants_beyond_the_bound_count_together() -> None:
+    decisions = Decisions()
+    recent = Recent(decisions, 0, 0.0)
+    for number in range(MAX_KEYS + 50):
+        tenant = type("Any", (), {"name": f"t{number}", "tier": GOLD_TENANT.tier})()
+        decisions.append(decision(1.0, tenant, Outcome.ANSWERED, 0.1))
+    recent.update(MAX_KEYS + 50, 2.0)
+    assert len(recent.tenants) == MAX_KEYS + 1 and recent.tenants[OTHER].met == 50
+    recent.update(MAX_KEYS + 50, 100.0)
+    assert not recent.tenants and not recent.tiers and not recent.of_tenant
+
+
+def test_quantiles_are_within_a_bucket() -> None:
+    tally = Tally()
+    assert tally.quantile_ms(0.5) is None
+    tally.durations = [0.0] * (len(BOUNDS_MS) + 1)
+    tally.durations[30] = 99.0
+    tally.durations[60] = 1.0
+    half, most = tally.quantile_ms(0.5), tally.quantile_ms(0.999)
+    assert half is not None and most is not None
+    assert BOUNDS_MS[29] <= half <= BOUNDS_MS[30] and BOUNDS_MS[59] <= most <= BOUNDS_MS[60]
+
+
+# The files ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_files_need_no_token_and_say_nothing_but_whether_data_does() -> None:
+    async with gateway(documents([1])) as (_, core), operator(core, TOKEN) as client:
+        for path in PATHS:
+            answer = await client.get(path, headers={"accept-encoding": "identity"})
+            assert answer.status_code == 200 and answer.headers["content-security-policy"] == POLICY
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+            assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+            compressed = await client.get(path, headers={"accept-encoding": "gzip"})
+            assert compressed.headers["content-encoding"] == "gzip" and compressed.text == answer.text
+            again = await client.get(path, headers={"if-none-match": answer.headers["etag"]})
+            assert again.status_code == 304 and not again.content
+            for secret in (TOKEN, "bronze", "limited"):
+                assert secret not in answer.text
+        assert 'data-token="needed"' in (await client.get("/console")).text
+        assert (await client.get("/console/live")).status_code == 401
+        assert (await client.get("/console/tenants/g")).status_code == 401
+        async with operator(core) as without:
+            assert 'data-token="none"' in (await without.get("/console")).text
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/console/live", "/console/tenants/g"])
+async def test_nothing_but_get_is_served(path: str) -> None:
+    async with gateway(documents([1])) as (_, core), operator(core) as client:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, "GET"), method
+
+
+async def test_all_files_together_are_small() -> None:
+    async with gateway(documents([1])) as (_, core), operator(core) as client:
+        size = 0
+        for path in PATHS:
+            async with client.stream("GET", path, headers={"accept-encoding": "gzip"}) as answer:
+                body = b"".join([piece async for piece in answer.aiter_raw()])
+            size += len(body)
+            assert gzip.decompress(body)
+        assert size <= 60 * 1024
+
+
+# The streams ----------------------------------------------------------------------------------------------------
+
+
+class Numbers(Source):
+    """Counts its snapshots."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.rests = 0
+
+    def snapshot(self) -> bytes:
+        self.made += 1
+        return b'{"n":%d}' % self.made
+
+    async def ask(self) -> None:
+        await asyncio.Event().wait()
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+class Viewer:
+    """One stream, driven as a server drives an application. stuck: while it is cleared nothing is taken."""
+
+    def __init__(self, live: Live) -> None:
+        self.events: list[bytes] = []
+        self.status = 0
+        self.ended = False
+        self.left = asyncio.Event()
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.task = asyncio.create_task(live({"type": "http", "method": "GET"}, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await self.takes.wait()
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message.get("more_body"):
+            self.events.append(message["body"])
+        else:
+            self.ended = True
+
+    @property
+    def data(self) -> list[bytes]:
+        return [part for each in self.events for part in each.split(b"\n\n") if part.startswith(b"data: ")]
+
+
+async def test_all_viewers_get_the_same_snapshots_and_none_is_made_without_one() -> None:
+    source = Numbers()
+    live = Live(source, second_s=0.001)
+    assert source.made == 0
+    first, second = Viewer(live), Viewer(live)
+    await until(lambda: len(first.data) >= 4 and len(second.data) >= 4)
+    numbers = {each for viewer in (first, second) for each in viewer.data}
+    assert len(numbers) <= source.made == live.made, "each is made once"
+    for viewer in (first, second):
+        viewer.left.set()
+        await viewer.task
+    assert live.viewers == 0 and source.rests == 1
+    made = source.made
+    third = Viewer(live)
+    await until(lambda: third.data)
+    assert third.data[0] == b'data: {"n":%d}' % (made + 1), "none was made meanwhile, and a new viewer waits for none"
+    third.left.set()
+    await third.task
+
+
+async def test_a_ninth_viewer_is_refused_and_has_a_place_when_another_leaves() -> None:
+    live = Live(Numbers(), second_s=0.001)
+    viewers = [Viewer(live) for _ in range(MAX_VIEWERS)]
+    await until(lambda: all(viewer.data for viewer in viewers))
+    refused = Viewer(live)
+    await refused.task
+    assert refused.status == 503
+    viewers[0].left.set()
+    await viewers[0].task
+    taken = Viewer(live)
+    await until(lambda: taken.data)
+    live.close()
+    await asyncio.gather(*[viewer.task for viewer in (*viewers, taken)])
+    assert taken.ended and all(viewer.ended for viewer in viewers[1:]), "streams end when the gateway stops"
+    late = Viewer(live)
+    await late.task
+    assert late.status == 503
+
+
+async def test_a_viewer_that_takes_nothing_is_cut_and_a_slow_one_gets_the_latest() -> None:
+    live = Live(Numbers(), second_s=0.001, stall_s=0.05)
+    stuck, slow = Viewer(live), Viewer(live)
+    await until(lambda: stuck.data and slow.data)
+    stuck.takes.clear()
+    await stuck.task
+    assert not stuck.ended, "its server aborts the connection"
+    slow.left.set()
+    await slow.task
+
+
+async def test_a_comment_keeps_a_silent_stream_open() -> None:
+    live = Live(Numbers(), second_s=3600.0, comment_s=0.01)
+    viewer = Viewer(live)
+    await until(lambda: sum(each.count(b": ") - each.count(b"data: ") for each in viewer.events) >= 3)
+    assert len(viewer.data) == 1
+    viewer.left.set()
+    await viewer.task
+
+
+# A gateway with calls -------------------------------------------------------------------------------------------
+
+
+async def test_a_snapshot_tells_of_tiers_pools_models_tenants_and_misses() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        source = Source(core)
+        for number in range(3):
+            await client.ask(INFER, b"{}", headers=f"x-request-id: r{number}\r\n")
+        await client.ask(INFER, b"{}", key=BRONZE)
+        for _ in range(4):
+            async with Client(port) as limited:
+                await limited.ask(INFER, key=LIMITED)
+        said = json.loads(source.snapshot())
+        tiers = {row["tier"]: row for row in said["tiers"]}
+        assert (tiers["gold"]["met"], tiers["bronze"]["met"], tiers["gold"]["waiting"]) == (5, 1, 0)
+        (pool,) = said["pools"]
+        assert (pool["pool"], pool["inflight"], pool["endpoints"]) == ("p", 0, {"unknown": 2})
+        (target,) = said["targets"]
+        assert (target["kind"], target["name"], target["met"]) == ("model", "digits", 6) and target["p50_ms"] > 0
+        tenants = {row["tenant"]: row for row in said["tenants"]}
+        assert tenants["limited"]["refused"] == 2 and tenants["g"]["met"] == 3
+        assert [(row["tenant"], row["result"], row["reason"]) for row in said["calls"]] == [
+            ("limited", "refused", "rate_limited")
+        ] * 2
+        assert json.loads(source.snapshot())["rates"] == {"met": 0.0, "late": 0.0, "missed": 0.0, "excused": 0.0}
+
+
+async def test_a_tenants_limits_are_told_with_what_is_left_and_what_would_apply_to_a_call() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), operator(core) as client:
+        before = (await client.get("/console/tenants/limited")).json()
+        assert [(each["name"], each["left"], each["limit"]) for each in before["limits"]] == [("requests", 2, 2)]
+        async with Client(port) as caller:
+            await caller.ask(INFER, key=LIMITED)
+        said = (await client.get("/console/tenants/limited", params={"model": "digits"})).json()
+        assert [each["left"] for each in said["limits"]] == [1]
+        assert ["identify", "tier", "allow", "limit", "route", "pool"] == [each["stage"] for each in said["steps"]]
+        refused = (await client.get("/console/tenants/b", params={"model": "hidden"})).json()
+        assert refused["steps"][-1]["refused"] == "not_found"
+        assert (await client.get("/console/tenants/nobody")).status_code == 404
+
+
+async def test_a_link_to_the_trace_is_in_each_decision_if_one_is_configured() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        await client.ask(INFER, b"{}", headers="x-request-id: r\r\n")
+        async with operator(core, trace_url="https://traces.example.com/t/{trace_id}") as reader:
+            (said,) = (await reader.get("/decisions/r")).json()["decisions"]
+            assert said["trace_url"] == f"https://traces.example.com/t/{said['trace_id']}"
+        async with operator(core) as reader:
+            assert "trace_url" not in (await reader.get("/decisions/r")).json()["decisions"][0]
