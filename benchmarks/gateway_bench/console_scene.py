@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 
-import httpx
-
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.core import Gateway
@@ -26,8 +24,8 @@ from oriel_wire.trace import NullSink
 
 # model -> (pool, milliseconds, the most that chance adds, provider, mean rows of a batch)
 MODELS = {
-    "ranker": ("recommend", 9.0, 6.0, "TensorrtExecutionProvider", 27.4),
-    "embedder": ("recommend", 14.0, 9.0, "TensorrtExecutionProvider", 18.2),
+    "ranker": ("recommend", 18.0, 40.0, "TensorrtExecutionProvider", 27.4),
+    "embedder": ("recommend", 24.0, 50.0, "TensorrtExecutionProvider", 18.2),
     "segmenter": ("vision", 70.0, 60.0, "CUDAExecutionProvider", 5.6),
     "detector": ("vision", 38.0, 30.0, "CUDAExecutionProvider", 7.9),
     "classifier": ("vision", 12.0, 8.0, "CUDAExecutionProvider", 11.3),
@@ -46,7 +44,7 @@ TENANTS = {
     "partner-7": ("bronze", ("forecaster",), 5.0),
     "night-batch": ("batch", ("segmenter", "ranker"), 7.0),
 }
-TIERS = {"gold": (0, 60, 0.999), "silver": (1, 180, 0.99), "bronze": (2, 400, 0.95), "batch": (3, 2000, 0.9)}
+TIERS = {"gold": (0, 80, 0.99), "silver": (1, 250, 0.98), "bronze": (2, 600, 0.95), "batch": (3, 3000, 0.9)}
 # pool -> (servers that answer, servers that do not, permits)
 POOLS = {
     "recommend": (3, 0, 24),
@@ -97,7 +95,8 @@ class _Server:
         self._counts: dict[str, int] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        # cancelled at the scene's end: its connections end with it
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
                 length = head.partition("content-length:")[2].partition("\r\n")[0].strip()
@@ -187,30 +186,27 @@ async def _close(server: asyncio.Server) -> None:
 
 async def load(scene: Scene, *, factor: float = 1.0) -> None:
     """Call as the scene's tenants do, until cancelled. factor: of their rates."""
-    limits = httpx.Limits(max_connections=400, max_keepalive_connections=100)
-    async with (
-        httpx.AsyncClient(base_url=scene.public, timeout=30.0, limits=limits) as client,
-        asyncio.TaskGroup() as group,
-    ):
+    port = int(scene.public.rpartition(":")[2])
+    async with asyncio.TaskGroup() as group:
         for number, (tenant, (_, names, rate)) in enumerate(TENANTS.items()):
-            group.create_task(_call(client, group, tenant, names, rate * factor, random.Random(number)))
+            group.create_task(_call(port, group, tenant, names, rate * factor, random.Random(number)))
 
 
 async def _call(
-    client: httpx.AsyncClient,
-    group: asyncio.TaskGroup,
-    tenant: str,
-    names: tuple[str, ...],
-    rate: float,
-    chance: random.Random,
+    port: int, group: asyncio.TaskGroup, tenant: str, names: tuple[str, ...], rate: float, chance: random.Random
 ) -> None:
     while True:
         await asyncio.sleep(chance.expovariate(rate))
         name = chance.choice(names)
-        path = f"/v1/services/{name}" if name in SERVICES else f"/v2/models/{name}/infer"
-        group.create_task(_once(client, path, tenant))
+        group.create_task(
+            _once(port, f"/v1/services/{name}" if name in SERVICES else f"/v2/models/{name}/infer", tenant)
+        )
 
 
-async def _once(client: httpx.AsyncClient, path: str, tenant: str) -> None:
-    with contextlib.suppress(httpx.HTTPError):
-        await client.post(path, content=b"{}", headers={"authorization": f"Bearer {tenant}"})
+async def _once(port: int, path: str, tenant: str) -> None:
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        fields = f"host: gateway\r\nauthorization: Bearer {tenant}\r\nconnection: close\r\ncontent-length: 2\r\n\r\n"
+        writer.write(f"POST {path} HTTP/1.1\r\n{fields}{{}}".encode())
+        await reader.read()
+        writer.close()

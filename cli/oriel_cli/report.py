@@ -64,7 +64,9 @@ def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
 
 def _pages(gateway: Unit) -> str:
     base = f"{gateway.spec.scheme}://{gateway.spec.addresses['http']}"
-    return f"what the gateway serves, to read and to try: {base}/docs (start page {base}/)"
+    served = f"what the gateway serves, to read and to try: {base}/docs (start page {base}/)"
+    console = f"http://{gateway.spec.addresses['admin']}/console"
+    return f"{served}\nwhat it does, to watch: {console} (in a terminal: oriel top)"
 
 
 def _unit_lines(units: Sequence[Unit]) -> list[str]:

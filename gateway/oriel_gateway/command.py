@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         "quota_file": _quota_file(args.quota_file),
         "limiter": args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
         "limiter_password": os.environ.get("ORIEL_LIMITER_PASSWORD"),
-        "trace_url": _trace_url(os.environ.get("ORIEL_TRACE_URL", "")),
+        "trace_url": trace_link(os.environ.get("ORIEL_TRACE_URL", "")),
     }
     settings = Settings(**chosen)
     return run_unit(lambda stop: serve(settings, stop), unit="gateway")
@@ -59,7 +59,7 @@ def _grouped(overrides: list[tuple[str, tuple[str, int]]]) -> dict[str, tuple[tu
     return out
 
 
-def _trace_url(text: str) -> str:
+def trace_link(text: str) -> str:
     """Return the link to a trace that the console shows; "" for none. Raises StartFailed."""
     if text and (not text.startswith(("https://", "http://")) or "{trace_id}" not in text or len(text) > 2048):
         raise StartFailed("ORIEL_TRACE_URL is a link like https://traces.example.com/trace/{trace_id}")

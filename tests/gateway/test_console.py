@@ -17,11 +17,13 @@ from oriel_gateway.admin.console.live import MAX_VIEWERS, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, POLICY
 from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
+from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import NOT_REACHED, Decided, Decisions
 from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import compile_documents
+from oriel_wire.errors import StartFailed
 
 from ..waiting import until
 from .stack import BRONZE, LIMITED, Client, documents, gateway, upstream
@@ -357,6 +359,14 @@ async def test_a_tenants_limits_are_told_with_what_is_left_and_what_would_apply_
         refused = (await client.get("/console/tenants/b", params={"model": "hidden"})).json()
         assert refused["steps"][-1]["refused"] == "not_found"
         assert (await client.get("/console/tenants/nobody")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "link", ["traces.example.com/{trace_id}", "javascript:{trace_id}", "https://traces.example.com/"]
+)
+def test_a_link_that_is_none_is_refused_at_the_start(link: str) -> None:
+    with pytest.raises(StartFailed, match="ORIEL_TRACE_URL"):
+        trace_link(link)
 
 
 async def test_a_link_to_the_trace_is_in_each_decision_if_one_is_configured() -> None:

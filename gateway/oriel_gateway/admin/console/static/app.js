@@ -72,7 +72,7 @@ const Header = () => {
     <p class=${`link-state is-${state}`} role="status"><span aria-hidden="true">${state === "live" ? "●" : state === "paused" ? "‖" : "○"}</span> ${
       chosen.paused ? "paused" : LINKS[store.link]}${notes.length ? html`<span class="ink-warn"> · ${notes.join(" · ")}</span>` : ""}</p>
     ${data ? html`<p class="soft facts">${data.version !== "unknown" ? html`<span>version ${data.version}</span>` : ""}<span>${
-      whole(data.tenants_known)} tenants</span><span>event loop ${duration(data.lag_ms)} late</span></p>` : ""}
+      whole(data.tenants_known)} tenants</span><span>event loop ${durationText(data.lag_ms)} late</span></p>` : ""}
     <div class="tools">
       <label class="search"><span class="hidden">search in all tables</span><input type="search" id="search" placeholder="search  /" value=${chosen.q}
         autocomplete="off" spellcheck="false" onInput=${(event) => choose({q: event.target.value})}/></label>
@@ -85,7 +85,7 @@ const Header = () => {
 
 const KEYS = [["/", "search in all tables"], ["j  k", "next row, row before"], ["Enter", "open the row"], ["Esc", "close, or clear the search"],
   ["p", "pause and go on"], ["?", "this list"]];
-const Help = () => store.help ? html`<aside role="dialog" aria-label="keys" id="help"><header><h2>Keys</h2><button type="button" class="quiet" id="help-close"
+const Help = () => store.help ? html`<aside role="dialog" aria-label="keys" id="help" tabindex="-1"><header><h2>Keys</h2><button type="button" class="quiet" id="help-close"
   onClick=${toggleHelp}>close <kbd>Esc</kbd></button></header><dl>${KEYS.map(([key, text]) => html`<div key=${key}><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
   <p class="soft">A click on a column's name sorts by it. What you choose stands in the address, so it can be sent to others; the token does not.</p></aside>` : "";
 
@@ -118,8 +118,7 @@ const update = () => {
   const now = store.help ? "help" : chosen.open ? `${chosen.open.kind} ${chosen.open.id}` : "";
   if (now !== opened) {
     opened = now;
-    const button = document.getElementById(store.help ? "help-close" : "details-close");
-    if (button) button.focus();
+    document.getElementById(store.help ? "help" : "details")?.focus({preventScroll: true});
   }
   refocus();
 };

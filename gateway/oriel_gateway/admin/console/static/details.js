@@ -154,7 +154,7 @@ const Details = () => {
   if (!wanted) return "";
   const title = wanted.kind === "call" ? "Call" : wanted.id;
   const here = found && found.data !== undefined && found.kind === wanted.kind && found.id === wanted.id;
-  return html`<aside role="dialog" aria-modal="false" aria-labelledby="details-title" id="details">
+  return html`<aside role="dialog" aria-modal="false" aria-labelledby="details-title" id="details" tabindex="-1">
     <header><h2 id="details-title">${title}</h2><button type="button" class="quiet" id="details-close" onClick=${close}>close <kbd>Esc</kbd></button></header>
     ${here && found.data ? wanted.kind === "call" ? html`<${Call} call=${found.data}/>` : html`<${Tenant} tenant=${found.data}/>`
       : html`<p class="soft">${!found || found.state === "loading" ? "loading" : found.state === "failed" ? found.problem

@@ -31,7 +31,7 @@ const TIERS = [
   {key: "rate", label: "calls/s", number: true, wide: "w1", value: (row) => row.rate, cell: (row) => decimal(row.rate)},
   {key: "minute", label: "1 min", number: true, wide: "w3", title: "in time, of the calls of the last minute",
     value: attained, cell: (row) => html`<${Judged} share=${attained(row)} objective=${row.objective} digits=${2}/>`},
-  ...[["5m", "5 min", "w1"], ["1h", "1 h", ""], ["30d", "30 d", "w1"]].map(([key, label, wide]) => ({
+  ...[["5m", "5 min", ""], ["1h", "1 h", ""], ["30d", "30 d", "w1"]].map(([key, label, wide]) => ({
     key, label, number: true, wide, title: `in time, of the calls of the last ${label}`, value: (row) => at(row, key),
     cell: (row) => html`<${Judged} share=${at(row, key)} objective=${row.objective} digits=${2}/>`})),
   {key: "left", label: "budget left", number: true, title: "of the error budget of 30 days", value: (row) => row.budget_left,
@@ -81,6 +81,7 @@ const POOLS = (most) => [
 
 const bad = (row) => row.late + row.missed;
 const Bad = ({row}) => bad(row) ? html`<span class="ink-bad">${whole(bad(row))}</span>` : html`<span class="soft">0</span>`;
+const PROVIDERS = {Tensorrt: "TensorRT", NvTensorRTRTX: "TensorRT RTX"};
 const TARGETS = [
   {key: "name", label: "model or service", value: (row) => row.name, text: (row) => `${row.kind} ${row.name} ${row.pool}`,
     cell: (row) => html`${row.name}${row.kind === "service" ? html` <span class="soft">service</span>` : ""}`},
@@ -89,7 +90,7 @@ const TARGETS = [
   {key: "p99", label: "p99", number: true, value: (row) => row.p99_ms, cell: (row) => duration(row.p99_ms)},
   {key: "bad", label: "misses", number: true, wide: "w1", title: "late or missed in the last minute", value: bad, cell: (row) => html`<${Bad} row=${row}/>`},
   {key: "rows", label: "rows", number: true, title: "mean rows of a batch", value: (row) => row.rows, cell: (row) => decimal(row.rows)},
-  {key: "provider", label: "provider", wide: "w2", value: (row) => row.provider || null, text: (row) => row.provider, cell: (row) => row.provider || dash},
+  {key: "provider", label: "provider", wide: "w2", value: (row) => row.provider || null, text: (row) => row.provider, cell: (row) => PROVIDERS[row.provider] || row.provider || dash},
   {key: "version", label: "version", number: true, wide: "w1", value: (row) => row.version || null, text: (row) => row.version, cell: (row) => row.version || dash},
 ];
 

@@ -1,0 +1,170 @@
+"""`oriel top`: what it draws, and what it reads from a gateway's admin port."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_cli import top
+from oriel_cli.errors import CommandFailed
+from oriel_cli.top_screen import SORTS, WIDTH, draw
+
+COUNTS = {"rate": 1.5, "met": 90, "late": 8, "missed": 2, "excused": 0}
+
+
+def tier(name: str = "gold") -> dict[str, Any]:
+    promise = {"attainment": {"5m": 0.99, "1h": 0.9999}, "budget_left": 0.5, "burn": {"1h": 2.5}, "causes": {}}
+    return {"tier": name, "target_ms": 60.0, "objective": 0.995, "waiting": 3, "oldest_ms": 12.0, **COUNTS, **promise}
+
+
+def pool(name: str = "vision", waiting: int = 2) -> dict[str, Any]:
+    endpoints = {"ready": 2, "ejected": 1}
+    return {
+        "pool": name,
+        "permits": 3,
+        "inflight": 3,
+        "waiting": {"gold": waiting},
+        "parked": 1,
+        "oldest_ms": 5.0,
+        "endpoints": endpoints,
+    }
+
+
+def target(name: str = "ranker", p99_ms: float | None = 8.0) -> dict[str, Any]:
+    return {
+        "kind": "model",
+        "name": name,
+        "p50_ms": 4.0,
+        "p99_ms": p99_ms,
+        "rows": None,
+        "provider": "CPU",
+        "version": "3",
+        **COUNTS,
+    }
+
+
+def tenant(name: str = "storefront", late: int = 8) -> dict[str, Any]:
+    return {"tenant": name, "tier": "gold", "refused": 4, "used": 0.31, **COUNTS, "late": late}
+
+
+def call(name: str = "storefront") -> dict[str, Any]:
+    ids = {
+        "id": "r",
+        "trace": "t",
+        "at": 1.0,
+        "tier": "gold",
+        "target": "model:ranker",
+        "status": 200,
+        "target_ms": 60.0,
+    }
+    return {**ids, "tenant": name, "result": "late", "reason": "answered", "took_ms": 80.0}
+
+
+def snapshot(**more: Any) -> dict[str, Any]:
+    made = {"tiers": [tier()], "pools": [pool()], "targets": [target()], "tenants": [tenant()], "calls": [call()]}
+    head = {
+        "at": 1.0,
+        "version": "1.2",
+        "rates": {"met": 4.0, "late": 1.0, "missed": 0.0, "excused": 0.0},
+        "lag_ms": 0.4,
+    }
+    return {**head, "more": dict.fromkeys(made, 0), **made, **more}
+
+
+def test_every_section_is_drawn_with_what_is_not_known_as_a_dash() -> None:
+    text = "\n".join(draw(snapshot()))
+    assert "5 calls/s, 1 late or missed" in text and "3 waiting" in text
+    (gold,) = [line for line in text.splitlines() if line.startswith("gold")]
+    assert "!99.00%" in gold and " 99.99%" in gold and "50%" in gold and "2.50" in gold
+    assert gold.split()[6] == "-", "30 days are not known"
+    assert "gold 2, no server" in text and "2 ready, 1 eject" in text and "\x1b" not in text
+
+
+def test_below_its_objective_a_tier_has_a_mark_and_with_colours_a_colour() -> None:
+    assert "\x1b[31m !99.00%\x1b[0m" in "\n".join(draw(snapshot(), colour=True))
+
+
+NAMES = st.one_of(st.text(max_size=200), st.just("\x1b[2J\n"), st.just("名前" * 60))
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=NAMES, height=st.integers(0, 60), sort=st.sampled_from(list(SORTS)), rows=st.integers(0, 30))
+def test_no_line_is_wider_than_the_screen_and_no_name_controls_it(name: str, height: int, sort: str, rows: int) -> None:
+    made = {"tiers": tier, "pools": pool, "targets": target, "tenants": tenant, "calls": call}
+    lines = draw(
+        snapshot(**{key: [make(name) for _ in range(rows)] for key, make in made.items()}), sort=sort, height=height
+    )
+    assert all(len(line) <= WIDTH and line.isprintable() for line in lines)
+    assert not height or len(lines) <= max(height, 11)
+
+
+def order(found: list[str], names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: next(n for n, line in enumerate(found) if line.startswith(name)))
+
+
+def test_keys_choose_the_order() -> None:
+    tenants = [tenant("b", late=1), tenant("c", late=9), tenant("a", late=3)]
+    targets = [target("slow", 90.0), target("unknown", None), target("slowest", 900.0)]
+    pools = [pool("empty", 0), pool("full", 80)]
+    made = snapshot(tenants=tenants, targets=targets, pools=pools)
+    assert order(draw(made), ["a ", "b ", "c "]) == ["b ", "c ", "a "], "the gateway's own order"
+    assert order(draw(made, sort="m"), ["a ", "b ", "c "]) == ["c ", "a ", "b "]
+    assert order(draw(made, sort="n"), ["a ", "b ", "c "]) == ["a ", "b ", "c "]
+    assert order(draw(made, sort="l"), ["slow ", "unknown ", "slowest "]) == ["slowest ", "slow ", "unknown "]
+    assert order(draw(made, sort="w"), ["empty ", "full "]) == ["full ", "empty "]
+
+
+@asynccontextmanager
+async def gateway(head: bytes, body: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Serve one answer, whatever is asked for."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(head + b"connection: close\r\n\r\n" + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+
+
+async def test_snapshots_are_read_of_the_stream_with_the_token(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv(top.TOKEN_VARIABLE, "an-operators-token")
+    event = json.dumps(snapshot()).encode()
+    async with gateway(OK, b"data: " + event + b"\n\n: the stream is open\n\ndata: " + event + b"\n\n") as (
+        base,
+        heads,
+    ):
+        assert await top._print(base, as_json=True, once=True, sort="i") == 0
+        assert json.loads(capsys.readouterr().out) == snapshot()
+        with pytest.raises(CommandFailed, match="has stopped"):
+            await top._print(base, as_json=False, once=False, sort="i")
+        assert capsys.readouterr().out.count("TENANT ") == 4, "each of two snapshots has two tables with tenants"
+    assert all(
+        b"authorization: Bearer an-operators-token" in head.replace(b"Authorization", b"authorization")
+        for head in heads
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(b"401 Unauthorized", "ORIEL_ADMIN_TOKEN"), (b"503 Full", "viewers"), (b"404 No", "no console")],
+)
+async def test_what_is_wrong_is_said(status: bytes, says: str) -> None:
+    async with gateway(b"HTTP/1.1 " + status + b"\r\n", b"") as (base, _):
+        with pytest.raises(CommandFailed, match=says):
+            await top._print(base, as_json=True, once=True, sort="i")
+
+
+async def test_a_gateway_that_is_not_there_is_named() -> None:
+    with pytest.raises(CommandFailed, match="no gateway answers at"):
+        await top._print("http://127.0.0.1:1", as_json=True, once=True, sort="i")
