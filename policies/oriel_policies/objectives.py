@@ -1,0 +1,173 @@
+"""Judge a call by the promise of its tier: whether it was kept, and if not, which place the time was lost in. Pure.
+
+The time of a call is divided among places, in the order in which a call passes them; together they are its whole time.
+
+| place | the time in which |
+|---|---|
+| `body` | the client sends its request |
+| `limiter` | the ledger of the tenant's limits has not answered |
+| `queue` | the call waits for a permit |
+| `endpoint` | no endpoint is usable, a connection is made, or an attempt that failed was under way |
+| `upstream` | a server works that reports no times of its own |
+| `network` | neither the server behind nor the gateway has the call: what the servers' own times leave over |
+| `logic_wait` | every worker of the logic server is busy |
+| `logic` | the service's own code runs |
+| `model_wait` | the call waits for a model |
+| `model` | the model computes |
+| `answer` | the answer is passed on to the client |
+
+What is usual is learned from calls that kept their promise. The cause of a late call is the place whose time exceeds
+what is usual there by the most.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+PLACES: Final = (
+    "body", "limiter", "queue", "endpoint", "upstream", "network", "logic_wait", "logic", "model_wait", "model",
+    "answer",
+)  # fmt: skip
+# What a call that has no answer to wait for is lost to: the server's error, or a refusal that no waiting explains.
+UPSTREAM_ERROR: Final = "upstream_error"
+REFUSED: Final = "refused"
+CAUSES: Final = (*PLACES, UPSTREAM_ERROR, REFUSED)
+BODY, LIMITER, QUEUE, ENDPOINT, UPSTREAM, NETWORK, LOGIC_WAIT, LOGIC, MODEL_WAIT, MODEL, ANSWER = range(len(PLACES))
+ALPHA: Final = 0.05  # weight of the latest call in what is usual
+LEARN_EVERY: Final = 64  # one of so many calls that kept their promise is learned from
+
+Times = tuple[float, ...]  # seconds in each of PLACES
+
+
+class Stamps(NamedTuple):
+    """When a call reached its stages: monotonic seconds, 0.0 for a stage that it has not reached.
+
+    limited_s: it waited for the ledger of its limits from here on. queued_s: it came to the queue. permit_s: it got a
+    permit. sent_s: the attempt that counts was sent. response_s: the head of the answer came. ended_s: the moment that
+    its target is about. held_s: how many seconds of its wait for a permit no endpoint was usable.
+    """
+
+    received_s: float
+    limited_s: float
+    queued_s: float
+    permit_s: float
+    sent_s: float
+    response_s: float
+    ended_s: float
+    held_s: float = 0.0
+
+
+def divide(stamps: Stamps, reported: Mapping[str, float]) -> Times:
+    """Divide the time of a call among `PLACES`.
+
+    reported: name -> seconds, what the server behind says of itself; see `inside`. The parts are the whole.
+    """
+    received_s, limited_s, queued_s, permit_s, sent_s, response_s, ended_s, held_s = stamps
+    times = [0.0] * len(PLACES)
+    queued = queued_s or ended_s
+    limited = limited_s or queued
+    times[BODY] = limited - received_s
+    times[LIMITER] = queued - limited
+    if not queued_s:
+        return tuple(times)
+    if not permit_s and response_s:  # the answer to an equal call was awaited
+        times[UPSTREAM], times[ANSWER] = response_s - queued, ended_s - response_s
+        return tuple(times)
+    permit = permit_s or ended_s
+    waited = permit - queued
+    times[ENDPOINT] = held = min(held_s, waited)
+    times[QUEUE] = waited - held
+    if permit_s:
+        sent = sent_s or ended_s
+        times[ENDPOINT] += sent - permit
+        if sent_s:
+            answered = response_s or ended_s
+            times[UPSTREAM : MODEL + 1] = inside(answered - sent, reported)
+            times[ANSWER] = ended_s - answered
+    return tuple(times)
+
+
+def inside(upstream_s: float, reported: Mapping[str, float]) -> tuple[float, ...]:
+    """Divide the time until the server's answer: `upstream`, `network`, `logic_wait`, `logic`, `model_wait`, `model`.
+
+    reported: entries of `Server-Timing`. `logic` is all that the logic server did, and `logic-wait` and `logic-infer`
+    are parts of it; `queue` and `gateway-queue` are waits for models, and `compute` is their work. Calls of models that
+    overlap are reported as more time than has passed: they are made as long as they can have taken at most.
+    """
+    waited, worked = reported.get("queue", 0.0) + reported.get("gateway-queue", 0.0), reported.get("compute", 0.0)
+    whole = reported.get("logic")
+    if whole is None:
+        if not waited and not worked:
+            return upstream_s, 0.0, 0.0, 0.0, 0.0, 0.0
+        waited, worked = _within(upstream_s, waited, worked)
+        return 0.0, upstream_s - waited - worked, 0.0, 0.0, waited, worked
+    whole = min(whole, upstream_s)
+    busy = min(reported.get("logic-wait", 0.0), whole)
+    called = min(reported.get("logic-infer", 0.0) + reported.get("logic-stream", 0.0), whole - busy)
+    waited, worked = _within(called, waited, worked)
+    hops = (upstream_s - whole) + (called - waited - worked)
+    return 0.0, hops, busy, whole - busy - called, waited, worked
+
+
+def _within(most: float, one: float, two: float) -> tuple[float, float]:
+    """Shrink two durations in proportion, so that both together are at most `most`."""
+    both = one + two
+    if both <= most:
+        return one, two
+    one = one * (most / both)
+    return one, most - one
+
+
+def passed_in(times: Sequence[float], target_s: float) -> str:
+    """Return the place in which the target passed; "" if it did not."""
+    elapsed = 0.0
+    for place, seconds in zip(PLACES, times, strict=True):
+        elapsed += seconds
+        if elapsed > target_s:
+            return place
+    return ""
+
+
+class Usual:
+    """What is usual in each place for the calls of one route: running means over calls that kept their promise."""
+
+    __slots__ = ("count", "times")
+
+    def __init__(self) -> None:
+        self.times = [0.0] * len(PLACES)
+        self.count = 0
+
+    def learn(self, times: Sequence[float]) -> None:
+        """Take one more call. The first ones weigh the same, so that one of them does not count for long."""
+        self.count += 1
+        weight = max(ALPHA, 1.0 / self.count)
+        usual = self.times
+        for place, seconds in enumerate(times):
+            usual[place] += weight * (seconds - usual[place])
+
+
+def blame(times: Sequence[float], usual: Usual | None) -> tuple[str, float]:
+    """Return the place with the largest excess over what is usual, and that excess in seconds.
+
+    Of equal ones the earlier place; if nothing exceeds what is usual, the place with the most time. usual: None if
+    nothing is known yet.
+    """
+    if usual is not None:
+        excess = [max(0.0, seconds - mean) for seconds, mean in zip(times, usual.times, strict=True)]
+        most = max(excess)
+        if most > 0.0:
+            return PLACES[excess.index(most)], most
+    most = max(times)
+    return PLACES[times.index(most)], 0.0 if usual is not None else most
+
+
+def place_not_left(stamps: Stamps) -> str:
+    """Return the place in which a call was when it ended without an answer."""
+    if stamps.response_s:
+        return PLACES[ANSWER]
+    if stamps.sent_s:
+        return PLACES[UPSTREAM]
+    if stamps.permit_s:
+        return PLACES[ENDPOINT]
+    if stamps.queued_s:
+        return PLACES[QUEUE]
+    return PLACES[LIMITER if stamps.limited_s else BODY]
