@@ -6,7 +6,6 @@ would refuse some of their names.
 
 import asyncio
 import base64
-import fcntl
 import hashlib
 import hmac
 import re
@@ -25,6 +24,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from botocore.loaders import JSONFileLoader
+from npm_packages import installed
 from object_servers import tool
 from tests.waiting import wait_until
 
@@ -224,41 +224,10 @@ def azurite() -> tuple[str, Path]:
 
     Skips the test if it cannot be installed.
     """
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("no node or npm on PATH: Azurite cannot run")
-    lock = ROOT / "tests/conformance/azurite/package-lock.json"
-    folder = ROOT / "build" / f"azurite-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
-    program = folder / "node_modules/azurite/dist/src/blob"
-    if not program.exists() and (said := _install_azurite(npm, folder)):
-        pytest.skip(f"Azurite cannot be installed from the npm registry: {said}")
-    return node, program
-
-
-@cache
-def _install_azurite(npm: str, folder: Path) -> str:
-    """Install Azurite; return "" if that worked, else the reason. Test processes do it one at a time, in a folder
-    beside the final one that is then moved.
-    """
-    folder.parent.mkdir(exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            return ""
-        beside = folder.with_suffix(".new")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(ROOT / "tests/conformance/azurite" / name, beside)
-        flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=0"]
-        try:
-            subprocess.run([npm, "ci", *flags], cwd=beside, capture_output=True, timeout=200, check=True)
-        except subprocess.CalledProcessError as error:
-            return error.stderr.decode(errors="replace").strip().partition("\n")[0] or "npm ci failed"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return type(error).__name__
-        beside.rename(folder)
-        return ""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on PATH: Azurite cannot run")
+    return node, installed(ROOT / "tests/conformance/azurite/package-lock.json") / "azurite/dist/src/blob"
 
 
 @contextmanager

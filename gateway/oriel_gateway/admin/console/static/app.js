@@ -85,7 +85,7 @@ const Header = () => {
 
 const KEYS = [["/", "search in all tables"], ["j  k", "next row, row before"], ["Enter", "open the row"], ["Esc", "close, or clear the search"],
   ["p", "pause and go on"], ["?", "this list"]];
-const Help = () => store.help ? html`<aside role="dialog" aria-label="keys" id="help" tabindex="-1"><header><h2>Keys</h2><button type="button" class="quiet" id="help-close"
+const Help = () => store.help ? html`<aside aria-label="keys" id="help" tabindex="-1"><header><h2>Keys</h2><button type="button" class="quiet" id="help-close"
   onClick=${toggleHelp}>close <kbd>Esc</kbd></button></header><dl>${KEYS.map(([key, text]) => html`<div key=${key}><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
   <p class="soft">A click on a column's name sorts by it. What you choose stands in the address, so it can be sent to others; the token does not.</p></aside>` : "";
 

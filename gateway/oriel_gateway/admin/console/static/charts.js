@@ -1,6 +1,15 @@
 // The two charts, and the small marks inside tables.
 
+// The charts reach back to where the page began, at least a minute and at most five.
+const LEAST_S = 60;
 const SPAN_S = 300;
+const latest = () => store.data ? store.data.at : Date.now() / 1000;
+const span = () => Math.min(SPAN_S, Math.max(LEAST_S, latest() - (store.history.at[0] ?? latest())));
+const steps = () => {
+  const each = span() > 150 ? 60 : span() > 75 ? 30 : 15;
+  return Array.from({length: Math.floor(span() / each)}, (_, index) => each * (index + 1)).filter((back) => back < span() * 0.97).reverse();
+};
+const ago = (seconds) => seconds % 60 ? `${seconds} s` : `${seconds / 60} min`;
 const colours = (element, names) => names.map((name) => {
   const probe = document.createElement("i");
   probe.className = `ink-${name}`;
@@ -26,16 +35,13 @@ const Chart = ({id, title, value, series, theme}) => {
         width: element.clientWidth, height: element.clientHeight, legend: {show: false}, padding: [6, 4, 0, 0],
         cursor: {y: false, points: {show: false}, drag: {x: false, y: false}},
         scales: {
-          x: {range: () => { const now = store.data ? store.data.at : Date.now() / 1000; return [now - SPAN_S, now]; }},
-          y: {range: (_, low, high) => [0, Math.max(1, (high || 0) * 1.15)]},
+          x: {range: () => [latest() - span(), latest()]},
+          y: {range: (_, low, high) => [0, Math.max(4, (high || 0) * 1.15)]},
         },
         axes: [
-          {...axis, grid: {show: false}, size: 20, space: 70, values: (_, ticks) => ticks.map((each) => {
-            const now = store.data ? store.data.at : each;
-            const minutes = Math.round((now - each) / 60);
-            return minutes ? `${minutes} min` : "now";
-          }), splits: (_, axisIndex, low, high) => [4, 3, 2, 1, 0].map((minutes) => high - minutes * 60 - (minutes ? 0 : 8))},
-          {...axis, grid: {stroke: line, width: 1}, size: 38, space: 26},
+          {...axis, grid: {show: false}, size: 20, splits: (_, axisIndex, low, high) => steps().map((back) => high - back),
+            values: (_, ticks) => ticks.map((each) => ago(Math.round(latest() - each)))},
+          {...axis, grid: {stroke: line, width: 1}, size: 38, space: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6]},
         ],
         series: [{}, ...series.map((each, index) => ({
           label: each.label, stroke: inks[index], width: 1.25, points: {show: false},
@@ -68,11 +74,12 @@ const Chart = ({id, title, value, series, theme}) => {
   </section>`;
 };
 
-const Bar = ({share, ink = "accent", label}) => html`<span class="bar" role="img" aria-label=${label}><i
+// The number that a bar shows stands beside it, so that it is hidden from those who do not see it.
+const Bar = ({share, ink = "accent"}) => html`<span class="bar" aria-hidden="true"><i
   class=${`fill-${ink}`} style=${{width: `${Math.min(100, Math.max(0, share * 100))}%`}}></i></span>`;
 
 // parts: [[name, number, ink]]; of: what the whole width is.
-const Parts = ({parts, of, label}) => html`<span class="bar parts" role="img" aria-label=${label}>${parts.map(
+const Parts = ({parts, of}) => html`<span class="bar parts" aria-hidden="true">${parts.map(
   ([name, number, ink]) => html`<i key=${name} class=${`fill-${ink}`}
     style=${{width: `${of ? Math.max(1.5, 100 * number / of) : 0}%`}}></i>`)}</span>`;
 

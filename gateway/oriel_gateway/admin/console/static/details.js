@@ -119,7 +119,7 @@ const safe = (address) => /^https?:\/\//.test(address) ? address : undefined;
 const UNITS = {requests: "", bytes: " B", compute_us: " µs"};
 const Limit = ({limit}) => html`<tr>
   <th scope="row">${limit.name}</th>
-  <td class="number"><span class="cell"><${Bar} share=${limit.limit ? limit.left / limit.limit : 0} ink=${limit.left ? "accent" : "bad"} label=""/>${
+  <td class="number"><span class="cell"><${Bar} share=${limit.limit ? limit.left / limit.limit : 0} ink=${limit.left ? "accent" : "bad"}/>${
     grouped.format(limit.left)}<span class="soft"> / ${grouped.format(limit.limit)}${UNITS[limit.counts]}</span></span></td>
   <td class="number">${known(limit.per_s) ? html`${decimal(limit.per_s)}<span class="soft"> per s</span>` : limit.period ? html`<span class="soft">per ${limit.period}</span>` : html`<span class="soft">at once</span>`}</td>
   <td class="number">${limit.full_in_s ? duration(limit.full_in_s * 1000) : dash}</td>
@@ -154,7 +154,7 @@ const Details = () => {
   if (!wanted) return "";
   const title = wanted.kind === "call" ? "Call" : wanted.id;
   const here = found && found.data !== undefined && found.kind === wanted.kind && found.id === wanted.id;
-  return html`<aside role="dialog" aria-modal="false" aria-labelledby="details-title" id="details" tabindex="-1">
+  return html`<aside aria-labelledby="details-title" id="details" tabindex="-1">
     <header><h2 id="details-title">${title}</h2><button type="button" class="quiet" id="details-close" onClick=${close}>close <kbd>Esc</kbd></button></header>
     ${here && found.data ? wanted.kind === "call" ? html`<${Call} call=${found.data}/>` : html`<${Tenant} tenant=${found.data}/>`
       : html`<p class="soft">${!found || found.state === "loading" ? "loading" : found.state === "failed" ? found.problem

@@ -12,7 +12,7 @@ const decimal = (value) => {
   if (!known(value)) return dash;
   if (value === 0) return "0";
   if (value >= 100) return grouped.format(value);
-  return value >= 10 ? value.toFixed(1) : value.toFixed(2);
+  return value >= 10 || Number.isInteger(value) ? value.toFixed(1) : value.toFixed(2);
 };
 
 // A number and its unit, which takes the same room whatever it is, so that the digits of a column stand in line.

@@ -18,7 +18,7 @@ const Causes = ({row}) => {
   if (!all.length) return dash;
   const total = all.reduce((sum, [, count]) => sum + count, 0);
   const text = all.slice(0, 2).map(([cause, count]) => `${readable(cause)} ${Math.round(100 * count / total)} %`).join(", ");
-  return html`<span class="cell"><${Parts} of=${total} label=${text}
+  return html`<span class="cell"><${Parts} of=${total}
     parts=${all.slice(0, 4).map(([cause, count], index) => [cause, count, INKS[index]])}/><span class="text">${text}</span></span>`;
 };
 
@@ -31,12 +31,12 @@ const TIERS = [
   {key: "rate", label: "calls/s", number: true, wide: "w1", value: (row) => row.rate, cell: (row) => decimal(row.rate)},
   {key: "minute", label: "1 min", number: true, wide: "w3", title: "in time, of the calls of the last minute",
     value: attained, cell: (row) => html`<${Judged} share=${attained(row)} objective=${row.objective} digits=${2}/>`},
-  ...[["5m", "5 min", ""], ["1h", "1 h", ""], ["30d", "30 d", "w1"]].map(([key, label, wide]) => ({
+  ...[["5m", "5 min", "w0"], ["1h", "1 h", ""], ["30d", "30 d", "w1"]].map(([key, label, wide]) => ({
     key, label, number: true, wide, title: `in time, of the calls of the last ${label}`, value: (row) => at(row, key),
     cell: (row) => html`<${Judged} share=${at(row, key)} objective=${row.objective} digits=${2}/>`})),
   {key: "left", label: "budget left", number: true, title: "of the error budget of 30 days", value: (row) => row.budget_left,
     cell: (row) => known(row.budget_left) ? html`<span class="cell"><${Bar} share=${row.budget_left} ink=${
-      row.budget_left < 0.1 ? "bad" : row.budget_left < 0.3 ? "warn" : "good"} label=""/>${percent(row.budget_left, 0)}</span>` : dash},
+      row.budget_left < 0.1 ? "bad" : row.budget_left < 0.3 ? "warn" : "good"}/>${percent(row.budget_left, 0)}</span>` : dash},
   {key: "burn", label: "burn", number: true, wide: "w1", title: "how fast the budget burns: 1 lasts for 30 days; over the last hour",
     value: burn, cell: (row) => known(burn(row)) ? withUnit(decimal(burn(row)), "×") : dash},
   {key: "waiting", label: "waiting", number: true, value: (row) => row.waiting, cell: (row) => whole(row.waiting)},
@@ -52,7 +52,7 @@ const Waits = ({row, most}) => {
   const parts = Object.entries(row.waiting).map(([tier, count]) => [tier, count, tierInk(tier)]);
   if (row.parked) parts.push(["no server", row.parked, "bad"]);
   const text = parts.map(([name, count]) => `${name} ${grouped.format(count)}`).join(", ");
-  return html`<span class="cell"><${Parts} parts=${parts} of=${most} label=${text}/><span class="text">${text}</span></span>`;
+  return html`<span class="cell"><${Parts} parts=${parts} of=${most}/><span class="text">${text}</span></span>`;
 };
 const PHASES = {no_address: "no server", starting: "starting", loading: "loading", ready: "ready"};
 const Start = ({row}) => {
@@ -67,7 +67,7 @@ const POOLS = (most) => [
     cell: (row) => html`${row.pool}${row.left ? html` <span class="soft">leaving</span>` : ""}`},
   {key: "permits", label: "permits", number: true, title: "out, of those there are", value: (row) => row.inflight / row.permits,
     cell: (row) => html`<span class="cell"><${Bar} share=${row.inflight / row.permits} ink=${
-      row.inflight >= row.permits ? "warn" : "accent"} label=""/><span class="of">${row.inflight}<span class="soft"> / ${row.permits}</span></span></span>`},
+      row.inflight >= row.permits ? "warn" : "accent"}/><span class="of">${row.inflight}<span class="soft"> / ${row.permits}</span></span></span>`},
   {key: "waiting", label: "waiting", grow: true, value: waits, number: false, cell: (row) => html`<${Waits} row=${row} most=${most}/>`},
   {key: "oldest", label: "oldest", number: true, wide: "w1", value: (row) => row.oldest_ms,
     cell: (row) => waits(row) ? duration(row.oldest_ms) : dash},
@@ -129,7 +129,7 @@ const Main = ({data}) => {
     <${Table} id="tiers" title="Tiers" columns=${TIERS} rows=${data.tiers} more=${data.more.tiers} rowKey=${(row) => row.tier}
       empty="the documents have no tier"/>
     <${Chart} id="rate" title="Calls per second" theme=${chosen.theme} value=${html`<b>${decimal(total)}</b>
-        ${rates ? html`<span class="ink-bad">${decimal(rates.late + rates.missed)} late or missed</span>` : ""}`}
+        ${rates ? html`<span class=${rates.late + rates.missed ? "ink-bad" : "soft"}>${decimal(rates.late + rates.missed)} late or missed</span>` : ""}`}
       series=${[{key: "met", label: "in time", ink: "accent"}, {key: "bad", label: "late or missed", ink: "bad", fill: 0.25}]}/>
     <${Table} id="pools" title="Pools" columns=${POOLS(most)} rows=${data.pools} more=${data.more.pools} rowKey=${(row) => row.pool}
       empty="the documents have no pool"/>
