@@ -7,6 +7,7 @@ inference-grpc  the same as a unary gRPC call
 logic      a request of a logic service with one model call, without sockets
 gateway    an HTTP/1.1 request of the gateway, without sockets
 grpc       a unary gRPC call of the gateway, without sockets
+console    the page of the console, and what a viewer costs the gateway while 10,000 calls wait
 refusals   a request that the gateway refuses, beside one that it forwards (needs wrk)
 """
 
@@ -18,6 +19,7 @@ CASES = {
     "logic": "logic_bench.cost",
     "gateway": "gateway_bench.http_cost",
     "grpc": "gateway_bench.grpc_cost",
+    "console": "gateway_bench.console",
     "refusals": "gateway_bench.refusals",
 }
 

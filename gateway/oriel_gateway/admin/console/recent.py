@@ -93,9 +93,11 @@ Tallies = dict[str, Tally]
 class _Group:
     """Calls that have their tenant, their target and their end in common."""
 
-    __slots__ = ("calls", "durations_ms", "used_s")
+    __slots__ = ("calls", "durations_ms", "target", "tenant", "used_s")
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: Tenant, target: Target | None) -> None:
+        self.tenant = tenant
+        self.target = target
         self.calls = 0
         self.used_s = 0.0
         self.durations_ms: list[float] = []
@@ -170,7 +172,8 @@ class Recent:
 
     def _count(self, kept: Iterable[Plain], weight: float) -> None:
         # Calls with the same tenant, target and end are added up first: thousands of them may have ended in a second.
-        groups: dict[tuple[float, Tenant, Target | None, Outcome, str], _Group] = {}
+        # Tenants and targets are known by their identity: to hash a target would cost more than all the rest.
+        groups: dict[tuple[float, int, int, Outcome, str], _Group] = {}
         for plain in kept:
             ended_s, tenant, outcome, status = plain[_ENDED], plain[_TENANT], plain[_OUTCOME], plain[_STATUS]
             took_s = plain[_ANSWERED_S] - plain[_RECEIVED]
@@ -184,16 +187,18 @@ class Recent:
                 self.bad.appendleft(Decided(*plain))
             if tenant is None:
                 continue
-            key = (ended_s // SLICE_S, tenant, plain[_TARGET], outcome, result)
+            target = plain[_TARGET]
+            key = (ended_s // SLICE_S, id(tenant), id(target), outcome, result)
             group = groups.get(key)
             if group is None:
-                group = groups[key] = _Group()
+                group = groups[key] = _Group(tenant, target)
             group.calls += 1
             if plain[_PERMIT]:
                 group.used_s += ended_s - plain[_PERMIT]
             if result in _ANSWERED:
                 group.durations_ms.append((ended_s - plain[_RECEIVED]) * 1e3)
-        for (number, tenant, target, outcome, result), group in groups.items():
+        for (number, _, _, outcome, result), group in groups.items():
+            tenant, target = group.tenant, group.target
             self.of_tenant[tenant.name] = tenant.tier.name
             if target is not None:
                 self.of_target[target.route] = target
