@@ -85,10 +85,10 @@ async def test_a_readmitted_endpoint_gets_one_call_at_a_time_until_it_has_proven
     these.restore(back, 2.0)
     back.outstanding = 1
     other.outstanding = 50
-    other.note_answer(2.0, 0.5)
+    these.note_answer(other, 2.0, 0.5)
     assert {these.pick(2.0) for _ in range(20)} == {other}
     for _ in range(5):
-        back.note_answer(2.0, 0.01)
+        these.note_answer(back, 2.0, 0.01)
     assert {these.pick(2.0) for _ in range(20)} == {back}
     these.note_broken(back, 3.0)
     assert back.ejection.cause is None  # it is trusted again, so one broken exchange does not eject it
@@ -105,8 +105,8 @@ async def test_an_endpoint_that_lost_a_connection_gets_no_further_call_until_it_
     these = endpoints(2)
     dying, other = these
     dying.outstanding, other.outstanding = 3, 50
-    dying.note_answer(1.0, 0.01)
-    other.note_answer(1.0, 0.5)
+    these.note_answer(dying, 1.0, 0.01)
+    these.note_answer(other, 1.0, 0.5)
     assert {these.pick(1.0) for _ in range(20)} == {dying}
     these.note_broken(dying, 2.0)
     assert {these.pick(2.0) for _ in range(20)} == {other}
@@ -115,7 +115,7 @@ async def test_an_endpoint_that_lost_a_connection_gets_no_further_call_until_it_
     dying.outstanding = 0
     assert {these.pick(3.0) for _ in range(20)} == {dying}  # one call is sent, to find out
     dying.outstanding = 1
-    dying.note_answer(3.1, 0.001)
+    these.note_answer(dying, 3.1, 0.001)
     assert {these.pick(3.1) for _ in range(20)} == {dying}
     for one in these:
         these.note_broken(one, 4.0)
@@ -198,7 +198,7 @@ async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_aga
         these = core.pools["p"].endpoints
         for _ in range(30):
             these.note_error(these[0], 500, monotonic(), 0.01)
-            these[1].note_answer(monotonic(), 0.01)
+            these.note_answer(these[1], monotonic(), 0.01)
         await until(lambda: these.ejections == {Cause.ERRORS: 1})
         assert (await client.ask(INFER)).status == 200
         these[0].ejection.until_s = monotonic()  # the end of its ejection

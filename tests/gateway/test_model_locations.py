@@ -283,7 +283,7 @@ async def test_an_endpoint_that_fails_quickly_does_not_look_fast(status: int) ->
         if one is bad:
             these.note_error(bad, status, now, 0.0005)
         else:
-            good.note_answer(now, 0.02)
+            these.note_answer(good, now, 0.02)
             good.cost.load(0, now)
     if status in (429, 500, 502, 503):
         assert got[bad] <= 30

@@ -384,7 +384,7 @@ async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(u
         assert (await client.ask(INFER)).status == 200
         hanging = True
         await until(lambda: these[0].probing)
-        these[1].note_answer(monotonic(), 5.0)  # so that the call goes to the first one
+        these.note_answer(these[1], monotonic(), 5.0)  # so that the call goes to the first one
         client.send(INFER)
         await until(lambda: these[0].outstanding == 1)
         await until(lambda: these.ejections == {Cause.STUCK: 1} and these.usable == [these[1]])

@@ -114,7 +114,7 @@ def note_answer(endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, he
     """Tell the endpoints that a whole answer of `endpoint` came, `s` seconds after the request."""
     status = head.status
     if status < 400:
-        endpoint.note_answer(now, s)
+        endpoints.note_answer(endpoint, now, s)
     else:
         wait_s = head.get("retry-after") or "" if status in (429, 503) else ""
         endpoints.note_error(endpoint, status, now, s, float(wait_s) if wait_s.isdecimal() and len(wait_s) < 6 else 0.0)

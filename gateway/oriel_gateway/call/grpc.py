@@ -20,7 +20,7 @@ from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.context import INTERNAL
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, RpcHead, encode_timeout, prefix
-from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.hpack import LENGTHS, literal
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 
@@ -236,10 +236,10 @@ class GrpcCall(Call):
                 lines,
                 _REST,
                 _TIMEOUT,
-                bytes((len(timeout),)),
+                LENGTHS[len(timeout)],
                 timeout,
                 _ID,
-                bytes((len(request_id),)),
+                LENGTHS[len(request_id)],
                 request_id,
                 _TRACE,
                 b"\x37",

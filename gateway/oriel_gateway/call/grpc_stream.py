@@ -221,7 +221,7 @@ class GrpcStreamCall(GrpcCall):
         self.state = ANSWERING
         self.status = head.status
         if head.status < 400:
-            endpoint.note_answer(now, now - self.sent_s)
+            self.endpoints.note_answer(endpoint, now, now - self.sent_s)
         else:
             self.endpoints.note_error(endpoint, head.status, now, now - self.sent_s)
             if self.classify(head, data) is AnswerKind.ABSENT:

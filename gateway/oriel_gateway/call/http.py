@@ -449,7 +449,7 @@ class Call(Lifecycle):
         endpoint = self.endpoint
         assert endpoint is not None
         if status < 400:
-            endpoint.note_answer(now, now - self.sent_s)
+            self.endpoints.note_answer(endpoint, now, now - self.sent_s)
         else:
             if self._trouble is None or not self._trouble.settled:
                 note_answer(self.endpoints, endpoint, head, now, now - self.sent_s)

@@ -8,7 +8,7 @@ from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.observe.tracing import Mark
 from oriel_wire.h2.grpc import HEAD, encode_text, prefix
-from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.hpack import LENGTHS, literal
 from oriel_wire.h2.streams import Stream
 
 __all__ = ["OK", "about", "answer_trailers", "refusal", "write_alive"]
@@ -61,21 +61,21 @@ def refusal(refused: Refused, code: int, mark: Mark, queue_s: float, upstream_s:
 
 def about(mark: Mark, queue_s: float, upstream_s: float, more: str = "") -> bytes:
     """Return ids and timing as trailers, for an answer or for a refusal at any stage. more: a further timing."""
-    timing = f"gateway-queue;dur={queue_s * 1e3:.3f}" if queue_s > 0.0 else "gateway-queue;dur=0.000"
+    times = b"gateway-queue;dur=%.3f" % (queue_s * 1e3) if queue_s > 0.0 else b"gateway-queue;dur=0.000"
     if upstream_s:
-        timing += f", gateway-upstream;dur={upstream_s * 1e3:.3f}"
+        times += b", gateway-upstream;dur=%.3f" % (upstream_s * 1e3)
     if more:
-        timing += f", {more}"
-    request_id, times = mark.request_id.encode("latin-1"), timing.encode("ascii")
+        times += f", {more}".encode("ascii")
+    request_id = mark.request_id.encode("latin-1")
     return b"".join(
         (
             _ID,
-            bytes((len(request_id),)),
+            LENGTHS[len(request_id)],
             request_id,
             _TRACE,
             b"\x37",
             mark.traceresponse().encode("ascii"),
-            literal(b"server-timing", times) if more else _TIMING + bytes((len(times),)) + times,
+            literal(b"server-timing", times) if more else _TIMING + LENGTHS[len(times)] + times,
         )
     )
 

@@ -336,7 +336,7 @@ class ClientConnection(ServerConnection):
         tail = (
             f"{own}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
             f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
-            f"gateway-upstream;dur={(now - call.sent_s) * 1e3:.3f}{timing}\r\n\r\n"
+            f"gateway-upstream;dur={'%.3f' % ((now - call.sent_s) * 1e3)}{timing}\r\n\r\n"
         ).encode("latin-1")
         if len(data) <= _SMALL:
             self.transport.write(b"".join((start, tail, data)))

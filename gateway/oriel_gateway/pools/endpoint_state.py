@@ -55,13 +55,6 @@ class EndpointState:
         self.probe_misses = 0
         self.probed_s = 0.0  # when the probe under way began
 
-    def note_answer(self, now: float, latency_s: float) -> None:
-        """Note the head of a good answer."""
-        self.cost.observed(latency_s, now)
-        self.record.answered(latency_s)
-        if self.trial:
-            self.trial -= 1
-
     @property
     def state(self) -> str:
         """The state for people: `ejected:<cause>`, or the reach."""

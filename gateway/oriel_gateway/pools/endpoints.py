@@ -213,6 +213,13 @@ class EndpointSet(Generic[E]):
 
     # Results of calls --------------------------------------------------------------------------------------------
 
+    def note_answer(self, endpoint: E, now: float, latency_s: float) -> None:
+        """Note the head of a good answer."""
+        endpoint.cost.observed(latency_s, now)
+        endpoint.record.answered(latency_s)
+        if endpoint.trial:
+            endpoint.trial -= 1
+
     def note_error(self, endpoint: E, status: int, now: float, latency_s: float, wait_s: float = 0.0) -> None:
         """Note an answer of 4xx or 5xx; 500 and 502 are failures of the server, which `health` compares with the
         others'.

@@ -9,7 +9,7 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
 from oriel_inference.servers.meter import Meter
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
-from oriel_wire.h2.hpack import field_prefix, literal
+from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
 
@@ -19,7 +19,6 @@ _log = logging.getLogger(__name__)
 _OK_AND_ID = literal(b"grpc-status", b"0") + field_prefix(REQUEST_ID.encode())
 _TRACE = field_prefix(b"traceresponse") + b"\x37"
 _TIMING = field_prefix(b"server-timing")
-_LENGTHS = [bytes((length,)) for length in range(127)]  # of a value without Huffman's code
 
 
 class RequestRecord:
@@ -130,12 +129,12 @@ class RequestRecord:
         ).encode()
         parts = [
             _OK_AND_ID,
-            _LENGTHS[len(request_id)],
+            LENGTHS[len(request_id)],
             request_id,
             _TRACE,
             f"00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}".encode(),
             _TIMING,
-            _LENGTHS[len(timing)],
+            LENGTHS[len(timing)],
             timing,
         ]
         if ctx.trusted:

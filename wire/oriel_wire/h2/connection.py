@@ -210,6 +210,9 @@ class H2Connection(HeaderBlocks):
     def _read_frames(self, data: bytes, start: int) -> None:
         unpack = FRAME.unpack_from
         size = len(data)
+        head: int  # compiled, a number of an unknown type costs more
+        flags: int
+        stream_id: int
         while size - start >= 9:
             head, flags, stream_id = unpack(data, start)
             length = head >> 8

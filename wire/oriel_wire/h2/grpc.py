@@ -372,7 +372,7 @@ def status_of(head: list[HeaderField], trailers: list[HeaderField]) -> tuple[int
     code, text = -1, b""
     for name, value in trailers:
         if name == b"grpc-status":
-            code = int(value) if value.isdigit() and len(value) < 4 else UNKNOWN
+            code = OK if value == b"0" else int(value) if value.isdigit() and len(value) < 4 else UNKNOWN
         elif name == b"grpc-message":
             text = value
     if code >= 0:

@@ -385,7 +385,7 @@ def _plain(text: bytes) -> bytes:
 _PREFIXES: Final[dict[bytes, bytes]] = {}
 _NEVER_PREFIXES: Final[dict[bytes, bytes]] = {}
 _WHOLE: Final[dict[Field, bytes]] = {}
-_LENGTH: Final = [bytes((n,)) for n in range(0x7F)]
+LENGTHS: Final = [bytes((n,)) for n in range(0x7F)]
 _NO_TABLE: Final = b"\x20"  # a size update to 0
 
 
@@ -430,7 +430,7 @@ def literal(name: bytes, value: bytes) -> bytes:
     """A field as a literal without indexing."""
     length = len(value)
     if length < 0x7F:
-        return (_PREFIXES.get(name) or b"\0" + _encode_string(name)) + _LENGTH[length] + value
+        return (_PREFIXES.get(name) or b"\0" + _encode_string(name)) + LENGTHS[length] + value
     return field_prefix(name) + _encode_string(value)
 
 

@@ -12,6 +12,7 @@ refused. The first `model_name` has to begin within `MAX_PEEK` bytes.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 
 from oriel_wire.errors import BadMessage
@@ -176,6 +177,7 @@ def append_model(message: bytes, name: str, version: str) -> bytes:
     return b"".join((message, model_fields(name, version)))
 
 
+@lru_cache(1024)  # the names are those of models that may be used
 def model_fields(name: str, version: str) -> bytes:
     """Return what `append_model` appends."""
     return _field(_NAME_TAG, name) + _field(_VERSION_TAG, version)
