@@ -31,6 +31,7 @@ COMMANDS = {
     "demo": _Entry("oriel_cli.demo", "drive the demo model with batching off and on and print what it brings"),
     "trace": _Entry("oriel_cli.trace", "print one request's trace as a waterfall"),
     "top": _Entry("oriel_cli.top", "watch a gateway: tiers, pools, models, tenants, the latest misses"),
+    "slo": _Entry("oriel_cli.slo", "print whether the promises of tiers are kept, and what is left of their budgets"),
     "load": _Entry("oriel_cli.load.command", "offer a load on schedule and print what became of it (open loop)"),
     "simulate": _Entry("oriel_cli.simulate.command", "compare ways of scaling a pool in virtual time"),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),

@@ -1,6 +1,7 @@
 """One bounded GET to a unit's control port."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -22,14 +23,16 @@ class Answer:
     document: Any
 
 
-async def get(host: str, port: int, path: str, *, timeout_s: float) -> Answer | None:
+async def get(
+    host: str, port: int, path: str, *, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
+) -> Answer | None:
     """Send GET `path` and return the answer; None if no valid one came within `timeout_s`.
 
     If this is cancelled, the connection is closed.
     """
     client = HttpClient(host=host, port=port, max_response_bytes=MAX_ANSWER_BYTES)
     try:
-        answer = await client.request("GET", path, (), deadline=monotonic() + timeout_s)
+        answer = await client.request("GET", path, headers, deadline=monotonic() + timeout_s)
     except UpstreamError:
         return None
     finally:

@@ -24,6 +24,7 @@ from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.observe.access_log import AccessLog
+from oriel_gateway.observe.budget_file import NAME, BudgetFile
 from oriel_gateway.settings import Settings
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
@@ -164,6 +165,8 @@ async def _serve(
         cache_bytes=settings.cache_bytes,
     )
     gateway.records.access_log = access_log
+    budgets = BudgetFile(None if settings.state is None else settings.state / NAME, gateway.records.stats)
+    await asyncio.to_thread(budgets.open)
     gateway.documents.store = mirror.state if mirror is not None else None
     try:
         scaler = await _scaler(settings, gateway, certificates) if settings.scaler_port else None
@@ -194,6 +197,7 @@ async def _serve(
             limits = ControlLimits(streams=frozenset({STREAM}))
             group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
             watching = [group.create_task(reloader.run())]
+            keeping = group.create_task(budgets.run())
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
             ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
             watching.append(group.create_task(gateway.scaled.run(ledger)))
@@ -212,6 +216,7 @@ async def _serve(
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
             await asyncio.gather(http.drain(DRAIN_S, beside), beside)
             live.close()
+            keeping.cancel()
             control_stop.set()
     finally:
         await gateway.close()

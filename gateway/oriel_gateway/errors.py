@@ -5,6 +5,7 @@ Refused    carries an `Outcome` (the metric label and `error.reason`) and a sent
 
 from collections.abc import Mapping
 from enum import StrEnum
+from math import inf
 
 
 class Outcome(StrEnum):
@@ -46,6 +47,7 @@ class Refused(Exception):
     headers: further header lines for HTTP, with lower-case names.
     more: further members of the error's JSON object, for clients of the OpenAI API.
     timing: a further entry of `Server-Timing`; "" for none.
+    left_s: how much time was left for the request, if that is why it is refused before it becomes a call.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Refused(Exception):
         self.headers = headers
         self.more = more
         self.timing = timing
+        self.left_s = inf
 
 
 def stopping() -> Refused:

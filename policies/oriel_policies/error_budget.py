@@ -58,16 +58,18 @@ class Slots:
 
     def over(self, window_s: float, now_s: float) -> tuple[float, float]:
         """Return calls and bad calls of the last `window_s` seconds; of the oldest slot, the part inside the window."""
-        begin_s, width_s, count, latest = now_s - window_s, self.width_s, self.count, self.latest
-        first = int(begin_s // width_s)
-        share = 1.0 - (begin_s - first * width_s) / width_s
-        total = bad = 0.0
-        for slot in range(max(first, latest - count + 1), min(latest, int(now_s // width_s)) + 1):
-            index = slot % count
-            if self._total[index]:
-                weight = share if slot == first else 1.0
-                total += weight * self._total[index]
-                bad += weight * self._bad[index]
+        begin_s, width_s, count = now_s - window_s, self.width_s, self.count
+        begins = int(begin_s // width_s)
+        first, last = max(begins, self.latest - count + 1), min(self.latest, int(now_s // width_s))
+        if first > last:
+            return 0.0, 0.0
+        index, slots = first % count, last - first + 1
+        ends, wrapped = min(count, index + slots), max(0, index + slots - count)
+        outside = (begin_s - begins * width_s) / width_s if first == begins else 0.0
+        total, bad = [
+            sum(counts[index:ends]) + sum(counts[:wrapped]) - outside * counts[index]
+            for counts in (self._total, self._bad)
+        ]
         return total, bad
 
     def at(self, at_s: float) -> tuple[int, int, int]:

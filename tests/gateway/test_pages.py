@@ -6,17 +6,18 @@ from pathlib import Path
 import pytest
 
 from oriel_gateway import app
-from oriel_gateway.admin import guard, queues
+from oriel_gateway.admin import guard, queues, slo
 from oriel_gateway.api_docs import document, pages, published, reading
 from oriel_gateway.call import unread
 from oriel_gateway.errors import Outcome
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.ingress.grpc_rules import CODES
 from oriel_gateway.limits import error_text, ledger_client
-from oriel_gateway.observe import decisions, top_tenants
+from oriel_gateway.observe import budgets, decisions, objectives, top_names
 from oriel_gateway.routing import target_cache
 from oriel_gateway.shared import state
 from oriel_policies import overload
+from oriel_wire import server_timing
 from oriel_wire.engine import control, lines, listener, spans
 from oriel_wire.h2 import grpc
 
@@ -76,7 +77,10 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ),
         ("endpoints that a decision names", (decisions.MAX_TRIED,)),
         ("`/queues`", (queues.TENANTS, queues.LOOKED_AT)),
-        ("tenants with a name", (top_tenants.NAMED, top_tenants.MAX_COUNTED)),
+        ("tenants with a name", (top_names.NAMED, top_names.MAX_COUNTED)),
+        ("targets with series", (objectives.MAX_PAIRS, objectives.MAX_CELLS)),
+        ("error budgets", (budgets.MAX_PAIRS, budgets.MAX_UNSAVED, slo.LISTED, slo.MOST_LISTED)),
+        ("targets of which", (objectives.MAX_ROUTES, server_timing.MOST)),
         ("bounds named in", (error_text.MAX_ITEMS,)),
         ("requests of tenants", (2, target_cache._TARGETS)),
         ("calls under way at SIGTERM", (app.DRAIN_S,)),

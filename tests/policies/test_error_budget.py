@@ -45,7 +45,9 @@ def test_the_oldest_slot_counts_with_the_part_of_it_that_is_inside_the_window() 
 
 def test_a_history_has_the_promised_size() -> None:
     history = BudgetHistory()
-    held = sum(len(part) * part.itemsize for slots in (history.short, history.long) for part in (slots._total, slots._bad))
+    held = sum(
+        len(part) * part.itemsize for slots in (history.short, history.long) for part in (slots._total, slots._bad)
+    )
     assert held == 12_672
 
 

@@ -44,7 +44,9 @@ def stamps(draw: st.DrawFn) -> Stamps:
 
 
 @given(stamps(), st.dictionaries(st.sampled_from(REPORTED), seconds))
-def test_places_sum_to_the_whole_time_of_a_call_whatever_a_server_reports(of: Stamps, reported: dict[str, float]) -> None:
+def test_places_sum_to_the_whole_time_of_a_call_whatever_a_server_reports(
+    of: Stamps, reported: dict[str, float]
+) -> None:
     times = divide(of, reported)
     assert len(times) == len(PLACES) and min(times) >= -1e-9
     assert isclose(sum(times), of.ended_s - of.received_s, abs_tol=1e-6)
@@ -79,7 +81,10 @@ def test_the_place_that_is_delayed_is_the_cause(place: str, delay_s: float, usua
     assert cause == place and isclose(excess_s, delay_s, abs_tol=1e-6)
 
 
-@given(st.lists(st.lists(seconds, min_size=11, max_size=11), min_size=1, max_size=40), st.lists(seconds, min_size=11, max_size=11))
+@given(
+    st.lists(st.lists(seconds, min_size=11, max_size=11), min_size=1, max_size=40),
+    st.lists(seconds, min_size=11, max_size=11),
+)
 def test_a_call_slower_than_all_that_were_learned_has_a_cause_with_an_excess(
     learned: list[list[float]], late: list[float]
 ) -> None:

@@ -7,7 +7,7 @@ A unit stamps `time.monotonic()` while it works and builds `Span`s only for samp
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -165,8 +165,3 @@ class ListSink:
 
     def close(self) -> None:
         """Spans stay readable."""
-
-
-def server_timing(stages: Sequence[tuple[str, float]]) -> str:
-    """`Server-Timing` of (stage, seconds) pairs: `queue;dur=1.234, ...`, durations in milliseconds."""
-    return ", ".join([f"{name};dur={seconds * 1000.0:.3f}" for name, seconds in stages])

@@ -19,6 +19,7 @@ from oriel_gateway.admin.guard import Guard
 from oriel_gateway.admin.metrics import CertificateCollector, GatewayCollector
 from oriel_gateway.admin.queues import live_queues
 from oriel_gateway.admin.routing_metrics import RoutingCollector
+from oriel_gateway.admin.slo import LISTED, MOST_LISTED, slo_report
 from oriel_gateway.admin.wake import BODY_S, MOST_BYTES, refusal, wake_pool
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents.in_force import TokensReport
@@ -40,7 +41,7 @@ def admin_app(
     """Build the application of the admin port.
 
     It serves `/health/live`, `/health/ready`, `/metrics` and the files of `/console`; and with the token, if there is
-    one, `/queues`, `/decisions`, `/decisions/<request-id>` (latest first; 404 if none is kept), `/policies`,
+    one, `/queues`, `/decisions`, `/decisions/<request-id>` (latest first; 404 if none is kept), `/slo`, `/policies`,
     `/console/live`, `/console/tenants/<name>`, and `POST /pools/<name>/wake`.
 
     live: the console's streams, for those who have to end them.
@@ -76,10 +77,16 @@ def admin_app(
     async def decisions(request: Request) -> Response:
         query = request.query_params
         limit = query.get("limit", "20")
-        if len(limit) > 3 or not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit) <= ANSWERS:
+        if not _is_count(limit, ANSWERS):
             return JSONResponse({"error": {"message": f"limit is a number from 1 to {ANSWERS}"}}, status_code=400)
         tenant, reason = query.get("tenant", ""), query.get("reason", "")
         return _decisions(gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit)), trace_url)
+
+    async def slo(request: Request) -> Response:
+        limit = request.query_params.get("limit", str(LISTED))
+        if not _is_count(limit, MOST_LISTED):
+            return JSONResponse({"error": {"message": f"limit is a number from 1 to {MOST_LISTED}"}}, status_code=400)
+        return JSONResponse(slo_report(gateway, tenant=request.query_params.get("tenant", ""), limit=int(limit)))
 
     async def policies(_: Request) -> Response:
         report = gateway.documents.report(gateway.snapshot)
@@ -117,10 +124,15 @@ def admin_app(
         Route("/queues", queues),
         Route("/decisions", decisions),
         Route("/decisions/{request_id}", decision),
+        Route("/slo", slo),
         Route("/policies", policies),
         Route("/pools/{name}/wake", wake, methods=["POST"]),
     ]
     return Guard(Starlette(routes=[*health_routes(ready, registry), *routes]), token)
+
+
+def _is_count(text: str, most: int) -> bool:
+    return len(text) <= 4 and text.isascii() and text.isdecimal() and 1 <= int(text) <= most
 
 
 def _decisions(found: Sequence[Decided], trace_url: str) -> Response:

@@ -1,13 +1,15 @@
 """Export `Stats`, the pools and the tiers as Prometheus metrics. docs/metrics.md has the table."""
 
 from collections.abc import Iterator
+from time import time
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
 from oriel_gateway.core import Gateway
-from oriel_gateway.observe.stats import RESULTS
+from oriel_gateway.observe.budgets import Key
+from oriel_gateway.observe.objectives import CAUSE, RESULTS, Objectives
 from oriel_gateway.pools.cold_start import Phase
 from oriel_policies.ejection import Cause
 from oriel_wire.engine.tls import Certificates
@@ -19,6 +21,7 @@ class GatewayCollector(Collector):
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._shown: set[tuple[Key, str]] = set()  # the causes of the last scrape
 
     def collect(self) -> Iterator[Metric]:
         yield from self._calls()
@@ -80,7 +83,8 @@ class GatewayCollector(Collector):
         attainment = CounterMetricFamily(
             "oriel_gateway_attainment", "Requests by what became of the tier's promise.", labels=["tier", "result"]
         )
-        reached = gateway.records.stats.attainment
+        objectives = gateway.records.stats.objectives
+        reached = objectives.attainment
         for tier in gateway.snapshot.tiers:
             for result in RESULTS:
                 attainment.add_metric([tier, result], reached.get((tier, result), 0))
@@ -96,7 +100,7 @@ class GatewayCollector(Collector):
             "Requests of the busiest tenants.",
             labels=["tenant", "result"],
         )
-        for tenant, counts in gateway.records.stats.tenants.read().items():
+        for tenant, counts in objectives.tenants.read().items():
             for result, count in counts.items():
                 tenants.add_metric([tenant, result], count)
         refused = CounterMetricFamily(
@@ -105,6 +109,43 @@ class GatewayCollector(Collector):
         for outcome, count in gateway.records.stats.refused.items():
             refused.add_metric([outcome.value], count)
         yield from (attainment, objective, target, tenants, refused)
+        yield from self._objectives(objectives)
+
+    def _objectives(self, objectives: Objectives) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "oriel_gateway_slo_requests",
+            "Requests by what became of the tier's promise.",
+            labels=["tenant", "tier", "target", "result"],
+        )
+        bad = CounterMetricFamily(
+            "oriel_gateway_slo_bad",
+            "Late and missed requests by the place that they lost their time in.",
+            labels=["tenant", "tier", "target", "cause"],
+        )
+        shown: set[tuple[Key, str]] = set()
+        for key, counts in objectives.pairs.read().items():
+            for result in RESULTS:
+                requests.add_metric([*key, result], counts.get(result, 0))
+            for name, count in counts.items():
+                if name.startswith(CAUSE):
+                    cause = name.removeprefix(CAUSE)
+                    # A series begins at 0, and has its first calls in the next scrape: rates do not miss them.
+                    if (key, cause) in self._shown:
+                        bad.add_metric([*key, cause], count)
+                    elif count:
+                        bad.add_metric([*key, cause], 0)
+                    if count:
+                        shown.add((key, cause))
+        self._shown = shown
+        left = GaugeMetricFamily(
+            "oriel_gateway_slo_budget_remaining_ratio",
+            "The share of the tier's error budget of 30 days that is left, by the calls of this gateway.",
+            labels=["tier"],
+        )
+        now = time()
+        for name, tier in self._gateway.snapshot.tiers.items():
+            left.add_metric([name], objectives.budgets.left(name, tier.objective, now))
+        yield from (requests, bad, left)
 
     def _pools(self) -> Iterator[Metric]:
         gateway = self._gateway

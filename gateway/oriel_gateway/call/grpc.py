@@ -271,6 +271,7 @@ class GrpcCall(Call):
         self.answer = answer
         self.status = answer.status
         self.cost_us = answer.cost_us
+        self.timing = answer.server_timing
         if self.asks_report:
             self.gate.note_load_report(answer.get(LOAD_METRICS))
         if answer.status >= 500 and self.endpoint is not None:

@@ -232,6 +232,7 @@ class GrpcStreamCall(GrpcCall):
         if complete:
             self.answer = head
             self.cost_us = head.cost_us
+            self.timing = head.server_timing
             self.connection = None
             client.write_answer(self, head, data, True, now)
             self.finish(Outcome.ANSWERED, "", now)

@@ -125,6 +125,7 @@ class Call(Lifecycle):
         if (grant := self.grant) is not None:
             if not grant.ready:
                 self.state = LIMITED
+                grant.limited_s = monotonic()
                 return
             if self.head.chunked:
                 grant.move(self.body_bytes, monotonic())
@@ -460,7 +461,7 @@ class Call(Lifecycle):
         self.state = ANSWERING
         self.status = status
         self._body = None
-        self.cost_us = head.cost_us
+        self.cost_us, self.timing = head.cost_us, head.server_timing
         self.bytes_out = len(data)
         client = self.client
         assert client is not None

@@ -98,7 +98,8 @@ class Lifecycle:
     queue, -1 if it did not queue. endpoint: asked last. stick: the key that chooses the endpoint, "" = the least busy.
     slot: among the deadlines. lines: the part of its head that is the same whenever it is sent, None until it is.
     extras: of a special route. body_bytes: so much of the body is here, or was when it was sent. stream: of an answer
-    that comes in parts and is more than its bytes. asks_report: the upstream was asked for a load report.
+    that comes in parts and is more than its bytes. asks_report: the upstream was asked for a load report. timing: the
+    upstream's `Server-Timing`.
     """
 
     protocol = "http"
@@ -140,6 +141,7 @@ class Lifecycle:
         "stream",
         "target",
         "tenant",
+        "timing",
     )
 
     def __init__(
@@ -176,7 +178,7 @@ class Lifecycle:
         self.outcome = _ANSWERED
         self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
         self.bytes_out = 0
-        self.stick = ""
+        self.stick = self.timing = ""
         self.grant: Grant | None = None
         self.extras: RouteHooks | None = None
         self.endpoint: HttpEndpoint | None = None
@@ -430,8 +432,17 @@ class Lifecycle:
         unbounded = stream is not None and stream.unbounded
         if self.client is not None:
             self.client.call = None
-            tried = () if trouble is None else trouble.tried
-            gateway.records.ended(self, now, error, self.response_s if unbounded else now, self.body_bytes, tried)
+            grant = self.grant
+            gateway.records.ended(
+                self,
+                now,
+                error,
+                self.response_s if unbounded else now,
+                self.body_bytes,
+                () if trouble is None else trouble.tried,
+                0.0 if grant is None else grant.limited_s,
+                0.0 if trouble is None else trouble.held_for_s(),
+            )
         if self.receiver is not None:
             receiver, self.receiver = self.receiver, None
             receiver.ended(self)

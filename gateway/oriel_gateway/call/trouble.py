@@ -194,8 +194,8 @@ class Trouble:
         self.size_bytes = size_bytes
         self.deadline = call.deadline
         self.due_s = min(call.queued_s + self.tenant.tier.target_s, call.deadline)
+        self._parked_s = monotonic()
         if cold is not None:
-            self._parked_s = monotonic()
             self.phase = self.phase or phase_of(self.endpoints)
             if cold.holds:  # its target time cannot be met any more: what counts is that the call is answered at all
                 self.due_s = call.deadline

@@ -93,7 +93,10 @@ class Terms:
 
 
 class Grant:
-    """The units that one call acquired from its meters. The call moves bytes on it and settles it, once."""
+    """The units that one call acquired from its meters. The call moves bytes on it and settles it, once.
+
+    limited_s: since when the complete call has waited for the limiter's answer, monotonic seconds; 0.0: it has not.
+    """
 
     __slots__ = (
         "_amounts",
@@ -103,6 +106,7 @@ class Grant:
         "_since",
         "_tenant",
         "_terms",
+        "limited_s",
         "over",
         "ready",
         "waiter",
@@ -127,6 +131,7 @@ class Grant:
         self._since = now
         self.ready = True
         self.over = False
+        self.limited_s = 0.0
         self.waiter: Waiter | None = None
 
     @property

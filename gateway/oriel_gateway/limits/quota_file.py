@@ -1,19 +1,16 @@
 """Keep quota counters on disk: what was used of the present windows survives a restart, but for the last half second.
 
-SQLite keeps them, because only changes have to be written, and a write is complete or absent: with 100,000 tenants a
-file that is replaced whole would be megabytes, twice a second. One process has the file for itself; another process
-with the same file counts in memory and logs that. An unreadable file is moved aside. No failure of the file ever fails
-a call.
+With 100,000 tenants a file that is replaced whole would be megabytes, twice a second: only changes are written. See
+`state_file` for what becomes of the file.
 """
 
 import asyncio
 import logging
-import os
 import sqlite3
 from pathlib import Path
-from time import time_ns
 
 from oriel_gateway.limits.meters import QuotaMeter
+from oriel_gateway.state_file import StateFile
 from oriel_policies.calendar import Period
 from oriel_policies.limits import Bound, Window
 
@@ -37,10 +34,9 @@ class QuotaFile:
     """
 
     def __init__(self, path: Path, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:
-        self._path = path
+        self._file = StateFile(path, _SCHEMA, holds="quota counters")
         self._save_s = save_s
         self._max_rows = max_rows
-        self._database: sqlite3.Connection | None = None
         self._opened = False
         self._known: dict[tuple[str, str], tuple[int, int] | Window] = {}
         self._unsaved: list[QuotaMeter] = []
@@ -56,7 +52,7 @@ class QuotaFile:
 
         Does nothing if there is no file yet: it is made when there is a quota to keep.
         """
-        if await asyncio.to_thread(os.path.exists, self._path):
+        if await asyncio.to_thread(lambda: self._file.exists):
             await asyncio.to_thread(self.open)
 
     def open(self) -> None:
@@ -64,22 +60,7 @@ class QuotaFile:
         if self._opened:
             return
         self._opened = True
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._read()
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                _log.warning(
-                    "another process keeps its quotas in this gateway's quota file: the counters of this one are lost "
-                    "when it ends; give it a file of its own with --quota-file"
-                )
-                self._drop()
-                return
-            self._drop()
-            self._begin_anew(error)
-        except OSError as error:
-            _log.warning("quota counters are not kept over a restart: %s", error.strerror)
+        self._file.open(self._read)
 
     def window(self, tenant: str, bound: Bound) -> Window:
         """Return the window that was counted before, or a fresh one."""
@@ -94,7 +75,7 @@ class QuotaFile:
 
     def changed(self, meter: QuotaMeter) -> None:
         """Save this meter soon."""
-        if self._database is None:
+        if self._file.database is None:
             meter.saved = True
             return
         self._unsaved.append(meter)
@@ -109,14 +90,14 @@ class QuotaFile:
             self._timer = None
         if self._writing is not None:
             await asyncio.wait((self._writing,))
-        if self._database is not None:
+        if self._file.database is not None:
             while self._unsaved:
                 try:
                     await asyncio.to_thread(self._write, self._next_rows())
                 except sqlite3.Error as error:
                     _log.warning("the last quota counters were not saved: %s", error)
                     break
-            self._drop()
+            self._file.close()
 
     def _save(self) -> None:
         self._timer = None
@@ -139,7 +120,7 @@ class QuotaFile:
         elif self._failing:
             _log.info("quota counters are saved again")
         self._failing = error is not None
-        if self._unsaved and self._timer is None and self._database is not None and not self._closing:
+        if self._unsaved and self._timer is None and self._file.database is not None and not self._closing:
             wait_s = RETRY_S if error is not None else 0.0 if len(self._unsaved) >= _SLICE else self._save_s
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._save)
 
@@ -153,16 +134,8 @@ class QuotaFile:
             rows.append((meter.tenant, meter.bound.name, meter.bound.period.value, window.number, window.used))
         return rows
 
-    def _read(self) -> None:
-        database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None, check_same_thread=False)
-        self._database = database
-        # The lock excludes other processes from the first write on; it also keeps the log's index out of shared memory.
-        database.execute("PRAGMA locking_mode = EXCLUSIVE")
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        database.execute(_SCHEMA)
-        database.execute("BEGIN IMMEDIATE")
-        database.execute("COMMIT")
+    def _read(self, database: sqlite3.Connection) -> None:
+        self._known.clear()
         periods = {period.value for period in Period}
         for row in database.execute(
             "SELECT tenant, bound, period, number, used FROM quotas LIMIT ?", (self._max_rows,)
@@ -172,35 +145,14 @@ class QuotaFile:
                 raise sqlite3.DatabaseError("a row holds what no gateway has written")
             self._known[tenant, bound] = (number, used)
 
-    def _begin_anew(self, error: sqlite3.DatabaseError) -> None:
-        aside = self._path.with_name(f"{self._path.name}.corrupt-{time_ns() // 1_000_000_000}")
-        _log.error("the quota file is damaged (%s): moved aside as %s, quotas begin at 0", error, aside.name)
-        self._known.clear()
-        try:
-            os.replace(self._path, aside)
-            for suffix in ("-wal", "-shm"):
-                beside = self._path.with_name(self._path.name + suffix)
-                if beside.exists():
-                    os.replace(beside, aside.with_name(aside.name + suffix))
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._read()
-        except (OSError, sqlite3.DatabaseError) as again:
-            _log.warning("quota counters are not kept over a restart: %s", again)
-            self._drop()
-
     def _write(self, rows: list[_Row]) -> None:
         """Write rows in a thread, one batch at a time."""
-        database = self._database
-        assert database is not None
-        database.execute("BEGIN IMMEDIATE")
-        try:
+
+        def write(database: sqlite3.Connection) -> None:
             database.executemany(_UPSERT, rows)
             self._purge(database, rows)
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
+
+        self._file.change(write)
 
     def _purge(self, database: sqlite3.Connection, rows: list[_Row]) -> None:
         """Delete past windows when a new one has begun, and rows beyond the bound."""
@@ -218,8 +170,3 @@ class QuotaFile:
                         "ORDER BY number, used LIMIT ?)",
                         (count - self._max_rows,),
                     )
-
-    def _drop(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None

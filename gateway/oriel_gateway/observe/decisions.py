@@ -10,9 +10,12 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.objectives import Judged
 from oriel_gateway.observe.tracing import Address, Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
+from oriel_policies.objectives import PLACES, Stamps, Times, divide
+from oriel_wire.server_timing import read_server_timing
 
 KEPT = 4096
 ANSWERS = 100  # the most decisions that one question returns
@@ -27,6 +30,10 @@ class Decided(NamedTuple):
     endpoint: the endpoint that answered or got the request last.
     tried: the endpoints that got it before in vain.
     answered_s: the time that its target is about: its end, or the first byte of a stream.
+    timing: `Server-Timing` of the server behind, "" if it sent none. limited_s: it waited for the ledger of its limits
+    from here on. held_s: for how many seconds of its wait for a permit no endpoint was usable.
+    judged: what became of a call that did not keep the promise of its tier, with the cause; None for one that did, and
+    for a sender that is not known.
     """
 
     ended_s: float
@@ -50,9 +57,14 @@ class Decided(NamedTuple):
     endpoint: Address | None = None
     tried: tuple[Address, ...] = ()
     answered_s: float = 0.0
+    timing: str = ""
+    limited_s: float = 0.0
+    held_s: float = 0.0
+    judged: Judged | None = None
 
 
-NOT_REACHED = tuple(Decided._field_defaults.values())  # for a request that was refused before it queued
+# Of a request that was refused before it queued: all but the last field.
+NOT_REACHED = tuple(Decided._field_defaults.values())[:-1]
 
 # The hot path makes plain tuples: one costs a third of a named one.
 Plain = tuple[Any, ...]
@@ -111,6 +123,7 @@ def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
         "tier": None if tenant is None else tenant.tier.name,
         "band": None if tenant is None else tenant.tier.band,
         "stages_ms": stages(decided),
+        "promise": _promise(decided),
         "budget_ms": _budget(decided),
     }
     if target is not None:
@@ -141,6 +154,38 @@ def stages(decided: Decided) -> dict[str, float]:
     ends = [start for _, start in reached[1:]] + [decided.ended_s]
     took = {name: _ms(end - start) for (name, start), end in zip(reached, ends, strict=True)}
     return {**took, "total": _ms(decided.ended_s - decided.received_s)}
+
+
+def times_of(decided: Decided) -> Times:
+    """Return the seconds that the request spent in each of `oriel_policies.objectives.PLACES`."""
+    stamps = Stamps(
+        decided.received_s,
+        decided.limited_s,
+        decided.queued_s,
+        decided.permit_s,
+        decided.sent_s,
+        decided.response_s,
+        decided.answered_s or decided.ended_s,
+        decided.held_s,
+    )
+    return divide(stamps, read_server_timing(decided.timing) if decided.timing else {})
+
+
+def _promise(decided: Decided) -> dict[str, Any] | None:
+    """Return what became of the promise of the request's tier; None if its sender is not known."""
+    if decided.tenant is None:
+        return None
+    judged = decided.judged
+    return {
+        "result": "met" if judged is None else judged.result,
+        "target_ms": _ms(decided.tenant.tier.target_s),
+        "cause": None if judged is None else judged.cause or None,
+        "excess_ms": 0.0 if judged is None else _ms(judged.excess_s),
+        "passed_in": None if judged is None else judged.passed or None,
+        "places_ms": {
+            place: _ms(seconds) for place, seconds in zip(PLACES, times_of(decided), strict=True) if seconds > 0.0
+        },
+    }
 
 
 def _budget(decided: Decided) -> dict[str, float]:

@@ -1,15 +1,19 @@
 """Records of requests that are over: counted, kept for `oriel explain`, logged, traced."""
 
 from time import monotonic
+from typing import Final
 
-from oriel_gateway.errors import Refused
+from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.decisions import NOT_REACHED, Decisions
+from oriel_gateway.observe.objectives import Objectives
 from oriel_gateway.observe.stats import BATCH, Stats
 from oriel_gateway.observe.tracing import Address, Mark, Recorded, record_call, record_refusal
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.trace import SpanSink
+
+_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 
 
 class Records:
@@ -19,11 +23,12 @@ class Records:
     that of a named tuple (docs/decisions, 65).
     """
 
-    __slots__ = ("access_log", "decisions", "sink", "stats")
+    __slots__ = ("access_log", "decisions", "objectives", "sink", "stats")
 
     def __init__(self, sink: SpanSink) -> None:
         self.sink = sink
-        self.stats = Stats()
+        self.objectives = Objectives()
+        self.stats = Stats(self.objectives)
         self.decisions = Decisions()
         self.access_log: AccessLog | None = None
 
@@ -41,12 +46,14 @@ class Records:
     ) -> None:
         """Record a request that was refused before it became a call; it is traced if its sender is known."""
         outcome, message = refused.outcome, refused.message
-        self.stats.turned_away(outcome, tenant)
+        judged = None if tenant is None else self.objectives.refused(outcome, tenant, refused.left_s)
+        self.stats.turned_away(outcome, tenant, target, judged)
         now = monotonic()
         # In the order of `Decided`.
         decided = (
             *(now, mark, method, protocol, tenant, target, outcome, status, message, received_s),
             *NOT_REACHED,
+            judged,
         )
         self.decisions.append(decided)
         if self.access_log is not None:
@@ -55,12 +62,24 @@ class Records:
             record_refusal(mark, tenant, self.sink, outcome, message, method, received_s, now)
 
     def ended(
-        self, call: Recorded, now: float, error: str, answered_s: float, bytes_in: int, tried: tuple[Address, ...]
+        self,
+        call: Recorded,
+        now: float,
+        error: str,
+        answered_s: float,
+        bytes_in: int,
+        tried: tuple[Address, ...],
+        limited_s: float,
+        held_s: float,
     ) -> None:
-        """Record a call that is over.
-
-        answered_s: when it was what its target is about: its end, or the first byte of a stream.
-        """
+        """Record a call that is over. answered_s, limited_s, held_s: see `Decided`."""
+        judged = None
+        if (
+            answered_s - call.received_s > call.tenant.tier.target_s
+            or call.status >= 400
+            or call.outcome is not _ANSWERED
+        ):
+            judged = self.objectives.judge(call, call.target.route, answered_s, limited_s, held_s)
         # In the order of `Decided`.
         decided = (
             now,
@@ -84,6 +103,10 @@ class Records:
             call.endpoint,
             tried,
             answered_s,
+            call.timing,
+            limited_s,
+            held_s,
+            judged,
         )
         self.decisions.append(decided)
         if self.access_log is not None:

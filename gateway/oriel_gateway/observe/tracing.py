@@ -84,6 +84,7 @@ class Recorded(Protocol):
     deadline: float
     ahead: int  # calls before it when it joined the queue; -1 if it did not queue
     bytes_out: int
+    timing: str  # `Server-Timing` of the server behind; "" if it sent none
 
     @property
     def protocol(self) -> str: ...

@@ -54,6 +54,7 @@ _LOST: Final = re.compile(
 _WORD: Final = re.compile(r"[a-z_]{1,64}\Z")
 _MAX_TEXT: Final = 500
 _COST: Final = COST_US.encode()
+_TIMING: Final = b"server-timing"
 
 
 class GrpcAnswer:
@@ -67,15 +68,17 @@ class GrpcAnswer:
     chunked = True
     fields = ()
     dated = True
-    server_timing = ""
 
-    __slots__ = ("code", "cost_us", "forward", "head", "message_bytes", "status", "text", "trailers")
+    __slots__ = (
+        *("code", "cost_us", "forward", "head", "message_bytes", "server_timing", "status", "text", "trailers"),
+    )
 
     def __init__(self, head: list[HeaderField], trailers: list[HeaderField]) -> None:
         self.head = head
         self.trailers = trailers
         self.forward: list[bytes] = []
         self.text = b""
+        self.server_timing = ""
         self.cost_us = -1
         self.message_bytes = 0
         self.code = OK
@@ -86,6 +89,8 @@ class GrpcAnswer:
             for name, value in trailers:
                 if name == _COST:
                     self.cost_us = int(value) if value.isdigit() and len(value) < 16 else -1
+                elif name == _TIMING:
+                    self.server_timing = value.decode("latin-1")
 
     def get(self, name: str) -> str | None:
         """The first value of this lower-case name in the trailers, or else in the head."""
@@ -101,7 +106,7 @@ class GrpcAnswer:
         made = GrpcAnswer(self.head, ())  # type: ignore[arg-type]
         made.trailers, made.forward, made.text = self.trailers, [*self.forward], self.text
         made.code, made.status, made.cost_us = self.code, self.status, self.cost_us
-        made.message_bytes = self.message_bytes
+        made.message_bytes, made.server_timing = self.message_bytes, self.server_timing
         return made
 
     @property

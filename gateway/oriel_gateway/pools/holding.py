@@ -46,6 +46,7 @@ def judge_request(gate: PoolGate, target: Target, tenant: Tenant, size_bytes: in
     try:
         gate.judge(target, size_bytes, left_s)
     except Refused as refused:
+        refused.left_s = left_s
         if gate.demand is not None and refused.outcome is Outcome.INFEASIBLE:
             gate.demand.turned_away(tenant.tier.name)
         raise

@@ -11,7 +11,8 @@ from oriel_inference.servers.meter import Meter
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
-from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
+from oriel_wire.server_timing import server_timing
+from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, error_reply
 from oriel_logic.server.streaming import Primed, close
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext, ContextPlan, read_headers
-from oriel_wire.trace import Span, SpanSink, child, format_traceparent, server_timing
+from oriel_wire.server_timing import server_timing
+from oriel_wire.trace import Span, SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]

@@ -1,16 +1,17 @@
-"""The label `tenant` of metrics: the number of tenants is bounded, and no counter ever goes down."""
+"""Labels of metrics whose names come and go, such as `tenant`: their number is bounded, and no counter goes down."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.stats import Stats, result_of
-from oriel_gateway.observe.top_tenants import OTHER, RENAME_EVERY_S, TopTenants
+from oriel_gateway.observe.objectives import Objectives, result_of
+from oriel_gateway.observe.stats import Stats
+from oriel_gateway.observe.top_names import OTHER, RENAME_EVERY_S, TopNames
 
 
-def clocked(**bounds: int) -> tuple[TopTenants, list[float]]:
+def clocked(*, max_named: int = 50, max_counted: int = 8192) -> tuple[TopNames[str], list[float]]:
     now = [0.0]
-    return TopTenants(clock=lambda: now[0], **bounds), now
+    return TopNames(lambda _: OTHER, max_named=max_named, max_counted=max_counted, clock=lambda: now[0]), now
 
 
 def test_the_busiest_have_names_and_keep_them_against_equals() -> None:
@@ -52,7 +53,7 @@ def test_series_are_bounded_and_never_go_down_while_they_are_there(steps: list[t
             for _ in range(step[1]):
                 tenants.count(step[0], "met")
         after = tenants.read()
-        assert len(after) <= 3 and len(tenants._tenants) <= 4
+        assert len(after) <= 3 and len(tenants._counted) <= 4
         for name in set(before) & set(after):
             assert all(after[name].get(result, 0) >= count for result, count in before[name].items())
         before = after
@@ -64,6 +65,6 @@ def test_what_counts_against_the_objective() -> None:
     assert result_of(Outcome.QUEUE_FULL, 0) == result_of(Outcome.ANSWERED, 500) == "missed"
     assert result_of(Outcome.RATE_LIMITED, 0) == result_of(Outcome.ANSWERED, 404) == "excused"
     assert result_of(Outcome.CALLER_LEFT, 200) == "excused"
-    stats = Stats()
+    stats = Stats(Objectives())
     stats.turned_away(Outcome.UNAUTHENTICATED)
     assert not stats.attainment, "an unknown sender has no tier whose objective could be missed"

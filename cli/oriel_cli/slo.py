@@ -1,0 +1,156 @@
+"""`oriel slo`: whether the promises of tiers are kept, how fast their error budgets are used up, and what is left."""
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from oriel_cli import probe, state
+from oriel_cli.errors import CommandFailed
+from oriel_cli.table import columns
+
+ANSWER_S = 10.0
+LISTED = 20  # tenants and targets in the table; --json has up to ASKED
+ASKED = 1000
+WINDOWS = ("5m", "1h", "30d")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tenant", default="", metavar="NAME", help="only the calls of this tenant, by target")
+    parser.add_argument("--json", action="store_true", help="print what the gateway answers as one line of JSON")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--admin-port", type=int, metavar="N", help="which 'oriel up', by its admin port (8082)")
+    where.add_argument(
+        "--admin",
+        metavar="URL",
+        help="admin port of another gateway, http://HOST:PORT; its token comes from ORIEL_ADMIN_TOKEN or "
+        "ORIEL_ADMIN_TOKEN_FILE",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    host, port = _address(args.admin) if args.admin else ("127.0.0.1", state.pick(args.admin_port).admin_port)
+    report = asyncio.run(fetch(host, port, args.tenant, ASKED if args.json else LISTED))
+    if args.json:
+        print(json.dumps(report))
+        return 0
+    for line in table(report, tenant=args.tenant):
+        print(line)
+    return 0
+
+
+async def fetch(host: str, port: int, tenant: str, limit: int) -> dict[str, Any]:
+    """Return what `GET /slo` answers. Raises CommandFailed."""
+    token = _token()
+    headers = ((("authorization", f"Bearer {token}"),)) if token else ()
+    path = f"/slo?limit={limit}&tenant={quote(tenant, safe='')}"
+    answer = await probe.get(host, port, path, timeout_s=ANSWER_S, headers=headers)
+    if answer is None:
+        raise CommandFailed(f"no gateway answers on its admin port {host}:{port}")
+    if answer.status == 401:
+        raise CommandFailed("the gateway wants its admin token: set ORIEL_ADMIN_TOKEN or ORIEL_ADMIN_TOKEN_FILE")
+    if answer.status != 200 or not isinstance(answer.document, dict):
+        raise CommandFailed(
+            f"what answers on {host}:{port} is not the admin port of a gateway (status {answer.status})"
+        )
+    return answer.document
+
+
+def table(report: Mapping[str, Any], *, tenant: str = "") -> list[str]:
+    """Return the lines of the table, of at most 80 characters."""
+    lines: list[str] = []
+    if not tenant:
+        head = ("tier", "target", "goal", *WINDOWS, "burn 1h", "budget")
+        rows = [
+            (
+                _cut(tier["tier"], 10),
+                f"{tier['target_ms']:g} ms",
+                f"{tier['objective'] * 100:g} %",
+                *(_share(tier["attainment"][window]) for window in WINDOWS),
+                _burn(tier["burn"]["1h"]),
+                _share(tier["budget_left"]),
+            )
+            for tier in report["tiers"]
+        ]
+        lines += columns(head, rows, right=range(1, len(head)))
+        lines += [line for tier in report["tiers"] for line in _causes(tier["tier"], tier["causes"])]
+        if report["targets"]:
+            lines.append("")
+    targets: Sequence[Mapping[str, Any]] = report["targets"][:LISTED]
+    if targets:
+        head = ("tenant", "target", "tier", *WINDOWS[1:], "bad", "mostly")
+        rows = [
+            (
+                _cut(each["tenant"], 10),
+                _cut(each["target"], 16),
+                _cut(each["tier"], 8),
+                *(_share(each["attainment"][window]) for window in WINDOWS[1:]),
+                _count(each["bad"]["30d"]),
+                next(iter(each["causes"]), "-"),
+            )
+            for each in targets
+        ]
+        lines += columns(head, rows, right=range(3, 6))
+    elif tenant:
+        lines.append(f"no call of tenant {tenant!r} has been counted in the last 30 days")
+    more = report["more"] + len(report["targets"]) - len(targets)
+    if more:
+        lines.append(f"and {more} more (--json)")
+    if not report["kept"]:
+        lines.append("(this gateway keeps its counts in memory: a restart forgets them)")
+    return lines
+
+
+def _causes(tier: str, causes: Mapping[str, int]) -> list[str]:
+    if not causes:
+        return []
+    named = ", ".join(f"{cause} {count}" for cause, count in list(causes.items())[:4])
+    return [f"  {_cut(tier, 12)}, last hour: lost to {named}"]
+
+
+def _share(share: float | None) -> str:
+    if share is None:
+        return "-"
+    # Never rounded up to a whole that it is not: 99.996 % of calls on time is not all of them.
+    percent = share * 100.0
+    return "100 %" if percent == 100.0 else f"{min(percent, 99.99):.2f} %"
+
+
+def _burn(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.1f}" if rate < 1000 else f"{rate:.0f}"
+
+
+def _count(count: int) -> str:
+    for factor, unit in ((1_000_000, "M"), (1_000, "k")):
+        if count >= 10 * factor:
+            return f"{count // factor}{unit}"
+    return str(count)
+
+
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 2] + ".."
+
+
+def _token() -> str:
+    token, path = os.environ.get("ORIEL_ADMIN_TOKEN", ""), os.environ.get("ORIEL_ADMIN_TOKEN_FILE", "")
+    if token or not path:
+        return token
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed("the file that ORIEL_ADMIN_TOKEN_FILE names cannot be read") from error
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "http" or not parts.hostname or port is None:
+        raise CommandFailed(f"{url!r} is not http://HOST:PORT")
+    return parts.hostname, port

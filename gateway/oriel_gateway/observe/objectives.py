@@ -1,0 +1,228 @@
+"""Whether calls kept the promise of their tier: each call that did not is judged at its end, and all are counted.
+
+A call that was answered in time costs one comparison and one addition. For every other one `Objectives.judge` says what
+became of it (`Judged`), and `oriel_policies.objectives` has the rule that names the cause. The judgement is the last
+element of the call's decision: `Decided.judged`, None for a call that kept its promise.
+
+Counts are kept per tenant, tier and target (`Cell`). `flush` passes on what came since the last time: to the counters
+of the metrics, whose names are bounded, and to the history of 30 days (`observe.budgets`).
+"""
+
+from collections.abc import Callable
+from time import time
+from typing import Final, NamedTuple, Protocol
+
+from oriel_gateway.errors import Outcome
+from oriel_gateway.http_status import STATUS
+from oriel_gateway.observe.budgets import Budgets, Key
+from oriel_gateway.observe.top_names import NAMED, OTHER, Counts, TopNames
+from oriel_policies.documents import Tenant
+from oriel_policies.objectives import (
+    PLACES,
+    REFUSED,
+    UPSTREAM_ERROR,
+    Stamps,
+    Times,
+    Usual,
+    blame,
+    divide,
+    passed_in,
+    place_not_left,
+)
+from oriel_wire.server_timing import read_server_timing
+
+__all__ = ["EXCUSED", "RESULTS", "Cell", "Judged", "Objectives", "result_of"]
+
+# Results against the target. met, late: answered within the tier's target, or after it. missed: refused or failed here
+# or in a later server. excused: the caller's own doing (a wrong request, over its limits, left, a deadline of its own
+# that is earlier than the target), which costs no error budget.
+RESULTS: Final = ("met", "late", "missed", "excused")
+MAX_CELLS: Final = 8192
+MAX_PAIRS: Final = 500  # the most pairs of tenant and target with series of their own
+MAX_ROUTES: Final = 2048  # of which what is usual is known; the rest share one
+NO_TARGET: Final = "none"  # of a request that was refused before its target was known
+CAUSE: Final = "cause:"  # marks causes among the counts of a key
+
+_ANSWERED: Final = Outcome.ANSWERED
+_SLACK_S: Final = 1e-6  # a deadline that equals the target is not earlier because of rounding
+# What a client's own deadline may have led to, if it is earlier than the target.
+_OWN_DEADLINE: Final = (Outcome.DEADLINE_EXCEEDED, Outcome.DEADLINE_TOO_SHORT, Outcome.INFEASIBLE)
+_PLACE_OF: Final = {
+    Outcome.QUEUE_FULL: "queue",
+    Outcome.DISPLACED: "queue",
+    Outcome.INFEASIBLE: "queue",
+    Outcome.DEADLINE_TOO_SHORT: "queue",
+    Outcome.UPSTREAM_UNREACHABLE: "endpoint",
+    Outcome.UPSTREAM_BROKEN: UPSTREAM_ERROR,
+}
+
+
+class Judged(NamedTuple):
+    """What became of a call that did not keep its promise.
+
+    result: `late`, `missed` or `excused`. cause: one of `oriel_policies.objectives.CAUSES`, "" if it is excused.
+    excess_s: how much longer than usual the call was in that place; 0.0 for a refusal. passed: the place in which the
+    target passed, "" if it did not.
+    """
+
+    result: str
+    cause: str = ""
+    excess_s: float = 0.0
+    passed: str = ""
+
+
+EXCUSED: Final = Judged("excused")
+
+
+class Ended(Protocol):
+    """The facts of a call that is over. Times are monotonic seconds, 0.0 = not reached; see `tracing.Recorded`."""
+
+    tenant: Tenant
+    outcome: Outcome
+    status: int
+    received_s: float
+    queued_s: float
+    permit_s: float
+    sent_s: float
+    response_s: float
+    deadline: float
+    timing: str
+
+
+class Cell:
+    """The counts of one tenant, tier and target. The loop adds; `flush` reads what came since the last time."""
+
+    __slots__ = ("causes", "excused", "key", "late", "met", "missed")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.met = self.late = self.missed = self.excused = 0
+        self.causes: Counts = {}
+
+    def bad(self, judged: Judged, times: int = 1) -> None:
+        """Count calls that did not keep their promise."""
+        result = judged.result
+        if result == "late":
+            self.late += times
+        elif result == "missed":
+            self.missed += times
+        else:
+            self.excused += times
+            return
+        cause = judged.cause
+        self.causes[cause] = self.causes.get(cause, 0) + times
+
+
+class Objectives:
+    """Judges and counts the calls of a gateway. Single writer: the gateway's loop.
+
+    tenants, pairs: the counters of the metrics, with a bounded number of names. budgets: the history of 30 days.
+    attainment: calls by (tier, result) since the start.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time) -> None:
+        self._cells: dict[Key, Cell] = {}
+        self._usual: dict[str, Usual] = {}
+        self._clock = clock
+        self.tenants: TopNames[str] = TopNames(lambda _: OTHER, max_named=NAMED)
+        self.pairs: TopNames[Key] = TopNames(
+            lambda key: (OTHER, key[1], OTHER), max_named=MAX_PAIRS, eligible=lambda key: key[0] in self.tenants.named
+        )
+        self.budgets = Budgets()
+        self.attainment: dict[tuple[str, str], int] = {}
+
+    # Judging ---------------------------------------------------------------------------------------------------
+
+    def judge(self, call: Ended, route: str, answered_s: float, limited_s: float, held_s: float) -> Judged:
+        """Judge a call that was not answered well, or not within its target. See `Decided` for the times."""
+        outcome, status, tier = call.outcome, call.status, call.tenant.tier
+        answered = outcome is _ANSWERED
+        late = answered and status < 400
+        if not late:
+            if result_of(outcome, status) == "excused":
+                return EXCUSED
+            own = outcome in _OWN_DEADLINE or status == 504
+            if own and call.deadline - call.received_s < tier.target_s - _SLACK_S:
+                return EXCUSED
+            if not answered and outcome is not Outcome.DEADLINE_EXCEEDED:
+                return Judged("missed", _PLACE_OF.get(outcome, REFUSED))
+        sent_s, response_s = call.sent_s, call.response_s
+        stamps = Stamps(
+            call.received_s, limited_s, call.queued_s, call.permit_s, sent_s, response_s, answered_s, held_s
+        )
+        times = divide(stamps, read_server_timing(call.timing) if call.timing else {})
+        usual = self._usual.get(route) or self._usual.get(OTHER)
+        if late:
+            cause, excess_s = blame(times, usual)
+        elif status == 504 and call.timing:  # the deadline passed in a server that tells where
+            cause, excess_s = blame(times, usual)
+        elif answered:
+            cause, excess_s = UPSTREAM_ERROR, 0.0
+        else:
+            cause = place_not_left(stamps)
+            place = PLACES.index(cause)
+            excess_s = max(0.0, times[place] - (usual.times[place] if usual is not None else 0.0))
+        return Judged("late" if late else "missed", cause, excess_s, passed_in(times, tier.target_s))
+
+    def refused(self, outcome: Outcome, tenant: Tenant, left_s: float) -> Judged:
+        """Judge a request that was refused before it became a call. left_s: see `Refused`."""
+        if result_of(outcome, 0) == "excused" or left_s < tenant.tier.target_s - _SLACK_S:
+            return EXCUSED
+        return Judged("missed", _PLACE_OF.get(outcome, REFUSED))
+
+    def learn(self, route: str, times: Times) -> None:
+        """Learn what is usual for a route from a call that kept its promise."""
+        usual = self._usual.get(route)
+        if usual is None:
+            if len(self._usual) >= MAX_ROUTES:
+                route = OTHER
+            usual = self._usual.setdefault(route, Usual())
+        usual.learn(times)
+
+    # Counting --------------------------------------------------------------------------------------------------
+
+    def cell(self, tenant: str, tier: str, target: str) -> Cell:
+        """Return where calls are counted; beyond `MAX_CELLS` it is that of the others of their tier."""
+        key = (tenant, tier, target)
+        found = self._cells.get(key)
+        if found is None:
+            if len(self._cells) >= MAX_CELLS:
+                key = (OTHER, tier, OTHER)
+                found = self._cells.get(key)
+            if found is None:
+                found = self._cells[key] = Cell(key)
+        return found
+
+    def flush(self) -> None:
+        """Pass on what was counted since the last time, and forget cells without calls since then."""
+        now = self._clock()
+        idle = []
+        for cell in self._cells.values():
+            tenant, tier, target = key = cell.key
+            counts = {"met": cell.met, "late": cell.late, "missed": cell.missed, "excused": cell.excused}
+            bad = cell.late + cell.missed
+            total = cell.met + bad
+            if not total and not cell.excused:
+                idle.append(key)
+                continue
+            causes, cell.causes = cell.causes, {}
+            cell.met = cell.late = cell.missed = cell.excused = 0
+            for result, count in counts.items():
+                if count:
+                    self.tenants.count(tenant, result, count)
+                    self.pairs.count(key, result, count)
+                    self.attainment[tier, result] = self.attainment.get((tier, result), 0) + count
+            for cause, count in causes.items():
+                self.pairs.count(key, CAUSE + cause, count)
+            if total:
+                self.budgets.add(key, now, total, bad, causes)
+        if len(self._cells) >= MAX_CELLS:
+            for key in idle:
+                del self._cells[key]
+
+
+def result_of(outcome: Outcome, status: int) -> str:
+    """Return `missed` or `excused` for a call without a good answer. status: the upstream's, if it answered."""
+    if outcome is Outcome.CALLER_LEFT:
+        return "excused"
+    return "missed" if (status or STATUS.get(outcome, 0)) >= 500 else "excused"

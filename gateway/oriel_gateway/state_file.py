@@ -1,0 +1,104 @@
+"""An SQLite file of what a gateway counts, which survives a restart.
+
+SQLite keeps it, because only changes have to be written, and a write is complete or absent. One process has the file
+for itself; another process with the same file counts in memory and logs that. An unreadable file is moved aside. No
+failure of the file ever fails a call.
+"""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from time import time_ns
+
+_log = logging.getLogger(__name__)
+
+Work = Callable[[sqlite3.Connection], None]
+
+
+class StateFile:
+    """The file of one process. Its methods block; one thread at a time may be in them.
+
+    holds: what is kept, as messages name it ("quota counters"). database: None while nothing is kept.
+    """
+
+    def __init__(self, path: Path, schema: str, *, holds: str) -> None:
+        self._path = path
+        self._schema = schema
+        self._holds = holds
+        self.database: sqlite3.Connection | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        return self._path.exists()
+
+    def open(self, read: Work) -> None:
+        """Open the file, and let `read` take what it holds. If it cannot be used, this is logged and nothing is kept.
+
+        read: raises sqlite3.DatabaseError if the file holds what no gateway has written. It is called again for the
+        empty file that then takes its place.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._connect(read)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                _log.warning(
+                    "another process has %s: the %s of this one are lost when it ends; give it a file of its own",
+                    self._path.name,
+                    self._holds,
+                )
+                return
+            self._begin_anew(error, read)
+        except OSError as error:
+            _log.warning("%s are not kept over a restart: %s", self._holds, error.strerror)
+
+    def change(self, work: Work) -> None:
+        """Do `work` in one transaction. Raises sqlite3.Error; then nothing was changed."""
+        database = self.database
+        assert database is not None
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            work(database)
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        """Close the file, which crashes SQLite during a write."""
+        if self.database is not None:
+            self.database.close()
+            self.database = None
+
+    def _connect(self, read: Work) -> None:
+        database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        self.database = database
+        # The lock excludes other processes from the first write on; it also keeps the log's index out of shared memory.
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute(self._schema)
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("COMMIT")
+        read(database)
+
+    def _begin_anew(self, error: sqlite3.DatabaseError, read: Work) -> None:
+        aside = self._path.with_name(f"{self._path.name}.corrupt-{time_ns() // 1_000_000_000}")
+        _log.error("%s is damaged (%s): moved aside as %s, %s begin at 0", self._path, error, aside.name, self._holds)
+        try:
+            os.replace(self._path, aside)
+            for suffix in ("-wal", "-shm"):
+                beside = self._path.with_name(self._path.name + suffix)
+                if beside.exists():
+                    os.replace(beside, aside.with_name(aside.name + suffix))
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._connect(read)
+        except (OSError, sqlite3.DatabaseError) as again:
+            _log.warning("%s are not kept over a restart: %s", self._holds, again)
+            self.close()
