@@ -14,8 +14,8 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 
 ANSWER_S = 10.0
-LISTED = 20  # tenants and targets in the table; --json has up to ASKED
-ASKED = 1000
+LISTED = 20  # tenants and targets in the table; --json has up to MOST
+MOST = 1000
 WINDOWS = ("5m", "1h", "30d")
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     host, port = _address(args.admin) if args.admin else ("127.0.0.1", state.pick(args.admin_port).admin_port)
-    report = asyncio.run(fetch(host, port, args.tenant, ASKED if args.json else LISTED))
+    report = asyncio.run(fetch(host, port, args.tenant, MOST if args.json else LISTED))
     if args.json:
         print(json.dumps(report))
         return 0
@@ -82,19 +82,8 @@ def table(report: Mapping[str, Any], *, tenant: str = "") -> list[str]:
             lines.append("")
     targets: Sequence[Mapping[str, Any]] = report["targets"][:LISTED]
     if targets:
-        head = ("tenant", "target", "tier", *WINDOWS[1:], "bad", "mostly")
-        rows = [
-            (
-                _cut(each["tenant"], 10),
-                _cut(each["target"], 16),
-                _cut(each["tier"], 8),
-                *(_share(each["attainment"][window]) for window in WINDOWS[1:]),
-                _count(each["bad"]["30d"]),
-                next(iter(each["causes"]), "-"),
-            )
-            for each in targets
-        ]
-        lines += columns(head, rows, right=range(3, 6))
+        names = ("tenant", "target", "tier", *WINDOWS[1:], "bad", "mostly")
+        lines += columns(names, [_target_row(each) for each in targets], right=range(3, 6))
     elif tenant:
         lines.append(f"no call of tenant {tenant!r} has been counted in the last 30 days")
     more = report["more"] + len(report["targets"]) - len(targets)
@@ -103,6 +92,17 @@ def table(report: Mapping[str, Any], *, tenant: str = "") -> list[str]:
     if not report["kept"]:
         lines.append("(this gateway keeps its counts in memory: a restart forgets them)")
     return lines
+
+
+def _target_row(figures: Mapping[str, Any]) -> Sequence[object]:
+    return (
+        _cut(figures["tenant"], 10),
+        _cut(figures["target"], 16),
+        _cut(figures["tier"], 8),
+        *(_share(figures["attainment"][window]) for window in WINDOWS[1:]),
+        _count(figures["bad"]["30d"]),
+        next(iter(figures["causes"]), "-"),
+    )
 
 
 def _causes(tier: str, causes: Mapping[str, int]) -> list[str]:

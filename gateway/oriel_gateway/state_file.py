@@ -46,7 +46,7 @@ class StateFile:
             self._connect(read)
         except sqlite3.DatabaseError as error:
             self.close()
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
                 _log.warning(
                     "another process has %s: the %s of this one are lost when it ends; give it a file of its own",
                     self._path.name,

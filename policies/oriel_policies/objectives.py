@@ -23,19 +23,19 @@ what is usual there by the most.
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-PLACES: Final = (
+STAGES: Final = (
     "body", "limiter", "queue", "endpoint", "upstream", "network", "logic_wait", "logic", "model_wait", "model",
     "answer",
 )  # fmt: skip
 # What a call that has no answer to wait for is lost to: the server's error, or a refusal that no waiting explains.
 UPSTREAM_ERROR: Final = "upstream_error"
 REFUSED: Final = "refused"
-CAUSES: Final = (*PLACES, UPSTREAM_ERROR, REFUSED)
-BODY, LIMITER, QUEUE, ENDPOINT, UPSTREAM, NETWORK, LOGIC_WAIT, LOGIC, MODEL_WAIT, MODEL, ANSWER = range(len(PLACES))
+CAUSES: Final = (*STAGES, UPSTREAM_ERROR, REFUSED)
+BODY, LIMITER, QUEUE, ENDPOINT, UPSTREAM, NETWORK, LOGIC_WAIT, LOGIC, MODEL_WAIT, MODEL, ANSWER = range(len(STAGES))
 ALPHA: Final = 0.05  # weight of the latest call in what is usual
 LEARN_EVERY: Final = 64  # one of so many calls that kept their promise is learned from
 
-Times = tuple[float, ...]  # seconds in each of PLACES
+Times = tuple[float, ...]  # seconds in each of STAGES
 
 
 class Stamps(NamedTuple):
@@ -57,12 +57,12 @@ class Stamps(NamedTuple):
 
 
 def divide(stamps: Stamps, reported: Mapping[str, float]) -> Times:
-    """Divide the time of a call among `PLACES`.
+    """Divide the time of a call among `STAGES`.
 
     reported: name -> seconds, what the server behind says of itself; see `inside`. The parts are the whole.
     """
     received_s, limited_s, queued_s, permit_s, sent_s, response_s, ended_s, held_s = stamps
-    times = [0.0] * len(PLACES)
+    times = [0.0] * len(STAGES)
     queued = queued_s or ended_s
     limited = limited_s or queued
     times[BODY] = limited - received_s
@@ -120,7 +120,7 @@ def _within(most: float, one: float, two: float) -> tuple[float, float]:
 def passed_in(times: Sequence[float], target_s: float) -> str:
     """Return the place in which the target passed; "" if it did not."""
     elapsed = 0.0
-    for place, seconds in zip(PLACES, times, strict=True):
+    for place, seconds in zip(STAGES, times, strict=True):
         elapsed += seconds
         if elapsed > target_s:
             return place
@@ -133,7 +133,7 @@ class Usual:
     __slots__ = ("count", "times")
 
     def __init__(self) -> None:
-        self.times = [0.0] * len(PLACES)
+        self.times = [0.0] * len(STAGES)
         self.count = 0
 
     def learn(self, times: Sequence[float]) -> None:
@@ -155,19 +155,19 @@ def blame(times: Sequence[float], usual: Usual | None) -> tuple[str, float]:
         excess = [max(0.0, seconds - mean) for seconds, mean in zip(times, usual.times, strict=True)]
         most = max(excess)
         if most > 0.0:
-            return PLACES[excess.index(most)], most
+            return STAGES[excess.index(most)], most
     most = max(times)
-    return PLACES[times.index(most)], 0.0 if usual is not None else most
+    return STAGES[times.index(most)], 0.0 if usual is not None else most
 
 
 def place_not_left(stamps: Stamps) -> str:
     """Return the place in which a call was when it ended without an answer."""
     if stamps.response_s:
-        return PLACES[ANSWER]
+        return STAGES[ANSWER]
     if stamps.sent_s:
-        return PLACES[UPSTREAM]
+        return STAGES[UPSTREAM]
     if stamps.permit_s:
-        return PLACES[ENDPOINT]
+        return STAGES[ENDPOINT]
     if stamps.queued_s:
-        return PLACES[QUEUE]
-    return PLACES[LIMITER if stamps.limited_s else BODY]
+        return STAGES[QUEUE]
+    return STAGES[LIMITER if stamps.limited_s else BODY]

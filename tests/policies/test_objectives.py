@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oriel_policies.objectives import (
     ALPHA,
     CAUSES,
-    PLACES,
+    STAGES,
     Stamps,
     Usual,
     blame,
@@ -48,13 +48,13 @@ def test_places_sum_to_the_whole_time_of_a_call_whatever_a_server_reports(
     of: Stamps, reported: dict[str, float]
 ) -> None:
     times = divide(of, reported)
-    assert len(times) == len(PLACES) and min(times) >= -1e-9
+    assert len(times) == len(STAGES) and min(times) >= -1e-9
     assert isclose(sum(times), of.ended_s - of.received_s, abs_tol=1e-6)
 
 
 def a_call(delayed: str = "", delay_s: float = 0.0, *, usual_s: float = 0.01) -> tuple[float, ...]:
     """A call through all places but `upstream`, for its times to be divided anew from stamps and reports."""
-    took = {place: usual_s for place in PLACES if place != "upstream"}
+    took = {place: usual_s for place in STAGES if place != "upstream"}
     if delayed:
         took[delayed] += delay_s
     received = 5000.0
@@ -72,7 +72,7 @@ def a_call(delayed: str = "", delay_s: float = 0.0, *, usual_s: float = 0.01) ->
     return divide(Stamps(received, limited, queued, permit, sent, response, response + took["answer"]), reported)
 
 
-@given(st.sampled_from([place for place in PLACES if place != "upstream"]), st.floats(0.02, 5.0), st.floats(0.0, 0.5))
+@given(st.sampled_from([place for place in STAGES if place != "upstream"]), st.floats(0.02, 5.0), st.floats(0.0, 0.5))
 def test_the_place_that_is_delayed_is_the_cause(place: str, delay_s: float, usual_s: float) -> None:
     usual = Usual()
     for _ in range(30):
@@ -93,34 +93,34 @@ def test_a_call_slower_than_all_that_were_learned_has_a_cause_with_an_excess(
         usual.learn(times)
     if sum(late) > max(map(sum, learned)) + 1e-6:
         cause, excess_s = blame(late, usual)
-        assert cause in PLACES and excess_s > 0.0
+        assert cause in STAGES and excess_s > 0.0
 
 
 def test_of_equal_excesses_the_earlier_place_is_the_cause() -> None:
-    times = [0.0] * len(PLACES)
-    times[PLACES.index("model")] = times[PLACES.index("queue")] = 0.2
+    times = [0.0] * len(STAGES)
+    times[STAGES.index("model")] = times[STAGES.index("queue")] = 0.2
     usual = Usual()
-    usual.learn([0.0] * len(PLACES))
+    usual.learn([0.0] * len(STAGES))
     assert blame(times, usual) == ("queue", 0.2)
     assert blame(times, None) == ("queue", 0.2)
 
 
 def test_without_any_excess_the_place_with_the_most_time_is_the_cause() -> None:
-    times = [0.0] * len(PLACES)
-    times[PLACES.index("model")] = 0.3
+    times = [0.0] * len(STAGES)
+    times[STAGES.index("model")] = 0.3
     usual = Usual()
-    usual.learn([1.0] * len(PLACES))  # the calls of a slower tier
+    usual.learn([1.0] * len(STAGES))  # the calls of a slower tier
     assert blame(times, usual) == ("model", 0.0)
 
 
 def test_what_is_usual_follows_with_a_weight_of_a_twentieth() -> None:
     usual = Usual()
-    usual.learn([1.0] * len(PLACES))
-    usual.learn([3.0] * len(PLACES))
-    assert usual.times == [2.0] * len(PLACES)  # the first ones weigh the same
+    usual.learn([1.0] * len(STAGES))
+    usual.learn([3.0] * len(STAGES))
+    assert usual.times == [2.0] * len(STAGES)  # the first ones weigh the same
     for _ in range(100):
-        usual.learn([2.0] * len(PLACES))
-    usual.learn([4.0] * len(PLACES))
+        usual.learn([2.0] * len(STAGES))
+    usual.learn([4.0] * len(STAGES))
     assert usual.times[0] == pytest.approx(2.0 + ALPHA * 2.0)
 
 
@@ -135,7 +135,7 @@ def test_what_is_usual_follows_with_a_weight_of_a_twentieth() -> None:
     ],
 )
 def test_the_servers_own_words_divide_the_time_until_their_answer(reported: dict[str, float], expected: str) -> None:
-    parts = dict(zip(PLACES[4:10], inside(1.0, reported), strict=True))
+    parts = dict(zip(STAGES[4:10], inside(1.0, reported), strict=True))
     assert " ".join(place for place, took in parts.items() if took > 1e-9) == expected
     assert isclose(sum(parts.values()), 1.0)
 

@@ -14,7 +14,7 @@ from oriel_gateway.observe.objectives import Judged
 from oriel_gateway.observe.tracing import Address, Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.objectives import PLACES, Stamps, Times, divide
+from oriel_policies.objectives import STAGES, Stamps, Times, divide
 from oriel_wire.server_timing import read_server_timing
 
 KEPT = 4096
@@ -157,7 +157,7 @@ def stages(decided: Decided) -> dict[str, float]:
 
 
 def times_of(decided: Decided) -> Times:
-    """Return the seconds that the request spent in each of `oriel_policies.objectives.PLACES`."""
+    """Return the seconds that the request spent in each of `oriel_policies.objectives.STAGES`."""
     stamps = Stamps(
         decided.received_s,
         decided.limited_s,
@@ -183,7 +183,7 @@ def _promise(decided: Decided) -> dict[str, Any] | None:
         "excess_ms": 0.0 if judged is None else _ms(judged.excess_s),
         "passed_in": None if judged is None else judged.passed or None,
         "places_ms": {
-            place: _ms(seconds) for place, seconds in zip(PLACES, times_of(decided), strict=True) if seconds > 0.0
+            place: _ms(seconds) for place, seconds in zip(STAGES, times_of(decided), strict=True) if seconds > 0.0
         },
     }
 

@@ -18,8 +18,8 @@ from oriel_gateway.observe.budgets import Budgets, Key
 from oriel_gateway.observe.top_names import NAMED, OTHER, Counts, TopNames
 from oriel_policies.documents import Tenant
 from oriel_policies.objectives import (
-    PLACES,
     REFUSED,
+    STAGES,
     UPSTREAM_ERROR,
     Stamps,
     Times,
@@ -160,7 +160,7 @@ class Objectives:
             cause, excess_s = UPSTREAM_ERROR, 0.0
         else:
             cause = place_not_left(stamps)
-            place = PLACES.index(cause)
+            place = STAGES.index(cause)
             excess_s = max(0.0, times[place] - (usual.times[place] if usual is not None else 0.0))
         return Judged("late" if late else "missed", cause, excess_s, passed_in(times, tier.target_s))
 
