@@ -21,6 +21,7 @@ from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import NOT_REACHED, Decided, Decisions
+from oriel_gateway.observe.objectives import Judged, result_of
 from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
@@ -87,7 +88,12 @@ def decision(ended_s: float, tenant: Any, outcome: Outcome, took_s: float) -> tu
     mark = Mark("r", "0" * 32, "1" * 16, "2" * 16, False)
     status = 200 if outcome is Outcome.ANSWERED else 503
     first = (ended_s, mark, "POST", "http", tenant, None, outcome, status, "", ended_s - took_s)
-    return tuple(Decided(*first, *NOT_REACHED)._replace(answered_s=ended_s))
+    judged = None
+    if outcome is not Outcome.ANSWERED:
+        judged = None if tenant is None else Judged(result_of(outcome, status), "queue")
+    elif tenant is not None and took_s > tenant.tier.target_s:
+        judged = Judged("late", "model")
+    return tuple(Decided(*first, *NOT_REACHED)._replace(answered_s=ended_s, judged=judged))
 
 
 ENDED = st.tuples(

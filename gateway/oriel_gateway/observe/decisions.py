@@ -123,6 +123,7 @@ def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
         "tier": None if tenant is None else tenant.tier.name,
         "band": None if tenant is None else tenant.tier.band,
         "stages_ms": stages(decided),
+        "server_timing": decided.timing,
         "promise": _promise(decided),
         "budget_ms": _budget(decided),
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 from math import ceil
+from time import time
 from typing import Any, Final
 
 from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
@@ -98,8 +99,8 @@ def _tiers(gateway: Gateway, gates: list[PoolGate], recent: Recent, covers_s: fl
 
 def _promise(gateway: Gateway, tier: Tier) -> dict[str, Any]:
     """Attainment, error budget and causes of misses, as the gateway's objectives keep them."""
-    del gateway, tier
-    return {"attainment": {}, "budget_left": None, "burn": {}, "causes": {}}
+    kept = gateway.records.stats.objectives.budgets.of_tier(tier.name, tier.objective, time())
+    return {name: kept[name] for name in ("attainment", "budget_left", "burn", "causes")}
 
 
 def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict[str, Any]]:
@@ -187,6 +188,7 @@ def _call(decided: Decided, moment: Moment) -> dict[str, Any]:
         "target": target.route if target is not None else "",
         "result": result,
         "reason": decided.outcome.value,
+        "cause": "" if decided.judged is None else decided.judged.cause,
         "status": decided.status,
         "took_ms": _ms((decided.answered_s or decided.ended_s) - decided.received_s),
         "target_ms": round(tenant.tier.target_s * 1e3, 3) if tenant is not None else None,

@@ -13,7 +13,7 @@ from typing import Final
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Decided, Decisions, Plain
-from oriel_gateway.observe.stats import result_of
+from oriel_gateway.observe.objectives import result_of
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 
@@ -27,9 +27,9 @@ BOUNDS_MS: Final = tuple([0.1 * 1.2**step for step in range(80)])
 _BAD: Final = frozenset({"late", "missed"})
 _ANSWERED: Final = frozenset({"met", "late"})
 # Where these stand in the tuple of a decision.
-_ENDED, _TENANT, _TARGET, _OUTCOME, _STATUS, _RECEIVED, _PERMIT, _ANSWERED_S = map(
+_ENDED, _TENANT, _TARGET, _OUTCOME, _STATUS, _RECEIVED, _PERMIT, _ANSWERED_S, _JUDGED = map(
     Decided._fields.index,
-    ("ended_s", "tenant", "target", "outcome", "status", "received_s", "permit_s", "answered_s"),
+    ("ended_s", "tenant", "target", "outcome", "status", "received_s", "permit_s", "answered_s", "judged"),
 )
 REFUSED: Final = frozenset(
     {Outcome.QUEUE_FULL, Outcome.DISPLACED, Outcome.INFEASIBLE, Outcome.RATE_LIMITED, Outcome.CONCURRENCY_LIMITED}
@@ -176,13 +176,11 @@ class Recent:
         groups: dict[tuple[float, int, int, Outcome, str], _Group] = {}
         for plain in kept:
             ended_s, tenant, outcome, status = plain[_ENDED], plain[_TENANT], plain[_OUTCOME], plain[_STATUS]
-            took_s = plain[_ANSWERED_S] - plain[_RECEIVED]
-            if outcome is not Outcome.ANSWERED or status >= 400:
-                result = result_of(outcome, status)
-            elif tenant is None or took_s <= tenant.tier.target_s:
-                result = "met"
+            judged = plain[_JUDGED]
+            if judged is not None:
+                result = judged.result
             else:
-                result = "late"
+                result = "met" if tenant is not None or outcome is Outcome.ANSWERED else result_of(outcome, status)
             if result in _BAD or outcome in REFUSED:
                 self.bad.appendleft(Decided(*plain))
             if tenant is None:

@@ -90,7 +90,7 @@ const Call = ({call}) => {
   const row = store.data.calls.find((each) => each.id === call.request_id) || {};
   const shown = {...call, target_ms: call.target_ms ?? row.target_ms};
   const device = timing(call.server_timing).filter(([name]) => name === "compute").reduce((sum, [, ms]) => sum + ms, 0);
-  const cause = (call.sla && call.sla.cause) || call.sla_cause || row.cause;
+  const cause = (call.promise && call.promise.cause) || row.cause;
   return html`
     <${Waterfall} call=${shown}/>
     <p class="line"><b>${duration(call.stages_ms.total)}</b> total
