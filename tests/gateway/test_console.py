@@ -16,6 +16,7 @@ from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.console.live import MAX_VIEWERS, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, POLICY
 from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
+from oriel_gateway.admin.console.reports import ModelReport, ModelReports
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
 from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
@@ -27,7 +28,7 @@ from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
 
 from ..waiting import until
-from .stack import BRONZE, LIMITED, Client, documents, gateway, upstream
+from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
 
 TOKEN = "an-operators-token"
 INFER = "/v2/models/digits/infer"
@@ -351,6 +352,32 @@ async def test_a_snapshot_tells_of_tiers_pools_models_tenants_and_misses() -> No
             ("limited", "refused", "rate_limited")
         ] * 2
         assert json.loads(source.snapshot())["rates"] == {"met": 0.0, "late": 0.0, "missed": 0.0, "excused": 0.0}
+
+
+async def test_servers_are_asked_for_batches_version_and_provider() -> None:
+    counts = iter([(10, 5), (40, 15), (8, 4)])
+
+    async def answer(seen: Seen) -> bytes:
+        if not seen.head.startswith("GET /v2/models/digits/stats"):
+            return await up.ok(seen)
+        rows, batches = next(counts, (0, 0))
+        stats = {"version": "3", "inference_count": str(rows), "execution_count": batches, "last_inference": 7}
+        body = json.dumps({"model_stats": [{"version": "2", "last_inference": 3}, stats] if rows else []}).encode()
+        provider = b"x-oriel-provider: CPUExecutionProvider\r\n"
+        return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (provider, len(body), body)
+
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        up.answer = answer
+        await client.ask(INFER, b"{}")
+        decided = core.records.decisions.latest(1)[0][5]
+        reports = ModelReports()
+        for rows in (2.0, 3.0, 2.0, 2.0):
+            # since its start, since the time before, after a restart of the server, and after an answer without a model
+            await reports.ask([decided], core.pools)
+            expected = ModelReport(version="3", provider="CPUExecutionProvider", rows=rows)
+            assert reports.models == {"model:digits": expected}
+        await reports.ask([], core.pools)
+        assert reports.models == {}
 
 
 async def test_a_tenants_limits_are_told_with_what_is_left_and_what_would_apply_to_a_call() -> None:

@@ -260,7 +260,9 @@ async def test_configuration_and_statistics(http: httpx.AsyncClient) -> None:
     for _ in range(3):
         await http.post(INFER, json=ONES)
     await http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
-    (stats,) = (await http.get("/v2/models/double/stats")).json()["model_stats"]
+    answer = await http.get("/v2/models/double/stats")
+    assert answer.headers["x-oriel-provider"], "which the gateway's console shows"
+    (stats,) = answer.json()["model_stats"]
     assert (stats["inference_count"], stats["execution_count"]) == (3, 3)
     assert stats["inference_stats"]["success"]["count"] == 3 and stats["inference_stats"]["fail"]["count"] == 1
     assert [(b["batch_size"], b["compute_infer"]["count"]) for b in stats["batch_stats"]] == [(1, 3)]

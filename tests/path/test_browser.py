@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from browser import CHROMIUM, Page, opened
-from stacks import Stack
+from stacks import Stack, key, picture
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 DESCRIBED = "!document.getElementById('services').hasAttribute('aria-busy') && document.querySelector('section')"
@@ -105,8 +106,24 @@ def test_the_logic_servers_own_page_asks_for_no_key(page: Page, stack: Stack, tm
     page.picture(tmp_path / "logic.png")
 
 
+def test_the_console_shows_the_demos_calls_as_oriel_top_does(page: Page, stack: Stack) -> None:
+    address = stack.address("gateway", "admin")
+    body = picture(7)
+    answer = httpx.post(
+        f"{stack.base}/v1/services/digits", content=body, headers={**key("gold"), "content-type": "image/png"}
+    )
+    assert answer.status_code == 200
+    page.open(f"http://{address}/console")
+    rows = "[...document.querySelectorAll('.area-targets tbody tr')].map(each => each.innerText)"
+    page.wait(f"{rows}.some(each => each.includes('digits'))")
+    page.wait(f"{rows}.some(each => each.includes('CPU'))")
+    shown = stack.oriel("top", "--once", "--admin-port", address.rpartition(":")[2])
+    assert shown.returncode == 0 and "digits (service)" in shown.stdout and "gold" in shown.stdout, shown.stderr
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
 def test_nothing_came_from_elsewhere_and_nothing_was_objected_to(page: Page, stack: Stack) -> None:
-    own = (f"{stack.base}/", f"http://{stack.address('logic', 'http')}/")
+    own = (f"{stack.base}/", *[f"http://{stack.address(*each)}/" for each in (("logic", "http"), ("gateway", "admin"))])
     asked = [url for url in page.requested if not url.startswith(("data:", "blob:", *own))]
     assert page.requested and asked == []
     assert [each for each in page.complaints if "401" not in each] == []
