@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from browser import CHROMIUM, Page, opened
-from stacks import Stack, key, picture
+from stacks import EXAMPLES, Stack, key, picture
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 DESCRIBED = "!document.getElementById('services').hasAttribute('aria-busy') && document.querySelector('section')"
@@ -108,11 +108,14 @@ def test_the_logic_servers_own_page_asks_for_no_key(page: Page, stack: Stack, tm
 
 def test_the_console_shows_the_demos_calls_as_oriel_top_does(page: Page, stack: Stack) -> None:
     address = stack.address("gateway", "admin")
-    body = picture(7)
-    answer = httpx.post(
-        f"{stack.base}/v1/services/digits", content=body, headers={**key("gold"), "content-type": "image/png"}
-    )
-    assert answer.status_code == 200
+    sent = {
+        "/v1/services/digits": picture(7),
+        "/v2/models/digits/infer": (EXAMPLES / "digits" / "7.v2.json").read_bytes(),
+    }
+    for path, body in sent.items():
+        kind = {"content-type": "image/png"} if path.startswith("/v1") else {}
+        answer = httpx.post(f"{stack.base}{path}", content=body, headers={**key("gold"), **kind})
+        assert answer.status_code == 200
     page.open(f"http://{address}/console")
     rows = "[...document.querySelectorAll('.area-targets tbody tr')].map(each => each.innerText)"
     page.wait(f"{rows}.some(each => each.includes('digits'))")

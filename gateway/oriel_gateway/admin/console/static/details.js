@@ -119,8 +119,8 @@ const safe = (address) => /^https?:\/\//.test(address) ? address : undefined;
 const UNITS = {requests: "", bytes: " B", compute_us: " µs"};
 const Limit = ({limit}) => html`<tr>
   <th scope="row">${limit.name}</th>
-  <td class="number"><span class="cell"><${Bar} share=${limit.limit ? limit.left / limit.limit : 0} ink=${limit.left ? "accent" : "bad"}/>${
-    grouped.format(limit.left)}<span class="soft"> / ${grouped.format(limit.limit)}${UNITS[limit.counts]}</span></span></td>
+  <td class="number"><span class="cell"><${Bar} share=${limit.limit ? limit.left / limit.limit : 0} ink=${limit.left ? "accent" : "bad"}/><span>${
+    grouped.format(limit.left)}<span class="soft"> / ${grouped.format(limit.limit)}${UNITS[limit.counts]}</span></span></span></td>
   <td class="number">${known(limit.per_s) ? html`${decimal(limit.per_s)}<span class="soft"> per s</span>` : limit.period ? html`<span class="soft">per ${limit.period}</span>` : html`<span class="soft">at once</span>`}</td>
   <td class="number">${limit.full_in_s ? duration(limit.full_in_s * 1000) : dash}</td>
 </tr>`;
