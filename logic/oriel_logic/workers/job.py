@@ -15,6 +15,7 @@ from oriel_logic.workers.segments import drop, unpack
 from oriel_policies.flows import Ticket
 
 _log = logging.getLogger(__name__)
+WAITED_S = 0.001  # a job that began later than this had to wait, because every worker was busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Done:
 
     value: what the function returned.
     cpu_us: processor time that the worker spent.
-    stages: (name, start, end) of what the function timed with `ctx.stage`, monotonic seconds.
+    stages: (name, start, end) of what the function timed with `ctx.stage`, and before them `wait` if every worker was
+    busy; monotonic seconds.
     """
 
     value: Any
@@ -116,7 +118,10 @@ class Job:
             self.fail(self.unreadable(error))
             return
         if frame.kind is Kind.RESULT:
-            self.future.set_result(Done(value[0], frame.cpu_us, value[1]))
+            stages = value[1]
+            if self.began_s - self.queued_s >= WAITED_S:
+                stages = (("wait", self.queued_s, self.began_s), *stages)
+            self.future.set_result(Done(value[0], frame.cpu_us, stages))
             if self.pieces is not None:
                 self.pieces.end()
             return
