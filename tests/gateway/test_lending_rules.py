@@ -2,8 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -54,16 +52,15 @@ async def test_a_permit_is_suspended_once_and_resumed_once() -> None:
     await gate.close()
 
 
-def test_the_time_of_a_suspended_permit_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_of_a_suspended_permit_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds in which a client does not read are neither charged nor counted as service time."""
-    gate = SimpleNamespace(
-        admission=SimpleNamespace(inflight=1), pump=lambda: None, lendable={}, to_resume={}, suspend_after_s=0.5
-    )
+    gate, tenants, _ = _gate()
+    gate.admission.inflight = 1
     now = 100.0
     monkeypatch.setattr(lending_module, "monotonic", lambda: now)
-    lending = PermitLending(cast(PoolGate, gate), cast(Tenant, None), Exchange(Habits(), "t"))
+    lending = PermitLending(gate, tenants[0], Exchange(Habits(), "t"))
     lending._since_s = now
-    now += 1.0
+    now += 2.0 * gate.suspend_after_s
     lending._poll()
     assert lending.suspended and gate.admission.inflight == 0
     now += 5.0

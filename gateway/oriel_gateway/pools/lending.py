@@ -273,7 +273,7 @@ class PermitLending:
                 raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit") from None
             finally:
                 gate.leave_queue(ticket)
-                if message.ticket is not None:  # the permit did not come by this ticket
+                if message.waits:
                     gate.admission.queue.settle(ticket, 0.0)
                 ticket.payload = None
         finally:
@@ -322,6 +322,11 @@ class _QueuedMessage:
         self.queued_s = monotonic()
         self.ticket: Ticket | None = None
         self.permit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the permit did not come by its ticket."""
+        return self.ticket is not None
 
     def admitted(self) -> None:
         if self._lending.suspended:

@@ -222,7 +222,8 @@ def resolve(
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
         if tenant.may_use_service(name):
             found = routes.for_service(name)
-    elif path in _OPENAI or (match := _LISTED.match(path)):
+    elif path in _OPENAI or _LISTED.match(path):
+        match = _LISTED.match(path)
         kind, (name, allowed, names) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
         if tenant.may_use_service(name):
             found = routes.for_service(name)
