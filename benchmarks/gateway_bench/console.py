@@ -10,7 +10,7 @@ three tiers wait, and `--ended` decisions per second come to the ring, as under 
 reads the stream. CPU is that of this process with the viewer, less the same without. A snapshot is made in one turn
 of the loop: the longest one, by the thread's CPU time and by the clock, is the stall that the console causes.
 
-`--pictures DIR` writes the pictures of docs/console.md there instead.
+`--pictures DIR` writes the pictures of docs/console.md there instead, small ones if there is pngquant.
 
 Ends with 1 if a goal is missed: 60 KB, 4 requests, 150 ms, 1 % of a core, 20 ms.
 """
@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -203,6 +204,8 @@ def _size(page: Page, width: int, height: int, theme: str) -> None:
 def _save(page: Page, path: Path) -> None:
     page.run("new Promise(done => setTimeout(done, 500))")
     path.write_bytes(b64decode(page.tell("Page.captureScreenshot", format="png")["data"]))
+    if (smaller := shutil.which("pngquant")) is not None:
+        subprocess.run([smaller, "--force", "--ext", ".png", "64", str(path)], check=True)
 
 
 async def _pictures(folder: Path, warm_s: float) -> None:

@@ -133,6 +133,11 @@ def _judged(value: float | None, objective: float) -> tuple[str, str]:
     return f"{'!' if below else ''}{_share(value)}", RED if below else ""
 
 
+def _budget(row: Row) -> tuple[str, str]:
+    left = row["budget_left"]
+    return ("spent", RED) if left is not None and left <= 0.0 else (_share(left, 0), "")
+
+
 def _attained(row: Row) -> float | None:
     judged = row["met"] + row["late"] + row["missed"]
     return row["met"] / judged if judged else None
@@ -174,7 +179,7 @@ _TIERS: Final[Sequence[Column]] = (
     ("5 MIN", -8, lambda row: _judged(row["attainment"].get("5m"), row["objective"])),
     ("1 H", -8, lambda row: _judged(row["attainment"].get("1h"), row["objective"])),
     ("30 D", -8, lambda row: _judged(row["attainment"].get("30d"), row["objective"])),
-    ("LEFT", -5, lambda row: _share(row["budget_left"], 0)),
+    ("LEFT", -5, _budget),
     ("BURN", -5, lambda row: _number(row["burn"].get("1h"))),
     ("WAIT", -4, lambda row: _number(row["waiting"])),
     ("OLDEST", -7, lambda row: _time(row["oldest_ms"]) if row["waiting"] else "-"),

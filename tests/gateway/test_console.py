@@ -342,6 +342,7 @@ async def test_a_snapshot_tells_of_tiers_pools_models_tenants_and_misses() -> No
         said = json.loads(source.snapshot())
         tiers = {row["tier"]: row for row in said["tiers"]}
         assert (tiers["gold"]["met"], tiers["bronze"]["met"], tiers["gold"]["waiting"]) == (5, 1, 0)
+        assert (tiers["gold"]["attainment"]["5m"], tiers["gold"]["budget_left"]) == (1.0, 1.0)
         (pool,) = said["pools"]
         assert (pool["pool"], pool["inflight"], pool["endpoints"]) == ("p", 0, {"unknown": 2})
         (target,) = said["targets"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from time import monotonic, time
 from typing import Final
 
-from oriel_gateway.admin.console.reading import Moment, read
+from oriel_gateway.admin.console.reading import Moment, Promises, promises, read
 from oriel_gateway.admin.console.recent import Recent
 from oriel_gateway.admin.console.reports import EVERY_S, ModelReports
 from oriel_gateway.admin.guard import Receive, Scope, Send
@@ -23,6 +23,7 @@ STREAM: Final = "/console/live"
 MAX_VIEWERS: Final = 8
 SECOND_S: Final = 1.0
 COMMENT_S: Final = 15.0
+PROMISES_S: Final = 5.0  # attainment and budgets are of minutes and days, and are read less often than the rest
 STALL_S: Final = 10.0  # a viewer that takes nothing for so long is cut
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,6 +43,8 @@ class Source:
         self._reports = ModelReports()
         self._recent: Recent | None = None
         self._last_s: float | None = None
+        self._promises: Promises = {}
+        self._promises_due_s = 0.0
 
     def snapshot(self) -> bytes:
         """Return the snapshot of now."""
@@ -55,7 +58,9 @@ class Source:
         since_s = None if self._last_s is None else now - self._last_s
         self._last_s = now
         moment = Moment(now=now, wall=time(), since_s=since_s)
-        return read(gateway, recent, self._reports.models, moment, self._version)
+        if now >= self._promises_due_s:
+            self._promises, self._promises_due_s = promises(gateway, moment.wall), now + PROMISES_S
+        return read(gateway, recent, self._reports.models, self._promises, moment, self._version)
 
     async def ask(self) -> None:
         """Ask the servers of the busiest models every `EVERY_S`, until cancelled."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 from math import ceil
-from time import time
 from typing import Any, Final
 
 from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
@@ -23,6 +22,7 @@ from oriel_gateway.observe.decisions import Decided
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Tier
 
+_UNKNOWN: Final[Mapping[str, Any]] = {"attainment": {}, "budget_left": None, "burn": {}, "causes": {}}
 # states of endpoints in the order in which they are shown; an ejected one is `ejected` whatever the cause
 STATES: Final = ("ready", "unknown", "not_ready", "unreachable", "ejected")
 
@@ -39,8 +39,27 @@ class Moment:
     since_s: float | None
 
 
-def read(gateway: Gateway, recent: Recent, reports: Mapping[str, ModelReport], moment: Moment, version: str) -> bytes:
-    """Return the snapshot of this moment. recent: updated to it."""
+Promises = Mapping[str, Mapping[str, Any]]  # by tier
+
+
+def promises(gateway: Gateway, wall: float) -> Promises:
+    """Return attainment, error budget, burn rates and causes of misses of each tier, as the objectives keep them."""
+    budgets = gateway.records.stats.objectives.budgets
+    tiers = islice(_by_urgency(gateway), SECTIONS["tiers"][1])
+    kept = {tier.name: budgets.of_tier(tier.name, tier.objective, wall) for tier in tiers}
+    names = ("attainment", "budget_left", "burn", "causes")
+    return {tier: {name: figures[name] for name in names} for tier, figures in kept.items()}
+
+
+def read(
+    gateway: Gateway,
+    recent: Recent,
+    reports: Mapping[str, ModelReport],
+    kept: Promises,
+    moment: Moment,
+    version: str,
+) -> bytes:
+    """Return the snapshot of this moment. recent: updated to it. kept: what `promises` returned lately."""
     covers_s = recent.covers_s(moment.now)
     head = {
         "at": round(moment.wall, 3),
@@ -54,7 +73,7 @@ def read(gateway: Gateway, recent: Recent, reports: Mapping[str, ModelReport], m
     }
     gates = [*gateway.pools.values(), *gateway.left_pools]
     sections = {
-        "tiers": _tiers(gateway, [gate for gate in gates if gate.admission.queue.items], recent, covers_s),
+        "tiers": _tiers(gateway, [gate for gate in gates if gate.admission.queue.items], recent, kept, covers_s),
         "pools": _pools(gateway, gates, moment.now),
         "targets": _targets(recent, reports, covers_s),
         "tenants": _tenants(recent, covers_s),
@@ -78,9 +97,15 @@ def _rates(fresh: Tally, since_s: float | None) -> dict[str, float] | None:
     return {name: round(getattr(fresh, name) / since_s, 1) for name in names}
 
 
-def _tiers(gateway: Gateway, gates: list[PoolGate], recent: Recent, covers_s: float) -> Iterator[dict[str, Any]]:
+def _by_urgency(gateway: Gateway) -> list[Tier]:
+    return sorted(gateway.snapshot.tiers.values(), key=lambda tier: (tier.band, tier.target_s))
+
+
+def _tiers(
+    gateway: Gateway, gates: list[PoolGate], recent: Recent, kept: Promises, covers_s: float
+) -> Iterator[dict[str, Any]]:
     """Rows of the tiers, the most urgent first. gates: the pools in which calls wait."""
-    tiers = sorted(gateway.snapshot.tiers.values(), key=lambda tier: (tier.band, tier.target_s))
+    tiers = _by_urgency(gateway)
     bands = Counter(tier.band for tier in tiers)
     for tier in islice(tiers, SECTIONS["tiers"][1]):
         yield {
@@ -93,14 +118,8 @@ def _tiers(gateway: Gateway, gates: list[PoolGate], recent: Recent, covers_s: fl
             "oldest_ms": _ms(max((oldest_wait_s(gate, [tier.band]) for gate in gates), default=0.0)),
             # tiers of one band wait in one queue
             "shares_band": bands[tier.band] > 1,
-            **_promise(gateway, tier),
+            **kept.get(tier.name, _UNKNOWN),
         }
-
-
-def _promise(gateway: Gateway, tier: Tier) -> dict[str, Any]:
-    """Attainment, error budget and causes of misses, as the gateway's objectives keep them."""
-    kept = gateway.records.stats.objectives.budgets.of_tier(tier.name, tier.objective, time())
-    return {name: kept[name] for name in ("attainment", "budget_left", "burn", "causes")}
 
 
 def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict[str, Any]]:

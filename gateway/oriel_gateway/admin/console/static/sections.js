@@ -29,14 +29,14 @@ const TIERS = [
     cell: (row) => html`<i class=${`swatch fill-${tierInk(row.tier)}`} aria-hidden="true"></i>${row.tier}`},
   {key: "target", label: "target", number: true, wide: "w2", value: (row) => row.target_ms, cell: (row) => duration(row.target_ms)},
   {key: "rate", label: "calls/s", number: true, wide: "w1", value: (row) => row.rate, cell: (row) => decimal(row.rate)},
-  {key: "minute", label: "1 min", number: true, wide: "w3", title: "in time, of the calls of the last minute",
+  {key: "minute", label: "1 min", number: true, wide: "w4", title: "in time, of the calls of the last minute",
     value: attained, cell: (row) => html`<${Judged} share=${attained(row)} objective=${row.objective} digits=${2}/>`},
   ...[["5m", "5 min", "w0"], ["1h", "1 h", ""], ["30d", "30 d", "w1"]].map(([key, label, wide]) => ({
     key, label, number: true, wide, title: `in time, of the calls of the last ${label}`, value: (row) => at(row, key),
     cell: (row) => html`<${Judged} share=${at(row, key)} objective=${row.objective} digits=${2}/>`})),
   {key: "left", label: "budget left", number: true, title: "of the error budget of 30 days", value: (row) => row.budget_left,
-    cell: (row) => known(row.budget_left) ? html`<span class="cell"><${Bar} share=${row.budget_left} ink=${
-      row.budget_left < 0.1 ? "bad" : row.budget_left < 0.3 ? "warn" : "good"}/>${percent(row.budget_left, 0)}</span>` : dash},
+    cell: (row) => !known(row.budget_left) ? dash : row.budget_left <= 0 ? html`<span class="ink-bad">spent</span>` : html`<span class="cell"><${Bar} share=${row.budget_left} ink=${
+      row.budget_left < 0.1 ? "bad" : row.budget_left < 0.3 ? "warn" : "good"}/>${percent(row.budget_left, 0)}</span>`},
   {key: "burn", label: "burn", number: true, wide: "w1", title: "how fast the budget burns: 1 lasts for 30 days; over the last hour",
     value: burn, cell: (row) => known(burn(row)) ? withUnit(decimal(burn(row)), "×") : dash},
   {key: "waiting", label: "waiting", number: true, value: (row) => row.waiting, cell: (row) => whole(row.waiting)},
