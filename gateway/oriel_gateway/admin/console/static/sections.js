@@ -17,8 +17,8 @@ const Causes = ({row}) => {
   const all = causes(row);
   if (!all.length) return dash;
   const total = all.reduce((sum, [, count]) => sum + count, 0);
-  const text = all.slice(0, 2).map(([cause, count]) => `${readable(cause)} ${Math.round(100 * count / total)} %`).join(", ");
-  return html`<span class="cell"><${Parts} of=${total}
+  const [text, ...rest] = all.map(([cause, count]) => `${readable(cause)} ${Math.round(100 * count / total)} %`);
+  return html`<span class="cell" title=${[text, ...rest].join(", ")}><${Parts} of=${total}
     parts=${all.slice(0, 4).map(([cause, count], index) => [cause, count, INKS[index]])}/><span class="text">${text}</span></span>`;
 };
 
