@@ -132,7 +132,7 @@ async def _end_calls(gateway: Gateway, kept: list[ClientConnection], per_s: int)
         for _ in range(per_s // 20):
             number += 1
             call = calls[number % len(calls)]
-            records.ended(call, now, "", now, 1024, ())
+            records.ended(call, now, "", now, 1024, (), 0.0, 0.0)
     await asyncio.Event().wait()
 
 
