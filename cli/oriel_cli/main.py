@@ -42,6 +42,7 @@ COMMANDS = {
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),
     "models": _Entry("oriel_cli.models", "list, load and unload a server's models, and how they do"),
     "policies": _Entry("oriel_cli.policies", "check the documents that promise service levels"),
+    "usage": _Entry("oriel_cli.usage.command", "export what tenants used, with prices; check that nothing is missing"),
     "keys": _Entry("oriel_cli.keys", "make an API key"),
     "doctor": _Entry("oriel_cli.doctor.command", "check an installation end to end, and say how to fix what is wrong"),
     "completion": _Entry("oriel_cli.completion", "print a script that completes commands and flags in a shell"),

@@ -25,8 +25,10 @@ from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.device import Devices
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.batching.statistics import FIRST_RESPONSE_MS, Ledger
+from oriel_inference.batching.usage_lines import UNIT, UsageLines
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.clock import LoopClock
 from oriel_inference.control import ModelControl
@@ -60,6 +62,7 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
 from oriel_wire.engine.spans import open_sink
+from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import SpanSink
 
@@ -138,7 +141,7 @@ async def open_unit(
     clock = LoopClock(asyncio.get_running_loop())
     cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
     catalog = Catalog()
-    ledger = Ledger(catalog.serves)
+    ledger, devices = Ledger(catalog.serves), Devices(dict(settings.device_classes))
     try:
         stores = open_stores(
             settings.repositories,
@@ -162,7 +165,14 @@ async def open_unit(
         statistics = ledger.open(loaded.spec.name, loaded.spec.version)
         statistics.first_response_buckets(first_response_buckets(loaded.config) or FIRST_RESPONSE_MS)
         if loaded.spec.steps:
-            return Ensemble(loaded.spec, clock=clock, max_items=items, max_bytes=size_bytes, statistics=statistics)
+            return Ensemble(
+                loaded.spec,
+                clock=clock,
+                max_items=items,
+                max_bytes=size_bytes,
+                statistics=statistics,
+                devices=devices,
+            )
         # Jobs that wait for their reader or for another model run in threads of their own, so that they take no cores
         # from the other models.
         apart = loaded.spec.decoupled or takes_requests(loaded.sessions[0])
@@ -177,6 +187,8 @@ async def open_unit(
             max_bytes=size_bytes,
             max_batch_bytes=settings.max_batch_bytes,
             statistics=statistics,
+            devices=devices,
+            placed=loaded.placed,
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
@@ -198,6 +210,7 @@ async def open_unit(
         check=CheckPool(settings.check_timeout_s) if backends is find_backend else None,
         defaults=settings.load_defaults,
         load_threads=settings.load_threads,
+        devices=devices,
         clock=clock,
         memory=ModelMemory(budgets, young_s=settings.young_s, young_loads=settings.young_loads),
         used_bytes=lambda: _used_bytes(budgets),
@@ -217,6 +230,7 @@ async def open_unit(
         sink=sink if sink is not None else open_sink("inference"),
         log=log,
         meter=meter,
+        devices=devices,
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
@@ -264,10 +278,12 @@ async def open_unit(
             )
         servers = [server for server in (http_server, grpc_server) if server is not None]
         surface.under_way = lambda: sum(server.under_way for server in servers)
+        usage = _usage_ledger(settings, devices)
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             if metrics_socket is not None:
                 group.create_task(serve_control(control_app(surface), metrics_socket, end_control))
+            recording = None if usage is None else group.create_task(usage.run())
             loading = asyncio.create_task(control.start(settings.load_models))
             try:
                 if await _done(loading, stop) and settings.exit_on_error:
@@ -298,12 +314,22 @@ async def open_unit(
                 await control.close()
                 await _end_models(catalog, workers, streams)
                 await python.close()
+                if usage is not None and recording is not None:
+                    recording.cancel()
+                    await usage.close()
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(large_json.close)
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
                 _log.info("stopped")
+
+
+def _usage_ledger(settings: Settings, devices: Devices) -> UsageLedger | None:
+    """Return the ledger of what tenants use. Raises StartFailed if there can be no client for its store."""
+    if settings.usage_folder is None:
+        return None
+    return open_ledger(settings.usage_folder, UNIT, UsageLines(devices).added, store=settings.usage_store)
 
 
 async def _done(work: asyncio.Task[None], stop: asyncio.Event | None) -> bool:

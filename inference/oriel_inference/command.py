@@ -5,6 +5,7 @@ The spellings of tritonserver work as they are: the flags with an effect are her
 
 import argparse
 import logging
+from pathlib import Path
 
 from oriel_inference.flags import add_foreign, settle
 from oriel_inference.repository.defaults import from_backend_config
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return the exit code of the process. Raises StartFailed."""
     from oriel_inference.app import serve
     from oriel_wire.engine.process import configure_logging, log_to_file, run_unit
+    from oriel_wire.engine.usage_ledger import state_folder
 
     warnings = list(settle(args.foreign))
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
@@ -45,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "cores": args.cores or available_cores(),
         "log": {name: value for name, value in wanted.items() if value is not None},
         "load_defaults": defaults,
+        "usage_folder": None if args.usage == "none" else Path(args.usage) if args.usage else state_folder(),
     }
     settings = Settings(**chosen)
     _check(settings)

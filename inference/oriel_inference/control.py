@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from oriel_inference.backends import Backend
+from oriel_inference.batching.device import Devices
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.clock import Clock
 from oriel_inference.errors import (
@@ -66,7 +67,7 @@ class ModelControl:
     mode: "none", "poll", "explicit" or "demand".
     poll_s: time between polls.
     leave_s: how long a version that is replaced may take to finish its requests.
-    memory: the budgets of memory.
+    devices: the server's. memory: the budgets of memory.
     used_bytes: returns device -> bytes in use there now; blocks.
     max_items, max_bytes: bounds of the calls that wait for one model to be loaded.
     """
@@ -85,6 +86,7 @@ class ModelControl:
         check: CheckPool | None,
         defaults: LoadDefaults | None = None,
         load_threads: int = 0,
+        devices: Devices | None = None,
         clock: Clock,
         memory: ModelMemory,
         used_bytes: Callable[[], Mapping[str, int]],
@@ -112,6 +114,7 @@ class ModelControl:
             spawn=self.spawn,
             defaults=defaults,
             load_threads=load_threads,
+            devices=devices,
         )
         self._loader = Loader(
             catalog,

@@ -229,6 +229,7 @@ class Dataplane:
             source=(request, ctx) if serving.wants_source else None,
             request_id=ctx.request_id,
             caller=ctx.tenant or ctx.connection,
+            usage=serving.batcher.accounts.of(ctx),
         )
 
 

@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from oriel_inference.batching.device import Devices
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.errors import Outcome
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.stores.remote import StoreCounts
+from oriel_policies.metering.usage import UsageRow, by_label, unbilled_ns
 from oriel_wire.telemetry import head, histogram, label_text, pieces
 
 PIECE_LINES = 2000
@@ -73,7 +75,9 @@ class ServerCounts:
     load_queues: Mapping[str, int]
 
 
-def exposition(catalog: Catalog, counts: ServerCounts, host: HostLoad, *, openmetrics: bool) -> Iterator[str]:
+def exposition(
+    catalog: Catalog, counts: ServerCounts, host: HostLoad, devices: Devices, *, openmetrics: bool
+) -> Iterator[str]:
     """Yield the text in pieces of at most PIECE_LINES lines, so that a caller on the loop can let it go on in
     between.
     """
@@ -85,6 +89,7 @@ def exposition(catalog: Catalog, counts: ServerCounts, host: HostLoad, *, openme
             yield from pieces(_refused(family.name, counts), size=PIECE_LINES)
         yield from pieces(lines, size=PIECE_LINES)
     yield from pieces(_server(counts, catalog, host, openmetrics), size=PIECE_LINES)
+    yield from pieces(usage_lines(devices, openmetrics), size=PIECE_LINES)
     if openmetrics:
         yield "# EOF\n"
 
@@ -297,6 +302,45 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
     yield from _memory(counts, openmetrics)
     dropped = counts.log_lines_dropped
     yield from single("oriel_access_log_dropped_total", "counter", "Lines of the access log that were lost", dropped)
+
+
+def usage_lines(devices: Devices, openmetrics: bool) -> Iterator[str]:
+    """Yield the families of the use of devices. A tenant is charged when a batch ends, so what runs now is in the busy
+    seconds alone.
+    """
+    book = devices.book
+    busy, charged_ns = [], 0
+    for device in devices.all():
+        busy_ns, its_charged_ns = device.read()
+        charged_ns += its_charged_ns
+        busy.append((label_text({"device": device.name, "class": device.device_class}), busy_ns))
+    families: list[tuple[str, str, list[tuple[str, int]]]] = [
+        ("oriel_device_busy_seconds_total", "Time in which at least one batch ran on a device", busy),
+        (
+            "oriel_usage_device_seconds_total",
+            "Device time that tenants are charged for, without overlap",
+            [(usage_labels(row), row.device_ns) for row in by_label(book.rows())],
+        ),
+        (
+            "oriel_usage_unbilled_device_seconds_total",
+            "Device time that no tenant is charged for, by reason",
+            [(label_text({"why": why}), ns) for why, ns in unbilled_ns(book.rows()).items()],
+        ),
+    ]
+    for name, text, samples in families:
+        yield head(name, "counter", text, openmetrics=openmetrics)
+        for labels, ns in samples:
+            yield f"{name}{{{labels}}} {ns / 1e9!r}\n"
+    name = "oriel_usage_unreconciled_ratio"
+    yield head(name, "gauge", "Share of the charged device time that no row accounts for", openmetrics=openmetrics)
+    ratio = abs(charged_ns - book.device_ns) / charged_ns if charged_ns else 0.0
+    yield f'{name}{{unit="inference"}} {ratio!r}\n'
+
+
+def usage_labels(row: UsageRow) -> str:
+    """Return the labels of a row of a tenant's use."""
+    key = row.key
+    return label_text({"tenant": key.tenant, "tier": key.tier, "target": key.target, "class": key.device_class})
 
 
 def _memory(counts: ServerCounts, openmetrics: bool) -> Iterator[str]:

@@ -22,6 +22,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from oriel_inference.backends import Backend
+from oriel_inference.batching.device import Devices
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
@@ -74,6 +75,7 @@ class Rollout:
     spawn: starts a task that ends with the server.
     leave_s: how long a version that leaves may take to finish its requests.
     load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
+    devices: the server's.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class Rollout:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         defaults: LoadDefaults | None = None,
         load_threads: int = 0,
+        devices: Devices | None = None,
     ) -> None:
+        self._devices = devices or Devices()
         self._catalog = catalog
         self._find_backend = find_backend
         self._make_scheduler = make_scheduler
@@ -135,6 +139,7 @@ class Rollout:
                     override=override,
                     have=have,
                     defaults=self._defaults,
+                    devices=self._devices,
                     slot=slot.taken,
                 )
                 versions = await slot.run(load_model, loading)

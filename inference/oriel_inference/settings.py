@@ -5,6 +5,7 @@ tritonserver's spellings are honoured where the meaning is the same. `oriel_infe
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -15,13 +16,17 @@ from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.flags import Flag, flag, flags, number, switch
 
+_DEVICE = re.compile(r"host|gpu[0-9]{1,3}")
+_CLASS = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _whole = number(int, 0, 2**31 - 1)
 _whole_bytes = number(int, 1, (1 << 50) - 1)
 
 
 def _repository(text: str) -> Path | str:
-    if "://" not in text:
-        return Path(text)
+    return Path(text) if "://" not in text else _store(text)
+
+
+def _store(text: str) -> str:
     from oriel_wire.objects.client import location_of
     from oriel_wire.objects.errors import BadStoreUrl
 
@@ -42,6 +47,13 @@ def _readiness(text: str) -> bool | Literal["any"]:
 def _level(text: str) -> int:
     level: int = {"true": 1, "false": 0}[text.lower()] if text.lower() in ("true", "false") else _whole(text)
     return level
+
+
+def _device_class(text: str) -> tuple[str, str]:
+    device, given, name = text.partition("=")
+    if not given or not _DEVICE.fullmatch(device) or not _CLASS.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not as host=CLASS or gpu0=CLASS (a-z, 0-9, - and _)")
+    return device, name
 
 
 def _host(name: str) -> dict[str, tuple[Flag, ...]]:
@@ -89,6 +101,7 @@ class Settings:
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
     log: the logging settings that differ from their defaults.
     check_timeout_s: for opening one model file in the process that tries it first.
+    usage_folder: None records no usage. usage_store: the URL of an object store, "" for none.
     young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.
     """
 
@@ -373,6 +386,39 @@ class Settings:
             flag(
                 "--log-format", group="log", dest="log_format", choices=("default", "ISO8601"), help=argparse.SUPPRESS
             ),
+        ),
+    )
+    device_classes: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=flag(
+            "--device-class",
+            group="bounds",
+            type=_device_class,
+            action="append",
+            metavar="DEVICE=CLASS",
+            help="the class for which a device has a price: host=c7i or gpu0=h100 (repeatable; default: cpu, gpu)",
+        ),
+    )
+    usage_folder: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--usage",
+            group="usage",
+            dest="usage",
+            metavar="DIR",
+            help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
+            "records nothing",
+        ),
+    )
+    usage_store: str = field(
+        default="",
+        metadata=flag(
+            "--usage-store",
+            group="usage",
+            type=_store,
+            metavar="URL",
+            help="object store that takes the records of each minute: s3://bucket/prefix, gs://bucket/prefix, "
+            "az://account/container/prefix (default: none, they stay in the folder)",
         ),
     )
     check_timeout_s: float = 60.0

@@ -14,6 +14,8 @@ from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError, InvalidRequest
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.batch import BatchBounds, ServiceCurve
+from oriel_wire.context import CallContext
+from oriel_wire.trace import new_trace
 from oriel_wire.v2.messages import Array
 
 X = TensorInfo(name="x", datatype="INT64", shape=(-1, -1))
@@ -41,6 +43,19 @@ def spec(
         queue=QueueRules(**queue),  # type: ignore[arg-type]
         instances=instances,
         decoupled=decoupled,
+    )
+
+
+def context(tenant: str, *, tier: str = "gold", unbilled: str = "") -> CallContext:
+    return CallContext(
+        request_id="r",
+        deadline=0.0,
+        tier=tier,
+        band=0,
+        tenant=tenant,
+        models=(),
+        trace=new_trace(False),
+        unbilled=unbilled,
     )
 
 
@@ -122,6 +137,7 @@ class Bench:
             tenant=tenant,
             size_bytes=size_bytes,
             caller=caller,
+            usage=self.batcher.accounts.of(context(tenant)),
         )
         self.calls.append(call)
         self.batcher.submit(call)

@@ -21,9 +21,11 @@ MODELS = "x-oriel-models"
 SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
 PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provider that runs it
+COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`
+UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"
 ON_BEHALF = "Oriel-For"  # scheme of `authorization`: `Oriel-For TENANT/TIER KEY` calls in that tenant's turn
-INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US})
+INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, UNBILLED})
 
 MAX_TIMEOUT_S = 24 * 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # some systems read a leading dot as a path
@@ -35,6 +37,7 @@ _REASON_S = 0.1  # an answer takes no longer through two hops
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The context of one request. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
 
+    unbilled: why nobody is charged for the request, "" if its tenant is.
     trusted: whether the sender's `x-oriel-*` headers are honoured.
     connection: address and port of the client's connection, "" if nobody needs it.
     """
@@ -48,6 +51,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     trace: TraceContext
     trusted: bool = False
     connection: str = ""
+    unbilled: str = ""
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -89,6 +93,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
     trace: TraceContext | None
     sample: bool
     trusted: bool
+    unbilled: str = ""
 
     def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that arrived at `now`."""
@@ -105,6 +110,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
             trace=self.trace or new_trace(self.sample),
             trusted=self.trusted,
             connection=connection,
+            unbilled=self.unbilled,
         )
 
     def of_request(self, get: Callable[[str], str | None]) -> "ContextPlan":
@@ -122,6 +128,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
             parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None,
             self.sample,
             self.trusted,
+            self.unbilled,
         )
 
 
@@ -131,15 +138,17 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: boo
     Malformed values count as absent: a request between units is never refused because of its context. `sample` decides
     whether a trace that starts here is sampled; a caller's own decision is kept.
     """
-    tier, band, tenant, models = "", 0, "", ()  # type: str, int, str, tuple[str, ...]
+    tier, band, tenant, models, unbilled = "", 0, "", (), ""  # type: str, int, str, tuple[str, ...], str
     if trusted:
         tier = _name(get(TIER))
         tenant = _name(get(TENANT))
         priority = get(PRIORITY) or ""
         band = min(int(priority), _MAX_BAND) if priority.isascii() and priority.isdigit() and len(priority) < 5 else 0
+        reason = get(UNBILLED)
+        unbilled = reason if reason in ("shadow", "repeat") else ""
         listed = get(MODELS)
         models = tuple(part for part in (p.strip() for p in listed.split(",")) if part) if listed else ()
-    return ContextPlan(None, None, tier, band, tenant, models, "", None, sample, trusted).of_request(get)
+    return ContextPlan(None, None, tier, band, tenant, models, "", None, sample, trusted, unbilled).of_request(get)
 
 
 def from_headers(

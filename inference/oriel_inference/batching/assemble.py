@@ -9,6 +9,7 @@ import numpy as np
 
 from oriel_inference.backends import Session
 from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.device import Device
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.v2.messages import Array
@@ -110,9 +111,14 @@ Results = list[tuple[Sequence[Call], Outcome]]
 
 
 def execute(
-    session: Session, spec: ModelSpec, names: Sequence[str], calls: Sequence[Call], now: Callable[[], float]
+    session: Session,
+    spec: ModelSpec,
+    names: Sequence[str],
+    calls: Sequence[Call],
+    now: Callable[[], float],
+    device: Device,
 ) -> Results:
-    """Run `calls` as one batch; blocks and never raises.
+    """Run `calls` as one batch on `device`; blocks and never raises.
 
     A call whose deadline has passed or whose caller has left is not executed. If the batch fails, it is executed again
     in halves until the failing calls are alone, so that the bad values of one caller fail nobody else. One bad call
@@ -123,9 +129,9 @@ def execute(
     results: Results = [(late, DeadlineExceeded("queue"))] if late else []
     if not live:
         return results
-    outcome = _run(session, spec, names, live, now)
+    outcome = _run(session, spec, names, live, now, device)
     if isinstance(outcome, InferenceError) and len(live) > 1:
-        return results + _halves(lambda part: _run(session, spec, names, part, now), live, now)
+        return results + _halves(lambda part: _run(session, spec, names, part, now, device), live, now)
     return [*results, (live, outcome)]
 
 
@@ -162,9 +168,15 @@ def _alive(calls: Sequence[Call], now: float) -> tuple[Sequence[Call], Sequence[
 
 
 def _run(
-    session: Session, spec: ModelSpec, names: Sequence[str], calls: Sequence[Call], now: Callable[[], float]
+    session: Session,
+    spec: ModelSpec,
+    names: Sequence[str],
+    calls: Sequence[Call],
+    now: Callable[[], float],
+    device: Device,
 ) -> Outcome:
     started = now()
+    entered = device.start()
     sizes = [call.rows for call in calls]
     try:
         batch = concatenate([call.inputs for call in calls], spec.inputs, batched=spec.batched)
@@ -173,9 +185,11 @@ def _run(
         computed = now()
         shares = split(arrays, spec.outputs, sizes, batched=spec.batched)
     except InferenceError as error:
+        device.end(entered, "failed")
         return error
     except Exception:
+        device.end(entered, "failed")
         # The instance must survive any error of a runtime.
         _log.exception("model %s: a batch failed unexpectedly", spec.name)
         return BackendFailed("the batch failed inside the server")
-    return shares, BatchTimes(started, assembled, computed, now(), sum(sizes))
+    return shares, BatchTimes(started, assembled, computed, now(), sum(sizes), device.end(entered))

@@ -31,8 +31,9 @@ from typing import cast
 
 from oriel_inference.backends import DecoupledSession, RequestSession, Session, takes_requests
 from oriel_inference.batching.assemble import Results, execute
-from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver
+from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver, lateness
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.device import Accounts, Device, Devices
 from oriel_inference.batching.failed_callers import FailedCallers
 from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
@@ -48,11 +49,9 @@ from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import (
     CallerLeft,
-    DeadlineExceeded,
     DeadlineTooShort,
     InferenceError,
     QueueFull,
-    QueueTimeout,
     ServerStopping,
 )
 from oriel_inference.model import ModelSpec
@@ -75,6 +74,7 @@ class Batcher:
     inline_s: batches that take less run on the loop.
     curve: measured service times to start with.
     statistics: counters to continue; new ones by default.
+    devices: of the server. placed: the device of each session; the host by default.
     """
 
     def __init__(
@@ -92,11 +92,16 @@ class Batcher:
         inline_s: float = INLINE_S,
         curve: ServiceCurve | None = None,
         statistics: Statistics | None = None,
+        devices: Devices | None = None,
+        placed: Sequence[Device] = (),
     ) -> None:
         self.spec = spec
         self.units = min(max(1, units), cores.total)
         self.curve = curve or ServiceCurve()
         self.statistics = statistics or Statistics()
+        self._devices = devices = devices or Devices()
+        self._device_of = {id(session): device for session, device in zip(sessions, placed, strict=False)}
+        self.accounts = Accounts(devices, spec.name, str(spec.version), placed[0] if placed else devices.host)
         self._clock = clock
         self._cores = cores
         self._workers = workers
@@ -134,13 +139,11 @@ class Batcher:
     # Joining and leaving the queue ------------------------------------------------------------------------------
 
     @property
-    def pending(self) -> int:
-        """Return the number of calls in the queue."""
+    def pending(self) -> int:  # calls in the queue
         return len(self._queue)
 
     @property
-    def running(self) -> int:
-        """Return the number of batches on instances."""
+    def running(self) -> int:  # batches on instances
         return len(self._running)
 
     def depths(self) -> list[tuple[int, int, float | None]]:
@@ -149,13 +152,11 @@ class Batcher:
         """
         return self._wait_estimate.by_band()
 
-    def expected_wait_s(self, band: int) -> float | None:
-        """Return how many seconds a new call of `band` would wait; None if unknown."""
+    def expected_wait_s(self, band: int) -> float | None:  # of a new call; None if unknown
         return self._wait_estimate.wait_s(band)
 
     @property
-    def is_short(self) -> bool:
-        """Return whether a batch would run on the loop now."""
+    def is_short(self) -> bool:  # whether a batch would run on the loop now
         return bool(self._idle) and self._service_times.is_short(self._waiting.rows + 1)
 
     def submit(self, call: Call) -> None:
@@ -166,7 +167,7 @@ class Batcher:
         ticket = call.ticket
         if ticket.deadline <= (now := self._clock.now()):
             if not call.delays or call.deadline <= now:
-                self._fail(call, self._lateness(call))
+                self._fail(call, lateness(call))
                 return
             ticket = call.parked(call.deadline)
         if self._service_times.floor.refuses(call.rows, call.deadline - now):
@@ -332,12 +333,13 @@ class Batcher:
         stay busy after it.
         """
         starting = True
+        device = self._device(session)
 
         def finish(results: Results, last: bool) -> None:
             if last:
                 self._retire(batch)
             self._learn(results)
-            self._deliver(results)
+            self._deliver(results, device)
 
         def free() -> None:
             self._idle.append(session)
@@ -356,19 +358,23 @@ class Batcher:
             free=free,
             fail=self._fail,
             statistics=self.statistics,
+            device=device,
         ).start()
         starting = False
 
     def _executing(self, batch: Running) -> Callable[[], Results]:
-        spec, names, now = self.spec, self._output_names, self._clock.now
-        return lambda: execute(batch.session, spec, names, batch.calls, now)
+        spec, names, now, device = self.spec, self._output_names, self._clock.now, self._device(batch.session)
+        return lambda: execute(batch.session, spec, names, batch.calls, now, device)
 
     def _streaming(self, batch: Running) -> Callable[[], Results]:
         (call,) = batch.calls
         session = cast(DecoupledSession, batch.session)  # checked when the model was loaded
         call.relay = relay = Relay(call, self._clock, self._fail, self.statistics)
-        spec, names, now = self.spec, self._output_names, self._clock.now
-        return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now))]
+        spec, names, now, device = self.spec, self._output_names, self._clock.now, self._device(session)
+        return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now, device))]
+
+    def _device(self, session: Session) -> Device:
+        return self._device_of.get(id(session), self._devices.host)
 
     def _retire(self, batch: Running) -> None:
         self._running.discard(batch)
@@ -379,24 +385,25 @@ class Batcher:
         self._idle.append(batch.session)
         self._learn(results)
         rows, times = sum([call.rows for call in batch.calls]), self._service_times
+        device = self._device(batch.session)
         gathers = times.gathers(self._waiting.rows, rows)
         if gathers:
-            self._deliver(results)
+            self._deliver(results, device)
             times.answered(rows, self._clock.now())
         # Otherwise the next batch starts before answers are written: the device should not wait for sockets.
         self._cores.release(batch.units)
         self._dispatch()
         if not gathers:
-            self._deliver(results)
+            self._deliver(results, device)
             times.answered(rows, self._clock.now())
 
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)
-        started = self._clock.now()
-        results = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now)
+        started, device = self._clock.now(), self._device(self._idle[-1])
+        results = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now, device)
         self._service_times.ran_inline(self._clock.now() - started)
         self._learn(results)
-        self._deliver(results)
+        self._deliver(results, device)
 
     def _learn(self, results: Results) -> None:
         if self.spec.decoupled:
@@ -408,7 +415,7 @@ class Batcher:
 
     # Finishing calls --------------------------------------------------------------------------------------------
 
-    def _deliver(self, results: Results) -> None:
+    def _deliver(self, results: Results, device: Device) -> None:
         for calls, outcome in results:
             if isinstance(outcome, InferenceError):
                 if _log.isEnabledFor(logging.DEBUG):
@@ -418,25 +425,26 @@ class Batcher:
                 for call in calls:
                     self._fail(call, outcome)
             else:
-                self._answer(calls, *outcome)
+                self._answer(calls, *outcome, device)
 
-    def _answer(self, calls: Sequence[Call], shares: list[list[Array]], times: BatchTimes) -> None:
+    def _answer(self, calls: Sequence[Call], shares: list[list[Array]], times: BatchTimes, device: Device) -> None:
         statistics, now = self.statistics, self._clock.now()
         if _log.isEnabledFor(logging.DEBUG):
             log_executed(self.spec, calls, times)
         answered = 0
         per_row_us = (times.split_s - times.started_s) * 1e6 / max(1, times.rows)
-        for call, outputs in zip(calls, shares, strict=True):
+        charges = self._devices.charge(device, times.device_ns, calls)
+        for call, outputs, device_ns in zip(calls, shares, charges, strict=True):
             if call.finished:
                 continue
-            answer = Answer(outputs, times, int(per_row_us * call.rows))
+            answer = Answer(outputs, times, int(per_row_us * call.rows), device_ns, call.usage)
             answered += 1
             if self._line is not None:
                 self._line.answered(call, answer)
                 continue
             call.finished = True
             statistics.succeeded(queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
-            self._reply(call, answer)
+            deliver(call, answer, self.spec.name)
         statistics.executed(times, answered)
 
     def _succeed(self, call: Call, answer: Answer) -> None:
@@ -444,7 +452,7 @@ class Batcher:
         call.finished = True
         queued_s, total_s = answer.times.started_s - call.arrived_s, self._clock.now() - call.arrived_s
         self.statistics.succeeded(queue_s=queued_s, total_s=total_s)
-        self._reply(call, answer)
+        deliver(call, answer, self.spec.name)
 
     def _fail(self, call: Call, error: InferenceError) -> None:
         if call.finished:
@@ -453,7 +461,7 @@ class Batcher:
         if call.relay is not None:
             call.relay.close()
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
-        self._reply(call, error)
+        deliver(call, error, self.spec.name)
         if self._line is not None:
             self._line.left(call)
 
@@ -464,15 +472,7 @@ class Batcher:
         self._waiting.rows -= call.rows
         if self._levels is not None:
             self._levels.leave(call)
-        self._fail(call, error or self._lateness(call))
-
-    def _reply(self, call: Call, result: Answer | InferenceError) -> None:
-        deliver(call, result, self.spec.name)
-
-    def _lateness(self, call: Call) -> InferenceError:
-        if call.ticket.deadline < call.deadline:
-            return QueueTimeout("Request timeout expired")
-        return DeadlineExceeded("queue")
+        self._fail(call, error or lateness(call))
 
     # Timers -----------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, QueueTimeout
 from oriel_policies.flows import Ticket
+from oriel_policies.metering.usage import UsageRow
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest
 
@@ -17,8 +18,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """The monotonic seconds at which one batch passed its stages; shared by its members. rows: rows of the whole
-    batch.
+    """The monotonic seconds at which one batch passed its stages; shared by its members.
+
+    rows: rows of the whole batch. device_ns: the device time that it is charged.
     """
 
     started_s: float
@@ -26,19 +28,24 @@ class BatchTimes:
     computed_s: float
     split_s: float
     rows: int
+    device_ns: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """The rows of one call.
 
     outputs: in the order of the model's outputs, views of the batch's arrays.
-    cost_us: the call's share of the batch's time.
+    cost_us: the call's share of the batch's time, for fairness.
+    device_ns: the call's share of the device time that the batch is charged.
+    usage: the row of its caller; None if nobody accounts for it.
     steps: the steps that an ensemble ran for it, in the order in which they ended.
     """
 
     outputs: Sequence[Array]
     times: BatchTimes
     cost_us: int
+    device_ns: int = 0
+    usage: UsageRow | None = None
     steps: "Sequence[StepRun]" = ()
 
 
@@ -86,6 +93,13 @@ def deliver(call: "Call", result: Answer | InferenceError, model: str) -> None:
             _log.exception("model %s: a caller got no answer", model)
 
 
+def lateness(call: "Call") -> InferenceError:
+    """Return the error of a call that waited for too long: for its queue policy, or for its deadline."""
+    if call.ticket.deadline < call.deadline:
+        return QueueTimeout("Request timeout expired")
+    return DeadlineExceeded("queue")
+
+
 def _nobody(_: Answer | InferenceError) -> None:
     pass
 
@@ -107,6 +121,7 @@ class Call:
     relay: set while a decoupled model or a Python model runs the call.
     request_id: for the log.
     caller: a tenant or a connection, "" if unknown.
+    usage: the row that counts what the call uses; None for calls that nobody accounts for.
     source: the client's request and its context, for models that take requests one by one.
     """
 
@@ -127,6 +142,7 @@ class Call:
         "source",
         "started_s",
         "ticket",
+        "usage",
     )
 
     def __init__(
@@ -149,8 +165,10 @@ class Call:
         source: tuple[InferRequest, CallContext] | None = None,
         request_id: str = "",
         caller: str = "",
+        usage: UsageRow | None = None,
     ) -> None:
         self.inputs = inputs
+        self.usage = usage
         self.rows = rows
         self.signature = signature
         self.arrived_s = arrived_s

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from oriel_inference.backends import Outputs, Request, RequestSession
 from oriel_inference.batching.assemble import Outcome, Results, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.device import Device, DeviceTime
 from oriel_inference.batching.responses import Responses
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_policies.metering.shares import split
 from oriel_wire.v2.messages import Array
 
 
@@ -25,6 +27,7 @@ class RequestBatch:
     free: called when the instance is idle again.
     fail: ends a call with an error.
     statistics: counts the responses of a decoupled model.
+    device: what the session runs on. The calls that are not answered yet share its time by their rows.
     """
 
     def __init__(
@@ -38,7 +41,13 @@ class RequestBatch:
         free: Callable[[], None],
         fail: Callable[[Call, InferenceError], None],
         statistics: Statistics,
+        device: Device,
     ) -> None:
+        self._device = device
+        self._device_time = DeviceTime(device)
+        self._charged_ns = 0
+        self._charges = [0] * len(calls)
+        self._open = list(range(len(calls)))
         self._spec = spec
         self._session = session
         self._calls = calls
@@ -81,6 +90,7 @@ class RequestBatch:
     def answer(self, index: int, result: Outputs | InferenceError | None) -> None:
         call = self._calls[index]
         call.relay = None
+        self._charge(index, failed=not isinstance(result, Outputs) and not (self._spec.decoupled and result is None))
         self._results[index] = result
         self._unanswered -= 1
         if self._spec.decoupled:
@@ -112,6 +122,20 @@ class RequestBatch:
 
     def returned(self) -> None:
         self._free()
+
+    def _charge(self, index: int, *, failed: bool) -> None:
+        """Charge the time since the last answer to the calls that were open; call `index` is not any more."""
+        used_ns = self._device_time.pause()
+        shares = split(used_ns - self._charged_ns, [self._calls[each].rows for each in self._open])
+        self._charged_ns = used_ns
+        for each, share in zip(self._open, shares, strict=True):
+            self._charges[each] += share
+        self._open.remove(index)
+        if failed:
+            self._device.write_off(self._charges[index], "failed")
+            self._charges[index] = 0
+        if self._open:
+            self._device_time.resume()
 
     # Values ---------------------------------------------------------------------------------------------------------
 
@@ -159,7 +183,8 @@ class RequestBatch:
         good: list[Call] = []
         shares: list[list[Array]] = []
         results: Results = []
-        for call, result in zip(self._calls, self._results, strict=True):
+        device_ns = 0
+        for call, result, charge_ns in zip(self._calls, self._results, self._charges, strict=True):
             if result is None:
                 result = BackendFailed("the model did not answer")
             if isinstance(result, InferenceError):
@@ -168,21 +193,23 @@ class RequestBatch:
             try:
                 shares.append(self._shaped(call, result))
             except BackendFailed as error:
+                self._device.write_off(charge_ns, "failed")
                 results.append(((call,), error))
             else:
                 good.append(call)
+                device_ns += charge_ns
         if good:
-            results.append((good, (shares, self._times(sum(call.rows for call in good)))))
+            results.append((good, (shares, self._times(sum(call.rows for call in good), device_ns))))
         return results
 
     def _ended(self, call: Call, result: Outputs | InferenceError | None) -> tuple[Sequence[Call], Outcome]:
         if isinstance(result, InferenceError):
             return (call,), result
         self._computed = self._clock.now()
-        return (call,), ([[]], self._times(call.rows))
+        return (call,), ([[]], self._times(call.rows, self._charges[self._calls.index(call)]))
 
-    def _times(self, rows: int) -> BatchTimes:
-        return BatchTimes(self._started, self._began, self._computed, self._clock.now(), rows)
+    def _times(self, rows: int, device_ns: int) -> BatchTimes:
+        return BatchTimes(self._started, self._began, self._computed, self._clock.now(), rows, device_ns)
 
 
 class _Departure:

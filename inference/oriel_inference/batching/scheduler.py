@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from oriel_inference.batching.call import Call
+from oriel_inference.batching.device import Accounts
 from oriel_inference.batching.statistics import Statistics
 
 
@@ -11,6 +12,11 @@ class Scheduler(Protocol):
 
     @property
     def statistics(self) -> Statistics: ...
+
+    @property
+    def accounts(self) -> Accounts:
+        """Return the rows of its callers."""
+        ...
 
     @property
     def units(self) -> int:

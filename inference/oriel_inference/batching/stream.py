@@ -16,6 +16,7 @@ from contextlib import closing
 from oriel_inference.backends import DecoupledSession
 from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.device import Device, DeviceTime
 from oriel_inference.batching.responses import Responses
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.clock import Clock
@@ -115,15 +116,21 @@ def execute_stream(
     call: Call,
     relay: Relay,
     now: Callable[[], float],
+    device: Device,
 ) -> Outcome:
-    """Run `call` and relay its responses; blocks and never raises. The outcome has no rows, because they were sent."""
+    """Run `call` and relay its responses; blocks and never raises. The outcome has no rows, because they were sent.
+
+    The device is charged for the model's time, not for the time in which the reader is waited for.
+    """
     started = since = now()
+    used = DeviceTime(device)
     try:
         batch = concatenate([call.inputs], spec.inputs, batched=spec.batched)
         assembled = since = now()
         with closing(session.stream(batch, names, relay.cancelled)) as responses:
             for arrays in responses:
                 computed = now()
+                used.pause()
                 outputs = [
                     reshaped(array, output, array.shape[0] if spec.batched else 0)
                     for array, output in zip(arrays, spec.outputs, strict=True)
@@ -131,14 +138,17 @@ def execute_stream(
                 if not relay.send(outputs, computed - since, now() - computed):
                     break
                 since = now()  # waiting for the reader is not time of the model
+                used.resume()
     except InferenceError as error:
+        used.fail()
         relay.end(now() - since, failed=True)
         return error
     except Exception:
         # The instance must survive any error of a runtime.
         _log.exception("model %s: a stream failed unexpectedly", spec.name)
+        used.fail()
         relay.end(now() - since, failed=True)
         return BackendFailed("the model failed inside the server")
     ended = now()
     relay.end(ended - since, failed=False)
-    return [[]], BatchTimes(started, assembled, ended, ended, call.rows)
+    return [[]], BatchTimes(started, assembled, ended, ended, call.rows, used.pause())

@@ -26,6 +26,7 @@ class CallState:
     __slots__ = (
         "call",
         "cost_us",
+        "device_ns",
         "ended",
         "missing",
         "models",
@@ -58,7 +59,7 @@ class CallState:
         self.timer: Timer | None = None
         self.steps: list[StepRun] = []
         self.stages = [0.0, 0.0, 0.0]
-        self.cost_us = 0
+        self.cost_us = self.device_ns = 0
         self.ended = False
 
     def charge(self, answer: Answer) -> None:
@@ -68,3 +69,4 @@ class CallState:
         stages[1] += times.computed_s - times.assembled_s
         stages[2] += times.split_s - times.computed_s
         self.cost_us += answer.cost_us
+        self.device_ns += answer.device_ns

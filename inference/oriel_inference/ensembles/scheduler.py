@@ -25,6 +25,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun, deliver
+from oriel_inference.batching.device import Accounts, Devices
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.clock import Clock
 from oriel_inference.ensembles.call_state import CallState
@@ -66,8 +67,11 @@ class Ensemble:
         max_items: int = 10_000,
         max_bytes: int = 256 << 20,
         statistics: Statistics | None = None,
+        devices: Devices | None = None,
     ) -> None:
         self.spec = spec
+        devices = devices or Devices()
+        self.accounts = Accounts(devices, spec.name, str(spec.version), devices.host)
         self.statistics = statistics or Statistics()
         self.models: tuple[ServingModel, ...] = ()
         self._graph = Graph(spec)
@@ -224,6 +228,7 @@ class Ensemble:
             source=self._source(outer, request, step.outputs) if model.wants_source else None,
             request_id=outer.request_id,
             caller=outer.caller,
+            usage=outer.usage,
         )
         state.running[index] = call
         model.batcher.submit(call)
@@ -320,7 +325,9 @@ class Ensemble:
         self.statistics.executed(stages, 1)
         self.statistics.succeeded(queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
         times = BatchTimes(began, began, now, now, call.rows)
-        self._reply(call, Answer(cast(list[Array], outputs), times, state.cost_us, state.steps))
+        self._reply(
+            call, Answer(cast(list[Array], outputs), times, state.cost_us, state.device_ns, call.usage, state.steps)
+        )
 
     def _output(self, state: CallState, number: int) -> Array:
         spec = self.spec.outputs[number]

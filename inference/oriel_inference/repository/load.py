@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks, usable_gpus
+from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
@@ -26,6 +27,7 @@ from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
 from oriel_inference.repository.instances import Place, field_of, instances_by_demand, placements
 from oriel_inference.repository.not_executed import check_graph_specs, refuse_graphs
+from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
@@ -51,6 +53,7 @@ class Loading:
     override: replaces the model's configuration file.
     have: version -> identity of the versions that serve already.
     defaults: the operator's values for what a configuration leaves out.
+    devices: the server's, which count the time of first runs.
     slot: a context that is entered once the files of a version have been fetched, and left when it is loaded.
     """
 
@@ -64,6 +67,7 @@ class Loading:
     override: pb.ModelConfig | None = None
     have: Mapping[int, str] = field(default_factory=dict)
     defaults: LoadDefaults = LoadDefaults()
+    devices: Devices = field(default_factory=Devices)
     slot: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
@@ -119,10 +123,17 @@ class _VersionLoading:
         spec = build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
         return replace(spec, by_demand=by_demand)
 
-    def warm_up(self, spec: ModelSpec, sessions: Sequence[Session]) -> None:
-        """Runs the samples of `model_warmup` on every session. Raises LoadFailed."""
+    def warm_up(self, spec: ModelSpec, sessions: Sequence[Session], devices: Sequence[Device]) -> None:
+        """Runs the samples of `model_warmup` on every session, each on its device. Raises LoadFailed."""
         of = self.of
-        run_warmup(self.config, spec, sessions, of.file, read=lambda name: of.store.data(of.model, f"warmup/{name}"))
+        run_warmup(
+            self.config,
+            spec,
+            sessions,
+            of.file,
+            read=lambda name: of.store.data(of.model, f"warmup/{name}"),
+            on=devices,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +145,7 @@ class LoadedVersion:
     run_s: how long a warm run of one row took; None if unknown.
     identity: what its files looked like; a version with an equal identity needs no second load.
     tried: whether the model was executed, with zeros or with the samples of its configuration.
+    devices: the device of each session.
     """
 
     spec: ModelSpec
@@ -143,6 +155,12 @@ class LoadedVersion:
     run_s: float | None
     identity: str = ""
     tried: bool = True
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def placed(self) -> tuple[Device, ...]:
+        """The device of each slot."""
+        return self.devices * self.spec.instances if self.spec.by_demand else self.devices
 
     @property
     def slots(self) -> tuple[Session, ...]:
@@ -285,14 +303,16 @@ def _open_version(
         check_against_file(config, first.inputs, first.outputs, file)
         spec = one.spec(instances=by_demand or len(found), by_demand=by_demand > 0)
         sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
-        one.warm_up(spec, sessions)
+        devices = [one.of.devices.find(device_of(place.options.providers)) for place in found]
+        one.warm_up(spec, sessions, devices)
         return LoadedVersion(
             spec=spec,
             config=config,
             sessions=tuple(sessions),
             units=max(place.options.intra_op_threads for place in found),
-            run_s=_time_warm_run(first, spec) if executed and not spec.decoupled else None,
+            run_s=_time_warm_run(first, spec, devices[0]) if executed and not spec.decoupled else None,
             identity=one.identity,
+            devices=tuple(devices),
         )
 
 
@@ -313,11 +333,13 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
         instances = instance_count(config)
         spec = one.spec(instances)
         sessions.extend(backend.open_next(path, config, options, version, index) for index in range(1, instances))
-        one.warm_up(spec, sessions)
+        devices = (loading.devices.host,) * instances  # the server does not know which devices its code uses
+        one.warm_up(spec, sessions, devices)
         return LoadedVersion(
             spec=spec,
             config=config,
             sessions=tuple(sessions),
+            devices=devices,
             units=options.intra_op_threads,
             run_s=None,
             identity=one.identity,
@@ -348,7 +370,7 @@ def _copy(config: pb.ModelConfig) -> pb.ModelConfig:
     return copy
 
 
-def _time_warm_run(session: Session, spec: ModelSpec) -> float | None:
+def _time_warm_run(session: Session, spec: ModelSpec, device: Device) -> float | None:
     """Runs one row of zeros a few times, so that the first request does not pay for lazy set-up. Returns the seconds of
     the last run, or None if the model refuses zeros.
     """
@@ -358,8 +380,11 @@ def _time_warm_run(session: Session, spec: ModelSpec) -> float | None:
     duration: float | None = None
     try:
         for _ in range(WARM_UP_RUNS):
-            started = time.monotonic()
-            session.run(inputs, names)
+            started, entered = time.monotonic(), device.start()
+            try:
+                session.run(inputs, names)
+            finally:
+                device.end(entered, "warmup")
             ended = time.monotonic()
             duration = ended - started
             if ended - began > WARM_UP_S:

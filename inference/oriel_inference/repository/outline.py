@@ -1,6 +1,6 @@
 """Reads what is known of a model before it is loaded: its configuration, when it is to be loaded, its size. Blocks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oriel_inference.backends import Backend, usable_gpus
@@ -74,10 +74,13 @@ def _devices(config: pb.ModelConfig, file: str, find_backend: Callable[[str], Ba
     gpus = usable_gpus(find_backend(config.backend or "onnxruntime")) if find_backend is not None else ()
     if not gpus:
         return [HOST]
-    ids = [
-        options["device_id"]
-        for place in placements(config, file, threads=1, gpus=gpus)
-        for _, options in place.options.providers[:1]
-        if "device_id" in options
-    ]
-    return [gpu_name(int(number)) for number in ids] or [HOST]
+    found = [device_of(place.options.providers) for place in placements(config, file, threads=1, gpus=gpus)]
+    return [device for device in found if device != HOST] or [HOST]
+
+
+def device_of(providers: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+    """Return the name of the device of an instance with these execution providers: its GPU, or the host."""
+    for _, options in providers[:1]:
+        if "device_id" in options:
+            return gpu_name(int(options["device_id"]))
+    return HOST

@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 
 from oriel_inference.backends import WARM_RESPONSES, DecoupledSession, Session, takes_requests
+from oriel_inference.batching.device import Device
 from oriel_inference.errors import ConfigInvalid, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.errors import BadMessage
@@ -20,9 +21,17 @@ MAX_SAMPLE_BYTES = 256 << 20
 
 
 def run_warmup(
-    config: pb.ModelConfig, spec: ModelSpec, sessions: Sequence[Session], file: str, *, read: Callable[[str], bytes]
+    config: pb.ModelConfig,
+    spec: ModelSpec,
+    sessions: Sequence[Session],
+    file: str,
+    *,
+    read: Callable[[str], bytes],
+    on: Sequence[Device],
 ) -> None:
-    """Run every sample on every instance, `count` times (once if that is 0). read: a file of `warmup/` -> its bytes.
+    """Run every sample on every instance, `count` times (once if that is 0).
+
+    read: a file of `warmup/` -> its bytes. on: the device of each session.
 
     Raises LoadFailed: a version whose warm-up fails does not serve.
     """
@@ -32,12 +41,15 @@ def run_warmup(
     for index, sample in enumerate(config.model_warmup):
         field = f"model_warmup[{index}]"
         inputs = _inputs(sample, spec, file, field, read)
-        for session in sessions:
+        for session, device in zip(sessions, on, strict=True):
             for _ in range(max(1, sample.count)):
+                entered = device.start()
                 try:
                     _run(session, spec, inputs, names)
                 except InferenceError as error:
                     raise ConfigInvalid(file, field, f"the warm-up failed: {error.message}") from error
+                finally:
+                    device.end(entered, "warmup")
 
 
 def _run(session: Session, spec: ModelSpec, inputs: Mapping[str, Array], names: Sequence[str]) -> None:

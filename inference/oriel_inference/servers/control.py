@@ -40,7 +40,7 @@ def control_app(surface: Surface) -> Starlette:
             load_queues=surface.control.demand.waiting,
         )
         text: list[str] = []
-        for piece in exposition(surface.catalog, counts, host, openmetrics=openmetrics):
+        for piece in exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics):
             text.append(piece)
             await asyncio.sleep(0)  # requests continue while a thousand models are written
         return Response("".join(text), headers={"content-type": OPENMETRICS if openmetrics else TEXT})

@@ -170,7 +170,7 @@ class _Single:
                 body = encode_generate(response)
             except BadMessage as bad:
                 completion.error = as_inference_error(bad)
-        headers = self._record.ended(completion, self._model)
+        headers = self._record.ended(completion, self._model, len(body))
         if completion.error is None:
             self._exchange.respond(200, [*headers, JSON], body)
         else:
@@ -185,6 +185,7 @@ class _Events:
         self._record = record
         self._model = model
         self._unread: list[Callable[[], None]] = []
+        self._sent_bytes = 0
         self.leave: Callable[[], None] | None = None
         exchange.on_writable = self._caught_up
 
@@ -205,7 +206,7 @@ class _Events:
                 self.emit(completion.response, lambda: None, True)
             except InferenceError as failed:
                 completion.error = failed
-        headers = self._record.ended(completion, self._model)
+        headers = self._record.ended(completion, self._model, self._sent_bytes)
         error = completion.error
         if error is not None:
             if not self._exchange.started:
@@ -217,6 +218,7 @@ class _Events:
 
     def _send(self, data: bytes) -> None:
         self._start()
+        self._sent_bytes += len(data)
         self._exchange.write(b"data: " + data + b"\n\n")
 
     def _start(self) -> None:

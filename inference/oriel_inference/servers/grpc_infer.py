@@ -183,7 +183,7 @@ class _InferCall:
         try:
             if type(outputs) is not Outputs or outputs.plain:
                 message = known.answers.encode([outputs[pick] for pick in known.picks])
-                self._call.answer(message, self._record.trailers(completion, result))
+                self._call.answer(message, self._record.trailers(completion, result, len(message)))
                 return
             completion.response = respond(serving, known.request.outputs, known.request.id, outputs)
         except (BadMessage, InferenceError) as bad:
@@ -215,6 +215,6 @@ class _InferCall:
                 completion.error = as_inference_error(bad)
         if completion.error is None:
             assert completion.answer is not None
-            self._call.answer(message, self._record.trailers(completion, completion.answer))
+            self._call.answer(message, self._record.trailers(completion, completion.answer, len(message)))
         else:
             self._call.refuse(completion.error, self._record.ended(completion, completion.serving.spec.name))

@@ -192,7 +192,7 @@ class _HttpCall:
             encoded = recognised.answers.encode([outputs[pick] for pick in recognised.picks])
             if encoded is not None:
                 body, length = encoded
-                lines = self._record.answered(completion, result)
+                lines = self._record.answered(completion, result, len(body))
                 lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
                 self._exchange.on_abort = None
                 self._exchange.respond(200, lines, body)
@@ -300,14 +300,15 @@ class _HttpCall:
     def _send(self, completion: Completion, parts: Sequence[bytes | memoryview], json_length: int | None) -> None:
         exchange = self._exchange
         exchange.on_abort = None
-        headers = self._record.ended(completion, self._serving.spec.name)
+        size = sum([len(part) for part in parts])
+        headers = self._record.ended(completion, self._serving.spec.name, size)
         if json_length is None:
             headers.append(JSON)
         else:
             headers.append(BINARY)
             headers.append((HEADER_LENGTH, str(json_length)))
         encoding = negotiate(self._plan.accept_encoding) if self._plan.accept_encoding else ""
-        if not encoding or sum([len(part) for part in parts]) < MIN_BYTES:
+        if not encoding or size < MIN_BYTES:
             exchange.respond(200, headers, parts)
             return
         headers += (("content-encoding", encoding), ("vary", "accept-encoding"))

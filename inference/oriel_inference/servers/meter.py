@@ -39,9 +39,17 @@ class Meter:
         self.max_refused = MAX_REFUSED
         self._large = LargeMessages(delay_s=_GIVE_BACK_S)
 
-    def finished(self, ctx: CallContext, completion: Completion, received_s: float, protocol: str, size: int) -> None:
+    def finished(
+        self,
+        ctx: CallContext,
+        completion: Completion,
+        received_s: float,
+        protocol: str,
+        size: int,
+        size_out: int = 0,
+    ) -> None:
         """Count a request that a version answered or failed, or whose caller left. size: bytes of the request as it
-        arrived.
+        arrived. size_out: bytes of the answer.
         """
         statistics = completion.serving.batcher.statistics
         tier = statistics.tiers.get(ctx.tier) or statistics.tier(ctx.tier)
@@ -51,6 +59,12 @@ class Meter:
             self._large.ended(size)
         if error is None:
             tier.latency.observe(ended_s - received_s)
+            answer = completion.answer
+            if answer is not None and (usage := answer.usage) is not None:
+                usage.requests += 1
+                usage.rows += completion.rows
+                usage.bytes_in += size
+                usage.bytes_out += size_out
         else:
             tier.refusals[error.outcome] += 1
         if self.log is not None:

@@ -8,7 +8,8 @@ from oriel_inference.batching.call import Answer, StepRun
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
 from oriel_inference.servers.meter import Meter
-from oriel_wire.context import COST_US, REQUEST_ID, CallContext
+from oriel_policies.metering.usage import UsageRow
+from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.server_timing import server_timing
@@ -20,6 +21,11 @@ _log = logging.getLogger(__name__)
 _OK_AND_ID = literal(b"grpc-status", b"0") + field_prefix(REQUEST_ID.encode())
 _TRACE = field_prefix(b"traceresponse") + b"\x37"
 _TIMING = field_prefix(b"server-timing")
+
+
+def cost_text(device_ns: int, usage: UsageRow) -> str:
+    """Return the value of `x-oriel-cost`: what a call used of which class of device."""
+    return f"dev={device_ns};cpu=0;class={usage.key.device_class}"
 
 
 class RequestRecord:
@@ -76,11 +82,13 @@ class RequestRecord:
         self._record_spans(None, model, error)
         return self.identity()
 
-    def ended(self, completion: Completion, model: str) -> list[tuple[str, str]]:
+    def ended(self, completion: Completion, model: str, size_out: int = 0) -> list[tuple[str, str]]:
         """Records the end of a request that reached the queue; returns the headers of its answer: identity, the
         durations of its stages, for trusted peers its cost, and the server's load if the request asks for that.
+
+        size_out: bytes of the answer, before any compression.
         """
-        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
         self._record_spans(completion, model, completion.error)
         headers = self.identity()
         answer = completion.answer
@@ -92,15 +100,17 @@ class RequestRecord:
             headers.append(("server-timing", server_timing(stages)))
             if self._ctx.trusted:
                 headers.append((COST_US, str(answer.cost_us)))
+                if answer.usage is not None:
+                    headers.append((COST, cost_text(answer.device_ns, answer.usage)))
         if self._load_form:
             load = self._meter.load_header(completion.serving, self._ctx.band, self._load_form)
             headers.append((LOAD_METRICS, load))
         return headers
 
-    def answered(self, completion: Completion, answer: Answer) -> str:
+    def answered(self, completion: Completion, answer: Answer, size_out: int) -> str:
         """Does what `ended` does for a successful answer, and returns the headers as lines."""
         ctx, span = self._ctx, self._span
-        self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
         if span.sampled:
             self._record_spans(completion, completion.serving.spec.name, None)
         times = answer.times
@@ -112,14 +122,16 @@ class RequestRecord:
         )
         if ctx.trusted:
             lines += f"{COST_US}: {answer.cost_us}\r\n"
+            if answer.usage is not None:
+                lines += f"{COST}: {cost_text(answer.device_ns, answer.usage)}\r\n"
         if self._load_form:
             lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, self._load_form)}\r\n"
         return lines
 
-    def trailers(self, completion: Completion, answer: Answer) -> bytes:
+    def trailers(self, completion: Completion, answer: Answer, size_out: int) -> bytes:
         """Does what `ended` does for a successful answer over gRPC, and returns the status and headers as one block."""
         ctx, span = self._ctx, self._span
-        self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
         if span.sampled:
             self._record_spans(completion, completion.serving.spec.name, None)
         times = answer.times
@@ -140,6 +152,8 @@ class RequestRecord:
         ]
         if ctx.trusted:
             parts.append(literal(b"x-oriel-cost-us", b"%d" % answer.cost_us))
+            if answer.usage is not None:
+                parts.append(literal(b"x-oriel-cost", cost_text(answer.device_ns, answer.usage).encode()))
         if self._load_form:
             load = self._meter.load_header(completion.serving, ctx.band, self._load_form)
             parts.append(literal(LOAD_METRICS.encode(), load.encode("latin-1")))
@@ -185,6 +199,7 @@ class RequestRecord:
         times = answer.times
         self._sink.record(self._inner("inference.queue", completion.queued_s, times.started_s, {}))
         batch: dict[str, str | int | float | bool] = {"oriel.batch_rows": times.rows, "oriel.cost_us": answer.cost_us}
+        batch["oriel.device_us"] = answer.device_ns // 1000
         compute = self._inner("inference.compute", times.started_s, times.split_s, batch)
         self._sink.record(compute)
         if answer.steps:

@@ -26,10 +26,11 @@ from oriel_inference.errors import (
     ServerStopping,
 )
 from oriel_inference.servers.grpc_call import Body, GrpcCall
-from oriel_inference.servers.request_record import RequestRecord
+from oriel_inference.servers.request_record import RequestRecord, cost_text
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
-from oriel_wire.context import COST_US, REQUEST_ID, CallContext
+from oriel_policies.metering.usage import UsageRow
+from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.grpc import decode_infer, encode_infer
@@ -87,6 +88,7 @@ class _Slot:
         "ordered",
         "placed",
         "request_id",
+        "sent_bytes",
         "sent_final",
         "version",
         "wants_final",
@@ -100,6 +102,7 @@ class _Slot:
         self.placed = False
         self.request_id = ""
         self.version = ""
+        self.sent_bytes = 0
         self.sent_final = False  # set with a response that has outputs
         self.wants_final = False
 
@@ -123,7 +126,8 @@ class _Stream:
         self._heard_s = time.monotonic()
         self._last_s = inf  # no message is accepted after that; finite once the server stops
         self._timer: asyncio.TimerHandle | None = None
-        self._cost_us = 0
+        self._cost_us = self._device_ns = 0
+        self._usage: UsageRow | None = None
         open_.add(self)
         call.on_leave = self._leave
         call.on_room = self._resume
@@ -187,6 +191,8 @@ class _Stream:
         fields = [(REQUEST_ID, self._ctx.request_id)]
         if self._cost_us and self._ctx.trusted:
             fields.append((COST_US, str(self._cost_us)))
+            if self._usage is not None:
+                fields.append((COST, cost_text(self._device_ns, self._usage)))
         if error is None:
             self._call.finish(fields)
         else:
@@ -263,7 +269,7 @@ class _Stream:
         def reply(completion: Completion) -> None:
             self._charge(completion)
             self._end(slot, completion)
-            record.ended(completion, slot.model)
+            record.ended(completion, slot.model, slot.sent_bytes)
 
         def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
             response.parameters[FINAL] = last
@@ -311,8 +317,11 @@ class _Stream:
 
     def _charge(self, completion: Completion) -> None:
         """Add a message's cost, which trusted peers get for all messages at the end of the stream."""
-        if completion.answer is not None:
-            self._cost_us += completion.answer.cost_us
+        answer = completion.answer
+        if answer is not None:
+            self._cost_us += answer.cost_us
+            self._device_ns += answer.device_ns
+            self._usage = answer.usage or self._usage
 
     # Responses ----------------------------------------------------------------------------------------------------
 
@@ -381,6 +390,8 @@ class _Stream:
 def _encode(response: InferResponse, slot: _Slot) -> _Response:
     response.id = slot.request_id
     try:
-        return _Response(infer_response=encode_infer(response))
+        message = encode_infer(response)
     except BadMessage as bad:
         raise as_inference_error(bad) from bad
+    slot.sent_bytes += message.ByteSize()
+    return _Response(infer_response=message)

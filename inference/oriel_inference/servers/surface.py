@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oriel_inference.backends import memory_bytes
+from oriel_inference.batching.device import Devices
 from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
@@ -44,6 +45,7 @@ class Surface:
     peers: TrustedPeers
     sink: SpanSink
     meter: Meter
+    devices: Devices
     log: LogSettings
     default_timeout_s: float
     strict_readiness: bool | Literal["any"] = True

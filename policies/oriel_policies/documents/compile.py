@@ -13,6 +13,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from oriel_policies.documents.issuers import issuer
+from oriel_policies.documents.prices import price
 from oriel_policies.documents.promises import Fallback, Http, Issuer, Pool, Route, Scaling, Snapshot, Split, Tier, fits
 from oriel_policies.documents.reading import Reading, nearest
 from oriel_policies.documents.schema import (
@@ -27,6 +28,7 @@ from oriel_policies.documents.schema import (
 from oriel_policies.documents.tenants import Tenants, check_pattern, known_tier, unique
 from oriel_policies.errors import BadDocument
 from oriel_policies.fallback import MODEL_IN_JSON, MOST_POOLS
+from oriel_policies.metering.prices import Price
 from oriel_policies.scaling.schedule import Window, read_window
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
@@ -83,6 +85,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     tiers: dict[str, Tier] = {}
     pools: dict[str, Pool] = {}
     issuers: dict[str, Issuer] = {}
+    prices: dict[str, Price] = {}
     routes: list[Route] = []
     http: Http | None = None
     probed = {pool for d in documents.values() for route in d.routes if route.model for pool in _pools_of(route)}
@@ -106,6 +109,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
         "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probed, tiers.keys() | bad_tiers)
     )
     all_of("issuers", issuers, lambda file, path, name, item: issuer(file, path, name, item, issuers, reading.attached))
+    all_of("prices", prices, price)
     bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
     names: set[str] = set()
     for file, document in documents.items():
@@ -146,6 +150,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
         routes=tuple(routes),
         http=http or Http(),
         keys=tenants.keys,
+        prices=prices,
         served=tenants.served,
     )
 

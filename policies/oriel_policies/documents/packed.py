@@ -34,8 +34,9 @@ from oriel_policies.documents.promises import (
     Tier,
     served_by,
 )
+from oriel_policies.metering.prices import Price
 
-MAGIC = b"oriel\0p3"
+MAGIC = b"oriel\0p4"
 _SIZES = Struct("<8sQQQQQQ")
 _OFFSET = Struct("<Q")
 _DIGEST = 32
@@ -52,6 +53,7 @@ class _Head(msgspec.Struct, array_like=True):
     routes: list[Route]
     cors_origins: list[str]
     trusted_proxies: list[str]
+    prices: dict[str, Price]
 
 
 class _TenantRecord(msgspec.Struct, array_like=True):
@@ -137,6 +139,7 @@ def encode_head(snapshot: Snapshot) -> bytes:
             list(snapshot.routes),
             list(http.cors_origins),
             [str(network) for network in http.trusted_proxies],
+            dict(snapshot.prices),
         )
     )
 
@@ -212,6 +215,7 @@ def unpack(packed: memoryview) -> Snapshot:
         ),
         keys=_Records(memoryview(block.keys), records, key, digest=bytes, key_at=_Records.digest_at),
         served=served,
+        prices=head.prices,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
 
+from oriel_policies.metering.prices import Price
 from oriel_policies.scaling.schedule import Window
 
 
@@ -300,6 +301,7 @@ class Snapshot:
     routes: tuple[Route, ...]
     http: Http
     keys: Mapping[bytes, ApiKey] = field(repr=False)
+    prices: Mapping[str, Price] = field(default_factory=dict)
     served: "Served" = field(default_factory=dict, repr=False)
 
 

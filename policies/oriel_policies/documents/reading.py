@@ -18,7 +18,7 @@ from oriel_policies.errors import BadDocument
 
 _MAX_LINE_BYTES = 1024 * 1024
 _MOST_LISTED = 12
-_SECTIONS = ("tiers", "tenants", "issuers", "pools")
+_SECTIONS = ("tiers", "tenants", "issuers", "pools", "prices")
 
 
 def nearest(name: str, known: Mapping[str, object] | set[str], *, list_all: bool = False) -> str:

@@ -3,7 +3,7 @@
 Unknown fields are refused. Times end in _ms or _s, sizes in _bytes; docs/policies.md explains every field.
 """
 
-from datetime import datetime
+from datetime import date, datetime
 
 import msgspec
 
@@ -199,6 +199,20 @@ class HttpTable(_Table):
     trusted_proxies: list[str] = []
 
 
+class PriceTable(_Table, rename={"device_class": "class"}, kw_only=True):
+    """`[prices.NAME]`: what the use of a class of device costs from a day on, in units of a currency. Amounts are
+    numbers, or texts if they have to be exact."""
+
+    device_class: str = ""
+    currency: str
+    valid_from: date
+    device_hour: float | str = 0
+    cpu_core_hour: float | str = 0
+    gib_out: float | str = 0
+    million_tokens_in: float | str = 0
+    million_tokens_out: float | str = 0
+
+
 class DocumentTable(_Table):
     """One whole file."""
 
@@ -206,5 +220,6 @@ class DocumentTable(_Table):
     tenants: dict[str, TenantTable] = {}
     issuers: dict[str, IssuerTable] = {}
     pools: dict[str, PoolTable] = {}
+    prices: dict[str, PriceTable] = {}
     routes: list[RouteTable] = []
     http: HttpTable | None = None

@@ -112,6 +112,18 @@ class ObjectClient(Protocol):
         ...
 
 
+class ObjectWriter(Protocol):
+    """Writes objects that never change. The methods raise as those of ObjectClient."""
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Store an object and wait until the store confirms it. An object of that key that is there already stays."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections. May be called twice."""
+        ...
+
+
 def location_of(url: str) -> Location:
     """Parse `s3://bucket/prefix`, `s3://https://host:port/bucket/prefix`, `s3://host:port/bucket/prefix`,
     `gs://bucket/prefix` or `az://account/container/prefix` (also `as://`). Raises BadStoreUrl.

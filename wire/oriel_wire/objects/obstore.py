@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, PreconditionError
 from obstore.store import AzureStore, GCSStore
 
 from oriel_wire.objects.client import (
@@ -28,7 +28,6 @@ from oriel_wire.objects.client import (
     TIMED_OUT,
     ClientLimits,
     Location,
-    ObjectClient,
     Stored,
 )
 from oriel_wire.objects.errors import (
@@ -51,7 +50,7 @@ _CREDENTIALS = re.compile("token request|performing credential")
 _BAD_NAME = re.compile(r'Path "((?:[^"\\]|\\.)*)"')
 
 
-def open_obstore(location: Location, limits: ClientLimits) -> ObjectClient:
+def open_obstore(location: Location, limits: ClientLimits) -> "ObstoreClient":
     """A client for the bucket, or container, of `location`; nothing is sent yet. Raises ClientUnusable."""
     options: ClientConfig = {
         "connect_timeout": timedelta(seconds=limits.connect_s),
@@ -136,6 +135,14 @@ class ObstoreClient:
             raise self._refusal(error, f"give {key!r}") from None
         if left:
             raise StoreUnavailable(f"{self._location} sent another number of bytes of {key!r} than were requested")
+
+    async def put(self, key: str, data: bytes) -> None:
+        try:
+            await self._store.put_async(key, data, mode="create")
+        except AlreadyExistsError:
+            pass
+        except (BaseError, ValueError, FileNotFoundError) as error:
+            raise self._refusal(error, f"take {key!r}") from None
 
     async def close(self) -> None:
         """Does nothing: connections end with the last reference to the store."""

@@ -109,6 +109,15 @@ class S3Client:
             # `release` returns the connection to the pool, which only works after the last byte; `close` ends it.
             body.close() if not body.content.is_eof() else body.release()
 
+    async def put(self, key: str, data: bytes) -> None:
+        try:
+            await self._send(f"take {key!r}", "put_object", Key=key, Body=data, IfNoneMatch="*")
+        except ObjectChanged as error:
+            cause = error.__cause__
+            status = cause.response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(cause, ClientError) else 0
+            if status != 412:  # else it is there already
+                raise
+
     async def close(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):

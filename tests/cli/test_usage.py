@@ -1,0 +1,263 @@
+"""`oriel usage`: sums stay whole however they are grouped, priced and written."""
+
+import csv
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_cli.errors import CommandFailed
+from oriel_cli.main import main
+from oriel_cli.usage.command import read_prices
+from oriel_cli.usage.formats import FOCUS, FOCUS_MORE, cloudevents, focus, records, write_csv
+from oriel_cli.usage.grouping import IDLE, group, hours
+from oriel_cli.usage.reading import collect, moment
+from oriel_policies.metering.prices import Price, amounts, decimal_text, price_at
+from oriel_wire.engine.usage_files import UsageFiles
+from oriel_wire.usage import COUNTERS, UsageLine
+
+GPU = Price(
+    name="h100",
+    device_class="h100",
+    currency="EUR",
+    valid_from="2026-01-01",
+    device_hour=4_000_000_000,
+)
+BASE = Price(
+    name="base",
+    device_class="",
+    currency="EUR",
+    valid_from="2026-01-01",
+    cpu_core_hour=36_000_000,
+    gib_out=90_000_000,
+    million_tokens_out=2_000_000_000,
+)
+PRICES = """
+[prices.h100]
+class = "h100"
+currency = "EUR"
+valid_from = 2026-01-01
+device_hour = 4
+
+[prices.base]
+currency = "EUR"
+valid_from = 2026-01-01
+cpu_core_hour = "0.036"
+gib_out = 0.09
+million_tokens_out = 2.0
+"""
+
+
+def line(tenant: str = "acme", ns: int = 0, **more: object) -> UsageLine:
+    given: dict[str, object] = {"minute": "2026-11-24T17:05", "unit": "inference", "target": "m", "device": "gpu0"}
+    given |= {"device_class": "h100", "tenant": tenant, "device_ns": ns, "why": "" if tenant else "untenanted", **more}
+    return UsageLine(**given)  # type: ignore[arg-type]
+
+
+LINES = st.lists(
+    st.builds(
+        line,
+        st.sampled_from(["a", "b", ""]),
+        st.integers(0, 10**12),
+        target=st.sampled_from(["m", "n"]),
+        minute=st.sampled_from(["2026-11-24T17:05", "2026-11-24T18:00", "2026-11-25T00:00"]),
+        requests=st.integers(0, 100),
+        rows=st.integers(0, 100),
+    ),
+    max_size=30,
+)
+
+
+@given(LINES, st.lists(st.sampled_from(["tenant", "target", "day", "hour", "class", "why"]), min_size=1, unique=True))
+def test_groups_add_up_to_the_lines_however_they_are_made(lines: list[UsageLine], by: list[str]) -> None:
+    groups = group(lines, by)
+    for name in COUNTERS:
+        assert sum(each.sums[name] for each in groups) == sum(getattr(each, name) for each in lines)
+
+
+@given(LINES, st.integers(0, 10**12))
+def test_idle_time_that_is_spread_is_charged_as_a_whole(lines: list[UsageLine], idle: int) -> None:
+    device = UsageLine(
+        kind="device",
+        minute="2026-11-24T17:05",
+        unit="inference",
+        device="gpu0",
+        device_class="h100",
+        busy_ns=5,
+        wall_ns=5 + idle,
+    )
+    used = sum(each.device_ns for each in lines)
+    for how in ("spread", "show"):
+        groups = group([*lines, device], ["tenant"], idle=how)
+        assert sum(each.sums["device_ns"] for each in groups) == used + idle
+    assert any(each.keys["tenant"] == IDLE for each in groups)
+
+
+def test_requests_and_bytes_are_counted_where_calls_come_in_and_only_there() -> None:
+    lines = [
+        line(requests=3, bytes_out=10, ns=7),
+        line(unit="gateway", device="", device_class="", requests=4, bytes_out=12),
+        line("", requests=1, bytes_out=1),
+    ]
+    groups = group(lines, ["tenant"])
+    found = {name: sum(each.sums[name] for each in groups if each.keys["tenant"] == "acme") for name in COUNTERS}
+    assert (found["requests"], found["bytes_out"], found["device_ns"]) == (4, 12, 7)
+    assert sum(each.sums["requests"] for each in groups) == 5
+
+
+def test_repeated_lines_are_dropped_and_gaps_are_named() -> None:
+    found = [("a-00000001", 1, line(ns=1)), ("a-00000001", 1, line(ns=1)), ("a-00000003", 1, line(ns=1))]
+    usage = collect(iter([*found, ("a-00000003", 2, line(kind="crash"))]), "2026-11-24T00:00", "2026-11-25T00:00")
+    assert (len(usage.lines), usage.repeats, usage.gaps, usage.crashes) == (3, 1, ["a-00000002"], 1)
+    outside = collect(iter(found), "2026-11-25T00:00", "2026-11-26T00:00")
+    assert outside.lines == []
+
+
+def test_times_are_utc() -> None:
+    assert moment("2026-11-24") == "2026-11-24T00:00"
+    assert moment("2026-11-24T17:05+02:00") == "2026-11-24T15:05"
+    with pytest.raises(CommandFailed, match="no time"):
+        moment("yesterday")
+
+
+# --- prices --------------------------------------------------------------------------------------------------------
+
+
+def test_amounts_are_exact_and_rounded_once() -> None:
+    assert amounts(GPU, device_ns=3600 * 10**9).device == 4_000_000_000
+    assert amounts(GPU, device_ns=900).device == 1  # 900 ns cost 10^-9 EUR
+    assert amounts(GPU, device_ns=449).device == 0
+    paid = amounts(BASE, cpu_ns=3600 * 10**9, bytes_out=1 << 30, tokens_out=500_000)
+    assert (paid.cpu, paid.bytes_out, paid.tokens_out) == (36_000_000, 90_000_000, 1_000_000_000)
+    assert paid.total == 1_126_000_000
+    assert decimal_text(paid.total) == "1.126000000" and decimal_text(-1) == "-0.000000001"
+
+
+def test_the_price_of_a_day_is_the_last_one_that_is_valid_then() -> None:
+    later = Price(name="l", device_class="h100", currency="EUR", valid_from="2026-11-01", device_hour=1)
+    assert price_at([later, GPU], "h100", "2026-10-31") is GPU
+    assert price_at([later, GPU], "h100", "2026-11-01") is later
+    assert price_at([later, GPU], "h100", "2025-12-31") is None
+    assert price_at([GPU, BASE], "", "2026-11-01") is BASE
+    assert price_at([GPU], "a100", "2026-11-01") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[prices.a]\ncurrency = 'eur'\nvalid_from = 2026-01-01", "currency"),
+        ("[prices.a]\ncurrency = 'EUR'\nvalid_from = 2026-01-01\ndevice_hour = -1", "device_hour"),
+        ("[prices.a]\ncurrency = 'EUR'\nvalid_from = 2026-01-01\ndevice_hour = '0.0000000001'", "nine decimals"),
+        ("[prices.a]\ncurrency = 'EUR'\nvalid_from = 2026-01-01\nclass = 'H 100'", "class"),
+        ("[prices.a]\ncurrency = 'EUR'\nvalid_from = 2026-01-01\ngib_out = 'x'", "gib_out"),
+        ("[prices.a]\ncurrency = 'EUR'\nvalid_from = 2026-01-01\nrebate = 1", "rebate"),
+        ("", "has no"),
+    ],
+)
+def test_bad_prices_are_refused_with_their_place(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(text)
+    with pytest.raises(CommandFailed, match=reason):
+        read_prices(file)
+
+
+# --- formats -------------------------------------------------------------------------------------------------------
+
+
+def test_csv_reads_back_and_a_name_is_no_formula() -> None:
+    groups = group([line("=cmd()", ns=5), line("acme", ns=3600 * 10**9)], ["tenant"])
+    rows = list(csv.DictReader(io.StringIO(write_csv(list(records(groups, [GPU]))))))
+    assert [row["tenant"] for row in rows] == ["'=cmd()", "acme"]
+    assert (rows[1]["device_ns"], rows[1]["amount"], rows[1]["currency"]) == ("3600000000000", "4.000000000", "EUR")
+
+
+def test_focus_has_its_columns_and_adds_up_to_the_amounts() -> None:
+    lines = [
+        line("acme", ns=3600 * 10**9, requests=9),
+        line("acme", unit="logic", device="", device_class="", cpu_ns=3600 * 10**9, tokens_out=10**6),
+        line("", ns=1800 * 10**9),
+    ]
+    groups = group(lines, ["tenant", "target"])
+    rows = list(focus(groups, [GPU, BASE], account="platform"))
+    assert len(FOCUS) == 21 and set(FOCUS) | set(FOCUS_MORE) <= set(rows[0])
+    assert all(name.startswith("x_") for name in set(rows[0]) - set(FOCUS) - set(FOCUS_MORE))
+    by_sku = {(row["SubAccountId"], row["SkuPriceId"]): Decimal(row["BilledCost"]) for row in rows}
+    assert by_sku == {
+        ("acme", "h100/h100/device"): Decimal(4),
+        ("acme", "base/none/cpu"): Decimal("0.036"),
+        ("acme", "base/none/tokens_out"): Decimal(2),
+        ("(unbilled)", "h100/h100/device"): Decimal(2),
+    }
+    (device,) = [row for row in rows if row["SkuId"] == "h100" and row["SubAccountId"] == "acme"]
+    assert device["ServiceCategory"] == "AI and Machine Learning"
+    assert (device["BillingPeriodStart"], device["BillingPeriodEnd"]) == (
+        "2026-11-01T00:00:00Z",
+        "2026-12-01T00:00:00Z",
+    )
+    assert (device["ChargePeriodStart"], device["ChargePeriodEnd"]) == ("2026-11-24T00:00:00Z", "2026-11-25T00:00:00Z")
+    with pytest.raises(CommandFailed, match="'h100' has no price"):
+        list(focus(groups, [BASE], account="platform"))
+
+
+def test_cloudevents_have_the_identity_of_their_line() -> None:
+    (event,) = cloudevents([("a1-00000007-3", line(ns=5)), ("a1-00000007-4", line(kind="device"))])
+    assert (event["id"], event["source"], event["subject"]) == ("a1-00000007-3", "/oriel/a1", "acme")
+    assert (event["specversion"], event["type"], event["data"]["device_ns"]) == ("1.0", "oriel.usage.v1", 5)
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def device(minute: str, busy: int, wall: int, still_open: int = 0) -> UsageLine:
+    return UsageLine(
+        kind="device",
+        minute=minute,
+        unit="inference",
+        device="gpu0",
+        device_class="h100",
+        busy_ns=busy,
+        wall_ns=wall,
+        open_ns=still_open,
+    )
+
+
+def test_a_batch_over_the_full_hour_is_no_difference() -> None:
+    found = hours(
+        [
+            ("a-00000001-1", device("2026-11-24T17:59", 900, 1000, 900)),
+            ("a-00000002-1", line(ns=1500, minute="2026-11-24T18:00")),
+            ("a-00000002-2", device("2026-11-24T18:00", 600, 1000, 0)),
+        ]
+    )
+    assert [hour.difference_ns for hour in found.values()] == [0, 0]
+
+
+def test_export_and_reconcile_over_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = UsageFiles(tmp_path, "a1", "inference")
+    files.append(
+        "2026-11-24T17:05", [line(ns=600 * 10**9, requests=2), device("2026-11-24T17:05", 600 * 10**9, 10**12)]
+    )
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES)
+    period = ["--from", "2026-11-24", "--to", "2026-11-25", "--state", str(tmp_path)]
+    assert main(["usage", "export", *period, "--format", "ndjson", "--prices", str(prices)]) == 0
+    assert capsys.readouterr().out == ""  # the minute is not over
+    assert main(["usage", "export", *period, "--format", "ndjson", "--prices", str(prices), "--open"]) == 0
+    open_ = json.loads(capsys.readouterr().out)
+    files.seal()
+    assert main(["usage", "export", *period, "--format", "ndjson", "--prices", str(prices)]) == 0
+    sealed = json.loads(capsys.readouterr().out)
+    assert sealed == open_ and (sealed["tenant"], sealed["amount"]) == ("acme", "0.666666667")
+    assert main(["usage", "reconcile", *period]) == 0
+    assert "good" in capsys.readouterr().out
+    files.append("2026-11-24T18:00", [device("2026-11-24T18:00", 600 * 10**9, 10**12)])  # and nobody was charged
+    files.seal()
+    assert main(["usage", "reconcile", *period, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["hour"][-2:], row["good"]) for row in found["hours"]] == [("17", True), ("18", False)]
+    assert main(["usage", "export", "--state", str(tmp_path / "none")]) == 1
+    assert "no usage is recorded" in capsys.readouterr().err

@@ -1,0 +1,212 @@
+"""The usage ledger: on the disk each second, sealed each minute, whole after a crash, nothing twice."""
+
+import asyncio
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from oriel_wire.engine.usage_files import UsageFiles, minute_of, read_segment, segments
+from oriel_wire.engine.usage_ledger import UsageLedger
+from oriel_wire.objects.errors import StoreUnavailable
+from oriel_wire.usage import UsageLine, decode_line, encode_lines, merge, missing, parse_segment
+
+MINUTE, NEXT = "2026-11-24T17:05", "2026-11-24T18:00"
+
+
+def use(ns: int, tenant: str = "acme", minute: str = MINUTE) -> UsageLine:
+    return UsageLine(minute=minute, unit="inference", tenant=tenant, device="host", device_ns=ns, requests=1)
+
+
+def everything(folder: Path, *, with_open: bool = False) -> list[tuple[str, UsageLine]]:
+    return [
+        (f"{name}-{number}", line)
+        for name, path in segments(folder, with_open=with_open)
+        for number, line in read_segment(path)
+    ]
+
+
+def test_a_minute_is_on_the_disk_before_it_is_sealed_and_added_up_when_it_is(tmp_path: Path) -> None:
+    files = UsageFiles(tmp_path, "a1", "inference")
+    files.append(MINUTE, [use(5)])
+    files.append(MINUTE, [use(7), use(1, "bolt")])
+    assert [line.device_ns for _, line in everything(tmp_path, with_open=True)] == [5, 7, 1]
+    assert everything(tmp_path) == []
+    files.append(NEXT, [use(9, minute=NEXT)])
+    sealed = everything(tmp_path)
+    assert [(each, line.tenant, line.device_ns, line.requests) for each, line in sealed] == [
+        ("a1-00000001-1", "acme", 12, 2),
+        ("a1-00000001-2", "bolt", 1, 1),
+    ]
+    assert (tmp_path / "usage/v1/2026-11-24/17/a1-00000001.ndjson.gz").is_file()
+    files.seal()
+    assert sum(line.device_ns for _, line in everything(tmp_path, with_open=True)) == 22
+    assert list((tmp_path / "usage/v1/open").iterdir()) == []
+
+
+def test_a_minute_without_use_writes_nothing(tmp_path: Path) -> None:
+    files = UsageFiles(tmp_path, "a1", "inference")
+    files.append(MINUTE, [])
+    files.seal()
+    assert everything(tmp_path, with_open=True) == []
+
+
+CRASHES = """
+    import sys
+    from pathlib import Path
+    from oriel_wire.engine.usage_files import UsageFiles
+    from oriel_wire.usage import UsageLine
+    files = UsageFiles(Path(sys.argv[1]), "dead", "logic")
+    for number in range(1, 4):
+        line = UsageLine(minute="2026-11-24T17:05", unit="logic", tenant="acme", cpu_ns=number)
+        files.append(line.minute, [line])
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_server_loses_nothing_that_was_written_and_its_crash_is_reported(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CRASHES), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout.readline() == b"written\n"
+    alive = UsageFiles(tmp_path, "alive", "logic")
+    assert alive.recovered == []  # it is still running
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+    (open_one,) = (tmp_path / "usage/v1/open").glob("*.ndjson")
+    with open_one.open("ab") as file:
+        file.write(b'{"minute":"2026-11-24T17:05","unit":"log')  # the write that the crash cut off
+    after = UsageFiles(tmp_path, "after", "logic")
+    assert after.recovered == ["dead-00000001"]
+    found = everything(tmp_path)
+    assert [(line.kind, line.cpu_ns) for _, line in found] == [("use", 6), ("crash", 0)]
+    assert UsageFiles(tmp_path, "again", "logic").recovered == []
+    assert everything(tmp_path) == found
+
+
+def test_a_crash_between_sealing_and_removing_the_open_segment_counts_nothing_twice(tmp_path: Path) -> None:
+    files = UsageFiles(tmp_path, "a1", "inference")
+    files.append(MINUTE, [use(5)])
+    open_one = tmp_path / "usage/v1/open/a1-00000001.ndjson"
+    data = open_one.read_bytes()
+    files.seal()
+    open_one.write_bytes(data)
+    assert sum(line.device_ns for _, line in everything(tmp_path, with_open=True)) == 5
+    UsageFiles(tmp_path, "a2", "inference")
+    assert sum(line.device_ns for _, line in everything(tmp_path, with_open=True)) == 5
+
+
+def test_the_oldest_segments_go_when_the_folder_is_full(tmp_path: Path) -> None:
+    files = UsageFiles(tmp_path, "a1", "inference")
+    for minute in (MINUTE, NEXT):
+        files.append(minute, [use(1, minute=minute)])
+    files.seal()
+    newest = files.sealed_segments()[-1]
+    assert files.prune(newest.stat().st_size) == 1
+    assert files.sealed_segments() == [newest]
+
+
+def test_lines_read_back_as_written_and_rubbish_is_none() -> None:
+    line = UsageLine(minute=MINUTE, unit="gateway", tenant="ä\n", estimated=True, bytes_out=2**62)
+    assert decode_line(encode_lines([line]).rstrip(b"\n")) == line
+    for bad in (b"", b"{", b"[]", b'{"minute":1,"unit":"x"}', b"\xff", b"x" * 5000):
+        assert decode_line(bad) is None
+    assert minute_of(1763996700.0) == "2025-11-24T15:05"
+
+
+def test_missing_segments_are_named() -> None:
+    assert missing({"a": {3, 5, 6, 8}, "b": {1}}) == ["a-00000004", "a-00000007"]
+    assert parse_segment("a1-00000007") == ("a1", 7)
+    assert parse_segment("../x-1") is None
+
+
+def test_of_the_open_device_time_the_last_counts() -> None:
+    first = UsageLine(kind="device", minute=MINUTE, unit="inference", device="host", busy_ns=1, wall_ns=10, open_ns=1)
+    second = UsageLine(kind="device", minute=MINUTE, unit="inference", device="host", busy_ns=2, wall_ns=10, open_ns=0)
+    (both,) = merge([first, second])
+    assert (both.busy_ns, both.wall_ns, both.open_ns) == (3, 20, 0)
+
+
+class Store:
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.broken = False
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.broken:
+            raise StoreUnavailable("the store cannot be reached")
+        self.objects.setdefault(key, data)
+
+    async def close(self) -> None:
+        pass
+
+
+class Server:
+    """A ledger whose clock and use the test sets."""
+
+    def __init__(self, folder: Path, store: Store | None = None) -> None:
+        self.now_s = 1763996700.0
+        self.used_ns = 0
+        self.ledger = UsageLedger(folder, "inference", self.read, store=store, prefix="p/", now_s=lambda: self.now_s)
+
+    def read(self, minute: str) -> list[UsageLine]:
+        used, self.used_ns = self.used_ns, 0
+        return [use(used, minute=minute)] if used else []
+
+
+async def test_sealed_segments_are_deleted_once_the_store_has_confirmed_them(tmp_path: Path) -> None:
+    store = Store()
+    server = Server(tmp_path, store)
+    server.used_ns = 5
+    await server.ledger.write()
+    server.now_s += 60
+    server.used_ns = 6
+    store.broken = True
+    await server.ledger.write()
+    assert (server.ledger.ship_failures, len(everything(tmp_path))) == (1, 1)
+    store.broken = False
+    await server.ledger.write()
+    assert store.objects == {}  # not tried again at once
+    server.now_s += 11
+    await server.ledger.write()
+    ((key, data),) = store.objects.items()
+    assert key.startswith("p/usage/v1/2025-11-24/15/") and b'"device_ns":5' in gzip.decompress(data)
+    assert everything(tmp_path) == []
+    await server.ledger.close()
+    assert len(store.objects) == 2 and b'"kind":"stop"' in gzip.decompress(list(store.objects.values())[1])
+
+
+async def test_a_folder_that_cannot_be_written_delays_lines_and_loses_none(tmp_path: Path) -> None:
+    blocked = tmp_path / "state"
+    blocked.write_text("a file where a folder should be")
+    server = Server(blocked)
+    server.used_ns = 5
+    await server.ledger.write()
+    assert server.ledger.failures == 1
+    blocked.unlink()
+    server.used_ns = 6
+    await server.ledger.write()
+    assert sum(line.device_ns for _, line in everything(blocked, with_open=True)) == 11
+    await server.ledger.close()
+
+
+async def test_a_running_ledger_says_that_it_started_and_stopped(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    running = asyncio.create_task(server.ledger.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await server.ledger.close()
+    assert [line.kind for _, line in everything(tmp_path)] == ["start", "stop"]

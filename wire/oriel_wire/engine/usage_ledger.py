@@ -1,0 +1,175 @@
+"""Writes what a server's book of usage has gained, each second, to the usage ledger; and ships sealed segments.
+
+The loop reads the counters, one thread writes them. A write that fails is tried again with the next second's: nothing
+is counted twice, because the lines are kept until they are on the disk. More than MAX_HELD_LINES are not kept; what was
+lost is counted.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+from oriel_wire.engine.usage_files import UsageFiles, minute_of
+from oriel_wire.errors import StartFailed
+from oriel_wire.objects.client import ObjectWriter, location_of
+from oriel_wire.objects.errors import BadStoreUrl, ClientUnusable, ObjectStoreError
+from oriel_wire.objects.opening import open_writer
+from oriel_wire.usage import UsageLine, merge
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+APPEND_S = 1.0
+MAX_HELD_LINES = 100_000
+SHIP_RETRY_S = 10.0
+STOP_S = 10.0
+
+
+class UsageLedger:
+    """The ledger of one server. Single writer: the loop.
+
+    read: returns what was used since its last call, as lines of the given minute.
+    store: where sealed segments go, with the prefix of their keys; None keeps them on this machine.
+    failures: writes that failed. lost_lines: lines that could not be kept until a write succeeded.
+    shipped, ship_failures: segments that the store has confirmed, and tries that failed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        unit: str,
+        read: Callable[[str], list[UsageLine]],
+        *,
+        store: ObjectWriter | None = None,
+        prefix: str = "",
+        now_s: Callable[[], float] = time.time,
+        append_s: float = APPEND_S,
+    ) -> None:
+        self._folder = folder
+        self._unit = unit
+        self._read = read
+        self._store = store
+        self._prefix = prefix
+        self._now_s = now_s
+        self._append_s = append_s
+        self._files: UsageFiles | None = None
+        self._thread = ThreadPoolExecutor(1, "oriel-usage")
+        self._held: list[UsageLine] = []
+        self._minute = ""
+        self._pruned_hour = ""
+        self._ship_after_s = 0.0
+        self.failures = self.lost_lines = self.shipped = self.ship_failures = 0
+
+    async def run(self) -> None:
+        """Write each second until cancelled."""
+        self._hold([UsageLine(kind="start", minute=minute_of(self._now_s()), unit=self._unit)])
+        while True:
+            await self.write()
+            await asyncio.sleep(self._append_s)
+
+    async def write(self) -> None:
+        """Write what was used since the last time, and ship what is sealed. Does not raise."""
+        minute = minute_of(self._now_s())
+        self._hold(self._read(minute))
+        lines, self._held = self._held, []
+        try:
+            await self._in_thread(lambda: self._append(minute, lines))
+        except OSError as error:
+            if not self.failures:
+                _log.error("usage is not recorded now: %s cannot be written (%s)", self._folder, error.strerror)
+            self.failures += 1
+            self._hold(lines)
+            return
+        await self._ship()
+
+    async def close(self) -> None:
+        """Write and seal what is left, and ship it if the store answers in time."""
+        minute = minute_of(self._now_s())
+        self._hold([*self._read(minute), UsageLine(kind="stop", minute=minute, unit=self._unit)])
+        lines = self._held
+        try:
+            await self._in_thread(lambda: self._append(minute, lines, seal=True))
+            self._ship_after_s = 0.0
+            async with asyncio.timeout(STOP_S):
+                await self._ship()
+        except OSError as error:
+            _log.error("the usage of the last seconds is not recorded: %s", error)
+        if self._store is not None:
+            await self._store.close()
+        self._thread.shutdown()
+
+    def _hold(self, lines: list[UsageLine]) -> None:
+        self._held += lines
+        if len(self._held) > MAX_HELD_LINES:
+            self._held = merge(self._held)
+        if (beyond := len(self._held) - MAX_HELD_LINES) > 0:
+            del self._held[:beyond]
+            self.lost_lines += beyond
+
+    def _append(self, minute: str, lines: list[UsageLine], *, seal: bool = False) -> None:
+        files = self._files
+        if files is None:
+            files = self._files = UsageFiles(self._folder, uuid4().hex[:16], self._unit)
+            if files.recovered:
+                _log.warning(
+                    "usage of a server that crashed is recovered, at most its last second is lost: %s",
+                    ", ".join(files.recovered[:8]),
+                )
+        # Lines that had to be kept may be of earlier minutes; a segment has the lines of one.
+        for each in sorted({line.minute for line in lines}) or [minute]:
+            files.append(each, [line for line in lines if line.minute == each])
+            lines[:] = [line for line in lines if line.minute != each]
+        if seal:
+            files.seal()
+        if minute[:13] != self._pruned_hour:
+            self._pruned_hour = minute[:13]
+            if deleted := files.prune():
+                _log.warning("usage: %d old segments were deleted, because the folder is full", deleted)
+
+    async def _ship(self) -> None:
+        """Send sealed segments to the store, and delete what it has confirmed."""
+        store, files = self._store, self._files
+        if store is None or files is None or self._now_s() < self._ship_after_s:
+            return
+        try:
+            for path in await self._in_thread(files.sealed_segments):
+                data = await self._in_thread(path.read_bytes)
+                await store.put(self._prefix + files.key(path), data)
+                await self._in_thread(partial(path.unlink, missing_ok=True))
+                self.shipped += 1
+        except FileNotFoundError:
+            pass  # another server with the same folder has shipped it
+        except ObjectStoreError as error:
+            if not self.ship_failures:
+                _log.error("usage is kept on this machine for now: %s", error)
+            self.ship_failures += 1
+            self._ship_after_s = self._now_s() + SHIP_RETRY_S
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def open_ledger(folder: Path, unit: str, read: Callable[[str], list[UsageLine]], *, store: str = "") -> UsageLedger:
+    """Return a ledger. store: the URL of an object store, "" for none. Raises StartFailed if it cannot be used."""
+    if not store:
+        return UsageLedger(folder, unit, read)
+    try:
+        location = location_of(store)
+        return UsageLedger(folder, unit, read, store=open_writer(location), prefix=location.prefix)
+    except (BadStoreUrl, ClientUnusable) as error:
+        raise StartFailed(f"--usage-store: {error}") from error
+
+
+def state_folder() -> Path:
+    """Return the folder for files that outlive a server: ORIEL_STATE, else one of the user's."""
+    if state := os.environ.get("ORIEL_STATE"):
+        return Path(state)
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "oriel"

@@ -1,0 +1,123 @@
+"""The lines of the usage ledger: what was used within one minute, and how long devices were busy in it. Pure.
+
+A segment is a file of such lines, one JSON object each. Its name INSTANCE-SEQ never comes twice, so that the identity
+of a line is INSTANCE-SEQ-LINE.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+MAX_LINE_BYTES = 4096
+COUNTERS = ("requests", "rows", "device_ns", "cpu_ns", "bytes_in", "bytes_out", "tokens_in", "tokens_out")
+_SEGMENT = re.compile(r"([A-Za-z0-9]{1,32})-([0-9]{1,12})\Z")
+
+
+class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One line.
+
+    kind: "use" of a tenant or of nobody; "device": the time of one device; "start" of a server, or its "stop";
+    "crash": the server ended without a stop, and what it used within the second before is missing.
+    minute: its beginning in UTC, as "2026-11-24T17:05". unit: "gateway", "logic" or "inference".
+    why: why nobody is charged; "" if the tenant is.
+    estimated: whether the device time is an estimate, because the server does not report it.
+    busy_ns, wall_ns: how long the device was busy, and how long it was watched. open_ns: how much of its busy time is
+    not in any line yet, because what runs is charged when it ends.
+    """
+
+    kind: Literal["use", "device", "start", "stop", "crash"] = "use"
+    minute: str
+    unit: str
+    tenant: str = ""
+    tier: str = ""
+    target: str = ""
+    version: str = ""
+    device: str = ""
+    device_class: str = ""
+    why: str = ""
+    estimated: bool = False
+    requests: int = 0
+    rows: int = 0
+    device_ns: int = 0
+    cpu_ns: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    busy_ns: int = 0
+    wall_ns: int = 0
+    open_ns: int = 0
+
+    def name(self) -> tuple[str, ...]:
+        """What lines have in common that may be added up."""
+        return (
+            self.kind,
+            self.minute,
+            self.unit,
+            self.tenant,
+            self.tier,
+            self.target,
+            self.version,
+            self.device,
+            self.device_class,
+            self.why,
+            str(self.estimated),
+        )
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(UsageLine)
+
+
+def encode_lines(lines: Iterable[UsageLine]) -> bytes:
+    """Return the lines as text, each with its end."""
+    return b"".join([_encoder.encode(line) + b"\n" for line in lines])
+
+
+def decode_line(line: bytes) -> UsageLine | None:
+    """Return a line; None if it is none, for example because a crash cut it off."""
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+
+
+def merge(lines: Iterable[UsageLine]) -> list[UsageLine]:
+    """Add up the lines of the same name, in the order of their first ones. Of `open_ns` the last one counts."""
+    found: dict[tuple[str, ...], UsageLine] = {}
+    for line in lines:
+        name = line.name()
+        known = found.get(name)
+        if known is None:
+            found[name] = line
+            continue
+        sums = {each: getattr(known, each) + getattr(line, each) for each in (*COUNTERS, "busy_ns", "wall_ns")}
+        found[name] = msgspec.structs.replace(known, open_ns=line.open_ns, **sums)
+    return list(found.values())
+
+
+def segment_name(instance: str, sequence: int) -> str:
+    """Return the name of a segment."""
+    return f"{instance}-{sequence:08d}"
+
+
+def parse_segment(name: str) -> tuple[str, int] | None:
+    """Return instance and sequence number of a segment; None if that is not its name."""
+    match = _SEGMENT.match(name)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def missing(sequences: Mapping[str, set[int]]) -> list[str]:
+    """Return the names of segments that are missing between others of their instance, at most 100."""
+    found = []
+    for instance, numbers in sorted(sequences.items()):
+        for number in range(min(numbers), max(numbers)):
+            if number not in numbers:
+                found.append(segment_name(instance, number))
+                if len(found) >= 100:
+                    return found
+    return found
