@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from prometheus_client.core import CounterMetricFamily
 from starlette.applications import Starlette
 
 from oriel_logic.client.upstreams import Upstreams
@@ -20,7 +21,8 @@ from oriel_logic.deploy.updates import Updates
 from oriel_logic.loading.folder_config import BadConfig
 from oriel_logic.loading.handlers import load, setup_problem
 from oriel_logic.loading.listing import Listing, read_listing
-from oriel_logic.observe.metrics import Metrics
+from oriel_logic.observe.metrics import Metrics, Read
+from oriel_logic.observe.usage import UNIT, Usage
 from oriel_logic.observe.watchdog import Watchdog
 from oriel_logic.server.connection import open_server
 from oriel_logic.server.contained import contained
@@ -36,12 +38,14 @@ from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.tally import Totals
+from oriel_policies.metering.usage import by_label
 from oriel_wire.engine.api_page import DOCS, OPENAPI
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
+from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.trace import SpanSink
 
 if TYPE_CHECKING:
@@ -204,6 +208,11 @@ class Unit:
             release_drain_s=settings.release_drain_s,
         )
         self._watch: asyncio.Task[None] | None = None
+        self.usage = Usage()
+        self._usage_ledger: UsageLedger | None = None
+        self._recording: asyncio.Task[None] | None = None
+        if settings.usage_folder is not None:
+            self._usage_ledger = open_ledger(settings.usage_folder, UNIT, self.usage.added, store=settings.usage_store)
         self._watchdog = Watchdog(
             self.registry.definitions,
             on_lag=self.metrics.loop_lag.observe,
@@ -217,6 +226,7 @@ class Unit:
             default_timeout_s=settings.default_timeout_s,
             max_in_flight=settings.max_in_flight,
             stream_idle_s=settings.stream_idle_s,
+            usage=self.usage,
         )
         self._totals = Totals()
         self._watch_numbers()
@@ -224,6 +234,8 @@ class Unit:
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that arrive before they are ready wait."""
         await self._upstreams.start()
+        if self._usage_ledger is not None:
+            self._recording = asyncio.create_task(self._usage_ledger.run(), name="usage ledger")
         self._watchdog.start()
         await self.pool.start()
         # In threads: importing and setting up may take a while, and health is asked for meanwhile.
@@ -302,6 +314,10 @@ class Unit:
         await self.updates.close()
         await self.pool.close()
         await self._upstreams.close()
+        if self._usage_ledger is not None and self._recording is not None:
+            self._recording.cancel()
+            await asyncio.wait([self._recording])
+            await self._usage_ledger.close()
 
     @property
     def is_ready(self) -> bool:
@@ -324,7 +340,20 @@ class Unit:
         metrics.watch("oriel_logic_workers_busy", "Workers running a job", lambda: sum(p.busy for p in pools()))
         metrics.watch("oriel_logic_workers_ready", "Workers that are ready", lambda: sum(len(p.pids) for p in pools()))
         metrics.watch_by("oriel_logic_releases", "Releases of services, by state", "state", updates.states)
+        metrics.registry.register(Read(self._used))
         self._totals.offer(metrics, lambda: [pool.tally for pool in pools()])
+
+    def _used(self) -> CounterMetricFamily:
+        """Make the family of the processor time that tenants are charged for."""
+        family = CounterMetricFamily(
+            "oriel_usage_cpu_seconds",
+            "Processor time of workers that tenants are charged for",
+            labels=["tenant", "tier", "target", "class"],
+        )
+        for row in by_label(self.usage.book.rows()):
+            key = row.key
+            family.add_metric([key.tenant, key.tier, key.target, key.device_class], row.cpu_ns / 1e9)
+        return family
 
     def _report(self, deployment: Deployment, problems: Mapping[str, str]) -> None:
         """Take the releases out of service that a worker could not set up. problems: {service or file: reason}."""

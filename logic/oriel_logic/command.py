@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
             "gateway": tuple(address(text, "--gateway") for text in args.gateway or ()),
             "gateway_key": gateway_key(args),
             "workers": worker_count(args.workers),
+            "usage_folder": usage_folder(args.usage),
         }
         settings = Settings(**chosen)
         TrustedPeers(settings.trusted_peers)
@@ -133,6 +134,13 @@ def gateway_key(args: argparse.Namespace) -> str:
     if not key or not (key.isascii() and key.isprintable()) or " " in key:
         raise StartFailed("--gateway needs a key of a tenant with the scope 'delegate' in ORIEL_GATEWAY_KEY")
     return key
+
+
+def usage_folder(text: str | None) -> Path | None:
+    """Return the folder of the usage ledger; None if nothing is recorded."""
+    from oriel_wire.engine.usage_ledger import state_folder
+
+    return None if text == "none" else Path(text) if text else state_folder()
 
 
 def worker_count(count: int) -> int:

@@ -15,6 +15,7 @@ class Settings:
     watch: whether the folders are polled for changes, every poll_s.
     inference, inference_grpc: (host, port) of each inference server, for calls and for streams.
     gateway, gateway_key: gateways through which models are called instead, and the key for them.
+    usage_folder: None records no usage. usage_store: "" for none.
     trusted_peers: addresses and networks whose `x-oriel-*` headers are honoured.
     release_drain_s: time for a replaced release to finish its requests.
     sample_timeout_s: time for a new version to answer its sample.
@@ -68,6 +69,24 @@ class Settings:
             metavar="HOST:PORT",
             help="call models through this gateway and not --inference, so that they may be scaled to zero; its key is "
             "in ORIEL_GATEWAY_KEY; repeatable",
+        ),
+    )
+    usage_folder: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--usage",
+            dest="usage",
+            metavar="DIR",
+            help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
+            "records nothing",
+        ),
+    )
+    usage_store: str = field(
+        default="",
+        metadata=flag(
+            "--usage-store",
+            metavar="URL",
+            help="object store that takes the records of each minute: s3://, gs:// or az:// (default: none)",
         ),
     )
     gateway_key: str = field(default="", repr=False)

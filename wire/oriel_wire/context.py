@@ -30,6 +30,9 @@ INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST
 MAX_TIMEOUT_S = 24 * 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # some systems read a leading dot as a path
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_COST = re.compile(
+    r"dev=([0-9]{1,18});cpu=([0-9]{1,18});class=([a-z0-9_-]{0,32})(?:;tin=([0-9]{1,15});tout=([0-9]{1,15}))?\Z"
+)
 _MAX_BAND = 255
 _REASON_S = 0.1  # an answer takes no longer through two hops
 
@@ -56,6 +59,30 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
         return self.deadline - now
+
+
+class Used(msgspec.Struct, frozen=True):
+    """What a server says a call used: nanoseconds of a device of that class, of a CPU, and tokens."""
+
+    device_ns: int
+    cpu_ns: int
+    device_class: str
+    tokens_in: int
+    tokens_out: int
+
+
+def format_cost(device_ns: int, cpu_ns: int, device_class: str, tokens_in: int = 0, tokens_out: int = 0) -> str:
+    """The value of `x-oriel-cost`; tokens only if there are any."""
+    tokens = f";tin={tokens_in};tout={tokens_out}" if tokens_in or tokens_out else ""
+    return f"dev={device_ns};cpu={cpu_ns};class={device_class}{tokens}"
+
+
+def parse_cost(value: str) -> Used | None:
+    """Read the value of `x-oriel-cost`; None if it is malformed."""
+    match = _COST.match(value)
+    if match is None:
+        return None
+    return Used(int(match[1]), int(match[2]), match[3], int(match[4] or 0), int(match[5] or 0))
 
 
 def new_request_id() -> str:

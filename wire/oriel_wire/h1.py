@@ -54,6 +54,7 @@ class Kind(IntEnum):
     DATE = 17
     TIER = 18
     HEADER_LENGTH = 19  # length of the JSON part of a v2 body
+    USED = 20  # what the call used, as the server reports it
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -106,6 +107,7 @@ _RESPONSE_KINDS: dict[str, int] = {
     "date": Kind.DATE,
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
+    "x-oriel-cost": Kind.USED,
     "x-oriel-service-version": Kind.FORWARD,  # the only one of our own headers that is meant for callers
     "endpoint-load-metrics": Kind.INTERNAL,
     # The gateway keeps the limits and reports them itself.
@@ -131,10 +133,11 @@ _HOP: Final = int(Kind.HOP)
 _INTERNAL: Final = int(Kind.INTERNAL)
 _SERVER_TIMING: Final = int(Kind.SERVER_TIMING)
 _COST: Final = int(Kind.COST)
+_USED: Final = int(Kind.USED)
 _FORWARDED: Final = int(Kind.FORWARDED)
 _HEADER_LENGTH: Final = int(Kind.HEADER_LENGTH)
 PASSED_ON: Final = frozenset({0, _CONTENT_LENGTH, _CONTENT_ENCODING, _HEADER_LENGTH})
-_PER_REQUEST: Final = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
+_PER_REQUEST: Final = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST, _USED})
 MAX_LINE, _MAX_NAMED = 256, 8  # bytes, names in one Connection line
 
 _FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")

@@ -15,6 +15,7 @@ _TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
 _CONNECTION = int(Kind.CONNECTION)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
+_USED = int(Kind.USED)
 _DATE = int(Kind.DATE)
 _MAX_KEPT_HEAD: Final = 1024
 _MAX_HEADS: Final = 32
@@ -45,6 +46,7 @@ class ResponseHead:
     dated = False
     server_timing = ""
     cost_us = -1
+    used = ""  # see `oriel_wire.context.parse_cost`
     start: bytes | None = None  # a proxy may cache here the head that it sends to its client
 
     def __init__(self, status: int, status_line: bytes, minor: int) -> None:
@@ -71,6 +73,7 @@ class ResponseHead:
         made = ResponseHead(self.status, b"", 1)
         made.content_length, made.chunked, made.close = self.content_length, self.chunked, self.close
         made.dated, made.server_timing, made.cost_us = self.dated, self.server_timing, self.cost_us
+        made.used = self.used
         made.forward, made.fields = [*self.forward], self.fields
         return made
 
@@ -128,6 +131,8 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
             head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
         elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
             head.cost_us = int(field.value)
+        elif kind == _USED:
+            head.used = field.value
     if dropped:
         head.forward = [line for line in forward if not line.lower().startswith(dropped)]
     if head.chunked and head.content_length is not None:

@@ -9,7 +9,7 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
 from oriel_inference.servers.meter import Meter
 from oriel_policies.metering.usage import UsageRow
-from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext
+from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.server_timing import server_timing
@@ -25,7 +25,7 @@ _TIMING = field_prefix(b"server-timing")
 
 def cost_text(device_ns: int, usage: UsageRow) -> str:
     """Return the value of `x-oriel-cost`: what a call used of which class of device."""
-    return f"dev={device_ns};cpu=0;class={usage.key.device_class}"
+    return format_cost(device_ns, 0, usage.key.device_class)
 
 
 class RequestRecord:

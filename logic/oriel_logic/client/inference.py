@@ -192,6 +192,8 @@ class BoundModels:
                 self._ledger.upstream.append(response.server_timing)
             if response.cost_us > 0:
                 self._ledger.cost_us += response.cost_us
+            if response.used:
+                self._ledger.reported(response.used)
             if response.status != 200:
                 await self._blame(model, version, inputs, response, stage)
             return codec.decode(response)

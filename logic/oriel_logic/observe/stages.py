@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
 
+from oriel_wire.context import parse_cost
 from oriel_wire.trace import Span, TraceContext, child
 
 Kind = Literal["client", "internal"]
@@ -60,16 +61,46 @@ class Ledger:
     root: the request's own span.
     upstream: `Server-Timing` entries that inference servers reported.
     cost_us: the cost of the request so far: processor time of workers plus what inference servers charged.
+    cpu_ns: processor time of workers. device_ns, device_class: of devices, as inference servers report it.
+    tokens_in, tokens_out: of the OpenAI API.
     """
 
-    __slots__ = ("_clock", "cost_us", "root", "stages", "upstream")
+    __slots__ = (
+        "_clock",
+        "cost_us",
+        "cpu_ns",
+        "device_class",
+        "device_ns",
+        "root",
+        "stages",
+        "tokens_in",
+        "tokens_out",
+        "upstream",
+    )
 
     def __init__(self, root: TraceContext, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root
         self.stages: list[Stage] = []
         self.upstream: list[str] = []
-        self.cost_us = 0
+        self.cost_us = self.cpu_ns = self.device_ns = self.tokens_in = self.tokens_out = 0
+        self.device_class = ""
         self._clock = clock
+
+    def reported(self, text: str) -> None:
+        """Add what an answer of an inference server says it used: a value of `x-oriel-cost`."""
+        used = parse_cost(text)
+        if used is not None:
+            self.device_ns += used.device_ns
+            self.cpu_ns += used.cpu_ns
+            self.device_class = used.device_class
+
+    def take(self, other: "Ledger") -> None:
+        """Add what another one counted, which begins anew."""
+        self.cost_us += other.cost_us
+        self.device_ns += other.device_ns
+        self.cpu_ns += other.cpu_ns
+        self.device_class = other.device_class or self.device_class
+        other.cost_us = other.device_ns = other.cpu_ns = 0
 
     def stage(self, name: str, *, kind: Kind = "internal") -> Stage:
         """Make a stage, which begins when it is entered with `with`."""

@@ -145,6 +145,7 @@ class OpenAI:
         found = self._served.get(name)
         if not isinstance(found, kind) or not may_use(visit.call, name):
             raise self._absent(name, visit)
+        visit.target = name
         if not self._runs(found):
             raise ServiceBroken(f"the model '{name}' cannot run: GET /v1/services on the logic server says why")
         return found

@@ -203,8 +203,11 @@ class Run:
         self._tools = tools
 
     def usage(self) -> Usage:
+        """Return the tokens so far; the request is accounted for them."""
         prompt = sum(map(len, self._prompts))
         answer = sum(choice.count for each in self.choices for choice in each)
+        ledger = self._tools.visit.ledger
+        ledger.tokens_in, ledger.tokens_out = prompt, answer
         return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
 
     async def texts(self) -> list[str]:
@@ -258,6 +261,8 @@ class Run:
                 meant = HandlerFailed("the service failed: its log says why under this request id")
             self._tools.visit.outcome = meant.outcome
             yield event(answers.error_facts(meant, self._tools.visit.call.request_id))
+        finally:
+            self.usage()
 
     async def _deltas(self, prompt: int) -> AsyncGenerator[list[Delta], None]:
         tools = self._tools

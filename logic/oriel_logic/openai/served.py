@@ -60,8 +60,7 @@ class StepModels:
         try:
             return await self._models.infer(model, inputs, outputs=outputs, version=version)
         finally:
-            self._ledger.cost_us += self._own.cost_us
-            self._own.cost_us = 0
+            self._ledger.take(self._own)
             self._own.stages.clear()
             self._own.upstream.clear()
 

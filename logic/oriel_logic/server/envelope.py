@@ -13,11 +13,12 @@ from oriel_logic.client.inference import STAGE
 from oriel_logic.errors import CallerLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
 from oriel_logic.observe.metrics import Metrics
 from oriel_logic.observe.stages import Ledger
+from oriel_logic.observe.usage import Usage
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, error_reply
 from oriel_logic.server.streaming import Primed, close
-from oriel_wire.context import COST_US, REQUEST_ID, CallContext, ContextPlan, read_headers
+from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, ContextPlan, format_cost, read_headers
 from oriel_wire.server_timing import server_timing
 from oriel_wire.trace import Span, SpanSink, child, format_traceparent
 
@@ -31,6 +32,7 @@ class Visit:
 
     started_s: monotonic seconds at which its head was complete.
     parent_id: the caller's span, 0 if there is none.
+    target: what usage is recorded for; "" for the service. bytes_in, bytes_out: of the bodies.
     """
 
     call: CallContext
@@ -41,6 +43,9 @@ class Visit:
     release: Release | None = None
     outcome: Outcome | None = None
     status: int = 0
+    target: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
 
     def begin(self, release: Release) -> None:
         """Record the release that answers the request; it counts as in use until the visit is finished."""
@@ -65,9 +70,11 @@ class Envelope:
         default_timeout_s: float,
         max_in_flight: int,
         stream_idle_s: float,
+        usage: Usage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handle = handle
+        self._usage = usage or Usage()
         self._sink = sink
         self._metrics = metrics
         self._default_timeout_s = default_timeout_s
@@ -98,6 +105,9 @@ class Envelope:
         try:
             reply = await self._reply(inbound, visit)
             visit.status = reply.status
+            size = inbound.size_bytes
+            visit.bytes_in = len(inbound.body.whole or b"") if size is None else size
+            visit.bytes_out = len(reply.body)
             if reply.pieces is not None:
                 streams = True
                 pieces = Watched(reply.pieces, visit, self._stream_idle_s, self._streamed(visit))
@@ -179,6 +189,8 @@ class Envelope:
             stamp.append(visit.release.stamp)
         if ledger.cost_us and not streams:  # a stream's cost is not known yet: the gateway charges it by its time
             stamp.append((COST_US, str(ledger.cost_us)))
+            used = (ledger.device_ns, ledger.cpu_ns, ledger.device_class, ledger.tokens_in, ledger.tokens_out)
+            stamp.append((COST, format_cost(*used)))
         if visit.status == 503 and any(name == STAGE for name, _ in stages):
             stamp.append(("x-oriel-retry", "spent"))  # the reason may mean "not executed", but a model was called
         return stamp
@@ -190,6 +202,7 @@ class Envelope:
         ended = self._clock()
         outcome = visit.outcome or Outcome.HANDLER_FAILED
         self._metrics.observe(visit.service, visit.call.tier, outcome, ended - visit.started_s, visit.ledger.stages)
+        self._usage.account(visit.call, visit.target or visit.service, outcome, visit.ledger, visit)
         if not (visit.call.trace.sampled and self._sink.enabled):
             return
         attributes: dict[str, Any] = {
@@ -232,7 +245,9 @@ class Watched:
     async def __anext__(self) -> bytes:
         try:
             async with asyncio.timeout(self._idle_s):
-                return await anext(self._pieces)
+                piece = await anext(self._pieces)
+                self._visit.bytes_out += len(piece)
+                return piece
         except StopAsyncIteration:
             self._end(self._visit.outcome or Outcome.OK)  # a stream that ended with an error piece has recorded it
             raise

@@ -133,6 +133,7 @@ class Context:
     def _accounted(self, done: Finished, timed: Stage) -> Any:
         timed.attributes["oriel.cpu_us"] = done.cpu_us
         self._ledger.cost_us += done.cpu_us
+        self._ledger.cpu_ns += done.cpu_us * 1000
         for name, start_s, end_s in done.stages:
             inner = self._ledger.stage(name)
             inner.start_s, inner.end_s = start_s, end_s

@@ -13,15 +13,18 @@ _JOIN_BYTES = 64 * 1024
 
 
 class HttpResponse:
-    """A whole answer. server_timing: "" if it has none; cost_us: the cost that the server reports, -1 if none."""
+    """A whole answer. server_timing: "" if it has none; cost_us: the cost that the server reports, -1 if none; used:
+    what it says it used, "" if nothing.
+    """
 
-    __slots__ = ("_head", "body", "cost_us", "server_timing", "status")
+    __slots__ = ("_head", "body", "cost_us", "server_timing", "status", "used")
 
     def __init__(self, head: ResponseHead, body: bytes) -> None:
         self._head = head
         self.status = head.status
         self.server_timing = head.server_timing
         self.cost_us = head.cost_us
+        self.used = head.used
         self.body = body
 
     def get(self, name: str) -> str | None:

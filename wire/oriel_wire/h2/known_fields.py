@@ -100,6 +100,7 @@ PER_REQUEST: Final = CREDENTIALS | {
     b"date",
     b"server-timing",
     b"x-oriel-cost-us",
+    b"x-oriel-cost",
 }
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path", b":status"})

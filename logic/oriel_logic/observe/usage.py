@@ -1,0 +1,69 @@
+"""Who used the processors of this server, and how much: rows of usage, and lines of the usage ledger."""
+
+from typing import Protocol
+
+from oriel_logic.errors import Outcome
+from oriel_logic.observe.stages import Ledger
+from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
+from oriel_wire.context import CallContext
+from oriel_wire.usage import UsageLine
+
+UNIT = "logic"
+MAX_KNOWN = 4096
+
+
+class Sizes(Protocol):
+    """The bytes of a request and of its answer."""
+
+    bytes_in: int
+    bytes_out: int
+
+
+class Usage:
+    """The book of a logic server. Single writer: the loop."""
+
+    def __init__(self) -> None:
+        self.book = UsageBook()
+        self._rows: dict[tuple[str, str, str, str], UsageRow] = {}
+        self._generation = 0
+
+    def account(self, call: CallContext, target: str, outcome: Outcome, ledger: Ledger, sizes: Sizes) -> None:
+        """Count one request that has ended. Nobody is charged for one that failed, or whose caller left."""
+        why = call.unbilled
+        if not why and outcome is not Outcome.OK:
+            why = "left" if outcome is Outcome.CALLER_LEFT else "failed"
+        elif not why and not call.tenant:
+            why = "untenanted"
+        key = (call.tenant, call.tier, target, why)
+        row = self._rows.get(key)
+        if row is None or self._generation != self.book.generation:
+            row = self._row(*key)
+        row.cpu_ns += ledger.cpu_ns
+        if outcome is Outcome.OK:
+            row.requests += 1
+            row.bytes_in += sizes.bytes_in
+            row.bytes_out += sizes.bytes_out
+            row.tokens_in += ledger.tokens_in
+            row.tokens_out += ledger.tokens_out
+
+    def added(self, minute: str) -> list[UsageLine]:
+        """Return what was used since the last call, as lines of the ledger."""
+        return [
+            UsageLine(
+                minute=minute,
+                unit=UNIT,
+                tenant=key.tenant,
+                tier=key.tier,
+                target=key.target,
+                why=key.why,
+                **counters(values),
+            )
+            for key, values in self.book.added()
+        ]
+
+    def _row(self, tenant: str, tier: str, target: str, why: str) -> UsageRow:
+        if self._generation != self.book.generation or len(self._rows) >= MAX_KNOWN:
+            self._rows.clear()
+            self._generation = self.book.generation
+        row = self._rows[tenant, tier, target, why] = self.book.row(UsageKey(tenant, tier, target, "", "", "", why))
+        return row
