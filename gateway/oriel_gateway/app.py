@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -25,6 +26,7 @@ from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.budget_file import NAME, BudgetFile
+from oriel_gateway.observe.usage import UNIT
 from oriel_gateway.settings import Settings
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
@@ -32,6 +34,8 @@ from oriel_wire.engine.control import ControlLimits, serve_control
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
+from oriel_wire.engine.usage_files import lines_since, minute_of
+from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import ClientUnusable
@@ -188,6 +192,7 @@ async def _serve(
         )
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         _log.info("what is served, to read and to try: http%s://%s:%d/docs", "s" * http.secure, shown, http.port)
+        ledger_of_use = await _usage_ledger(settings, gateway)
         control_stop = asyncio.Event()
         live = Live(Source(gateway))
         admin = admin_app(gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url)
@@ -199,6 +204,8 @@ async def _serve(
             watching = [group.create_task(reloader.run())]
             keeping = group.create_task(budgets.run())
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
+            if ledger_of_use is not None:
+                watching.append(group.create_task(ledger_of_use.run()))
             ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
             watching.append(group.create_task(gateway.scaled.run(ledger)))
             if mirror is not None:
@@ -215,6 +222,8 @@ async def _serve(
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
             await asyncio.gather(http.drain(DRAIN_S, beside), beside)
+            if ledger_of_use is not None:
+                await ledger_of_use.close()
             live.close()
             keeping.cancel()
             control_stop.set()
@@ -223,6 +232,16 @@ async def _serve(
         sink.close()
         if access_log is not None:
             access_log.close()
+
+
+async def _usage_ledger(settings: Settings, gateway: Gateway) -> UsageLedger | None:
+    """Open the ledger of what tenants use, and read what they used this month. Raises StartFailed."""
+    folder, usage = settings.usage_folder, gateway.records.usage
+    if folder is None:
+        return None
+    month = minute_of(time())[:7]
+    usage.restore(await asyncio.to_thread(lambda: list(lines_since(folder, f"{month}-01"))))
+    return open_ledger(folder, UNIT, usage.added, store=settings.usage_store)
 
 
 async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificates | None) -> "ExternalScaler":

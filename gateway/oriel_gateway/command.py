@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         "grpc_endpoints": _grouped(args.grpc_endpoint),
         "trace_sample_ratio": _ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
         "quota_file": _quota_file(args.quota_file),
+        "usage_folder": None if args.usage == "none" else Path(args.usage) if args.usage else _state(),
         "limiter": args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
         "limiter_password": os.environ.get("ORIEL_LIMITER_PASSWORD"),
         "trace_url": trace_link(os.environ.get("ORIEL_TRACE_URL", "")),

@@ -190,6 +190,24 @@ class Settings:
             "~/.local/state/oriel); 'none' keeps nothing",
         ),
     )
+    usage_folder: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--usage",
+            dest="usage",
+            metavar="DIR",
+            help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
+            "records nothing",
+        ),
+    )
+    usage_store: str = field(
+        default="",
+        metadata=flag(
+            "--usage-store",
+            metavar="URL",
+            help="object store that takes the records of each minute: s3://, gs:// or az:// (default: none)",
+        ),
+    )
     limiter_password: str | None = field(default=None, repr=False)
     state: Path | None = None
     trace_sample_ratio: float = 1.0

@@ -80,20 +80,22 @@ async def test_it_is_not_counted_again_and_its_cost_is_told() -> None:
     """
 
     async def answer(seen: Seen) -> bytes:
-        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost-us: 77\r\n\r\nok"
+        costs = b"x-oriel-cost-us: 77\r\nx-oriel-cost: dev=9;cpu=0;class=cpu\r\n"
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n" + costs + b"\r\nok"
 
     async with upstream() as up, gateway(files(up.port)) as (port, core), Client(port) as client:
         up.answer = answer
         for _ in range(5):
             reply = await client.ask(INFER, b"x", key=None, headers=f"authorization: Oriel-For {FOR_LIMITED}\r\n")
             assert (reply.status, reply.headers["x-oriel-cost-us"]) == (200, "77")
+            assert reply.headers["x-oriel-cost"] == "dev=9;cpu=0;class=cpu"
         assert [up.seen[-1].get(f"x-oriel-{name}") for name in ("tenant", "tier")] == ["limited", "bronze"]
         assert "key-logic" not in up.seen[-1].head
         for path in ("/v2/models/other/infer", "/v1/services/digits"):
             reply = await client.ask(path, b"x", key=None, headers=f"authorization: Oriel-For {FOR_LIMITED}\r\n")
             assert reply.status == 404
         reply = await client.ask(INFER, b"x", key=LIMITED)
-        assert reply.status == 200 and "x-oriel-cost-us" not in reply.headers
+        assert reply.status == 200 and "x-oriel-cost-us" not in reply.headers and "x-oriel-cost" not in reply.headers
 
 
 async def test_a_recognised_call_ends_with_its_scope() -> None:

@@ -18,7 +18,8 @@ _SEGMENT = re.compile(r"([A-Za-z0-9]{1,32})-([0-9]{1,12})\Z")
 class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line.
 
-    kind: "use" of a tenant or of nobody; "device": the time of one device; "start" of a server, or its "stop";
+    kind: "use" of a tenant or of nobody; "seen": what answers said to a gateway, which the servers record as "use"
+    themselves, so that it must not be added up; "device": the time of one device; "start" of a server, or its "stop";
     "crash": the server ended without a stop, and what it used within the second before is missing.
     minute: its beginning in UTC, as "2026-11-24T17:05". unit: "gateway", "logic" or "inference".
     why: why nobody is charged; "" if the tenant is.
@@ -27,7 +28,7 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     not in any line yet, because what runs is charged when it ends.
     """
 
-    kind: Literal["use", "device", "start", "stop", "crash"] = "use"
+    kind: Literal["use", "seen", "device", "start", "stop", "crash"] = "use"
     minute: str
     unit: str
     tenant: str = ""

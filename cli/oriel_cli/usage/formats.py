@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,10 @@ def write_ndjson(rows: Sequence[dict[str, Any]]) -> str:
 def write_parquet(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write rows to a Parquet file. Raises CommandFailed without pyarrow."""
     try:
-        import pyarrow
-        import pyarrow.parquet
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise CommandFailed("parquet needs pyarrow: pip install 'oriel-serving[parquet]'") from error
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
 
 
 def cloudevents(lines: Sequence[tuple[str, UsageLine]]) -> Iterator[dict[str, Any]]:

@@ -96,7 +96,7 @@ def _idle(groups: list[Group], lines: Iterable[UsageLine], by: Sequence[str], ho
     for (device_class, day), ns in sorted(idle_ns.items()):
         users = [each for each in groups if (each.device_class, each.day) == (device_class, day)]
         used = [each.sums["device_ns"] for each in users]
-        if how == "spread" and sum(used):
+        if how == "spread" and any(used):
             from oriel_policies.metering.shares import split
 
             for each, share in zip(users, split(max(0, ns), used), strict=True):

@@ -272,6 +272,7 @@ class GrpcCall(Call):
         self.status = answer.status
         self.cost_us = answer.cost_us
         self.timing = answer.server_timing
+        self.used = answer.used
         if self.asks_report:
             self.gate.note_load_report(answer.get(LOAD_METRICS))
         if answer.status >= 500 and self.endpoint is not None:

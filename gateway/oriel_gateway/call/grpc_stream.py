@@ -233,6 +233,7 @@ class GrpcStreamCall(GrpcCall):
             self.answer = head
             self.cost_us = head.cost_us
             self.timing = head.server_timing
+            self.used = head.used
             self.connection = None
             client.write_answer(self, head, data, True, now)
             self.finish(Outcome.ANSWERED, "", now)

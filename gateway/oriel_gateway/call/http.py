@@ -462,6 +462,7 @@ class Call(Lifecycle):
         self.status = status
         self._body = None
         self.cost_us, self.timing = head.cost_us, head.server_timing
+        self.used = head.used
         self.bytes_out = len(data)
         client = self.client
         assert client is not None

@@ -142,6 +142,7 @@ class Lifecycle:
         "target",
         "tenant",
         "timing",
+        "used",
     )
 
     def __init__(
@@ -178,7 +179,7 @@ class Lifecycle:
         self.outcome = _ANSWERED
         self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
         self.bytes_out = 0
-        self.stick = self.timing = ""
+        self.stick = self.timing = self.used = ""
         self.grant: Grant | None = None
         self.extras: RouteHooks | None = None
         self.endpoint: HttpEndpoint | None = None
@@ -276,6 +277,11 @@ class Lifecycle:
         """Return the entry of `Server-Timing` about the call's wait for an endpoint; "" if it did not wait for one."""
         trouble = self._trouble
         return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.held_for_s())
+
+    @property
+    def beside(self) -> int:
+        """The calls that the pool has in flight, this one included."""
+        return self.gate.admission.inflight
 
     @property
     def held(self) -> tuple[str, float] | None:

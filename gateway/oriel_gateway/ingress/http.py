@@ -326,7 +326,8 @@ class ClientConnection(ServerConnection):
         own = "" if call.grant is None else call.grant.lines(now)
         if call.tenant.caller and call.cost_us >= 0:
             # a model call of a service: its cost is part of what the service's own call is charged
-            own = f"x-oriel-cost-us: {call.cost_us}\r\n"
+            used = f"x-oriel-cost: {call.used}\r\n" if call.used else ""
+            own = f"x-oriel-cost-us: {call.cost_us}\r\n{used}"
         mark = call.mark
         queued = "0.000"
         if call.permit_s != call.queued_s:

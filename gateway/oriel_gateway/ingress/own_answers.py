@@ -6,6 +6,8 @@ from oriel_gateway.call.answers import small_answer
 from oriel_gateway.call.cors import preflight_lines
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.ingress.own_use import PATHS as OF_TENANTS
+from oriel_gateway.ingress.own_use import use_page
 from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import Snapshot
 from oriel_wire.h1 import LineMemo, RequestHead
@@ -18,7 +20,7 @@ _HEALTH = "/v2/health/"
 
 def is_own(path: str) -> bool:
     """Whether the gateway itself answers at this path."""
-    return path.startswith(_HEALTH) or path in PATHS
+    return path.startswith(_HEALTH) or path in PATHS or path in OF_TENANTS
 
 
 def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
@@ -29,6 +31,8 @@ def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
     if method not in ("GET", "HEAD"):
         allow = (("allow", "GET, HEAD"),)
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes GET, HEAD, not {method}", headers=allow)
+    if path in OF_TENANTS:
+        return use_page(path, gateway.identify_fields(head.credentials, memo).tenant, gateway)
     if not path.startswith(_HEALTH):
         return _documentation(head, gateway, memo)
     # Without a key: load balancers have none.

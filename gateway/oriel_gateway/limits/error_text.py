@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
+from typing import Any
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits.meters import Meter
-from oriel_policies.limits import Counts, state_item
+from oriel_policies.limits import Bound, Counts, state_item
 
 MAX_ITEMS = 8  # the most policies that are named on one answer
 
@@ -44,6 +45,22 @@ def _rate(name: str, per_s: float, burst: int, what: str) -> str:
 def _whose(name: str) -> str:
     scope, _, _ = name.rpartition("/")
     return f"this key's calls of {scope} may" if scope else "this key may"
+
+
+def shown(bound: Bound, left: float, more_s: float) -> dict[str, Any]:
+    """Return a bound and what is left of it, as a tenant sees it. more_s: the seconds until there is more of it."""
+    unit = {Counts.REQUESTS: "requests", Counts.BYTES: "bytes", Counts.COMPUTE_US: "compute_us"}[bound.counts]
+    kind = "concurrency" if bound.slots else "quota" if bound.period is not None else "rate"
+    return {
+        "name": bound.name,
+        "kind": kind,
+        "unit": unit,
+        "limit": bound.limit,
+        "left": max(0, int(left)),
+        "per": str(bound.period) if bound.period is not None else "second" if bound.rate is not None else None,
+        "per_second": bound.rate.requests_per_s if bound.rate is not None else None,
+        "more_in_s": ceil(more_s),
+    }
 
 
 def states(meters: Sequence[Meter], now: float) -> str:

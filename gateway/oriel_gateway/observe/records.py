@@ -9,6 +9,7 @@ from oriel_gateway.observe.decisions import NOT_REACHED, Decisions
 from oriel_gateway.observe.objectives import Objectives
 from oriel_gateway.observe.stats import BATCH, Stats
 from oriel_gateway.observe.tracing import Address, Mark, Recorded, record_call, record_refusal
+from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.trace import SpanSink
@@ -23,13 +24,14 @@ class Records:
     that of a named tuple (docs/decisions, 65).
     """
 
-    __slots__ = ("access_log", "decisions", "objectives", "sink", "stats")
+    __slots__ = ("access_log", "decisions", "objectives", "sink", "stats", "usage")
 
     def __init__(self, sink: SpanSink) -> None:
         self.sink = sink
         self.objectives = Objectives()
         self.stats = Stats(self.objectives)
         self.decisions = Decisions()
+        self.usage = Usage()
         self.access_log: AccessLog | None = None
 
     def turned_away(
@@ -111,6 +113,9 @@ class Records:
         self.decisions.append(decided)
         if self.access_log is not None:
             self.access_log.put(decided)
+        if call.outcome is _ANSWERED and call.status < 400:
+            busy_s = 0.0 if call.used or not call.sent_s else (now - call.sent_s) / max(1, call.beside)
+            self.usage.ended(call.tenant, call.target, bytes_in, call.bytes_out, call.used, busy_s)
         recent = self.stats.recent
         recent.append(decided)
         if len(recent) >= BATCH:

@@ -85,6 +85,10 @@ class Recorded(Protocol):
     ahead: int  # calls before it when it joined the queue; -1 if it did not queue
     bytes_out: int
     timing: str  # `Server-Timing` of the server behind; "" if it sent none
+    used: str  # what the answer said it used, see `oriel_wire.context.parse_cost`
+
+    @property
+    def beside(self) -> int: ...  # calls that its pool has in flight, itself included
 
     @property
     def protocol(self) -> str: ...

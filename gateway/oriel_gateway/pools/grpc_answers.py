@@ -8,7 +8,7 @@ import re
 from typing import Any, Final
 
 from oriel_gateway.pools.upstream_answers import NOT_EXECUTED, NOT_HERE, AnswerKind, means_absent, means_refused
-from oriel_wire.context import COST_US
+from oriel_wire.context import COST, COST_US
 from oriel_wire.engine.h2_upstream import H2Endpoint, H2Upstream, UpstreamStream
 from oriel_wire.errors import UpstreamBroken
 from oriel_wire.h2.grpc import (
@@ -55,6 +55,7 @@ _WORD: Final = re.compile(r"[a-z_]{1,64}\Z")
 _MAX_TEXT: Final = 500
 _COST: Final = COST_US.encode()
 _TIMING: Final = b"server-timing"
+_USED: Final = COST.encode()
 
 
 class GrpcAnswer:
@@ -70,7 +71,7 @@ class GrpcAnswer:
     dated = True
 
     __slots__ = (
-        *("code", "cost_us", "forward", "head", "message_bytes", "server_timing", "status", "text", "trailers"),
+        *("code", "cost_us", "forward", "head", "message_bytes", "server_timing", "status", "text", "trailers", "used"),
     )
 
     def __init__(self, head: list[HeaderField], trailers: list[HeaderField]) -> None:
@@ -80,6 +81,7 @@ class GrpcAnswer:
         self.text = b""
         self.server_timing = ""
         self.cost_us = -1
+        self.used = ""
         self.message_bytes = 0
         self.code = OK
         self.status = 200
@@ -91,6 +93,8 @@ class GrpcAnswer:
                     self.cost_us = int(value) if value.isdigit() and len(value) < 16 else -1
                 elif name == _TIMING:
                     self.server_timing = value.decode("latin-1")
+                elif name == _USED:
+                    self.used = value.decode("latin-1")
 
     def get(self, name: str) -> str | None:
         """The first value of this lower-case name in the trailers, or else in the head."""
@@ -107,6 +111,7 @@ class GrpcAnswer:
         made.trailers, made.forward, made.text = self.trailers, [*self.forward], self.text
         made.code, made.status, made.cost_us = self.code, self.status, self.cost_us
         made.message_bytes, made.server_timing = self.message_bytes, self.server_timing
+        made.used = self.used
         return made
 
     @property

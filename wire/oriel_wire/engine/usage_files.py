@@ -144,6 +144,21 @@ def segments(folder: Path, *, with_open: bool = False) -> Iterator[tuple[str, Pa
             yield path.stem, path
 
 
+def lines_since(folder: Path, day: str) -> Iterator[UsageLine]:
+    """Yield the lines that are on this machine from a day on, sealed or not; segments that cannot be read are left
+    out.
+    """
+    for _, path in segments(folder, with_open=True):
+        if path.suffix == ".gz" and path.parts[-3] < day:
+            continue
+        try:
+            for _, line in read_segment(path):
+                if line.minute >= day:
+                    yield line
+        except (OSError, EOFError):
+            continue
+
+
 def minute_of(now_s: float) -> str:
     """Return the minute of a time as the ledger writes it."""
     return time.strftime("%Y-%m-%dT%H:%M", time.gmtime(now_s))

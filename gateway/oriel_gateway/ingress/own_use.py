@@ -1,0 +1,34 @@
+"""What tenants see of their own with their key: `GET /v1/usage` and `GET /v1/limits`."""
+
+from time import monotonic
+
+import msgspec
+
+from oriel_gateway.api_docs.pages import JSON, Page
+from oriel_gateway.core import Gateway
+from oriel_gateway.limits.error_text import shown
+from oriel_policies.documents import Tenant
+
+USAGE = "/v1/usage"
+LIMITS = "/v1/limits"
+PATHS = frozenset({USAGE, LIMITS})
+_PRIVATE = (
+    ("cache-control", "private, no-store"),
+    ("vary", "authorization, x-api-key"),
+    ("x-content-type-options", "nosniff"),
+)
+
+
+def use_page(path: str, tenant: Tenant, gateway: Gateway) -> Page:
+    """Return the page of a tenant: what it used, or its limits and what is left of them."""
+    if path == USAGE:
+        page: object = gateway.records.usage.of(tenant.name)
+    else:
+        now = monotonic()
+        limits = [
+            shown(*bound)
+            for allowance in tenant.allowances
+            for bound in gateway.limiter.left(tenant.name, allowance, now)
+        ]
+        page = {"tenant": tenant.name, "tier": tenant.tier.name, "limits": limits}
+    return Page(JSON, msgspec.json.encode(page), _PRIVATE)

@@ -1,0 +1,98 @@
+"""What tenants see of their own use and of their limits, and what the gateway writes to the usage ledger."""
+
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+from oriel_gateway.observe.usage import Usage
+
+from .stack import LIMITED, Client, Seen, documents, gateway, upstream
+
+NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
+NEXT_DAY = datetime(2026, 11, 25, 0, 0, 1, tzinfo=UTC)
+NEXT_MONTH = datetime(2026, 12, 1, tzinfo=UTC)
+
+
+def tenant(name: str, caller: str = "") -> Any:
+    return SimpleNamespace(name=name, tier=SimpleNamespace(name="gold"), caller=caller)
+
+
+def target(name: str) -> Any:
+    return SimpleNamespace(name=name, route=f"/v2/{name}", version="")
+
+
+def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
+    usage.ended(tenant(who, caller), target(what), 10, 20, used, busy_s)
+
+
+def test_what_answers_said_is_the_tenants_and_what_they_did_not_say_is_estimated() -> None:
+    usage = Usage(NOON)
+    note(usage, "a", "m", "dev=500;cpu=0;class=h100")
+    note(usage, "a", "m", "dev=700;cpu=9;class=h100;tin=3;tout=4")
+    note(usage, "a", "theirs", busy_s=0.25)
+    note(usage, "b", "m", "dev=1;cpu=0;class=h100")
+    note(usage, "a", "m", "dev=999;cpu=0;class=h100", caller="service")
+    usage.count(NOON)
+    found = usage.of("a", NOON)
+    assert (found["tenant"], found["since"]) == ("a", "2026-11-24T12:00:00Z")
+    day = found["day"]
+    assert (day["begins"], day["requests"], day["bytes_out"]) == ("2026-11-24T00:00:00Z", 3, 60)
+    by_target = {each["target"]: each for each in day["targets"]}
+    ours, theirs = by_target["m"], by_target["theirs"]
+    assert (ours["device_ns"], ours["cpu_ns"], ours["tokens_out"], ours["estimated"]) == (1200, 9, 4, False)
+    assert (theirs["device_ns"], theirs["estimated"]) == (250_000_000, True)
+    assert usage.of("nobody", NOON)["month"]["requests"] == 0
+
+
+def test_days_and_months_begin_at_midnight_utc() -> None:
+    usage = Usage(NOON)
+    note(usage, "a", "m", "dev=500;cpu=0;class=h100")
+    usage.count(NOON)
+    later = usage.of("a", NEXT_DAY)
+    assert (later["day"]["device_ns"], later["month"]["device_ns"]) == (0, 500)
+    assert usage.of("a", NEXT_MONTH)["month"]["device_ns"] == 0
+
+
+def test_the_ledger_gets_bytes_and_estimates_and_a_restarted_gateway_its_own_notes() -> None:
+    usage = Usage(NOON)
+    note(usage, "a", "m", "dev=500;cpu=0;class=h100")
+    note(usage, "a", "theirs", busy_s=1e-6)
+    usage.count(NOON)
+    lines = usage.added("2026-11-24T12:00")
+    use = [line for line in lines if line.kind == "use"]
+    assert sum(line.requests for line in use) == 2 and sum(line.bytes_in for line in use) == 20
+    assert [(line.target, line.device_ns) for line in use if line.device_ns] == [("theirs", 1000)]
+    assert all(line.estimated for line in use if line.device_ns)
+    again = Usage(NEXT_DAY)
+    again.restore(lines, NEXT_DAY)
+    found = again.of("a", NEXT_DAY)
+    assert found["since"] == "2026-11-24T12:00:00Z"
+    assert (found["month"]["device_ns"], found["month"]["requests"], found["day"]["requests"]) == (1500, 2, 0)
+    assert usage.added("2026-11-24T12:01") == []
+
+
+async def test_tenants_see_their_own_use_and_limits_with_their_key() -> None:
+    async def answer(_: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost: dev=500;cpu=0;class=cpu\r\n\r\nok"
+
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+        up.answer = answer
+        for key in (LIMITED, None):
+            reply = await client.ask("/v2/models/digits/infer", b"abc", **({"key": key} if key else {}))
+            assert reply.status == 200 and "x-oriel-cost" not in reply.headers
+        asked = len(up.seen)
+        used = await client.ask("/v1/usage", method="GET", key=LIMITED)
+        found = json.loads(used.body)
+        assert used.headers["cache-control"] == "private, no-store"
+        assert (found["tenant"], found["day"]["requests"], found["month"]["device_ns"]) == ("limited", 1, 500)
+        assert [(each["target"], each["bytes_in"]) for each in found["day"]["targets"]] == [("digits", 3)]
+        limits = json.loads((await client.ask("/v1/limits", method="GET", key=LIMITED)).body)
+        (rate,) = limits["limits"]
+        assert (limits["tenant"], limits["tier"]) == ("limited", "gold")
+        assert (rate["name"], rate["kind"], rate["unit"], rate["limit"]) == ("requests", "rate", "requests", 2)
+        assert rate["left"] in (1, 2)
+        for path in ("/v1/usage", "/v1/limits"):
+            assert (await client.ask(path, method="GET", key=None)).status == 401
+            assert (await client.ask(path, b"x", key=LIMITED)).status == 405
+        assert len(up.seen) == asked  # they are the gateway's own
