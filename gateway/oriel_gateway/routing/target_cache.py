@@ -1,5 +1,6 @@
 """Targets and header lines of tenants, remembered for as long as one snapshot of the documents is in force."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ _LISTED = 8  # tiers, in a refusal
 class TargetCache:
     """Resolves and remembers what tenants ask for. tiers_differ: the tier of a call may depend on its route."""
 
-    __slots__ = ("_blocks", "_lines", "_older", "_snapshot", "_targets", "routes", "tiers_differ")
+    __slots__ = ("_blocks", "_lines", "_older", "_repeating", "_snapshot", "_targets", "routes", "tiers_differ")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -29,11 +30,12 @@ class TargetCache:
         self._older: dict[tuple[Tenant, bytes], Target] = {}
         self._lines: dict[Tenant, bytes] = {}
         self._blocks: dict[Tenant, bytes] = {}
+        self._repeating: dict[Tenant, Tenant] = {}
 
     @property
     def remembered(self) -> tuple[dict[Any, Any], ...]:
         """Everything that is remembered, to be freed when this cache is replaced."""
-        return self._targets, self._older, self._lines, self._blocks
+        return self._targets, self._older, self._lines, self._blocks, self._repeating
 
     def of_line(
         self, tenant: Tenant, line: bytes, method: str, path: str, query: str, tier: str | None = None
@@ -97,8 +99,19 @@ class TargetCache:
                 (b"x-oriel-priority", b"%d" % tenant.tier.band),
                 (b"x-oriel-tenant", tenant.name.encode()),
             )
+            if tenant.unbilled:
+                fields = (*fields, (b"x-oriel-unbilled", tenant.unbilled.encode()))
             block = self._blocks[tenant] = b"".join([literal(name, value) for name, value in fields])
         return block
+
+    def repeating(self, tenant: Tenant) -> Tenant:
+        """Return the tenant whose calls are second copies, which nobody is charged for."""
+        found = self._repeating.get(tenant)
+        if found is None:
+            if len(self._repeating) >= _TARGETS:
+                self._repeating.clear()
+            found = self._repeating[tenant] = replace(tenant, unbilled="repeat")
+        return found
 
     def _known(self, key: tuple[Tenant, bytes]) -> Target | None:
         found = self._targets.get(key)
@@ -126,4 +139,6 @@ def _tenant_lines(tenant: Tenant) -> bytes:
         lines += f"\r\nx-oriel-models: {','.join(tenant.models) or '!'}"
     if tenant.services != ("*",):  # for the near name of a misspelt one
         lines += f"\r\nx-oriel-services: {','.join(tenant.services) or '!'}"
+    if tenant.unbilled:
+        lines += f"\r\nx-oriel-unbilled: {tenant.unbilled}"
     return lines.encode("ascii")

@@ -58,7 +58,9 @@ def shadow_tenant(routing: RoutingState, tenant: Tenant) -> Tenant:
     if found is None:
         if len(known) >= 4096:
             known.clear()
-        found = known[tenant] = replace(tenant, tier=replace(tenant.tier, band=LOWEST_BAND), allowances=())
+        found = known[tenant] = replace(
+            tenant, tier=replace(tenant.tier, band=LOWEST_BAND), allowances=(), unbilled="shadow"
+        )
     return found
 
 

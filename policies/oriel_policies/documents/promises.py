@@ -138,6 +138,7 @@ class Tenant:
 
     tier: serves its calls, or those of one key, one route or one request: see `served_by`.
     caller: the tenant with the scope `delegate` that calls for this one; "" for its own calls. See `on_behalf`.
+    unbilled: why nobody is charged for the calls of this object: "shadow" or "repeat"; "" if the tenant is.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Tenant:
     models: tuple[str, ...]
     services: tuple[str, ...]
     caller: str = ""
+    unbilled: str = ""
 
     def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
         """The allowances that count a call; all of them have to admit it. See `Selector.fits`."""
