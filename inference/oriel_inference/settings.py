@@ -416,6 +416,7 @@ class Settings:
             "--usage-store",
             group="usage",
             type=_store,
+            default=None,
             metavar="URL",
             help="object store that takes the records of each minute: s3://bucket/prefix, gs://bucket/prefix, "
             "az://account/container/prefix (default: none, they stay in the folder)",

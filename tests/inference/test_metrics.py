@@ -53,9 +53,10 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_path: Path, openmetrics: bool) -> None:
+    headers = {"x-oriel-tier": "gold", "x-oriel-tenant": "acme"}
     async with streaming(tmp_path, Fakes()) as unit:
         async with client_of(unit.http_port) as client:
-            assert (await client.post(INFER, json=ONES, headers={"x-oriel-tier": "gold"})).status_code == 200
+            assert (await client.post(INFER, json=ONES, headers=headers)).status_code == 200
             assert (await client.post(INFER, json={"inputs": []})).status_code == 400
         control = unit.surface.control
         control.failures.add("double", kind="config")
