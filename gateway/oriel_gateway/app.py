@@ -34,12 +34,13 @@ from oriel_wire.engine.control import ControlLimits, serve_control
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.engine.usage_files import lines_since, minute_of
+from oriel_wire.engine.usage_files import lines_between, minute_of
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import ClientUnusable
 from oriel_wire.objects.opening import open_client
+from oriel_wire.usage import UsageLine
 
 if TYPE_CHECKING:
     from oriel_gateway.admin.external_scaler import ExternalScaler
@@ -192,7 +193,7 @@ async def _serve(
         )
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         _log.info("what is served, to read and to try: http%s://%s:%d/docs", "s" * http.secure, shown, http.port)
-        ledger_of_use = await _usage_ledger(settings, gateway)
+        usage = _usage_ledger(settings, gateway)
         control_stop = asyncio.Event()
         live = Live(Source(gateway))
         admin = admin_app(gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url)
@@ -204,8 +205,10 @@ async def _serve(
             watching = [group.create_task(reloader.run())]
             keeping = group.create_task(budgets.run())
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
-            if ledger_of_use is not None:
-                watching.append(group.create_task(ledger_of_use.run()))
+            recording = None
+            if usage is not None:
+                recording = group.create_task(usage.run())
+                watching.append(group.create_task(_remember_use(settings, gateway)))
             ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
             watching.append(group.create_task(gateway.scaled.run(ledger)))
             if mirror is not None:
@@ -222,8 +225,9 @@ async def _serve(
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
             await asyncio.gather(http.drain(DRAIN_S, beside), beside)
-            if ledger_of_use is not None:
-                await ledger_of_use.close()
+            if usage is not None and recording is not None:
+                await usage.close()
+                recording.cancel()
             live.close()
             keeping.cancel()
             control_stop.set()
@@ -234,14 +238,22 @@ async def _serve(
             access_log.close()
 
 
-async def _usage_ledger(settings: Settings, gateway: Gateway) -> UsageLedger | None:
-    """Open the ledger of what tenants use, and read what they used this month. Raises StartFailed."""
-    folder, usage = settings.usage_folder, gateway.records.usage
-    if folder is None:
+def _usage_ledger(settings: Settings, gateway: Gateway) -> UsageLedger | None:
+    """Open the ledger of what tenants use. Raises StartFailed."""
+    if settings.usage_folder is None:
         return None
-    month = minute_of(time())[:7]
-    usage.restore(await asyncio.to_thread(lambda: list(lines_since(folder, f"{month}-01"))))
-    return open_ledger(folder, UNIT, usage.added, store=settings.usage_store)
+    return open_ledger(settings.usage_folder, UNIT, gateway.records.usage.added, store=settings.usage_store)
+
+
+async def _remember_use(settings: Settings, gateway: Gateway) -> None:
+    """Read what tenants used this month before this gateway started; while it serves, because it may take long."""
+    folder, now = settings.usage_folder, minute_of(time())
+    assert folder is not None
+
+    def earlier() -> list[UsageLine]:
+        return [line for line in lines_between(folder, f"{now[:7]}-01", now) if line.kind == "seen"]
+
+    gateway.records.usage.restore(await asyncio.to_thread(earlier))
 
 
 async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificates | None) -> "ExternalScaler":

@@ -315,8 +315,8 @@ async def open_unit(
                 await _end_models(catalog, workers, streams)
                 await python.close()
                 if usage is not None and recording is not None:
-                    recording.cancel()
                     await usage.close()
+                    recording.cancel()
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(large_json.close)

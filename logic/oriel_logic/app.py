@@ -315,9 +315,9 @@ class Unit:
         await self.pool.close()
         await self._upstreams.close()
         if self._usage_ledger is not None and self._recording is not None:
+            await self._usage_ledger.close()
             self._recording.cancel()
             await asyncio.wait([self._recording])
-            await self._usage_ledger.close()
 
     @property
     def is_ready(self) -> bool:

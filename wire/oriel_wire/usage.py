@@ -90,6 +90,12 @@ def decode_line(line: bytes) -> UsageLine | None:
 def merge(lines: Iterable[UsageLine]) -> list[UsageLine]:
     """Add up the lines of the same name, in the order of their first ones. Of `open_ns` the last one counts."""
     found: dict[tuple[str, ...], UsageLine] = {}
+    merge_into(found, lines)
+    return list(found.values())
+
+
+def merge_into(found: dict[tuple[str, ...], UsageLine], lines: Iterable[UsageLine]) -> None:
+    """Do what `merge` does, with the sums so far in `found`."""
     for line in lines:
         name = line.name()
         known = found.get(name)
@@ -98,7 +104,6 @@ def merge(lines: Iterable[UsageLine]) -> list[UsageLine]:
             continue
         sums = {each: getattr(known, each) + getattr(line, each) for each in (*COUNTERS, "busy_ns", "wall_ns")}
         found[name] = msgspec.structs.replace(known, open_ns=line.open_ns, **sums)
-    return list(found.values())
 
 
 def segment_name(instance: str, sequence: int) -> str:

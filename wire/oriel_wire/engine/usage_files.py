@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from oriel_wire.usage import UsageLine, decode_line, encode_lines, merge, parse_segment, segment_name
+from oriel_wire.usage import UsageLine, decode_line, encode_lines, merge, merge_into, parse_segment, segment_name
 
 ROOT = ("usage", "v1")
 OPEN = "open"
@@ -41,7 +41,7 @@ class UsageFiles:
         self._sequence = 0
         self._file: IO[bytes] | None = None
         self._minute = ""
-        self._lines: list[UsageLine] = []
+        self._lines: dict[tuple[str, ...], UsageLine] = {}
         self._written = 0
         self.sealed = 0
         self.recovered: list[str] = []
@@ -57,7 +57,7 @@ class UsageFiles:
         if self._file is None:
             self._sequence += 1
             self._file = _lock_new(self._path())
-            self._minute, self._lines, self._written = minute, [], 0
+            self._minute, self._lines, self._written = minute, {}, 0
         data = encode_lines(lines)
         try:
             self._file.write(data)
@@ -68,16 +68,16 @@ class UsageFiles:
             self._file.truncate()
             raise
         self._written += len(data)
-        self._lines = merge([*self._lines, *lines])
+        merge_into(self._lines, lines)
 
     def seal(self) -> None:
         """Seal the open segment, if there is one."""
         if self._file is None:
             return
-        _seal(self._root, self._path(), self._lines)
+        _seal(self._root, self._path(), list(self._lines.values()))
         self._file.close()
         self._file = None
-        self._lines = []
+        self._lines = {}
         self.sealed += 1
 
     def sealed_segments(self) -> list[Path]:
@@ -144,16 +144,16 @@ def segments(folder: Path, *, with_open: bool = False) -> Iterator[tuple[str, Pa
             yield path.stem, path
 
 
-def lines_since(folder: Path, day: str) -> Iterator[UsageLine]:
-    """Yield the lines that are on this machine from a day on, sealed or not; segments that cannot be read are left
-    out.
+def lines_between(folder: Path, day: str, before: str) -> Iterator[UsageLine]:
+    """Yield the lines that are on this machine from a day until before a minute, sealed or not; segments that cannot be
+    read are left out.
     """
     for _, path in segments(folder, with_open=True):
         if path.suffix == ".gz" and path.parts[-3] < day:
             continue
         try:
             for _, line in read_segment(path):
-                if line.minute >= day:
+                if day <= line.minute < before:
                     yield line
         except (OSError, EOFError):
             continue

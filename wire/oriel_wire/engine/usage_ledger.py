@@ -26,7 +26,7 @@ from oriel_wire.usage import UsageLine, merge
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-APPEND_S = 1.0
+APPEND_S = 0.95  # so that, with the time of the write itself, no more than a second is lost
 MAX_HELD_LINES = 100_000
 SHIP_RETRY_S = 10.0
 STOP_S = 10.0
@@ -65,17 +65,26 @@ class UsageLedger:
         self._minute = ""
         self._pruned_hour = ""
         self._ship_after_s = 0.0
+        self._closed = False
+        self._writing = asyncio.Lock()
         self.failures = self.lost_lines = self.shipped = self.ship_failures = 0
 
     async def run(self) -> None:
-        """Write each second until cancelled."""
+        """Write each second until the ledger is closed. Close it before this is cancelled."""
         self._hold([UsageLine(kind="start", minute=minute_of(self._now_s()), unit=self._unit)])
-        while True:
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            due = loop.time() + self._append_s
             await self.write()
-            await asyncio.sleep(self._append_s)
+            await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def write(self) -> None:
         """Write what was used since the last time, and ship what is sealed. Does not raise."""
+        async with self._writing:
+            if not self._closed:
+                await self._write()
+
+    async def _write(self) -> None:
         minute = minute_of(self._now_s())
         self._hold(self._read(minute))
         lines, self._held = self._held, []
@@ -91,6 +100,11 @@ class UsageLedger:
 
     async def close(self) -> None:
         """Write and seal what is left, and ship it if the store answers in time."""
+        async with self._writing:
+            self._closed = True
+            await self._finish()
+
+    async def _finish(self) -> None:
         minute = minute_of(self._now_s())
         self._hold([*self._read(minute), UsageLine(kind="stop", minute=minute, unit=self._unit)])
         lines = self._held
