@@ -165,6 +165,8 @@ async def test_a_second_try_and_a_hedge_are_one_call() -> None:
         it.allow()
         assert (await it.ask()).status == 200
         assert sum(len(up.seen) for up in it.it.ups) == 2 and it.used() == (1, COST_US)
+        charged = [up.seen[0].get("x-oriel-unbilled") or "the tenant" for up in it.it.ups[:2]]
+        assert sorted(charged) == ["repeat", "the tenant"]
 
 
 async def test_a_kept_answer_is_a_request_that_costs_no_computing() -> None:

@@ -40,6 +40,7 @@ async def test_a_copy_is_compared_and_seen_by_nobody(answer: bytes, result: str)
         assert copy.body == b"body" and copy.get("x-mine") == "1" and copy.get("x-oriel-tenant") == "g"
         assert (original.get("x-oriel-priority"), copy.get("x-oriel-priority")) == ("0", "255")
         assert original.get("x-request-id") == copy.get("x-request-id")
+        assert (original.get("x-oriel-unbilled"), copy.get("x-oriel-unbilled")) == (None, "shadow")
         assert sum(s.count for s in it.core.records.stats.series.values()) == 1  # a copy is no request
         await until(it.idle)
 

@@ -12,12 +12,10 @@ from time import monotonic
 from typing import Any, Protocol
 
 from oriel_gateway.call.attempts import note_answer, note_failure
-from oriel_gateway.contracts import Host
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
-from oriel_policies.documents import Tenant
 from oriel_wire.errors import UpstreamError
 
 __all__ = ["HEDGED_BYTES", "Hedge"]
@@ -30,10 +28,7 @@ class Hedged(Protocol):
     """The call, as far as its second copy is concerned."""
 
     endpoints: EndpointSet[HttpEndpoint]
-    gateway: Host
-    lines: bytes | None
     target: Target
-    tenant: Tenant
 
     @property
     def first_flying(self) -> bool:
@@ -97,12 +92,7 @@ class Hedge:
     def connected(self, connection: Any) -> None:
         self.connection = connection
         self.sent_s = now = monotonic()
-        call = self._call
-        tenant, lines = call.tenant, call.lines
-        # The tenant is charged for one of the two copies.
-        call.tenant, call.lines = call.gateway.targets.repeating(tenant), None
-        call.put(connection, now)
-        call.tenant, call.lines = tenant, lines
+        self._call.put(connection, now)
 
     def response(self, head: Any, data: bytes, complete: bool) -> None:
         call, endpoint = self._call, self.endpoint

@@ -39,6 +39,7 @@ class Troubled(Movable, Protocol):
     """The call, as far as its trouble is concerned. Times are monotonic seconds."""
 
     endpoints: EndpointSet[HttpEndpoint]
+    lines: bytes | None
     stick: str
     permit_s: float
     sent_s: float
@@ -344,8 +345,12 @@ class Trouble:
         return second
 
     def put(self, connection: Any, now: float) -> None:
-        """Write the second copy."""
-        self._call.put(connection, now)
+        """Write the second copy. The tenant is charged for the first one."""
+        call = self._call
+        tenant, lines = call.tenant, call.lines
+        call.tenant, call.lines = call.gateway.targets.repeating(tenant), None
+        call.put(connection, now)
+        call.tenant, call.lines = tenant, lines
 
     def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what the second copy's error answer means."""
