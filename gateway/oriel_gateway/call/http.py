@@ -461,8 +461,7 @@ class Call(Lifecycle):
         self.state = ANSWERING
         self.status = status
         self._body = None
-        self.cost_us, self.timing = head.cost_us, head.server_timing
-        self.used = head.used
+        self.cost_us, self.timing, self.used = head.cost_us, head.server_timing, head.used
         self.bytes_out = len(data)
         client = self.client
         assert client is not None
