@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from oriel_gateway.identity.named_models import JUDGED_BYTES, MAX_QUOTES
+from oriel_gateway.identity.named_models import JUDGED_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_QUOTES
 from oriel_policies.documents import compile_documents
 
 from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, digest, documents, gateway, upstream
@@ -132,6 +132,11 @@ ESCAPED = r'"\u006d\u006Fdel": "\u0062ig-70b"'
 TWICE = "more than once"
 
 
+TWO_LEVELS = '{"a":['
+WIDE = '{"a": [1, "]}"], "b": {}},'  # as many brackets as one likes, but only three levels of them
+ESCAPES = r"\\\\ \" "
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
@@ -168,7 +173,10 @@ TWICE = "more than once"
         (f"\ufeff{{{SMALL}}}", 400, "not one JSON object"),
         (f"[{{{SMALL}}}]", 400, "not one JSON object"),
         (f'{{{SMALL}, "x": NaN}}', 400, "not one JSON object"),
-        (f'{{{SMALL}, "x": {"[" * 5000}{"]" * 5000}}}', 400, "not one JSON object"),
+        (f'{{{SMALL}, "x": {"[" * (MAX_DEPTH - 1)}{"]" * (MAX_DEPTH - 1)}}}', 200, ""),
+        (f'{{{SMALL}, "x": {"[" * MAX_DEPTH}{"]" * MAX_DEPTH}}}', 400, "not one JSON object"),
+        (f'{{{SMALL}, "x": {TWO_LEVELS * 32}1{"]}" * 32}}}', 400, "not one JSON object"),
+        (f'{{{SMALL}, "x": [{WIDE * 40}1, "{ESCAPES}{"[" * 100}"]}}', 200, ""),
         ("model=small-1b", 400, "not one JSON object"),
         ("", 400, "not one JSON object"),
     ],
@@ -236,6 +244,8 @@ async def test_a_body_past_the_bounds_is_refused_before_it_is_read(up: Upstream)
             assert (await client.ask("/v1/completions", f"{{{many}}}".encode(), key="one", headers=head)).status == 400
             many += ',"model":"small-1b"'
             assert (await client.ask("/v1/completions", f"{{{many}}}".encode(), key="one", headers=head)).status == 413
+            many = f'{{"model":"small-1b","x":[{",".join(["[]"] * MAX_BRACKETS)}]}}'
+            assert (await client.ask("/v1/completions", many.encode(), key="one", headers=head)).status == 413
         assert not up.seen
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -206,9 +207,7 @@ def test_an_image_starts_as_the_page_says(unit: str) -> None:
 def test_make_builds_and_pushes_every_image_by_its_name(tmp_path: Path) -> None:
     """With an engine that only writes down how it is called."""
     engine = tmp_path / "engine"
-    engine.write_text(
-        f"#!/usr/bin/env python3\nimport os, sys, json\nopen({str(tmp_path / 'calls')!r}, 'a').write(CALL)\n"
-    )
+    engine.write_text(f"#!{sys.executable}\nimport os, sys, json\nopen({str(tmp_path / 'calls')!r}, 'a').write(CALL)\n")
     engine.write_text(
         engine.read_text().replace("CALL", "json.dumps([*sys.argv[1:], os.environ['BUILDAH_FORMAT']]) + chr(10)")
     )

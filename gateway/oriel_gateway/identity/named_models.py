@@ -3,8 +3,8 @@
 Servers of others serve whatever model a body names, so the tenant's list has to hold here. A body that can be read in
 two ways is refused: it has to have exactly one `model`, at one place, that every parser finds there.
 
-JSON: one object in UTF-8, without a second key `model` in any letter case (Go's parser ignores the case), and without
-another field whose name means models: `models`, `fallbacks`, `lora_path`, `adapter_id`.
+JSON: one object in UTF-8, at most 64 levels deep, without a second key `model` in any letter case (Go's parser ignores
+the case), and without another field whose name means models: `models`, `fallbacks`, `lora_path`, `adapter_id`.
 Form: `multipart/form-data` without anything before, between or after its parts, each with one plain
 `Content-Disposition`.
 
@@ -25,6 +25,8 @@ from oriel_wire.near_names import did_you_mean
 
 JUDGED_BYTES = 4 * 1024 * 1024  # the most bytes of a JSON body
 MAX_QUOTES = 65_536  # the most unescaped quotes in a JSON body; a text or a key has two
+MAX_BRACKETS = 65_536  # the most opening brackets and braces in a JSON body
+MAX_DEPTH = 64  # the most levels of lists and objects in a JSON body
 MAX_PARTS = 256  # the most parts of a form
 _PART_HEAD_BYTES = 4096
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){0,3}\Z")
@@ -38,6 +40,9 @@ _DISPOSITION = re.compile(
 _KEY = re.compile(
     rb'"(?:m|\\u00[46]d)(?:o|\\u00[46]f)(?:d|\\u00[46]4)(?:e|\\u00[46]5)(?:l|\\u00[46]c)"[ \t\r\n]*:', re.IGNORECASE
 )
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_LISTS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 _as_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _as_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _as_any = msgspec.json.Decoder().decode
@@ -139,6 +144,7 @@ def _object(body: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
     try:
         if not data.isascii():
             data.decode("utf-8")
+        _check_depth(data)
         fields = _as_object(data)
     except (ValueError, RecursionError):
         raise _refused("the body is not one JSON object in UTF-8") from None
@@ -149,6 +155,23 @@ def _object(body: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
     if len(_KEY.findall(data)) != ("model" in fields) + sum(len(_KEY.findall(raw)) for raw in fields.values()):
         raise _refused("the field `model` is there more than once")
     return fields
+
+
+def _check_depth(data: bytes) -> None:
+    """Raise ValueError if JSON is nested deeper than MAX_DEPTH: parsers differ in how deep they go.
+
+    Exact for valid JSON. It needs no numpy, unlike `oriel_wire.v2.depth`, which takes larger texts.
+    """
+    opened = data.count(b"[") + data.count(b"{")
+    if opened <= MAX_DEPTH:
+        return
+    if opened > MAX_BRACKETS:
+        raise _too_large()
+    rest = _TEXT.sub(b"", data).translate(_LISTS, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH):  # each time all innermost lists go
+        rest = rest.replace(b"[]", b"")
+    if rest:
+        raise ValueError
 
 
 def _judge_tools(raw: msgspec.Raw, tenant: Tenant) -> None:
@@ -231,4 +254,5 @@ def _refused(message: str) -> Refused:
 
 def _too_large() -> Refused:
     message = f"of this key's calls the body is read for its model: at most {JUDGED_BYTES} bytes of JSON, with"
-    return Refused(Outcome.TOO_LARGE, f"{message} at most {MAX_QUOTES // 2} keys and texts")
+    bounds = f"{MAX_QUOTES // 2} keys and texts and {MAX_BRACKETS} lists and objects"
+    return Refused(Outcome.TOO_LARGE, f"{message} at most {bounds}")

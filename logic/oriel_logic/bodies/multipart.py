@@ -16,6 +16,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from oriel_logic.bodies.upload import Upload
 from oriel_logic.errors import InputTooLarge, Refused
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.depth import check_depth
 
 MAX_PARTS = 128
 MAX_FIELD_BYTES = 1 << 20
@@ -52,9 +54,10 @@ class Part:
             return bytes(self.data)
         try:
             if self.content_type == "application/json":
+                check_depth(bytes(self.data))
                 return msgspec.json.decode(self.data)
             return self.data.decode()
-        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+        except (UnicodeDecodeError, msgspec.DecodeError, BadMessage, RecursionError) as error:
             raise Refused(
                 f"the field is not valid {self.content_type or 'UTF-8 text'}", field=f"$.{self.name}"
             ) from error

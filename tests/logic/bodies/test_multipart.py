@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from oriel_logic.bodies.multipart import MAX_FIELD_BYTES, MAX_PARTS, Part, Parts, fields_of, open_upload, parse
 from oriel_logic.errors import InputTooLarge, Refused
+from oriel_wire.v2.depth import MAX_DEPTH
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=20)
 
@@ -34,6 +35,16 @@ def test_fields_are_text_and_files_are_bytes() -> None:
 def test_a_part_of_json_is_its_value() -> None:
     body, kind = form(files={"box": (None, b'{"x": 1}', "application/json"), "one": (None, b"1")})
     assert fields_of(parse(body, kind), lists=frozenset({"one"})) == {"box": {"x": 1}, "one": ["1"]}
+
+
+def test_a_part_of_json_is_nested_as_deep_as_a_body_may_be() -> None:
+    for levels in (MAX_DEPTH, MAX_DEPTH + 1):
+        body, kind = form(files={"box": (None, b"[" * levels + b"]" * levels, "application/json")})
+        if levels == MAX_DEPTH:
+            assert fields_of(parse(body, kind))
+        else:
+            with pytest.raises(Refused, match="not valid application/json"):
+                fields_of(parse(body, kind))
 
 
 @given(st.dictionaries(NAMES, st.binary(max_size=60), min_size=1, max_size=5), st.integers(1, 40))
