@@ -8,6 +8,9 @@ worker    kill -9 of a logic server's worker every second
 waking    how soon 1,000 held calls are sent when the only server of a pool becomes ready
 usage     what tenants are charged beside the time of the device: overload, cancels, kill -9
 pushes    how soon KEDA hears that an empty pool is called, also through another gateway and after a gateway has ended
+cold      calls for an empty pool whose server, gateway and scaling fail in the same moment
+refused   calls that cannot be in time for a cold start: how many are refused at once, and how true Retry-After is
+local     `oriel up --scale-to-zero`: how soon the first call is answered, with a spare process
 """
 
 from harness.cases import run
@@ -19,6 +22,9 @@ CASES = {
     "waking": "gateway_bench.waking",
     "usage": "inference_bench.usage",
     "pushes": "gateway_bench.pushes",
+    "cold": "gateway_bench.cold_starts",
+    "refused": "gateway_bench.cold_refusals",
+    "local": "gateway_bench.local_start",
 }
 
 if __name__ == "__main__":

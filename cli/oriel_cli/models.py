@@ -1,8 +1,12 @@
-"""`oriel models ls|load|unload|stats`: the models of a running v2 server (ours, or any with the repository API)."""
+"""`oriel models ls|load|unload|stats`: the models of a running v2 server (ours, or any with the repository API).
+
+`oriel models placement` asks a gateway which servers of its pools have which models, and why.
+"""
 
 import argparse
 import base64
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 
 URL = "http://127.0.0.1:8000"
+ADMIN_URL = "http://127.0.0.1:8082"
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 10.0
 _FILE = re.compile(r"(\d+/[^=]+)=(.+)\Z")
@@ -22,9 +27,9 @@ _FILE = re.compile(r"(\d+/[^=]+)=(.+)\Z")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    def action(name: str, text: str) -> argparse.ArgumentParser:
+    def action(name: str, text: str, url: str = URL, of: str = "server's HTTP") -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text}.")
-        made.add_argument("--url", default=URL, metavar="URL", help=f"the server's HTTP address (default {URL})")
+        made.add_argument("--url", default=url, metavar="URL", help=f"the {of} address (default {url})")
         made.add_argument("--json", action="store_true", help="print what the server says, as JSON")
         return made
 
@@ -46,14 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     unload.add_argument("--dependents", action="store_true", help="the models an ensemble uses as well")
     stats = action("stats", "requests, failures, mean times and batch sizes per model version")
     stats.add_argument("name", metavar="NAME", nargs="?", default="")
+    placement = action(
+        "placement", "which servers of a gateway's pools have which models, and why", ADMIN_URL, "gateway's admin"
+    )
+    placement.add_argument("name", metavar="POOL", nargs="?", default="", help="only this pool")
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats}
+    actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats, "placement": _placement}
     timeout = httpx.Timeout(LOAD_TIMEOUT_S if args.action in ("load", "unload") else TIMEOUT_S, connect=5.0)
     try:
         # No proxy from the environment: the address given is the one that is meant.
-        with httpx.Client(base_url=args.url, timeout=timeout, trust_env=False) as client:
+        with httpx.Client(base_url=args.url, timeout=timeout, trust_env=False, headers=_admin(args)) as client:
             actions[args.action](client, args)
     except httpx.ConnectError as refused:
         raise CommandFailed(f"nothing answers at {args.url}: is the server running there? Pass --url") from refused
@@ -102,6 +111,41 @@ def _unload(client: httpx.Client, args: argparse.Namespace) -> None:
     body = {"parameters": {"unload_dependents": True}} if args.dependents else {}
     _ask(client, "POST", f"/v2/repository/models/{quote(args.name, safe='')}/unload", body)
     _done(args, "unloaded")
+
+
+def _admin(args: argparse.Namespace) -> dict[str, str]:
+    token = os.environ.get("ORIEL_ADMIN_TOKEN", "") if args.action == "placement" else ""
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def _placement(client: httpx.Client, args: argparse.Namespace) -> None:
+    found = _ask(client, "GET", "/placement")
+    pools = {name: pool for name, pool in found.items() if args.name in ("", name)} if isinstance(found, dict) else {}
+    if args.json:
+        print(json.dumps(pools))
+        return
+    if not pools:
+        print("no pool with place_models = true" if not args.name else f"pool {args.name} does not place models")
+    for name, pool in pools.items():
+        print(f"{_text(name)}: {'this gateway decides' if pool['decides'] else 'another gateway decides'}")
+        heading = ("MODEL", "IN USE", "WORK", "BYTES", "LOADED ON", "SHALL BE ON")
+        rows = [
+            [
+                _text(each["name"]),
+                "yes" if each["in_use"] else "no",
+                f"{each['work']:.2f}",
+                each["bytes"] or "-",
+                _text(" ".join(each["loaded"])) or "-",
+                _text(" ".join(each["servers"])) or "-",
+            ]
+            for each in pool["models"]
+        ]
+        lines = columns(heading, rows, right=range(2, 4))
+        width = max(map(len, lines))
+        for line, why in zip(lines, ["WHY", *(_text(each["why"]) for each in pool["models"])], strict=True):
+            print(f"{line:<{width}}  {why}".rstrip())
+        for step in pool["steps"]:
+            print(f"now: {_text(step)}")
 
 
 def _stats(client: httpx.Client, args: argparse.Namespace) -> None:

@@ -211,6 +211,7 @@ async def _serve(
                 watching.append(group.create_task(_remember_use(settings, gateway)))
             ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
             watching.append(group.create_task(gateway.scaled.run(ledger)))
+            watching.append(group.create_task(gateway.placements.run(ledger)))
             if mirror is not None:
                 watching.append(group.create_task(mirror.run()))
             if certificates is not None:

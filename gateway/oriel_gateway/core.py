@@ -20,6 +20,7 @@ from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import Overload
 from oriel_gateway.pools.health import Watch
+from oriel_gateway.pools.model_placement import ModelPlacements
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.scaling import ScaledPools
 from oriel_gateway.routing.target_cache import TargetCache
@@ -82,6 +83,7 @@ class Gateway:
         self.left_pools: list[PoolGate] = []
         self.scaled = ScaledPools()
         self.scaled.adopt(self.pools, snapshot.tiers)
+        self.placements = ModelPlacements(lambda: self.pools, lambda: self.scaled.plans)
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
         self.refusing = False

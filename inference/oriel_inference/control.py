@@ -157,6 +157,20 @@ class ModelControl:
         """Return the counts of refused loads."""
         return self._rollout.failures
 
+    @property
+    def load_progress(self) -> tuple[int, int]:
+        """Return how many bytes of model files are loaded, and how many the loads of this moment have to load."""
+        progress = self._loader.progress
+        return progress.done_bytes, progress.total_bytes
+
+    def is_loading(self, name: str) -> bool:
+        """Return whether a model is being loaded or replaced."""
+        return self._rollout.is_loading(name)
+
+    def in_ensembles(self) -> set[str]:
+        """Return the ensembles, and the models that they run on."""
+        return self._rollout.in_ensembles()
+
     # Start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self, load_models: Sequence[str] = ()) -> None:

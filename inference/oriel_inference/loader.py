@@ -26,6 +26,30 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 _log = logging.getLogger(__name__)
 
 
+class LoadProgress:
+    """How many bytes of model files are loaded, of those that all loads since the last quiet moment have to load.
+
+    Single writer: the loop.
+    """
+
+    def __init__(self) -> None:
+        self.done_bytes = 0
+        self.total_bytes = 0
+        self._under_way = 0
+
+    def begin(self, size_bytes: int) -> None:
+        """Count the bytes of a load that begins."""
+        if not self._under_way:
+            self.done_bytes = self.total_bytes = 0
+        self._under_way += 1
+        self.total_bytes += size_bytes
+
+    def end(self, size_bytes: int) -> None:
+        """Count the bytes of a load that has ended, well or not."""
+        self._under_way -= 1
+        self.done_bytes += size_bytes
+
+
 class Loader:
     """Loads models. Single writer: the loop.
 
@@ -58,6 +82,7 @@ class Loader:
         self.demand = Demand(
             catalog, clock=clock, spawn=spawn, bring=self._bring, max_items=max_items, max_bytes=max_bytes
         )
+        self.progress = LoadProgress()
         self.memory = MemoryBudget(
             memory, catalog, rollout, is_needed=self.demand.is_needed, spawn=spawn, used_bytes=used_bytes
         )
@@ -91,7 +116,12 @@ class Loader:
             return self._rollout.replace(name, stores, models=models, override=override)
 
         pinned = override is not None or name not in self._catalog.on_demand
-        return await self.memory.load(name, outline, run, pinned=pinned)
+        size_bytes = sum(outline.sizes.values())
+        self.progress.begin(size_bytes)
+        try:
+            return await self.memory.load(name, outline, run, pinned=pinned)
+        finally:
+            self.progress.end(size_bytes)
 
     async def outline(self, name: str, stores: Sequence[ModelStore], override: pb.ModelConfig | None = None) -> Outline:
         return await asyncio.to_thread(read_outline, stores[0], name, override, find_backend=self._find_backend)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from math import ceil
 from typing import Any
 
@@ -85,6 +85,23 @@ class MemoryBudget:
             )
             for device, budget in self._memory.budgets.items()
         }
+
+    @property
+    def wanted(self) -> Collection[str]:
+        """Return the models that found no room lately."""
+        since = time.monotonic() - WANTED_S
+        return [model for model, (at, _) in self._wanted.items() if at > since]
+
+    def sizes_of(self, model: str) -> dict[str, int]:
+        """Return device -> the bytes of a model in memory, or of its latest load; empty if none has shown them."""
+        total: Counter[str] = Counter()
+        for each in self._serving(model):
+            total.update(each.sizes)
+        if not total and model in self._measured:
+            total.update(self._measured[model][1])
+        if not total and model in self._wanted:
+            total.update(self._wanted[model][1])
+        return dict(total)
 
     def forget(self, model: str) -> None:
         """Drop what is known of a model that does not exist any more."""

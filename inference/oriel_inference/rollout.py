@@ -244,6 +244,10 @@ class Rollout:
         known = [*self._ensembles.get(name, {}).values(), *self._serving(name).values()]
         return sorted({step.model for each in known for step in each.spec.steps})
 
+    def in_ensembles(self) -> set[str]:
+        """Return the ensembles that were loaded once, and the models of their steps."""
+        return {*self._ensembles, *(part for name in self._ensembles for part in self.parts(name))}
+
     def _serving(self, name: str) -> dict[int, ServingModel]:
         """Return the versions of a model that serve."""
         return {e.version: e.serving for e in self._catalog.entries(name) if e.serving is not None}

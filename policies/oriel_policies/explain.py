@@ -279,6 +279,8 @@ def _pool(pool: Pool, tenant: Tenant) -> str:
         f"{_ms(pool.connect_timeout_s)}, kept for {_ms(pool.idle_timeout_s)}; "
         + (f"{pool.probe} probed every {_ms(pool.probe_interval_s)}" if pool.probe else "not probed")
     )
+    if pool.place_models:
+        text += "; models are placed on its servers"
     priority = pool.triton_priorities.get(tenant.tier.name)
     if priority is not None:
         text += f"; Triton priority {priority} over gRPC"

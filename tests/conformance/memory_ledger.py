@@ -34,6 +34,7 @@ class MemoryLedger:
         self.records: dict[str, dict[str, Record]] = {}
         self.present: dict[str, tuple[float, float]] = {}  # holder -> when it last reported, and its share
         self.listeners: dict[str, asyncio.Event] = {}
+        self.roles: dict[str, tuple[str, float, bytes]] = {}  # role -> who has it, until when, its state
         self.demand: dict[str, tuple[bytes, float]] = {}  # holder -> its latest records, and when they were published
 
     def seat(self, holder: str) -> Ledger:
@@ -103,6 +104,14 @@ class _Seat:
             elif now_us - at > MISSED_S * 1e6:
                 del demand[name]
         return {n: (r, max(0.0, now_us - at) / 1e6) for n, (r, at) in demand.items() if n != self._holder}
+
+    async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
+        now_us = self._ledger.now_us()
+        holder, until_us, found = self._ledger.roles.get(role, (self._holder, 0.0, b""))
+        if holder != self._holder and now_us < until_us:
+            return False, found
+        self._ledger.roles[role] = (self._holder, now_us + for_s * 1e6, state or found)
+        return True, state or found
 
     async def close(self) -> None:
         self._ledger.present.pop(self._holder, None)

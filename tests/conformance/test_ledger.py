@@ -1,5 +1,6 @@
 """The tests that every ledger has to pass: the one in memory, and the Lua script in a real Redis."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -329,6 +330,18 @@ async def test_gateways_exchange_their_records_of_demand(ledgers: Pair) -> None:
     assert [records for records, _ in (await ledgers.one.exchange(b"")).values()] == [b"second"]
     await ledgers.two.close()
     assert await ledgers.one.exchange(b"") == {}
+
+
+async def test_one_gateway_at_a_time_has_a_role_and_its_state_outlives_it(ledgers: Pair) -> None:
+    assert await ledgers.one.lead("r", b"", for_s=60.0) == (True, b"")
+    assert await ledgers.one.lead("r", b"a\0:", for_s=60.0) == (True, b"a\0:")
+    assert await ledgers.two.lead("r", b"never written", for_s=60.0) == (False, b"a\0:")
+    assert await ledgers.two.lead("other", b"b", for_s=60.0) == (True, b"b")
+    assert await ledgers.one.lead("r", b"", for_s=0.001) == (True, b"a\0:")
+    while not (found := await ledgers.two.lead("r", b"", for_s=60.0))[0]:
+        await asyncio.sleep(0)  # until the millisecond is over
+    assert found == (True, b"a\0:")
+    assert await ledgers.one.lead("r", b"", for_s=60.0) == (False, b"a\0:")
 
 
 async def test_an_edge_is_heard_by_the_others(ledgers: Pair) -> None:

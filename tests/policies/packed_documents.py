@@ -17,6 +17,7 @@ jwks = "https://i/keys"
 [pools.p]
 endpoints = ["127.0.0.1:1", "[::1]:2"]
 triton_priorities = { gold = 1 }
+place_models = true
 [pools.q]
 discover = "dns:a:1"
 [pools.q.scaling]

@@ -284,6 +284,7 @@ LINES = {
         "grpc_discover = 'dns:b:3'", "learn_concurrency = false", "max_inflight = 3", "max_queue = 4",
         "max_queue_bytes = 5", "max_body_bytes = 6", "max_response_bytes = 7", "connect_timeout_ms = 8",
         "idle_timeout_ms = 9", "probe = ''", "probe_interval_ms = 500", "triton_priorities = {t = 3}",
+        "place_models = true",
         "scaling = {minimum = 0, maximum = 9}",
     ],
     "routes": [

@@ -67,7 +67,7 @@ def test_work_that_no_new_replica_can_save_is_left_out() -> None:
 
 
 def test_loaded_models_have_to_lie_somewhere() -> None:
-    assert replicas_wanted(pool(bytes_per_replica=10.0), [], 1, model_bytes=25.0) == 3
+    assert replicas_wanted(pool(), [], 1, model_replicas=2.5) == 3
 
 
 def test_a_steady_urgent_rate_gets_what_the_queueing_formula_says() -> None:

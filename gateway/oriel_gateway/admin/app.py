@@ -26,6 +26,7 @@ from oriel_gateway.documents.in_force import TokensReport
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.metrics import LedgerClientCollector
 from oriel_gateway.observe.decisions import ANSWERS, Decided, explain
+from oriel_gateway.pools.model_placement import shown
 from oriel_wire.engine.control import health_routes
 from oriel_wire.engine.tls import Certificates
 
@@ -42,7 +43,7 @@ def admin_app(
 
     It serves `/health/live`, `/health/ready`, `/metrics` and the files of `/console`; and with the token, if there is
     one, `/queues`, `/decisions`, `/decisions/<request-id>` (latest first; 404 if none is kept), `/slo`, `/policies`,
-    `/console/live`, `/console/tenants/<name>`, and `POST /pools/<name>/wake`.
+    `/placement`, `/console/live`, `/console/tenants/<name>`, and `POST /pools/<name>/wake`.
 
     live: the console's streams, for those who have to end them.
     trace_url: where a trace is shown, with `{trace_id}` in it; "" for nowhere.
@@ -92,6 +93,9 @@ def admin_app(
         report = gateway.documents.report(gateway.snapshot)
         return JSONResponse({**report, "key_sets": key_sets()})
 
+    async def placement(_: Request) -> Response:
+        return JSONResponse(shown(gateway.placements))
+
     async def wake(request: Request) -> Response:
         # A page in a browser could send this request without being able to read the answer. Only browsers send
         # `Origin`.
@@ -126,6 +130,7 @@ def admin_app(
         Route("/decisions/{request_id}", decision),
         Route("/slo", slo),
         Route("/policies", policies),
+        Route("/placement", placement),
         Route("/pools/{name}/wake", wake, methods=["POST"]),
     ]
     return Guard(Starlette(routes=[*health_routes(ready, registry), *routes]), token)

@@ -30,6 +30,7 @@ class GatewayCollector(Collector):
         yield from self._endpoints()
         yield from self._scaling()
         yield from self._cold_starts()
+        yield from self._placements()
         yield from self._loop()
         yield from self._losses()
 
@@ -223,6 +224,11 @@ class GatewayCollector(Collector):
             "oriel_gateway_cold_start_seconds", "How long the latest starts took.", labels=["pool", "quantile"]
         )
         starts = CounterMetricFamily("oriel_gateway_cold_starts", "Starts from no address to ready.", labels=["pool"])
+        loaded = GaugeMetricFamily(
+            "oriel_gateway_cold_start_bytes",
+            "Bytes of model files that the pool's first server has loaded, and has to load, while it loads them.",
+            labels=["pool", "of"],
+        )
         refused = CounterMetricFamily(
             "oriel_gateway_cold_start_refused", "Calls that could not wait for a start.", labels=["pool"]
         )
@@ -232,11 +238,26 @@ class GatewayCollector(Collector):
                 continue
             for phase in Phase:
                 phases.add_metric([name, phase.value], phase is cold.phase)
+            for of, size_bytes in zip(("loaded", "all"), cold.loading or (), strict=False):
+                loaded.add_metric([name, of], size_bytes)
             for share in (0.5, 0.95):
                 took.add_metric([name, str(share)], cold.starts.quantile_s(share))
             starts.add_metric([name], cold.starts.count)
             refused.add_metric([name], cold.refused)
-        yield from (phases, took, starts, refused)
+        yield from (phases, took, starts, refused, loaded)
+
+    def _placements(self) -> Iterator[Metric]:
+        steps = CounterMetricFamily(
+            "oriel_gateway_placement_steps", "Loads and unloads that this gateway asked for.", labels=["pool", "result"]
+        )
+        decides = GaugeMetricFamily(
+            "oriel_gateway_placement_decides", "1 while this gateway places the pool's models.", labels=["pool"]
+        )
+        for name, placement in self._gateway.placements.pools.items():
+            decides.add_metric([name], placement.leads)
+            for result in ("load", "unload", "failed"):
+                steps.add_metric([name, result], placement.steps[result])
+        yield from (steps, decides)
 
     def _loop(self) -> Iterator[Metric]:
         overload = self._gateway.overload

@@ -74,6 +74,8 @@ def _cold_start(cold: PoolColdStart, now: float) -> dict[str, Any]:
     elapsed_s, rest_s = starts.elapsed_s(now), starts.rest_s(now)
     return {
         "phase": cold.phase.value,
+        "loaded_bytes": cold.loading[0] if cold.loading is not None else None,
+        "load_bytes": cold.loading[1] if cold.loading is not None else None,
         "elapsed_ms": None if elapsed_s is None else round(elapsed_s * 1e3),
         "expected_ms": None if rest_s is None else round(rest_s * 1e3),
         "starts": starts.count,

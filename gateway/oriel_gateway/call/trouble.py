@@ -22,7 +22,6 @@ from oriel_gateway.call.fallback import Movable, spill
 from oriel_gateway.call.hedge import Hedge
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.decisions import MAX_TRIED
-from oriel_gateway.pools.cold_start import phase_of
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import AnswerKind
@@ -197,7 +196,7 @@ class Trouble:
         self.due_s = min(call.queued_s + self.tenant.tier.target_s, call.deadline)
         self._parked_s = monotonic()
         if cold is not None:
-            self.phase = self.phase or phase_of(self.endpoints)
+            self.phase = self.phase or cold.described(self.endpoints)
             if cold.holds:  # its target time cannot be met any more: what counts is that the call is answered at all
                 self.due_s = call.deadline
         self.endpoints.park(self)

@@ -95,6 +95,13 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 if ARGV[5] == '1' then redis.pcall('PUBLISH', KEYS[1], ARGV[1]) end
 return found"""
+_LEAD = """local holder = redis.call('GET', KEYS[1])
+if not holder or holder == ARGV[1] then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  if ARGV[3] ~= '' then redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[4]) end
+  holder = ARGV[1]
+end
+return {holder, redis.call('GET', KEYS[2]) or ''}"""
 _FIELDS = 7
 # Error texts of Redis and Lua for a faulty record; any other text is a fault of the server.
 _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
@@ -251,6 +258,17 @@ class RedisLedger:
                         yield
         except (RedisError, OSError) as error:
             raise LedgerLost(type(error).__name__) from error
+
+    async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
+        keys = f"{PREFIX}{{{role}}}holder", f"{PREFIX}{{{role}}}state"
+        try:
+            holder, found = await self._redis.eval(
+                _LEAD, 2, *keys, self._holder, round(for_s * 1000), state, int(MISSED_S)
+            )
+        except (RedisError, OSError) as error:
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise LedgerLost(type(error).__name__) from error
+        return holder == self._holder.encode(), found
 
     async def examine(self) -> tuple[str, float]:
         """Load the script and return the server's version and clock; this gateway is not announced to the others.

@@ -31,12 +31,14 @@ class PoolColdStart:
     """The cold starts of one pool that scales, over HTTP and gRPC. Single writer: the gateway's loop.
 
     starts: what was seen of them. refused: calls that could not be in time.
+    loading: bytes of model files that the most advanced server has loaded, and all that it has to; None while unknown.
     """
 
     def __init__(self, scaling: Scaling, sets: Sequence[EndpointSet[Any]]) -> None:
         self._sets = sets
         self.starts = ColdStarts(guess_s=scaling.start_s, forget_s=scaling.keep_alive_s)
         self.refused = 0
+        self.loading: tuple[int, int] | None = None
         self.adopt(scaling)
 
     def adopt(self, scaling: Scaling) -> None:
@@ -53,6 +55,7 @@ class PoolColdStart:
         """Note the end of a start if there is a usable server. probed: only one that has passed a probe is."""
         if any(not probed or member.reach is Reach.READY for these in self._sets for member in these.usable):
             self.starts.ready(monotonic())
+            self.loading = None
 
     def retry_after_s(self) -> int | None:
         """Whole seconds until the start under way has probably ended; None if none is."""
@@ -62,6 +65,13 @@ class PoolColdStart:
     def phase(self) -> Phase:
         """How far the most advanced endpoint of the pool is, over either protocol."""
         return max((phase_of(these) for these in self._sets), key=_PHASES.index)
+
+    def described(self, these: EndpointSet[Any]) -> str:
+        """Return the phase of `these`, while models are loaded with the bytes that are, of all, if they are known."""
+        phase = phase_of(these)
+        if phase is not Phase.LOADING or self.loading is None:
+            return phase
+        return f"{phase} {self.loading[0]} of {self.loading[1]} bytes"
 
     def until(
         self, these: EndpointSet[Any], tenant: Tenant, received_s: float, requested_until: float, now: float
@@ -85,7 +95,7 @@ class PoolColdStart:
             f"the pool has no server yet and expects one in about {rest_s:.1f} s; the call can wait "
             f"{max(0.0, until - now):.1f} s",
             retry_after_s=self.starts.retry_after_s(now),
-            timing=timing(phase_of(these), 0.0),
+            timing=timing(self.described(these), 0.0),
         )
 
 
@@ -100,8 +110,11 @@ def phase_of(these: EndpointSet[Any]) -> Phase:
 
 
 def timing(phase: str, held_s: float) -> str:
-    """Return an entry of `Server-Timing`: how long a call was held, and the phase that the pool was in when it came."""
-    return f"gateway-cold-start;dur={held_s * 1e3:.3f};desc={phase}"
+    """Return an entry of `Server-Timing`: how long a call was held, and the phase that the pool was in when it came.
+
+    phase: see `PoolColdStart.described`.
+    """
+    return f"gateway-cold-start;dur={held_s * 1e3:.3f};desc=" + (f'"{phase}"' if " " in phase else phase)
 
 
 _PHASES: Final = tuple(Phase)

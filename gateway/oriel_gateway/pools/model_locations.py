@@ -127,6 +127,8 @@ class ModelLocations(Generic[E]):
         self.everywhere: dict[str, None] = {"": None}
         self.moved_s = MOVED_S
         self.max_models = MAX_MODELS
+        # narrows the endpoints for a model that none has: those that shall load it
+        self.loads_first: Callable[[str, Sequence[E]], Sequence[E]] | None = None
         self._somewhere: dict[str, _Location[E]] = {}  # models that some endpoint has or may have
         self._nowhere: dict[str, _Location[E]] = {}  # models that no endpoint has, or that could not be probed
         self._probes: dict[str, _Probe[E]] = {}
@@ -170,9 +172,9 @@ class ModelLocations(Generic[E]):
         if self.unknown(model, now):
             return ()
         location = self._nowhere.get(model)
-        if location is None or not location.denied:
-            return usable
-        return [member for member in usable if location.denied.get(member, 0.0) <= now] or usable
+        if location is not None and location.denied:
+            usable = [member for member in usable if location.denied.get(member, 0.0) <= now] or usable
+        return usable if self.loads_first is None else self.loads_first(model, usable)
 
     def elsewhere(self, model: str, now: float, tried: Sequence[E]) -> bool:
         """Whether a usable endpoint that was not tried may have the model."""
@@ -206,6 +208,18 @@ class ModelLocations(Generic[E]):
             if old is not None:
                 location.denied = {member: until for member, until in old.denied.items() if until > now}
         location.denied[endpoint] = now + ABSENT_S
+        self.needs_check = True
+
+    def note_leaving(self, endpoint: E, model: str, now: float) -> None:
+        """Record that the endpoint is about to take the model out of memory, while others have it."""
+        location = self._somewhere.get(model)
+        if location is None:
+            self.everywhere.pop(model, None)
+            self._nowhere.pop(model, None)
+            self._make_room(self._somewhere)
+            location = self._somewhere[model] = _Location(0.0)
+        location.reported.add(endpoint)
+        location.due_s = now + ABSENT_S
         self.needs_check = True
 
     def may_probe(self, model: str, now: float) -> bool:

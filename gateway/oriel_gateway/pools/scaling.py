@@ -52,6 +52,7 @@ class PoolPlan:
     replicas: addresses of the pool that do not terminate; of fixed ones, those that accept connections.
     ready: those that are called.
     latest, demand: of the latest update.
+    model_replicas: those whose memory the models in use fill; 0.0 while models are not placed.
     listeners: set whenever the pool needs a replica at once, and at the end.
     over: whether this plan has ended.
     """
@@ -74,6 +75,7 @@ class PoolPlan:
         self._noticed_s = now - _AGAIN_S
         self.counts = PoolDemand(now, self._plan_soon)
         self.listeners: set[asyncio.Event] = set()
+        self.model_replicas = 0.0
         self.over = False
         self.adopt(scaling, tiers, now)
         gate.count_demand(self.counts)
@@ -139,7 +141,12 @@ class PoolPlan:
         if schedule:
             scheduled = scheduled_minimum(schedule, self._calendar.epoch(now), self.scaling.start_s)
         self.latest = self._planner.plan(
-            self.demand, now, replicas=self.replicas, ready=self.ready, scheduled=scheduled
+            self.demand,
+            now,
+            replicas=self.replicas,
+            ready=self.ready,
+            scheduled=scheduled,
+            model_replicas=self.model_replicas,
         )
         began = self.latest.active and not counts.active
         counts.active = self.latest.active

@@ -13,7 +13,7 @@ import msgspec
 from oriel_wire.outcomes import event_of
 
 _MAX_REASON_BODY = 4096
-NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "displaced"})
+NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "displaced", "model_memory_full"})
 NOT_HERE = frozenset({"unknown_model", "model_not_ready", "no_available_version"})
 _TRITON = r"(?:\[request id: [^\]]{0,256}\] )?"
 _REFUSED = re.compile(

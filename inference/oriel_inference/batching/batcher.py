@@ -97,8 +97,8 @@ class Batcher:
     ) -> None:
         self.spec = spec
         self.units = min(max(1, units), cores.total)
-        self.curve = curve or ServiceCurve()
-        self.statistics = statistics or Statistics()
+        self.share = self.units / cores.total  # of the server, which one run keeps busy
+        self.curve, self.statistics = curve or ServiceCurve(), statistics or Statistics()
         self._devices = devices = devices or Devices()
         self._device_of = {id(session): device for session, device in zip(sessions, placed, strict=False)}
         self.accounts = Accounts(devices, spec.name, str(spec.version), placed[0] if placed else devices.host)

@@ -24,6 +24,11 @@ class Scheduler(Protocol):
         ...
 
     @property
+    def share(self) -> float:
+        """The share of the server that one run keeps busy, 0 if it runs nothing itself."""
+        ...
+
+    @property
     def is_short(self) -> bool:
         """Return whether a call that arrived now would run on the loop."""
         ...

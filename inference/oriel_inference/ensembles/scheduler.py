@@ -57,6 +57,7 @@ class Ensemble:
     """
 
     units = 0
+    share = 0.0
     is_short = False
 
     def __init__(

@@ -19,6 +19,7 @@ from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, hinted, json_object, refuse
 from oriel_inference.servers.http_infer import HEADER_LENGTH, HttpInfer
 from oriel_inference.servers.large_json import LargeJson
+from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import why_not_served
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
@@ -71,6 +72,7 @@ class HttpFrontend:
             "model_metadata": self._model_metadata,
             "model_ready": self._model_ready,
             "config": self._config,
+            "repository_memory": self._memory,
         }
 
     def explain(
@@ -114,7 +116,7 @@ class HttpFrontend:
         try:
             if route.kind == "infer" and exchange.head.content_encoding is None:
                 self._infer.start(exchange, route.model, route.version, exchange.body)
-            elif route.kind.startswith("repository_"):
+            elif route.kind in repository_api.POSTED:
                 self._repository.start(exchange, route.kind, route.version, route.model)
             elif route.kind not in _CALLS:
                 self._plain[route.kind](exchange, route)
@@ -188,6 +190,9 @@ class HttpFrontend:
     def _config(self, exchange: Exchange, route: _Route) -> None:
         answer(exchange, message_json(self._surface.catalog.config(route.model, route.version)))
 
+    def _memory(self, exchange: Exchange, _: _Route) -> None:
+        answer(exchange, msgspec.json.encode(memory_report(self._surface)))
+
     def _stats(self, exchange: Exchange, route: _Route) -> None:
         surface = self._surface
         provider = surface.provider(route.model, route.version) if route.model else ""
@@ -212,7 +217,7 @@ class HttpFrontend:
         if route is None:
             why = why_not_served(line.path)
             return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
-        posted = route.kind in _CALLS or route.kind.startswith("repository_")
+        posted = route.kind in _CALLS or route.kind in repository_api.POSTED
         allowed = ("POST",) if posted else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"

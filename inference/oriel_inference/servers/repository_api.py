@@ -27,19 +27,25 @@ _log = logging.getLogger(__name__)
 
 MAX_FLAGS_BYTES = 64 << 10
 MAX_FILES = 1000
+POSTED = frozenset({"repository_index", "repository_load", "repository_unload"})
 INLINE_LOAD_BYTES = 1 << 20
 _JSON = ("content-type", "application/json")
 _Fail = Callable[[Exchange, InferenceError, list[tuple[str, str]]], None]
 
 
 def resolve(path: str) -> tuple[str, str, str] | None:
-    """Match /v2/repository[/R]/index and /v2/repository[/R]/models/M/load|unload; return kind, repository and model."""
+    """Match the paths of the repository; return kind, repository and model.
+
+    They are /v2/repository[/R]/index, /v2/repository[/R]/models/M/load|unload, and /v2/repository/memory.
+    """
     parts = path.split("/")
     if parts[:3] != ["", "v2", "repository"]:
         return None
     match parts[3:]:
         case ["index"]:
             return "repository_index", "", ""
+        case ["memory"]:
+            return "repository_memory", "", ""
         case [repository, "index"] if repository:
             return "repository_index", unquote(repository, errors="replace"), ""
         case ["models", name, "load" | "unload" as what]:

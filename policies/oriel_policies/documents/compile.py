@@ -201,6 +201,10 @@ def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None]
         probe = _PROBE_V2 if name in probed else ""
     if probe and not _PATH.match(probe):
         raise BadDocument(file, f"{path}.probe", 'a probe is a path such as "/v2/health/ready", or "" for none')
+    if pool.place_models and not probe:
+        raise BadDocument(
+            file, f"{path}.place_models", "only with `probe`: the servers are asked which models they have"
+        )
     return Pool(
         name=name,
         endpoints=tuple(_address(file, f"{path}.endpoints", text) for text in pool.endpoints),
@@ -218,6 +222,7 @@ def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None]
         discover=_discover(file, f"{path}.discover", pool.discover),
         grpc_discover=_discover(file, f"{path}.grpc_discover", pool.grpc_discover),
         triton_priorities=dict(pool.triton_priorities),
+        place_models=pool.place_models,
         scaling=_scaling(file, f"{path}.scaling", pool, tiers),
     )
 

@@ -198,7 +198,8 @@ class Pool:
     """A group of equal endpoints. max_inflight: the largest number of permits; if learn_concurrency, a lower limit is
     learned. max_queue, max_queue_bytes: calls that may wait. probe: path that every endpoint is probed at, "" for none.
     discover: (host, port) whose addresses are the endpoints; the host is a DNS name, or `kubernetes:` with the name of
-    a service and, after a dot, its namespace. scaling: None for a pool whose replicas are not the gateway's to plan.
+    a service and, after a dot, its namespace. place_models: the gateway decides which servers load which models.
+    scaling: None for a pool whose replicas are not the gateway's to plan.
     """
 
     name: str
@@ -217,6 +218,7 @@ class Pool:
     discover: tuple[str, int] | None
     grpc_discover: tuple[str, int] | None
     triton_priorities: Mapping[str, int]
+    place_models: bool = False
     scaling: Scaling | None = None
 
 

@@ -124,7 +124,8 @@ class ScalingTable(_Table):
 
 class PoolTable(_Table):
     """`[pools.NAME]`: a group of equal servers. discover: instead of `endpoints`, `dns:HOST:PORT` or
-    `kubernetes:SERVICE[.NAMESPACE]:PORT`.
+    `kubernetes:SERVICE[.NAMESPACE]:PORT`. place_models: decide which of the servers, which load models on demand, have
+    which models.
     """
 
     endpoints: list[str] = []
@@ -142,6 +143,7 @@ class PoolTable(_Table):
     probe: str | None = None
     probe_interval_ms: int = 1000
     triton_priorities: dict[str, int] = {}
+    place_models: bool = False
     scaling: ScalingTable | None = None
 
 

@@ -119,15 +119,14 @@ class Planner:
         ready: int,
         scheduled: int = 0,
         profile: Mapping[str, float] | None = None,
-        model_bytes: float = 0.0,
+        model_replicas: float = 0.0,
     ) -> Plan:
         """Return the plan for this moment.
 
-        replicas: addresses of the pool that are not terminating; ready: those that serve. scheduled: the minimum of the
-        windows
-        that are open, see `scheduled_minimum`. profile: rates by tier of a recorded profile, see `expected_rate`.
-        model_bytes:
-        sizes of all models in use.
+        replicas: addresses of the pool that are not terminating; ready: those that serve.
+        scheduled: the minimum of the windows that are open, see `scheduled_minimum`.
+        profile: rates by tier of a recorded profile, see `expected_rate`.
+        model_replicas: those whose memory the models in use fill.
         """
         pool, total = self.pool, demand.total
         if self._wanted < 0:
@@ -139,10 +138,11 @@ class Planner:
         # A floor that holds only for a while (a schedule, an operator) wakes the pool as a call does.
         active, spare = in_use or floor > pool.minimum, pool.spare if in_use else 0
         services = self._services(total.curve)
+        model_replicas = model_replicas if in_use else 0.0
         complete = demand.state is State.COMPLETE
         needed = self._wanted
         if services and demand.state is not State.UNAVAILABLE:
-            needed = replicas_wanted(pool, self._loads(demand, rates, services), ready, model_bytes, spare=spare)
+            needed = replicas_wanted(pool, self._loads(demand, rates, services), ready, model_replicas, spare=spare)
         needed = max(needed, floor, 1 if active else 0)
         if needed > self._wanted:
             self._wanted = needed
@@ -153,7 +153,7 @@ class Planner:
             largest = {name: rate + MARGIN * sqrt(rate / WINDOW_S) for name, rate in self._largest.rates().items()}
             loads = self._loads(demand, largest, services)
             fewer = self._wanted - 1
-            if replicas_wanted(pool, loads, min(ready, fewer), model_bytes, spare=spare) <= fewer:
+            if replicas_wanted(pool, loads, min(ready, fewer), model_replicas, spare=spare) <= fewer:
                 self._wanted = fewer
                 self._down_s = now
         return Plan(

@@ -16,7 +16,7 @@ replicas may be paid: a tier of weight 0 uses what is there.
 """
 
 from collections.abc import Sequence
-from math import ceil, erfc, exp, floor, inf, pi, sqrt
+from math import ceil, erfc, exp, floor, pi, sqrt
 from typing import Final
 
 from oriel_policies.scaling.records import due_by
@@ -32,11 +32,10 @@ class PoolScaling:
     start_s: time until a new replica serves its first call, in 95 of 100 cases. capacity: device-seconds per second of
     one replica; e.g. its instances. miss_share: share of the calls of an urgent tier that may wait too long.
     keep_alive_s: the longest time that an idle pool keeps its last replica, if `minimum` is 0. spare: replicas beyond
-    those that the calls need, while the pool is in use. bytes_per_replica: for loaded models; infinite: no limit.
+    those that the calls need, while the pool is in use.
     """
 
     __slots__ = (
-        "bytes_per_replica",
         "capacity",
         "keep_alive_s",
         "maximum",
@@ -56,14 +55,13 @@ class PoolScaling:
         capacity: float = 1.0,
         miss_share: float = 0.002,
         keep_alive_s: float = 300.0,
-        bytes_per_replica: float = inf,
     ) -> None:
         if not 0 <= minimum <= maximum or maximum < 1:
             raise ValueError("0 <= minimum <= maximum, and maximum is at least 1")
         if not 0 <= spare <= maximum:
             raise ValueError("spare is 0 to maximum")
-        if start_s <= 0.0 or capacity <= 0.0 or bytes_per_replica <= 0.0 or not 0.0 < miss_share < 1.0:
-            raise ValueError("start_s, capacity and bytes_per_replica are positive, miss_share is between 0 and 1")
+        if start_s <= 0.0 or capacity <= 0.0 or not 0.0 < miss_share < 1.0:
+            raise ValueError("start_s and capacity are positive, miss_share is between 0 and 1")
         self.minimum = minimum
         self.maximum = maximum
         self.start_s = start_s
@@ -71,7 +69,6 @@ class PoolScaling:
         self.capacity = capacity
         self.miss_share = miss_share
         self.keep_alive_s = keep_alive_s
-        self.bytes_per_replica = bytes_per_replica
 
 
 class TierScaling:
@@ -100,15 +97,15 @@ class TierLoad:
 
 
 def replicas_wanted(
-    pool: PoolScaling, loads: Sequence[TierLoad], replicas: int, model_bytes: float = 0.0, *, spare: int = 0
+    pool: PoolScaling, loads: Sequence[TierLoad], replicas: int, model_replicas: float = 0.0, *, spare: int = 0
 ) -> int:
     """The wanted number, within the pool's bounds. replicas: those that are ready, or will be within `start_s`.
 
-    model_bytes: sizes of all models in use, which have to be loaded somewhere. spare: replicas beyond what the loads
+    model_replicas: those whose memory the models in use fill. spare: replicas beyond what the loads
     need. Non-decreasing in every backlog.
     """
     paid = sorted([load for load in loads if load.tier.weight > 0.0], key=_band)
-    most = max(_by_deadline(pool, paid, replicas), _by_waiting(pool, paid), model_bytes / pool.bytes_per_replica)
+    most = max(_by_deadline(pool, paid, replicas), _by_waiting(pool, paid), model_replicas)
     return max(pool.minimum, min(pool.maximum, _ceil(most) + spare if most < pool.maximum else pool.maximum))
 
 
