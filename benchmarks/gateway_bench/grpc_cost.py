@@ -120,7 +120,7 @@ async def measure(args: argparse.Namespace, profile: cProfile.Profile | None) ->
     """CPU-microseconds per call, of each round."""
     gc.set_threshold(*COLLECTOR)  # as the gateway
     snapshot = compile_documents({"all.toml": DOCUMENTS.encode()})
-    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sample_ratio=0.0)
+    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink())
     server: HttpServer = HttpServer(HttpLimits())
     endpoint: Any = gateway.pools["p"].grpc[0]
     count, streams = args.connections * args.streams, args.streams

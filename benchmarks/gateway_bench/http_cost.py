@@ -58,7 +58,7 @@ async def measure(args: argparse.Namespace, profile: cProfile.Profile | None) ->
     """CPU-microseconds per request, of each round."""
     gc.set_threshold(*COLLECTOR)  # as the gateway
     snapshot = compile_documents({"all.toml": DOCUMENTS.encode()})
-    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sample_ratio=0.0)
+    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink())
     server: HttpServer = HttpServer(HttpLimits())
     endpoint = gateway.pools["p"].endpoints[0]
     clients = [ClientConnection(server, gateway) for _ in range(args.connections)]

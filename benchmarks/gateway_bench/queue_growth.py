@@ -85,7 +85,7 @@ async def measure(case: str, depth: int, requests: int) -> float:
     """CPU microseconds per request."""
     tenants, target_ms = CASES[case]
     snapshot = compile_documents({"all.toml": documents(tenants, target_ms, depth)})
-    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sample_ratio=0.0)
+    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink())
     server: HttpServer = HttpServer(HttpLimits(max_connections=1 << 20))
     gate = gateway.pools["p"]
     (endpoint,) = gate.endpoints

@@ -162,7 +162,7 @@ async def measure(case: str, depth: int, requests: int) -> float:
             replied += 1
 
         now = clock.now()
-        ctx = from_headers(headers, now=now, trusted=True, default_timeout_s=60.0, sample=False)
+        ctx = from_headers(headers, now=now, trusted=True, default_timeout_s=60.0)
         how["deadline"] = now + how.pop("timeout_s")
         dataplane.infer(request, replace(ctx, **how), size_bytes=len(data), reply=reply, left=reply)
 

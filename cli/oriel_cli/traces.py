@@ -179,6 +179,7 @@ def decode(body: bytes) -> Iterator[StoredSpan]:
         unit = str(about.get("oriel.unit") or about.get("service.name") or "?")
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
+                attributes = _attributes(span.attributes)
                 yield StoredSpan(
                     trace_id=span.trace_id[:16].hex(),
                     span_id=span.span_id[:8].hex(),
@@ -187,9 +188,14 @@ def decode(body: bytes) -> Iterator[StoredSpan]:
                     unit=unit,
                     start_ns=span.start_time_unix_nano,
                     end_ns=span.end_time_unix_nano,
-                    error=(span.status.message[:MAX_TEXT] or "error") if span.status.code == 2 else "",
-                    attributes=_attributes(span.attributes),
+                    error=_error(span.status.message, attributes) if span.status.code == 2 else "",
+                    attributes=attributes,
                 )
+
+
+def _error(message: str, attributes: dict[str, Scalar]) -> str:
+    """Why a span failed: its description, or the attribute that makes one unnecessary."""
+    return message[:MAX_TEXT] or str(attributes.get("error.type", "error"))
 
 
 def _attributes(pairs: Iterable[KeyValue]) -> dict[str, Scalar]:

@@ -9,7 +9,10 @@ UNIT_COLUMNS = 10
 BAR_COLUMNS = 34
 # Shown once in the heading, or noise in a picture of time.
 HEADING = ("oriel.tier", "oriel.tenant")
-HIDDEN = frozenset({*HEADING, "oriel.request_id"})
+HIDDEN = frozenset(
+    {*HEADING, "oriel.request_id", "error.type", "http.request.method", "url.scheme", "http.route", "url.full"}
+    | {"network.protocol.version", "rpc.system.name", "rpc.method"}
+)
 
 Span = Mapping[str, Any]
 

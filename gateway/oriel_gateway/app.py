@@ -32,6 +32,7 @@ from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import ControlLimits, serve_control
 from oriel_wire.engine.process import listen
+from oriel_wire.engine.recall import Recaller
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.engine.usage_files import lines_between, minute_of
@@ -40,6 +41,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import ClientUnusable
 from oriel_wire.objects.opening import open_client
+from oriel_wire.sampling import EVERY
 from oriel_wire.usage import UsageLine
 
 if TYPE_CHECKING:
@@ -160,15 +162,19 @@ async def _serve(
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
     access_log = AccessLog(settings.access_log) if settings.access_log else None
-    sink = open_sink("oriel-gateway")
+    sink = open_sink("gateway")
     limiter = await _limiter(settings)
     gateway = Gateway(
         snapshot,
         limiter=limiter,
         sink=sink,
-        sample_ratio=settings.trace_sample_ratio,
+        sampling=EVERY if sink.enabled and settings.trace_tail == "collector" else None,
         cache_bytes=settings.cache_bytes,
     )
+    recaller = Recaller()
+    if sink.enabled and settings.trace_tail == "gateway":
+        gateway.records.recall = lambda endpoint, trace: recaller.ask(endpoint.host, endpoint.port, trace)
+    gateway.recaller = recaller
     gateway.records.access_log = access_log
     budgets = BudgetFile(None if settings.state is None else settings.state / NAME, gateway.records.stats)
     await asyncio.to_thread(budgets.open)
@@ -176,6 +182,7 @@ async def _serve(
     try:
         scaler = await _scaler(settings, gateway, certificates) if settings.scaler_port else None
         tls = certificates.context if certificates is not None else None
+        gateway.records.scheme = "https" if tls is not None else "http"
         http = await serve_public(gateway, http_socket, tls=tls)
         grpc = await serve_public(gateway, grpc_socket, tls=tls)
         # Objects that exist now live as long as the process: they are kept out of every later collection.
@@ -202,7 +209,7 @@ async def _serve(
         async with asyncio.TaskGroup() as group:
             limits = ControlLimits(streams=frozenset({STREAM}))
             group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
-            watching = [group.create_task(reloader.run())]
+            watching = [group.create_task(reloader.run()), group.create_task(recaller.run())]
             keeping = group.create_task(budgets.run())
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
             recording = None

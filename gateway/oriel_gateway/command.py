@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         "state": _state(),
         "endpoints": _grouped(args.endpoint),
         "grpc_endpoints": _grouped(args.grpc_endpoint),
-        "trace_sample_ratio": _ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
         "quota_file": _quota_file(args.quota_file),
         "usage_folder": None if args.usage == "none" else Path(args.usage) if args.usage else _state(),
         "limiter": args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
@@ -65,10 +64,3 @@ def trace_link(text: str) -> str:
     if text and (not text.startswith(("https://", "http://")) or "{trace_id}" not in text or len(text) > 2048):
         raise StartFailed("ORIEL_TRACE_URL is a link like https://traces.example.com/trace/{trace_id}")
     return text
-
-
-def _ratio(text: str) -> float:
-    try:
-        return min(1.0, max(0.0, float(text)))
-    except ValueError:
-        return 1.0

@@ -53,6 +53,10 @@ class Client(Protocol):
     forwarded: str
 
     @property
+    def http_version(self) -> str:
+        """ "1.1" or "2"."""
+
+    @property
     def departed(self) -> bool:
         """Whether the client has closed behind bytes that were not read."""
 

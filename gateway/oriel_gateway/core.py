@@ -1,10 +1,10 @@
 """The gateway as every ingress shares it: the documents in force, the pools, the deadline clock, the records."""
 
 import asyncio
-import random
 from collections.abc import Sequence
 from itertools import islice
 from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
@@ -16,6 +16,7 @@ from oriel_gateway.documents.in_force import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.keys import identify, still_valid
 from oriel_gateway.limits import Limiter
+from oriel_gateway.observe.client_traces import ClientTraces
 from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import Overload
@@ -32,17 +33,23 @@ from oriel_wire.context import parse_timeout_ms, valid_request_id
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1 import Field, LineMemo
+from oriel_wire.sampling import Sampling, without_threshold
 from oriel_wire.trace import SpanSink, TraceIds, bounded_state, read_traceparent
 
 if TYPE_CHECKING:
     from oriel_gateway.identity.key_sets import KeySets
     from oriel_gateway.identity.tokens import Tokens
+    from oriel_wire.engine.recall import Recaller
 
 _RELEASED = 200  # how many remembered objects are freed per turn of the loop
 _BODY_BYTES: Final = 64 * 1024  # memory of smaller bodies is not worth returning to the system
 _GIVE_BACK_S = 2.0
 # the share of the tightest target that calls may spend in a pool so that its concurrency can be learned
 LEARN_SHARE = 0.5
+_SAMPLED: Final = frozenset(("01", "03"))
+# Flags of a trace with the sampled bit set, and cleared.
+_WITH: Final = {"00": "01", "01": "01", "02": "03", "03": "03"}
+_WITHOUT: Final = {"00": "00", "01": "00", "02": "02", "03": "02"}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -51,7 +58,7 @@ class Gateway:
 
     Single writer: the loop it was built on. fronts: the servers that remember credentials. left_pools: not in the
     documents any more, but calls are still on their way. refusing: what cannot be sent at once is refused, because it
-    would still wait when the gateway ends.
+    would still wait when the gateway ends. sampling: of traces, if not as the sink has it.
     """
 
     def __init__(
@@ -60,14 +67,17 @@ class Gateway:
         *,
         limiter: Limiter,
         sink: SpanSink,
-        sample_ratio: float = 1.0,
+        sampling: Sampling | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.snapshot = snapshot
         self.targets = TargetCache(snapshot)
         self.limiter = limiter
         self.sink = sink
-        self.sample_ratio = sample_ratio
+        self.sampling = sampling or sink.sampling
+        self.recaller: Recaller | None = None
+        self._threshold = self.sampling.hex_threshold
+        self._client_traces = ClientTraces()
         self.records = Records(sink)
         self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
         self.documents = DocumentsInForce()
@@ -192,10 +202,13 @@ class Gateway:
         requested_s = None if timeout_ms is None else parse_timeout_ms(timeout_ms)
         return received_s + min(inf if requested_s is None else requested_s, inf if timeout_s is None else timeout_s)
 
-    def mark(self, request_id: str | None, traceparent: str | None, tracestate: str | None) -> Mark:
+    def mark(
+        self, request_id: str | None, traceparent: str | None, tracestate: str | None, key: ApiKey | None = None
+    ) -> Mark:
         """Return the call's ids: the client's own where they are valid, fresh ones otherwise.
 
-        A client's sampled bit is honoured; a trace that starts here is sampled by `sample_ratio`.
+        Whether a trace is kept from its beginning is decided by its id, or by the client if it sent one. key: the
+        client's, if it is known; otherwise `judge_sample` is called when it is.
         """
         ids = self._ids
         if len(ids.spans) < 2 or not ids.traces:
@@ -205,11 +218,17 @@ class Gateway:
             request_id = own
         parent = read_traceparent(traceparent) if traceparent else None
         if parent is not None:
-            trace, span, sampled = parent
+            trace, span, flags = parent
             state = bounded_state(tracestate) if tracestate else ""
-            return Mark(request_id, trace, own, ids.spans.pop(), sampled, span, state)
-        sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
-        return Mark(request_id, ids.traces.pop(), own, ids.spans.pop(), sampled)
+            kept = "client" if flags in _SAMPLED else ""
+            if not self.sampling.parent_based:
+                decided, state = self.sampling.decided(int(trace, 16), state)
+                kept, flags = ("ratio", _WITH[flags]) if decided else ("", _WITHOUT[flags])
+            mark = Mark(request_id, trace, own, ids.spans.pop(), kept, flags, span, state)
+            if key is not None and kept:
+                self.judge_sample(mark, key)
+            return mark
+        return self._begun(request_id, own)
 
     def fresh_mark(self) -> Mark:
         """Return the ids of a call whose client sent none."""
@@ -217,8 +236,27 @@ class Gateway:
         if len(spans) < 2 or not traces:
             return self.mark(None, None, None)
         own = spans.pop()
-        sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
-        return Mark(own, traces.pop(), own, spans.pop(), sampled)
+        trace = traces.pop()
+        if trace[18:] < self._threshold:
+            return Mark(own, trace, own, spans.pop())
+        return Mark(own, trace, own, spans.pop(), "ratio", "03", "", self.sampling.state)
+
+    def _begun(self, request_id: str, own: str) -> Mark:
+        """Return the ids of a call that begins a trace."""
+        trace, onward = self._ids.traces.pop(), self._ids.spans.pop()
+        if trace[18:] < self._threshold:
+            return Mark(request_id, trace, own, onward)
+        return Mark(request_id, trace, own, onward, "ratio", "03", "", self.sampling.state)
+
+    def judge_sample(self, mark: Mark | None, key: ApiKey) -> None:
+        """Keep a client's wish for a trace within its tenant's limit; above it the call is as one that had none.
+
+        Calls of our own units for a tenant are part of a trace that was decided before, and are not counted.
+        """
+        if mark is None or mark.kept != "client" or key.delegated:
+            return
+        if not self._client_traces.allows(key.tenant.name, monotonic()):
+            mark.kept, mark.flags, mark.state = "", _WITHOUT[mark.flags], without_threshold(mark.state)
 
     @property
     def ready(self) -> bool:

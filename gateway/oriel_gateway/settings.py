@@ -208,7 +208,15 @@ class Settings:
             help="object store that takes the records of each minute: s3://, gs:// or az:// (default: none)",
         ),
     )
+    trace_tail: str = field(
+        default="gateway",
+        metadata=flag(
+            "--trace-tail",
+            choices=("gateway", "collector"),
+            help="who keeps the traces of late and failed requests: the gateway asks the servers for their spans, or a "
+            "collector of your own gets the spans of all requests and chooses (default %(default)s)",
+        ),
+    )
     limiter_password: str | None = field(default=None, repr=False)
     state: Path | None = None
-    trace_sample_ratio: float = 1.0
     trace_url: str = ""

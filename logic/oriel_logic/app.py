@@ -28,6 +28,7 @@ from oriel_logic.server.connection import open_server
 from oriel_logic.server.contained import contained
 from oriel_logic.server.envelope import Envelope
 from oriel_logic.server.ingress import Dispatch
+from oriel_logic.server.keeping import Keeping
 from oriel_logic.server.openapi import Description
 from oriel_logic.server.pipeline import Pipeline
 from oriel_logic.server.registry import Registry
@@ -44,6 +45,8 @@ from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import listen
+from oriel_wire.engine.recall import KEEP, Recaller
+from oriel_wire.engine.span_metrics import SpanCollector
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.trace import SpanSink
@@ -96,6 +99,7 @@ async def serve_unit(
         gc.freeze()
         ports = (*http.getsockname()[:2], *admin.getsockname()[:2])
         _log.info("services on http://%s:%d/v1/services (health and metrics on http://%s:%d)", *ports)
+        recalling = asyncio.create_task(unit.recaller.run(), name="recall of traces")
         front = await unit.open(http)
         fronts.append(front)
         if dev is not None:
@@ -108,6 +112,8 @@ async def serve_unit(
             trying.cancel()
             await asyncio.wait([trying])
         await front.drain(settings.drain_s)
+        recalling.cancel()
+        await asyncio.wait([recalling])
 
     try:
         if dev is not None:
@@ -228,6 +234,9 @@ class Unit:
             stream_idle_s=settings.stream_idle_s,
             usage=self.usage,
         )
+        self.recaller = Recaller()
+        self.dispatch.routes["POST", KEEP] = Keeping(sink, self.recaller)
+        self.metrics.registry.register(SpanCollector("logic", sink, lambda: self.envelope.kept, self.recaller))
         self._totals = Totals()
         self._watch_numbers()
 

@@ -4,7 +4,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from starlette.applications import Starlette
 
 from oriel_cli.traces import REQUEST_ID, StoredSpan, TraceStore, decode, routes
-from oriel_wire.engine import spans
+from oriel_wire.engine.otel_settings import resource_of
+from oriel_wire.otlp import ProtobufEncoder
 from oriel_wire.trace import Span, child, new_trace
 
 
@@ -83,10 +84,7 @@ def test_age_is_the_time_since_the_last_span() -> None:
 
 
 def exported(*sent: Span) -> bytes:
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-
-    convert = spans._converter("gateway")
-    return encode_spans([convert(each) for each in sent]).SerializeToString()
+    return ProtobufEncoder(resource_of("gateway"), "1").encode(sent)
 
 
 def test_spans_of_a_unit_are_decoded() -> None:
@@ -98,12 +96,27 @@ def test_spans_of_a_unit_are_decoded() -> None:
         start_s=1.0,
         end_s=1.5,
         attributes={REQUEST_ID: "a", "rows": 3, "share": 0.5, "hit": True, "long": "x" * 1000},
+        failed=True,
         error="it broke",
     )
     (got,) = decode(exported(sent))
     assert (got.trace_id, got.parent_id) == (f"{root.trace_id:032x}", f"{root.span_id:016x}")
     assert (got.unit, got.name, got.error, got.end_ns - got.start_ns) == ("gateway", "gateway.request", "it broke", 5e8)
     assert got.attributes == {REQUEST_ID: "a", "rows": 3, "share": 0.5, "hit": True, "long": "x" * 256}
+
+
+def test_an_error_without_a_description_is_named_by_its_type() -> None:
+    sent = Span(
+        name="POST",
+        context=new_trace(True),
+        parent_id=0,
+        start_s=1.0,
+        end_s=1.5,
+        attributes={"error.type": "queue_full"},
+        failed=True,
+    )
+    (got,) = decode(exported(sent))
+    assert got.error == "queue_full"
 
 
 async def test_the_receiver_takes_spans_and_gives_traces() -> None:

@@ -16,6 +16,7 @@ from oriel_gateway.limits import EmbeddedLimiter, Limiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.sampling import ALWAYS, Sampling
 from oriel_wire.trace import ListSink
 
 GOLD, BRONZE, LIMITED = "key-gold", "key-bronze", "key-limited"
@@ -166,8 +167,9 @@ async def gateway(
     limits: HttpLimits | None = None,
     limiter: Limiter | None = None,
     make: type[Gateway] = Gateway,
+    sampling: Sampling = ALWAYS,
 ) -> AsyncIterator[tuple[int, Gateway]]:
-    gate = make(compile_documents(files), limiter=limiter or EmbeddedLimiter(), sink=ListSink())
+    gate = make(compile_documents(files), limiter=limiter or EmbeddedLimiter(), sink=ListSink(sampling))
     server: HttpServer = HttpServer(limits or HttpLimits())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

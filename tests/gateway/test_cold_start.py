@@ -295,7 +295,7 @@ async def test_the_phase_of_a_start_is_shown(tmp_path: Path, monkeypatch: pytest
         assert queue["elapsed_ms"] is None and queue["starts"] == 1 and queue["p50_ms"] < 60_000
         assert registry.get_sample_value("oriel_gateway_cold_starts_total", {"pool": "p"}) == 1.0
         assert isinstance(core.sink, ListSink)
-        span = next(span for span in core.sink.spans if span.name == "gateway.queue")
+        span = next(span for span in core.sink.spans if span.name == "queue")
         assert span.attributes["oriel.cold_start.phase"] == "no_address"
         held_ms = span.attributes["oriel.cold_start.held_ms"]
         assert isinstance(held_ms, float) and held_ms > 0.0

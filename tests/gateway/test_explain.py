@@ -276,7 +276,7 @@ def test_a_wide_admin_port_has_to_have_a_token(monkeypatch: pytest.MonkeyPatch, 
 
 
 def mark(request_id: str) -> Mark:
-    return Mark(request_id, "1" * 32, "2" * 16, "3" * 16, False)
+    return Mark(request_id, "1" * 32, "2" * 16, "3" * 16)
 
 
 def test_the_ring_keeps_the_latest() -> None:

@@ -57,7 +57,9 @@ async def test_tritonclient_infers_through_the_gateway() -> None:
         assert metadata["traceparent"].startswith("00-000000000000000000000000000000aa-")
         assert 7.0 < remaining_s <= 8.1  # gRPC rounds a timeout up to its next unit
         assert idle(core) and isinstance(core.sink, ListSink)
-        assert sorted(s.name for s in core.sink.spans) == ["gateway.forward", "gateway.queue", "gateway.request"]
+        name = "inference.GRPCInferenceService/ModelInfer"
+        assert [(s.name, s.kind) for s in core.sink.spans] == [(name, "server"), (name, "client")]
+        assert all(s.attributes["rpc.status_code"] == "OK" and not s.failed for s in core.sink.spans)
 
 
 async def test_health_and_metadata() -> None:

@@ -10,8 +10,8 @@ from oriel_gateway.admin import guard, queues, slo
 from oriel_gateway.api_docs import document, pages, published, reading
 from oriel_gateway.call import unread
 from oriel_gateway.errors import Outcome
+from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.http_status import STATUS
-from oriel_gateway.ingress.grpc_rules import CODES
 from oriel_gateway.limits import error_text, ledger_client
 from oriel_gateway.observe import budgets, decisions, objectives, top_names
 from oriel_gateway.routing import target_cache

@@ -121,13 +121,14 @@ async def search(up: Upstream, tmp_path: Path, endpoint: str, spans: list[bytes]
     secrets = [GOLD, REVOKED, WRONG, PASTED, QUERY, PROXY, good, bad]
     answers: list[bytes] = []
     settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "ORIEL_LOG_LEVEL": "DEBUG"}
+    settings |= {"OTEL_EXPORTER_OTLP_COMPRESSION": "none", "OTEL_TRACES_SAMPLER_ARG": "1"}
     async with running(tmp_path, **settings) as it:
         answers += await busy(it, good, bad)
         await revoke(it, tmp_path, text)
         answers += await bad_documents(it, tmp_path, text)
         command = Path(f"/proc/{it.process.pid}/cmdline").read_bytes()
     assert it.process.returncode == 0, it.wrote
-    assert b"gateway.request" in b"".join(spans), "no span came, so nothing is proven"
+    assert b"oriel-gateway" in b"".join(spans), "no span came, so nothing is proven"
     assert b"not usable" in it.wrote, "no log line came, so nothing is proven"
     everything = b"\n".join([it.wrote, command, *spans, *answers])
     assert [secret for secret in secrets if secret.encode() in everything] == []

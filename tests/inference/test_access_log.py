@@ -226,7 +226,7 @@ async def test_a_server_writes_to_standard_output(settings: Settings, capfd: pyt
 # --- the log by itself --------------------------------------------------------------------------------------------
 
 
-CTX = from_headers({}.get, now=0.0, trusted=False, default_timeout_s=1.0, sample=False)
+CTX = from_headers({}.get, now=0.0, trusted=False, default_timeout_s=1.0)
 
 
 def note(log: AccessLog, number: int) -> None:

@@ -22,7 +22,7 @@ from oriel_wire.v2.messages import InferRequest, RequestedOutput
 
 from .ensembles import DIAMOND, Flights, ensemble, model, tensor
 
-CONTEXT = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9, sample=False)
+CONTEXT = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9)
 
 CHAIN = (("a", {"x": "in"}, {"y": "t"}), ("b", {"x": "t"}, {"y": "out"}))
 

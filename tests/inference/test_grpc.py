@@ -49,7 +49,7 @@ async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.
     assert trailing["traceresponse"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
     assert trailing["server-timing"].startswith("queue;dur=") and "compute;dur=" in trailing["server-timing"]
     assert int(trailing["x-oriel-cost-us"]) >= 0
-    assert [span.name for span in sink.spans] == ["inference.request", "inference.queue", "inference.compute"]
+    assert [span.name for span in sink.spans] == ["inference.GRPCInferenceService/ModelInfer", "queue", "compute"]
 
 
 @pytest.mark.parametrize(

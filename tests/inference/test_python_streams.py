@@ -219,7 +219,7 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     (before,) = await told(channel, -1)
     serving = unit.catalog.get("repeat")
     emitted: list[Any] = []
-    context = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9, sample=False)
+    context = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9)
     leave = unit.surface.dataplane.infer(
         InferRequest(model_name="repeat", inputs=[tensor("n", np.array([1000], np.int32))]),
         context,

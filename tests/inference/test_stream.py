@@ -265,7 +265,7 @@ async def test_decoupled_model_waits_for_its_reader_and_others_do_not(
         taken.append(response)
         consumed.append(written)
 
-    ctx = from_headers({}.get, now=unit.surface.dataplane.now(), trusted=False, default_timeout_s=30, sample=False)
+    ctx = from_headers({}.get, now=unit.surface.dataplane.now(), trusted=False, default_timeout_s=30)
     unit.surface.dataplane.infer(request, ctx, size_bytes=4, reply=ended.append, left=ended.append, emit=emit)
     await until(lambda: len(taken) == AHEAD)
     assert await said(stream(channel, request_iterator=[double(3)])) == [6.0]

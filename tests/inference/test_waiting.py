@@ -43,7 +43,7 @@ def test_a_request_that_waits_holds_what_its_batch_and_its_answer_need() -> None
     ended: list[Completion] = []
 
     def submit() -> None:
-        ctx = from_headers({}.get, now=bench.clock.now(), trusted=True, default_timeout_s=60.0, sample=False)
+        ctx = from_headers({}.get, now=bench.clock.now(), trusted=True, default_timeout_s=60.0)
         dataplane.infer(request(), ctx, size_bytes=100, reply=ended.append, left=ended.append)
 
     submit()

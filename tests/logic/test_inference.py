@@ -23,6 +23,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
+from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
 from oriel_wire.trace import format_traceparent, parse_traceparent
@@ -84,7 +85,7 @@ async def test_what_the_request_carries_goes_along(servers: Any, inference: Any,
     assert head.get("x-request-id") == "req-1"
     parent = parse_traceparent(head.get("traceparent"))
     assert parent is not None and parent.sampled and parent.trace_id == context.trace.trace_id
-    (span,) = caller.ledger.spans()
+    (span,) = [stage_span(each, caller.ledger.root, 0.0) for each in caller.ledger.stages]
     assert format_traceparent(span.context) == head.get("traceparent")
 
 

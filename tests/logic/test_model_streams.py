@@ -25,6 +25,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
+from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
 from oriel_wire.trace import parse_traceparent
@@ -140,9 +141,9 @@ async def test_what_the_request_carries_goes_along(connect: Connect, fake: FakeS
     assert 4000 < int(said["x-oriel-timeout-ms"]) <= 5000 and said["x-request-id"] == "req-1"
     assert fake.left_s is not None and MAX_S / 2 < fake.left_s <= MAX_S
     parent = parse_traceparent(said["traceparent"])
-    (span,) = models._ledger.spans()
+    (span,) = [stage_span(each, models._ledger.root, 0.0) for each in models._ledger.stages]
     assert parent is not None and (parent.trace_id, parent.span_id) == (context.trace.trace_id, span.context.span_id)
-    assert span.name == "logic.stream"
+    assert span.name == "inference.GRPCInferenceService/ModelStreamInfer"
 
 
 async def test_wrong_inputs_never_leave(connect: Connect, fake: FakeStreams) -> None:

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.trace import new_trace
 
@@ -28,13 +29,9 @@ def test_spans_are_children_of_the_request() -> None:
     with pytest.raises(KeyError), ledger.stage("infer", kind="client") as stage:
         stage.attributes["oriel.model"] = "m"
         raise KeyError
-    (span,) = ledger.spans()
-    assert (span.name, span.kind, span.error, span.attributes) == (
-        "logic.infer",
-        "client",
-        "KeyError",
-        {"oriel.model": "m"},
-    )
+    (span,) = [stage_span(each, ledger.root, 0.0) for each in ledger.stages]
+    assert (span.name, span.kind, span.failed) == ("POST", "client", True)
+    assert span.attributes == {"oriel.model": "m", "error.type": "KeyError"}
     assert (span.parent_id, span.context.trace_id) == (ledger.root.span_id, ledger.root.trace_id)
 
 

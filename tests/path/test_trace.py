@@ -29,9 +29,15 @@ def test_one_trace_holds_all_units_below_the_clients_span(stack: Stack, client: 
     assert trace["trace_id"] == TRACE_ID
     assert {span["unit"] for span in spans.values()} == {"gateway", "logic", "inference"}
     (root,) = [span for span in spans.values() if span["parent_id"] not in spans]
-    assert (root["name"], root["parent_id"]) == ("gateway.request", PARENT_ID)
-    waits = {"gateway.queue", "gateway.forward", "logic.pre", "logic.infer", "inference.queue", "inference.compute"}
-    assert waits <= {span["name"] for span in spans.values()}
+    assert (root["name"], root["parent_id"]) == ("POST /v1/services/{service}", PARENT_ID)
+    names = {(span["unit"], span["name"]) for span in spans.values()}
+    assert {("gateway", "POST"), ("logic", "pre"), ("logic", "POST"), ("inference", "compute")} <= names
+    assert ("inference", "POST /v2/models/{model}/infer") in names
+    # A service graph is drawn from CLIENT spans whose child is another unit's SERVER span.
+    for unit, caller in (("logic", "gateway"), ("inference", "logic")):
+        served = next(s for s in spans.values() if s["unit"] == unit and s["name"].startswith("POST /"))
+        client_span = spans[served["parent_id"]]
+        assert (client_span["unit"], client_span["name"]) == (caller, "POST")
     first = {
         unit: min((s for s in spans.values() if s["unit"] == unit), key=lambda s: s["start_ns"])
         for unit in ("gateway", "logic", "inference")
@@ -44,7 +50,7 @@ def test_a_trace_is_drawn_for_people(stack: Stack, client: httpx.Client) -> None
     done = stack.oriel("trace", request_id)
     lines = done.stdout.splitlines()
     assert lines[0] == f"request {request_id}" and "tier gold" in lines[1] and "tenant acme" in lines[1]
-    assert any(line.lstrip().startswith("inference.compute ") for line in lines)
+    assert any(line.lstrip().startswith("compute ") for line in lines)
     assert max(map(len, lines)) <= 100
 
 

@@ -32,13 +32,13 @@ from oriel_wire.trace import TraceContext, child
     ],
 )
 def test_deadline(headers: dict[str, str], trusted: bool, left_s: float) -> None:
-    plan = read_headers(headers.get, trusted=trusted, sample=False)
+    plan = read_headers(headers.get, trusted=trusted)
     for now in (100.0, 200.0):
         assert plan.at(now, 60.0).deadline == pytest.approx(now + left_s)
 
 
 def test_requests_of_one_plan_have_their_own_ids() -> None:
-    plan = read_headers({}.get, trusted=False, sample=False)
+    plan = read_headers({}.get, trusted=False)
     first, second = plan.at(1.0, 1.0), plan.at(1.0, 1.0)
     assert first.request_id != second.request_id and first.trace.trace_id != second.trace.trace_id
 
@@ -105,3 +105,12 @@ def test_a_gateway_is_given_the_callers_tenant_and_less_time_and_none_of_our_own
     assert not any(name.startswith("x-oriel-") for name in found)
     timeout_ms = int(found["x-request-timeout-ms"])
     assert 1 <= timeout_ms <= max(1, left_s * 950.0 + 1, left_s * 1000.0 - 99.0)
+
+
+def test_baggage_is_passed_on_up_to_a_bound() -> None:
+    for sent, passed in (("a=1,b=2", "a=1,b=2"), ("a=" + "x" * 8190, "a=" + "x" * 8190), ("a=" + "x" * 8191, "")):
+        ctx = read_headers({"baggage": sent}.get, trusted=False).at(1.0, 1.0)
+        assert ctx.baggage == passed
+        assert dict(to_headers(ctx, now=1.0, trace=ctx.trace)).get("baggage", "") == passed
+        for hop in (Hop(ctx), GatewayHop(ctx, "key")):
+            assert ("baggage: " in hop.lines(1.0, ctx.trace)) == bool(passed)

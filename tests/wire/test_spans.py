@@ -1,5 +1,6 @@
 """Spans over the wire, judged by OpenTelemetry's own protobuf messages on a receiver of ours."""
 
+import gzip
 import http.server
 import socket
 import subprocess
@@ -10,9 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 from oriel_wire.engine import spans
+from oriel_wire.engine.otel_settings import Queue
 from oriel_wire.engine.spans import ExportingSink, Lane, open_sink
 from oriel_wire.trace import NullSink, Span, SpanSink, TraceContext, child, new_trace, wall_ns
 
@@ -20,9 +25,13 @@ from ..waiting import TIMEOUT_S
 
 
 class Receiver(http.server.ThreadingHTTPServer):
+    """answers: status and body of the next answers; then 200 without a body."""
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[ExportTraceServiceRequest] = []
+        self.headers: list[dict[str, str]] = []
+        self.answers: list[tuple[int, bytes]] = []
         self.arrived = threading.Semaphore(0)
 
     @property
@@ -38,11 +47,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        assert self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
-        self.server.requests.append(ExportTraceServiceRequest.FromString(body))
-        self.send_response(200)
-        self.send_header("content-length", "0")
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        assert self.path == "/v1/traces"
+        status, answer = self.server.answers.pop(0) if self.server.answers else (200, b"")
+        if status == 200 and self.headers["content-type"] == "application/x-protobuf":
+            self.server.requests.append(ExportTraceServiceRequest.FromString(body))
+        self.send_response(status)
+        self.send_header("content-length", str(len(answer)))
         self.end_headers()
+        self.wfile.write(answer)
         self.server.arrived.release()
 
     def log_message(self, *_: object) -> None:
@@ -63,13 +78,15 @@ def receiver() -> Iterator[Receiver]:
 def no_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (spans.BUFFER_VARIABLE, *spans.COLLECTOR_VARIABLES):
         monkeypatch.delenv(name, raising=False)
-    # The exporter's own ten seconds are little for a machine that is busy with something else.
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(int(TIMEOUT_S)))
+    # The ten seconds of the default are little for a machine that is busy with something else.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(int(TIMEOUT_S * 1000)))
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
 def opened(service: str) -> SpanSink:
     """A sink that posts soon and waits for a slow receiver."""
-    return open_sink(service, collector_delay_s=0.05, post_timeout_s=TIMEOUT_S, close_s=TIMEOUT_S)
+    return open_sink(service, post_timeout_s=TIMEOUT_S, close_s=TIMEOUT_S)
 
 
 def span(ctx: TraceContext, **changed: Any) -> Span:
@@ -82,7 +99,12 @@ def test_a_span_arrives_whole(receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(variable, receiver.url)
     root = TraceContext(0xABC, 0xD, True, "vendor=1")
     sent = span(
-        child(root), parent_id=root.span_id, kind="server", error="boom", attributes={"oriel.request_id": "r1", "n": 3}
+        child(root),
+        parent_id=root.span_id,
+        kind="server",
+        failed=True,
+        error="boom",
+        attributes={"oriel.request_id": "r1", "n": 3},
     )
     sink = opened("gateway")
     assert sink.enabled
@@ -110,53 +132,146 @@ def test_close_flushes_what_is_queued_to_both_destinations(receiver: Receiver, m
     assert len(receiver.spans()) == 1200
 
 
-def test_without_a_destination_opentelemetry_is_not_imported() -> None:
+def test_without_a_destination_nothing_large_is_imported() -> None:
     assert isinstance(open_sink("gateway"), NullSink)
     code = (
         "import sys; from oriel_wire.engine.spans import open_sink; open_sink('x');"
+        "sys.exit(any(name.startswith(('opentelemetry', 'httpx')) for name in sys.modules))"
+    )
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == 0
+
+
+def test_opentelemetry_is_not_imported_to_send_spans() -> None:
+    code = (
+        "import os, sys; from oriel_wire.engine.spans import open_sink, BUFFER_VARIABLE;"
+        "os.environ[BUFFER_VARIABLE] = 'http://127.0.0.1:1'; open_sink('x').close();"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     environ = {"PYTHONPATH": ":".join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == 0
 
 
+def test_a_collector_gets_the_headers_of_its_settings(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc,x-scope=one")
+    sink = opened("gateway")
+    sink.record(span(new_trace(True)))
+    sink.close()
+    (headers,) = receiver.headers
+    assert (headers["authorization"], headers["x-scope"]) == ("Bearer abc", "one")
+    assert (headers["content-type"], headers["content-encoding"]) == ("application/x-protobuf", "gzip")
+
+
+def test_json_and_no_compression(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    sink = opened("gateway")
+    sink.record(span(new_trace(True)))
+    sink.close()
+    (headers,) = receiver.headers
+    assert headers["content-type"] == "application/json" and "content-encoding" not in headers
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_collector_that_is_busy_is_asked_again(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(spans, "FIRST_RETRY_S", 0.001)
+    receiver.answers = [(status, b""), (status, b"")]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    sink = opened("gateway")
+    sink.record(span(new_trace(True)))
+    for _ in range(3):
+        assert receiver.arrived.acquire(timeout=TIMEOUT_S)
+    sink.close()
+    assert isinstance(sink, ExportingSink) and (len(receiver.spans()), sink.dropped) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 500])
+def test_a_collector_that_refuses_is_not_asked_again(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    receiver.answers = [(status, b"")]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    sink = opened("gateway")
+    sink.record(span(new_trace(True)))
+    sink.close()
+    assert isinstance(sink, ExportingSink) and len(receiver.headers) == 1
+    assert sink.lanes[0].dropped == {"queue": 0, "export": 1, "rejected": 0}
+
+
+def test_spans_that_a_collector_rejects_count_as_lost(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ExportTraceServiceResponse()
+    answer.partial_success.rejected_spans = 2
+    receiver.answers = [(200, answer.SerializeToString())]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    sink = opened("gateway")
+    for _ in range(5):
+        sink.record(span(new_trace(True)))
+    sink.close()
+    assert isinstance(sink, ExportingSink)
+    assert sink.lanes[0].dropped == {"queue": 0, "export": 0, "rejected": 2}
+    assert sink.lanes[0].export_s.count == 1
+
+
 def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
     entered, release = threading.Event(), threading.Event()
 
-    def stuck(_: Sequence[object]) -> bool:
+    def stuck(_: Sequence[Span]) -> int:
         entered.set()
-        return release.wait(TIMEOUT_S)
+        assert release.wait(TIMEOUT_S)
+        return 0
 
-    lane = Lane(stuck, max_queued=10, delay_s=0.001)
-    sink = ExportingSink([lane], lambda s: s, close_s=TIMEOUT_S)  # type: ignore[arg-type,return-value]
+    lane = Lane(stuck, queue=Queue(max_spans=10, delay_s=0.001))
+    sink = ExportingSink([lane], close_s=TIMEOUT_S)
     sink.record(span(new_trace(True)))
     assert entered.wait(TIMEOUT_S)
     for _ in range(25):
         sink.record(span(new_trace(True)))
-    assert sink.dropped == 15
+    assert (sink.dropped, lane.queued) == (16, 10)  # the one under way counts until it is delivered
     release.set()
     sink.close()
-    assert sink.dropped == 15
+    assert (sink.dropped, lane.queued) == (16, 0)
 
 
-def test_a_span_that_cannot_be_sent_costs_its_batch_only(receiver: Receiver) -> None:
+def test_a_span_that_cannot_be_sent_costs_its_batch_only() -> None:
     posted: list[int] = []
     done = threading.Event()
 
-    def post(batch: Sequence[object]) -> bool:
+    def deliver(batch: Sequence[Span]) -> int:
         posted.append(len(batch))
         done.set()
         if len(posted) == 1:
             raise ValueError("cannot encode")
-        return True
+        return 0
 
-    lane = Lane(post, delay_s=0.001)
-    sink = ExportingSink([lane], lambda s: s, close_s=TIMEOUT_S)  # type: ignore[arg-type,return-value]
+    lane = Lane(deliver, delay_s=0.001)
+    sink = ExportingSink([lane], close_s=TIMEOUT_S)
     sink.record(span(new_trace(True)))
     assert done.wait(TIMEOUT_S)
     sink.record(span(new_trace(True)))
     sink.close()
     assert (posted, sink.dropped) == ([1, 1], 1)
+
+
+def test_a_record_becomes_spans_in_the_thread_of_the_receiver() -> None:
+    built: list[str] = []
+    delivered: list[int] = []
+
+    def build(context: TraceContext, count: int) -> list[Span]:
+        built.append(threading.current_thread().name)
+        return [span(child(context)) for _ in range(count)]
+
+    def deliver(batch: Sequence[Span]) -> int:
+        delivered.append(len(batch))
+        return 0
+
+    sink = ExportingSink([Lane(deliver, delay_s=0.001)], close_s=TIMEOUT_S)
+    sink.keep(build, (new_trace(True), 3), 3)
+    sink.close()
+    assert (built, delivered) == (["oriel-spans"], [3])
 
 
 DYING = """

@@ -10,7 +10,15 @@ from math import ceil
 
 import msgspec
 
-from oriel_wire.trace import TraceContext, format_traceparent, new_trace, parse_traceparent, random_bits
+from oriel_wire.sampling import NEVER, Sampling
+from oriel_wire.trace import (
+    TraceContext,
+    follow_trace,
+    format_traceparent,
+    parse_traceparent,
+    random_bits,
+    start_trace,
+)
 
 TIMEOUT_MS = "x-oriel-timeout-ms"
 CLIENT_TIMEOUT_MS = "x-request-timeout-ms"
@@ -27,6 +35,7 @@ REQUEST_ID = "x-request-id"
 ON_BEHALF = "Oriel-For"  # scheme of `authorization`: `Oriel-For TENANT/TIER KEY` calls in that tenant's turn
 INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, UNBILLED})
 
+MAX_BAGGAGE_BYTES = 8192
 MAX_TIMEOUT_S = 24 * 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # some systems read a leading dot as a path
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
@@ -43,6 +52,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     unbilled: why nobody is charged for the request, "" if its tenant is.
     trusted: whether the sender's `x-oriel-*` headers are honoured.
     connection: address and port of the client's connection, "" if nobody needs it.
+    baggage: the client's own `baggage`, which is passed on and never read.
     """
 
     request_id: str
@@ -55,6 +65,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     trusted: bool = False
     connection: str = ""
     unbilled: str = ""
+    baggage: str = ""
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -118,9 +129,10 @@ class ContextPlan(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
     request_id: str
     trace: TraceContext | None
-    sample: bool
+    sampling: Sampling
     trusted: bool
     unbilled: str = ""
+    baggage: str = ""
 
     def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that arrived at `now`."""
@@ -134,16 +146,18 @@ class ContextPlan(msgspec.Struct, frozen=True):
             band=self.band,
             tenant=self.tenant,
             models=self.models,
-            trace=self.trace or new_trace(self.sample),
+            trace=self.trace or start_trace(self.sampling),
             trusted=self.trusted,
             connection=connection,
             unbilled=self.unbilled,
+            baggage=self.baggage,
         )
 
     def of_request(self, get: Callable[[str], str | None]) -> "ContextPlan":
         """This plan with what `get` has of one request alone: its timeouts, its id and its trace."""
         request_id = get(REQUEST_ID) or ""
         traceparent = get("traceparent")
+        trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
         return ContextPlan(
             parse_timeout_ms(get(TIMEOUT_MS) or "") if self.trusted else None,
             parse_timeout_ms(get(CLIENT_TIMEOUT_MS) or "") or None,
@@ -152,18 +166,19 @@ class ContextPlan(msgspec.Struct, frozen=True):
             self.tenant,
             self.models,
             request_id if request_id and valid_request_id(request_id) else "",
-            parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None,
-            self.sample,
+            follow_trace(trace, self.sampling) if trace is not None else None,
+            self.sampling,
             self.trusted,
             self.unbilled,
+            bounded_baggage(get("baggage") or "") or self.baggage,
         )
 
 
-def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: bool) -> ContextPlan:
+def read_headers(get: Callable[[str], str | None], *, trusted: bool, sampling: Sampling = NEVER) -> ContextPlan:
     """Read the context of an incoming request; `get` takes lower-case header names.
 
-    Malformed values count as absent: a request between units is never refused because of its context. `sample` decides
-    whether a trace that starts here is sampled; a caller's own decision is kept.
+    Malformed values count as absent: a request between units is never refused because of its context.
+    `sampling` decides about a trace that starts here.
     """
     tier, band, tenant, models, unbilled = "", 0, "", (), ""  # type: str, int, str, tuple[str, ...], str
     if trusted:
@@ -175,18 +190,28 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: boo
         unbilled = reason if reason in ("shadow", "repeat") else ""
         listed = get(MODELS)
         models = tuple(part for part in (p.strip() for p in listed.split(",")) if part) if listed else ()
-    return ContextPlan(None, None, tier, band, tenant, models, "", None, sample, trusted, unbilled).of_request(get)
+    return ContextPlan(None, None, tier, band, tenant, models, "", None, sampling, trusted, unbilled).of_request(get)
 
 
 def from_headers(
-    get: Callable[[str], str | None], *, now: float, trusted: bool, default_timeout_s: float, sample: bool
+    get: Callable[[str], str | None],
+    *,
+    now: float,
+    trusted: bool,
+    default_timeout_s: float,
+    sampling: Sampling = NEVER,
 ) -> CallContext:
     """`read_headers` for a request that arrived at `now`."""
-    return read_headers(get, trusted=trusted, sample=sample).at(now, default_timeout_s)
+    return read_headers(get, trusted=trusted, sampling=sampling).at(now, default_timeout_s)
 
 
 def _name(value: str | None) -> str:
     return value if value and _NAME.match(value) else ""
+
+
+def bounded_baggage(value: str) -> str:
+    """A `baggage` to pass on: unread, and nothing if it is larger than MAX_BAGGAGE_BYTES or not printable ASCII."""
+    return value if len(value) <= MAX_BAGGAGE_BYTES and value.isascii() and value.isprintable() else ""
 
 
 def gateway_credential(ctx: CallContext, key: str) -> str:
@@ -216,6 +241,8 @@ class Hop:
             lines.append(f"{TENANT}: {ctx.tenant}\r\n")
         if ctx.models:
             lines.append(f"{MODELS}: {','.join(ctx.models)}\r\n")
+        if ctx.baggage:
+            lines.append(f"baggage: {ctx.baggage}\r\n")
         self._fixed = "".join(lines)
 
     def lines(self, now: float, trace: TraceContext) -> str:
@@ -235,7 +262,8 @@ class GatewayHop(Hop):
 
     def __init__(self, ctx: CallContext, key: str) -> None:
         self._deadline = ctx.deadline
-        self._fixed = f"{REQUEST_ID}: {ctx.request_id}\r\nauthorization: {gateway_credential(ctx, key)}\r\n"
+        baggage = f"baggage: {ctx.baggage}\r\n" if ctx.baggage else ""
+        self._fixed = f"{REQUEST_ID}: {ctx.request_id}\r\nauthorization: {gateway_credential(ctx, key)}\r\n{baggage}"
 
     def lines(self, now: float, trace: TraceContext) -> str:
         left_ms = max(1, ceil((before(self._deadline, now) - now) * 1000.0))
@@ -266,4 +294,6 @@ def to_headers(ctx: CallContext, *, now: float, trace: TraceContext, gateway_key
         headers.append((MODELS, ",".join(ctx.models)))
     if trace.state:
         headers.append(("tracestate", trace.state))
+    if ctx.baggage:
+        headers.append(("baggage", ctx.baggage))
     return headers

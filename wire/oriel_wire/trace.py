@@ -7,11 +7,14 @@ A unit stamps `time.monotonic()` while it works and builds `Span`s only for samp
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
+
+from oriel_wire.sampling import ALWAYS, NEVER, Sampling
+from oriel_wire.unsampled import Unsampled
 
 _BATCH = 128
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
@@ -19,17 +22,22 @@ _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 _random = random.Random(random.SystemRandom().getrandbits(128))
 random_bits = _random.getrandbits
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
-_SAMPLED = frozenset("13579bdf")
+# The second digit of the flags as it came -> the flags as they are passed on: sampled (1) and random (2).
+FLAGS: Final = {digit: f"0{int(digit, 16) & 3}" for digit in "0123456789abcdef"}
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """One position in one trace: the span that is the parent of the next ones."""
+    """One position in one trace: the span that is the parent of the next ones.
+
+    random: whether the trace id is known to be random in its last 56 bits (level 2 of the recommendation).
+    """
 
     trace_id: int
     span_id: int
     sampled: bool
     state: str = ""
+    random: bool = False
 
 
 def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | None:
@@ -48,18 +56,19 @@ def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | Non
     trace, span = int(trace_id, 16), int(span_id, 16)
     if not trace or not span:
         return None
-    return TraceContext(trace, span, bool(int(flags, 16) & 1), bounded_state(state) if state else "")
+    bits = int(flags, 16)
+    return TraceContext(trace, span, bool(bits & 1), bounded_state(state) if state else "", bool(bits & 2))
 
 
-def read_traceparent(value: str) -> tuple[str, str, bool] | None:
-    """Trace id and span id in hex, and the sampled bit, without converting to numbers; see `parse_traceparent`."""
+def read_traceparent(value: str) -> tuple[str, str, str] | None:
+    """Trace id and span id in hex and the flags to pass on, without converting to numbers; see `parse_traceparent`."""
     match = _PARENT.match(value)
     if match is None:
         return None
     version, trace, span, flags, rest = match.groups()
     if version == "ff" or (rest and version == "00") or trace == _NO_TRACE or span == _NO_SPAN:
         return None
-    return trace, span, flags[1] in _SAMPLED
+    return trace, span, FLAGS[flags[1]]
 
 
 class TraceIds:
@@ -92,17 +101,33 @@ def bounded_state(state: str) -> str:
 
 def new_trace(sampled: bool) -> TraceContext:
     """Start a trace of our own."""
-    return TraceContext(random_bits(128) or 1, random_bits(64) or 1, sampled)
+    return TraceContext(random_bits(128) or 1, random_bits(64) or 1, sampled, "", True)
+
+
+def start_trace(sampling: Sampling) -> TraceContext:
+    """Start a trace of our own, sampled or not as `sampling` decides by its id."""
+    trace_id = random_bits(128) or 1
+    if sampling.keeps(trace_id):
+        return TraceContext(trace_id, random_bits(64) or 1, True, sampling.state, True)
+    return TraceContext(trace_id, random_bits(64) or 1, False, "", True)
+
+
+def follow_trace(parent: TraceContext, sampling: Sampling) -> TraceContext:
+    """Return a caller's position in its trace with the decision that holds here: its own, or that of `sampling`."""
+    if sampling.parent_based:
+        return parent
+    kept, state = sampling.decided(parent.trace_id, parent.state)
+    return TraceContext(parent.trace_id, parent.span_id, kept, state, parent.random)
 
 
 def child(parent: TraceContext) -> TraceContext:
     """The same trace with a fresh span id."""
-    return TraceContext(parent.trace_id, random_bits(64) or 1, parent.sampled, parent.state)
+    return TraceContext(parent.trace_id, random_bits(64) or 1, parent.sampled, parent.state, parent.random)
 
 
 def format_traceparent(ctx: TraceContext) -> str:
     """`ctx` as a version 00 `traceparent` (also the form of `traceresponse`)."""
-    return f"00-{ctx.trace_id:032x}-{ctx.span_id:016x}-{'01' if ctx.sampled else '00'}"
+    return f"00-{ctx.trace_id:032x}-{ctx.span_id:016x}-0{ctx.sampled | ctx.random << 1}"
 
 
 def wall_ns(monotonic_s: float) -> int:
@@ -115,7 +140,10 @@ def wall_ns(monotonic_s: float) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Span:
-    """The work of one stage on a request. Times are `time.monotonic()` seconds; `parent_id` 0 means none."""
+    """The work of one stage on a request. Times are `time.monotonic()` seconds; `parent_id` 0 means none.
+
+    failed: whether its status is Error. error: a description, only where no attribute says why.
+    """
 
     name: str
     context: TraceContext
@@ -124,18 +152,27 @@ class Span:
     end_s: float
     kind: Literal["server", "client", "internal"] = "internal"
     attributes: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    failed: bool = False
     error: str = ""
 
 
 class SpanSink(Protocol):
-    """The destination of finished spans. `record` never blocks and never raises.
+    """The destination of finished spans. `keep` and `record` never block and never raise.
 
-    enabled: if False, callers need not build spans at all.
+    enabled: if False, callers need not call `keep` at all.
+    sampling: the decision for traces that begin in this process.
+    ring: the requests whose traces are not kept.
     """
 
     enabled: bool
+    sampling: Sampling
+    ring: Unsampled
 
-    def record(self, span: Span) -> None: ...
+    def keep(self, build: Callable[..., Iterable[Span]], record: tuple[Any, ...], spans: int) -> None:
+        """Take what `build(*record)` returns, about `spans` spans. It is called later, and in another thread."""
+
+    def record(self, span: Span) -> None:
+        """Take one span."""
 
     def close(self) -> None: ...
 
@@ -144,6 +181,11 @@ class NullSink:
     """A sink that discards all spans."""
 
     enabled = False
+    sampling = NEVER
+    ring = Unsampled()
+
+    def keep(self, build: Callable[..., Iterable[Span]], record: tuple[Any, ...], spans: int) -> None:
+        """Discard the record."""
 
     def record(self, span: Span) -> None:
         """Discard the span."""
@@ -157,8 +199,13 @@ class ListSink:
 
     enabled = True
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: Sampling = ALWAYS) -> None:
+        self.sampling = sampling
+        self.ring = Unsampled()
         self.spans: list[Span] = []
+
+    def keep(self, build: Callable[..., Iterable[Span]], record: tuple[Any, ...], spans: int) -> None:
+        self.spans += build(*record)
 
     def record(self, span: Span) -> None:
         self.spans.append(span)

@@ -28,6 +28,7 @@ from oriel_gateway.limits.metrics import LedgerClientCollector
 from oriel_gateway.observe.decisions import ANSWERS, Decided, explain
 from oriel_gateway.pools.model_placement import shown
 from oriel_wire.engine.control import health_routes
+from oriel_wire.engine.span_metrics import SpanCollector
 from oriel_wire.engine.tls import Certificates
 
 
@@ -54,6 +55,7 @@ def admin_app(
         registry.register(CertificateCollector(certificates))
     registry.register(RoutingCollector(lambda: gateway.routing))
     registry.register(gateway.documents)
+    registry.register(SpanCollector("gateway", gateway.sink, lambda: gateway.records.kept, gateway.recaller))
 
     def key_sets() -> list[dict[str, Any]]:
         return gateway.key_sets.report() if gateway.key_sets is not None else []

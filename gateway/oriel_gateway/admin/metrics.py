@@ -35,7 +35,7 @@ class GatewayCollector(Collector):
         yield from self._losses()
 
     def _calls(self) -> Iterator[Metric]:
-        stats = self._gateway.records.stats
+        stats, exemplars = self._gateway.records.stats, self._gateway.records.exemplars
         calls = HistogramMetricFamily(
             "oriel_gateway_request_duration_seconds",
             "From a complete head to the last upstream byte.",
@@ -56,7 +56,8 @@ class GatewayCollector(Collector):
         heads: dict[tuple[str, str], Histogram] = {}
         for (pool, route, tier, outcome, status), series in stats.series.items():
             labels = [pool, route, tier, outcome, f"{status}xx" if status else "none"]
-            calls.add_metric(labels, series.buckets(), series.total)
+            buckets = exemplars.dressed((pool, route, tier, outcome, status), series.buckets())
+            calls.add_metric(labels, buckets, series.total)
             came, went = moved.get((pool, route, tier), (0, 0))
             moved[pool, route, tier] = came + series.bytes_in, went + series.bytes_out
             heads.setdefault((pool, route), Histogram()).add(series.upstream)

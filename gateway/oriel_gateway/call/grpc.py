@@ -154,6 +154,11 @@ class GrpcCall(Call):
         self.endpoints = gate.grpc  # type: ignore[assignment]
         self.answer: GrpcAnswer | None = None
 
+    @property
+    def code(self) -> int:
+        """See `Lifecycle.code`."""
+        return -1 if self.answer is None else self.answer.code
+
     def shared_lines(self, left_out: tuple[bytes, ...]) -> bytes | None:
         """Return None: calls with different metadata have different keys, so no line has to be left out for shared
         calls.

@@ -289,7 +289,7 @@ class Call(Lifecycle):
         remaining_ms = int((self.deadline - now) * 1000.0)
         tail = (
             f"x-oriel-timeout-ms: {remaining_ms if remaining_ms > 0 else 1}\r\nx-request-id: {mark.request_id}\r\n"
-            f"traceparent: 00-{mark.trace}-{mark.onward}-{'01' if mark.sampled else '00'}\r\n"
+            f"traceparent: 00-{mark.trace}-{mark.onward}-{mark.flags}\r\n"
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"

@@ -290,6 +290,16 @@ class Lifecycle:
         return None if trouble is None or not trouble.phase else (trouble.phase, trouble.held_for_s())
 
     @property
+    def code(self) -> int:
+        """The gRPC status that the upstream sent; -1 without one."""
+        return -1
+
+    @property
+    def http_version(self) -> str:
+        """The version of HTTP that the client speaks."""
+        return self.client.http_version if self.client is not None else ""
+
+    @property
     def sending(self) -> bool:
         """Whether the call has a permit and no answer yet."""
         return self.state == SENDING

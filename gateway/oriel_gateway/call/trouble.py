@@ -22,6 +22,7 @@ from oriel_gateway.call.fallback import Movable, spill
 from oriel_gateway.call.hedge import Hedge
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.decisions import MAX_TRIED
+from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import AnswerKind
@@ -32,6 +33,7 @@ from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 __all__ = ["Trouble"]
 
 _LEFT_HERE: Final = (Because.NOBODY_ELSE, Because.ATTEMPTS)
+_UNREACHABLE: Final = Outcome.UPSTREAM_UNREACHABLE.value
 
 
 class Troubled(Movable, Protocol):
@@ -45,6 +47,7 @@ class Troubled(Movable, Protocol):
     response_s: float
     endpoint: HttpEndpoint | None
     connection: Any
+    mark: Mark
 
     @property
     def sending(self) -> bool:
@@ -176,9 +179,11 @@ class Trouble:
         """Whether all that can be found out about the answer is known: it is noted and can go to the client."""
         return self._withheld is not None
 
-    def in_vain(self, endpoint: HttpEndpoint) -> None:
-        """Record an endpoint that was asked in vain."""
-        self._call.endpoint = None
+    def in_vain(self, endpoint: HttpEndpoint, error: str = _UNREACHABLE) -> None:
+        """Record an endpoint that was asked in vain. error: `error.type` of the attempt's span."""
+        call, now = self._call, monotonic()
+        call.mark.attempted(endpoint, call.sent_s or call.permit_s or now, now, error)
+        call.endpoint = None
         self.tried = (*self.tried[1 - MAX_TRIED :], endpoint)
 
     # Nobody can be asked ---------------------------------------------------------------------------------------
@@ -305,14 +310,14 @@ class Trouble:
             return False
         call.connection = None
         if isinstance(decision, Send):
-            self._resend(endpoint, decision, now)
+            self._resend(endpoint, decision, now, str(head.status))
         else:
-            self.in_vain(endpoint)
+            self.in_vain(endpoint, str(head.status))
             call.response_s = 0.0
         return True
 
-    def _resend(self, endpoint: HttpEndpoint, decision: Send, now: float) -> None:
-        self.in_vain(endpoint)
+    def _resend(self, endpoint: HttpEndpoint, decision: Send, now: float, error: str = _UNREACHABLE) -> None:
+        self.in_vain(endpoint, error)
         self._call.sent_s = self._call.response_s = 0.0
         self._call.send(now, decision.endpoint, decision.fresh)
 

@@ -74,7 +74,7 @@ def _delegated(key: ApiKey, served: str, snapshot: Snapshot) -> ApiKey:
     tenant, tier = snapshot.tenants.get(name), snapshot.tiers.get(tier_name)
     if tenant is None or tier is None:
         raise _unauthenticated("there is no such tenant or tier to call for")
-    return replace(key, tenant=on_behalf(caller, tenant, tier, snapshot.served))
+    return replace(key, tenant=on_behalf(caller, tenant, tier, snapshot.served), delegated=True)
 
 
 def looks_like_token(credential: str) -> bool:

@@ -12,12 +12,12 @@ from oriel_gateway.call.grpc import GrpcCall, GrpcRequest, RpcLine
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
 from oriel_gateway.call.lifecycle import DONE
 from oriel_gateway.errors import Outcome, Refused, stopping
+from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.ingress.grpc_compressed import decompress
 from oriel_gateway.ingress.grpc_incoming import Incoming
 from oriel_gateway.ingress.grpc_rules import (
     ALIVE_METHODS,
-    CODES,
     METHODS,
     MODEL_METHODS,
     OPERATOR_METHODS,
@@ -66,6 +66,7 @@ class GrpcClient(Stream):
     plain gRPC. forwarded: unused over gRPC.
     """
 
+    http_version = "2"
     __slots__ = (
         "_deadline",
         "_incoming",
@@ -253,17 +254,17 @@ class GrpcClient(Stream):
 
     def _identify(self) -> None:
         """Identify the caller and set the deadline, from the metadata alone. Raises Refused."""
-        rpc, line = self._rpc, self._line
-        assert rpc is not None and line is not None
-        connection = self.connection
-        tenant = self._tenant = connection.gateway.identify_fields(rpc.credentials, connection.server.memo).tenant
+        line, connection = self._line, self.connection
+        assert line is not None
+        key = connection.gateway.identify_fields(self.rpc.credentials, connection.server.memo)
+        tenant = self._tenant = key.tenant
+        connection.gateway.judge_sample(self._mark, key)
         if line.method in OPERATOR_METHODS and "operator" not in tenant.scopes:
             raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{line.method} is not offered here")
         self._set_deadline(tenant)
 
     def _set_deadline(self, tenant: Tenant) -> None:
-        self._tenant = tenant
-        rpc = self.rpc
+        self._tenant, rpc = tenant, self.rpc
         self._deadline = self.connection.gateway.deadline(tenant, self._received_s, rpc.requested_ms)
         if rpc.timeout_s is not None:
             self._deadline = min(self._deadline, self._received_s + rpc.timeout_s)
@@ -480,8 +481,7 @@ class GrpcClient(Stream):
 
     def turn_away(self, refused: Refused, code: int = -1, head: bytes = HEAD) -> None:
         """Answer a request that does not become a call. code: the gRPC status, if it is not that of the refusal."""
-        connection = self.connection
-        gateway = connection.gateway
+        connection, gateway = self.connection, self.connection.gateway
         mark = self._mark or gateway.mark(None, None, None)
         method = self._line.method if self._line is not None else ""
         if (call := self.call) is not None and call.state != DONE:

@@ -5,13 +5,11 @@ from typing import ClassVar, Final
 from oriel_gateway.call.grpc import SERVICE, RpcLine
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Pool
-from oriel_wire.h2 import grpc
 from oriel_wire.h2.grpc import PREFIX_BYTES
 from oriel_wire.v2.grpc_names import append_model, model_fields
 
 __all__ = [
     "ALIVE_METHODS",
-    "CODES",
     "METHODS",
     "MODEL_METHODS",
     "OPERATOR_METHODS",
@@ -40,29 +38,6 @@ METHODS[f"/{SERVICE}/ModelStreamInfer".encode()] = STREAMING
 ALIVE_METHODS: Final = frozenset(
     {b"/grpc.health.v1.Health/Check", f"/{SERVICE}/ServerLive".encode(), f"/{SERVICE}/ServerReady".encode()}
 )
-CODES: Final = {
-    Outcome.INVALID_REQUEST: grpc.INVALID_ARGUMENT,
-    Outcome.AMBIGUOUS_CREDENTIALS: grpc.INVALID_ARGUMENT,
-    Outcome.UNAUTHENTICATED: grpc.UNAUTHENTICATED,
-    Outcome.IDENTITY_UNAVAILABLE: grpc.UNAVAILABLE,
-    Outcome.TIER_NOT_ALLOWED: grpc.PERMISSION_DENIED,
-    Outcome.NOT_READY: grpc.UNAVAILABLE,
-    Outcome.NOT_FOUND: grpc.NOT_FOUND,
-    Outcome.METHOD_NOT_ALLOWED: grpc.UNIMPLEMENTED,
-    Outcome.TOO_LARGE: grpc.RESOURCE_EXHAUSTED,
-    Outcome.ENCODING_UNSUPPORTED: grpc.UNIMPLEMENTED,
-    Outcome.RATE_LIMITED: grpc.RESOURCE_EXHAUSTED,
-    Outcome.CONCURRENCY_LIMITED: grpc.RESOURCE_EXHAUSTED,
-    Outcome.QUOTA_EXCEEDED: grpc.RESOURCE_EXHAUSTED,
-    Outcome.QUEUE_FULL: grpc.UNAVAILABLE,
-    Outcome.DISPLACED: grpc.UNAVAILABLE,
-    Outcome.UPSTREAM_UNREACHABLE: grpc.UNAVAILABLE,
-    Outcome.UPSTREAM_BROKEN: grpc.UNAVAILABLE,
-    Outcome.INFEASIBLE: grpc.UNAVAILABLE,
-    Outcome.DEADLINE_TOO_SHORT: grpc.DEADLINE_EXCEEDED,
-    Outcome.DEADLINE_EXCEEDED: grpc.DEADLINE_EXCEEDED,
-    Outcome.SERVER_STOPPING: grpc.UNAVAILABLE,
-}
 
 
 class GrpcLimits:

@@ -79,6 +79,7 @@ class ClientConnection(ServerConnection):
     answer and for the next hop. web: the request under way is a call of gRPC-Web, and `call` is None.
     """
 
+    http_version = "1.1"
     __slots__ = ("_rank", "_strikes", "address", "call", "cors", "forwarded", "gateway", "web")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
@@ -142,7 +143,7 @@ class ClientConnection(ServerConnection):
                 judged = self._judgement(head, key, target)
                 self.server.heads.decide(head, judged)
             lines = judged.lines_of(head)
-            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate, judged.key)
             if target.choices is not None:
                 target = chosen(target, head.get, mark.request_id)
                 if target.tenant is not tenant:
@@ -234,7 +235,7 @@ class ClientConnection(ServerConnection):
         if head.request_id is None and head.traceparent is None:
             mark = gateway.fresh_mark()
         else:
-            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate, judged.key)
         gate, until = judged.gate, now + judged.give_up_s
         if judged.limited:
             try:
@@ -336,7 +337,7 @@ class ClientConnection(ServerConnection):
         timing = f", {head.server_timing}" if head.server_timing else ""
         tail = (
             f"{own}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
-            f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
+            f"{mark.flags}\r\nserver-timing: gateway-queue;dur={queued}, "
             f"gateway-upstream;dur={'%.3f' % ((now - call.sent_s) * 1e3)}{timing}\r\n\r\n"
         ).encode("latin-1")
         if len(data) <= _SMALL:

@@ -45,6 +45,7 @@ class Http2Client:
     gateway decides is the same, and its upstreams for HTTP speak HTTP/1.1.
     """
 
+    http_version = "2"
     __slots__ = ("_head", "_noted", "_unknown", "call", "connection", "cors", "forwarded", "stream")
 
     def __init__(self, connection: PublicConnection, stream: Stream) -> None:
@@ -85,6 +86,8 @@ class Http2Client:
                 return
             key = gateway.identify_fields(head.credentials, server.memo)
             tenant = key.tenant
+            if mark.kept:
+                gateway.judge_sample(mark, key)
             server.memo.keep(head.fresh)
             server.fields.keep(connection.decoder.fresh)
             target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)

@@ -65,6 +65,9 @@ class Limiter(Protocol):
         Raises Refused CONCURRENCY_LIMITED or QUOTA_EXCEEDED.
         """
 
+    def left(self, tenant: str, allowance: Allowance, now: float) -> Sequence[tuple[Bound, float, float]]:
+        """Return each bound of an allowance, what is left of it, and the seconds until there is more."""
+
     async def close(self) -> None:
         """Save or give back what is held, within a bounded time."""
 

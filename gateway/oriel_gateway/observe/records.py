@@ -1,33 +1,50 @@
 """Records of requests that are over: counted, kept for `oriel explain`, logged, traced."""
 
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.access_log import AccessLog
-from oriel_gateway.observe.decisions import NOT_REACHED, Decisions
-from oriel_gateway.observe.objectives import Objectives
+from oriel_gateway.observe.decisions import NOT_REACHED, Decisions, Plain
+from oriel_gateway.observe.exemplars import Exemplars
+from oriel_gateway.observe.objectives import Judged, Objectives
+from oriel_gateway.observe.promise import kept_for
+from oriel_gateway.observe.spans import span_count, spans_of
 from oriel_gateway.observe.stats import BATCH, Stats
-from oriel_gateway.observe.tracing import Address, Mark, Recorded, record_call, record_refusal
+from oriel_gateway.observe.tracing import Address, Mark, Recorded
 from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.trace import SpanSink
 
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
+# Asks the server at an address for its spans of a trace, a while later.
+Recall = Callable[[Address, str], None]
 
 
 class Records:
     """Single writer: the gateway's loop. Both methods make the one tuple of `decisions.Decided` for a request.
 
+    traced: whether spans go anywhere. scheme: of the clients' URLs. kept: traces kept so far, by `oriel.kept`. recall:
+    None if no server is asked for the spans of a trace that is kept only at its end.
+
     It stays a plain tuple: made from attributes it takes a third of the time of an object with slots and a quarter of
     that of a named tuple (docs/decisions, 65).
     """
 
-    __slots__ = ("access_log", "decisions", "objectives", "sink", "stats", "usage")
+    __slots__ = (
+        *("access_log", "decisions", "exemplars", "kept", "objectives"),
+        *("recall", "scheme", "sink", "stats", "traced", "usage"),
+    )
 
     def __init__(self, sink: SpanSink) -> None:
         self.sink = sink
+        self.traced = sink.enabled
+        self.scheme = "http"
+        self.kept: dict[str, int] = {}
+        self.exemplars = Exemplars()
+        self.recall: Recall | None = None
         self.objectives = Objectives()
         self.stats = Stats(self.objectives)
         self.decisions = Decisions()
@@ -60,8 +77,11 @@ class Records:
         self.decisions.append(decided)
         if self.access_log is not None:
             self.access_log.put(decided)
-        if tenant is not None and mark.sampled and self.sink.enabled:
-            record_refusal(mark, tenant, self.sink, outcome, message, method, received_s, now)
+        if self.traced and tenant is not None:
+            why = mark.kept or kept_for(judged, outcome)
+            if why:
+                self.kept[why] = self.kept.get(why, 0) + 1
+                self.sink.keep(spans_of, (decided, why, self.scheme, ""), 1)
 
     def ended(
         self,
@@ -120,5 +140,26 @@ class Records:
         recent.append(decided)
         if len(recent) >= BATCH:
             self.stats.count()
-        if call.mark.sampled and self.sink.enabled:
-            record_call(call, self.sink, now, error)
+        if self.traced and (judged is not None or call.mark.kept):
+            self._trace(call, decided, judged)
+
+    def _trace(self, call: Recorded, decided: Plain, judged: Judged | None) -> None:
+        """Send the spans of a call that was sampled from its beginning, or ended late, missed or with an error."""
+        mark = call.mark
+        why = mark.kept
+        if not why:
+            why = kept_for(judged, call.outcome)
+            if not why:
+                return
+            if self.recall is not None:
+                for _, endpoint, _, _, _ in mark.attempts:
+                    self.recall(endpoint, mark.trace)
+                if call.endpoint is not None and call.sent_s:
+                    self.recall(call.endpoint, mark.trace)
+        self.kept[why] = self.kept.get(why, 0) + 1
+        target, outcome = call.target, call.outcome
+        reason = "answered" if outcome is _ANSWERED else outcome.value
+        key = (target.pool, target.plan.name, call.tenant.tier.name, reason, call.status // 100)
+        self.exemplars.note(key, decided[0] - call.received_s, mark.trace)
+        record = (decided, why, self.scheme, call.http_version, call.code, call.held)
+        self.sink.keep(spans_of, record, span_count(mark, call.permit_s, call.ahead))

@@ -1,11 +1,11 @@
-"""Record the gateway's stages as spans of one call: `gateway.request` with its children `queue` and `forward`."""
+"""The ids of a call in logs and traces, and what `records` reads of a call that is over."""
 
-from typing import Any, Protocol
+from typing import Final, Protocol
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_wire.trace import Span, SpanSink, TraceContext, child
+from oriel_wire.trace import random_bits
 
 
 class Address(Protocol):
@@ -18,26 +18,49 @@ class Address(Protocol):
     def port(self) -> int: ...
 
 
+# One hop to an upstream that was in vain: its span, the endpoint, monotonic seconds, and why.
+Attempt = tuple[str, Address, float, float, str]
+MAX_ATTEMPTS: Final = 8
+
+
 class Mark:
     """The ids of one call in logs and traces, in lower-case hex.
 
     parent: the client's span; "" if it sent none.
     own: the gateway's span.
     onward: the span of the hop to the upstream.
+    kept: why the trace is sampled from its beginning, "ratio" or "client"; "" if it is not.
+    flags: of the trace, as they are passed on.
+    attempts: see `attempted`.
     """
 
-    __slots__ = ("onward", "own", "parent", "request_id", "sampled", "state", "trace")
+    __slots__ = ("attempts", "flags", "kept", "onward", "own", "parent", "request_id", "state", "trace")
 
     def __init__(
-        self, request_id: str, trace: str, own: str, onward: str, sampled: bool, parent: str = "", state: str = ""
+        self,
+        request_id: str,
+        trace: str,
+        own: str,
+        onward: str,
+        kept: str = "",
+        flags: str = "02",
+        parent: str = "",
+        state: str = "",
     ) -> None:
         self.request_id = request_id
         self.trace = trace
         self.own = own
         self.onward = onward
-        self.sampled = sampled
+        self.kept = kept
+        self.flags = flags
         self.parent = parent
         self.state = state
+        self.attempts: tuple[Attempt, ...] = ()
+
+    def attempted(self, endpoint: Address, start_s: float, end_s: float, error: str) -> None:
+        """Record a hop that was in vain, the latest `MAX_ATTEMPTS` of them. The next one gets a span of its own."""
+        self.attempts = (*self.attempts[1 - MAX_ATTEMPTS :], (self.onward, endpoint, start_s, end_s, error))
+        self.onward = f"{random_bits(64) or 1:016x}"
 
     @property
     def trace_id(self) -> int:
@@ -61,11 +84,11 @@ class Mark:
 
     def traceparent(self) -> str:
         """Return the header value for the upstream."""
-        return f"00-{self.trace}-{self.onward}-{'01' if self.sampled else '00'}"
+        return f"00-{self.trace}-{self.onward}-{self.flags}"
 
     def traceresponse(self) -> str:
         """Return the header value for the client: the gateway's own span."""
-        return f"00-{self.trace}-{self.own}-{'01' if self.sampled else '00'}"
+        return f"00-{self.trace}-{self.own}-{self.flags}"
 
 
 class Recorded(Protocol):
@@ -100,95 +123,10 @@ class Recorded(Protocol):
     def endpoint(self) -> Address | None: ...
 
     @property
+    def code(self) -> int: ...  # of gRPC, if the upstream sent one; else -1
+
+    @property
+    def http_version(self) -> str: ...
+
+    @property
     def held(self) -> tuple[str, float] | None: ...
-
-
-def record_call(call: Recorded, sink: SpanSink, end_s: float, error: str) -> None:
-    """Record the spans of a finished, sampled call, without the stages that it never reached."""
-    mark = call.mark
-    own = TraceContext(mark.trace_id, mark.span_id, True, mark.state)
-    spills = call.target.spills
-    spilled = {"oriel.spilled": ", ".join([f"{each.pool}: {each.reason}" for each in spills])} if spills else {}
-    sink.record(
-        Span(
-            name="gateway.request",
-            context=own,
-            parent_id=mark.parent_id,
-            start_s=call.received_s,
-            end_s=end_s,
-            kind="server",
-            attributes={
-                "oriel.request_id": mark.request_id,
-                "oriel.tenant": call.tenant.name,
-                "oriel.tier": call.tenant.tier.name,
-                "oriel.route": call.target.route,
-                "oriel.outcome": call.outcome.value,
-                "oriel.method": call.method,
-                "oriel.status": call.status,
-                "oriel.deadline_ms": round((call.deadline - call.received_s) * 1000.0, 3),
-                **spilled,
-            },
-            error=error,
-        )
-    )
-    if call.queued_s:
-        until_s = call.permit_s or end_s
-        attributes: dict[str, Any] = {"oriel.pool": call.target.pool, "oriel.band": call.tenant.tier.band}
-        if call.held is not None:
-            phase, held_s = call.held
-            attributes |= {"oriel.cold_start.phase": phase, "oriel.cold_start.held_ms": round(held_s * 1e3, 3)}
-        sink.record(
-            Span(
-                name="gateway.queue",
-                context=child(own),
-                parent_id=mark.span_id,
-                start_s=call.queued_s,
-                end_s=until_s,
-                attributes=attributes,
-                error="" if call.permit_s else error,
-            )
-        )
-    if call.permit_s:
-        sink.record(
-            Span(
-                name="gateway.forward",
-                context=TraceContext(mark.trace_id, mark.forward_id, True, mark.state),
-                parent_id=mark.span_id,
-                start_s=call.permit_s,
-                end_s=end_s,
-                kind="client",
-                attributes={"oriel.pool": call.target.pool},
-                error=error,
-            )
-        )
-
-
-def record_refusal(
-    mark: Mark,
-    tenant: Tenant,
-    sink: SpanSink,
-    outcome: Outcome,
-    error: str,
-    method: str,
-    received_s: float,
-    end_s: float,
-) -> None:
-    """Record the one span of a tenant's request that was refused before it became a call."""
-    sink.record(
-        Span(
-            name="gateway.request",
-            context=TraceContext(mark.trace_id, mark.span_id, True, mark.state),
-            parent_id=mark.parent_id,
-            start_s=received_s,
-            end_s=end_s,
-            kind="server",
-            attributes={
-                "oriel.request_id": mark.request_id,
-                "oriel.tenant": tenant.name,
-                "oriel.tier": tenant.tier.name,
-                "oriel.outcome": outcome.value,
-                "oriel.method": method,
-            },
-            error=error,
-        )
-    )

@@ -94,13 +94,13 @@ class TargetCache:
         """Return the same for gRPC, as encoded header fields."""
         block = self._blocks.get(tenant)
         if block is None:
-            fields = (
+            fields = [
                 (b"x-oriel-tier", tenant.tier.name.encode()),
                 (b"x-oriel-priority", b"%d" % tenant.tier.band),
                 (b"x-oriel-tenant", tenant.name.encode()),
-            )
+            ]
             if tenant.unbilled:
-                fields = (*fields, (b"x-oriel-unbilled", tenant.unbilled.encode()))
+                fields.append((b"x-oriel-unbilled", tenant.unbilled.encode()))
             block = self._blocks[tenant] = b"".join([literal(name, value) for name, value in fields])
         return block
 

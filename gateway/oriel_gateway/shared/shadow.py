@@ -20,6 +20,7 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.shared.state import KEPT_BYTES, SHADOWS, RoutingState
 from oriel_policies.documents import Route, Tenant
+from oriel_wire.sampling import without_threshold
 
 LOWEST_BAND = 255
 _COMPARED_BYTES = KEPT_BYTES
@@ -120,9 +121,9 @@ class _ShadowCopy:
                 mark.trace,
                 mark.onward,
                 f"{mark.forward_id ^ 1 or 2:016x}",
-                False,
-                mark.own,
-                mark.state,
+                flags="00" if mark.flags in ("00", "01") else "02",
+                parent=mark.own,
+                state=without_threshold(mark.state),
             ),
             now,
             now + original.tenant.tier.give_up_s,

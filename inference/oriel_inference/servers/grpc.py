@@ -173,7 +173,8 @@ async def serve_grpc(
     max_age_s: float = inf,
 ) -> HttpServer:
     """Serve the methods on `sock`. max_age_s: of a connection, inf for no limit."""
-    plans = {each: CallPlans(trusted=each, default_timeout_s=surface.default_timeout_s) for each in (True, False)}
+    timeout_s, sampling = surface.default_timeout_s, surface.sink.sampling
+    plans = {each: CallPlans(trusted=each, default_timeout_s=timeout_s, sampling=sampling) for each in (True, False)}
     port = GrpcPort(methods=frontend.methods(), plans=plans, encodings=encodings, max_message_bytes=max_message_bytes)
     server = HttpServer(HttpLimits())
     limits = H2Limits(max_age_s=max_age_s)

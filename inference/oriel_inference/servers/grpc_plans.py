@@ -12,6 +12,7 @@ from oriel_wire.context import REQUEST_ID, TENANT, TIMEOUT_MS, CallContext, Cont
 from oriel_wire.h2.grpc import parse_timeout_s
 from oriel_wire.h2.known_fields import PER_REQUEST, Field
 from oriel_wire.orca import LOAD_FORMAT, report_form
+from oriel_wire.sampling import NEVER, Sampling
 
 MAX_PLANS: Final = 256
 MAX_PLAN_BYTES: Final = 2048
@@ -44,8 +45,9 @@ class CallPlan:
 class CallPlans:
     """The plans of the calls of one sender, or of all that are trusted alike. Bounded."""
 
-    def __init__(self, *, trusted: bool, default_timeout_s: float) -> None:
+    def __init__(self, *, trusted: bool, default_timeout_s: float, sampling: Sampling = NEVER) -> None:
         self._trusted = trusted
+        self._sampling = sampling
         self._default_timeout_s = default_timeout_s
         self._known: dict[tuple[Field, ...], CallPlan] = {}
 
@@ -78,7 +80,7 @@ class CallPlans:
         plan = CallPlan(
             path=values.get(b":path", b""),
             is_grpc=values[b":method"] == b"POST" and values.get(b"content-type", b"").startswith(b"application/grpc"),
-            context=read_headers(get, trusted=self._trusted, sample=False),
+            context=read_headers(get, trusted=self._trusted, sampling=self._sampling),
             encoding="" if encoding == "identity" else encoding,
             load_form=report_form(get(LOAD_FORMAT) or ""),
             errors_as_status=values.get(ERROR_MODE, b"").lower() == b"true",

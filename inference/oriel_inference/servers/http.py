@@ -25,6 +25,7 @@ from oriel_inference.servers.statuses import head_outcome, head_refusal, http_st
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.context import PROVIDER
 from oriel_wire.engine.buffered import Exchange, Refusal
+from oriel_wire.engine.recall import KEEP, keep_requested
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.metadata import encode_metadata, message_json
 
@@ -39,6 +40,7 @@ _SERVER_PATHS = {
     "/v2/health/ready": "ready",
     "/v2/models/stats": "all_stats",
     "/v2/logging": "logging",
+    KEEP: "keep",
 }
 _MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
 _MODEL_PATHS |= {"generate": "generate", "generate_stream": "generate_stream"}
@@ -68,6 +70,7 @@ class HttpFrontend:
             "ready": self._ready,
             "all_stats": self._stats,
             "logging": self._logging,
+            "keep": self._keep,
             "stats": self._stats,
             "model_metadata": self._model_metadata,
             "model_ready": self._model_ready,
@@ -205,6 +208,15 @@ class HttpFrontend:
             log.change(json_object(bytes(exchange.body)))
         answer(exchange, msgspec.json.encode(log.shown()))
 
+    def _keep(self, exchange: Exchange, _: _Route) -> None:
+        """Send the spans of traces that a server in front asks for (`oriel_wire.engine.recall`)."""
+        trusted = exchange.peer in self._surface.peers
+        kept = keep_requested(self._surface.sink, bytes(exchange.body)) if trusted else None
+        if kept is not None:
+            answer(exchange, kept)
+        else:
+            answer(exchange, b"{}", 400 if trusted else 404)
+
     # Routing ----------------------------------------------------------------------------------------------------
 
     def _route(self, head: RequestHead) -> _Route | tuple[int, str] | tuple[int, str, Outcome]:
@@ -217,7 +229,7 @@ class HttpFrontend:
         if route is None:
             why = why_not_served(line.path)
             return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
-        posted = route.kind in _CALLS or route.kind in repository_api.POSTED
+        posted = route.kind in _CALLS or route.kind == "keep" or route.kind in repository_api.POSTED
         allowed = ("POST",) if posted else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"

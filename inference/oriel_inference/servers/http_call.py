@@ -34,7 +34,7 @@ class HeadPlan:
 
     def __init__(self, surface: Surface, exchange: Exchange) -> None:
         fields = exchange.head.by_name()
-        self.context = read_headers(fields.get, trusted=exchange.peer in surface.peers, sample=False)
+        self.context = read_headers(fields.get, trusted=exchange.peer in surface.peers, sampling=surface.sink.sampling)
         self.connection = exchange.connection
         trace = self.context.trace
         self.parent_id = trace.span_id if trace is not None else 0
@@ -56,6 +56,7 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
         parent_id=plan.parent_id,
         protocol="http",
         size_bytes=len(exchange.body),
+        request=(exchange.head.line.method, exchange.head.line.path),
         load_form=plan.load_form,
     )
     return plan, ctx, record

@@ -2,18 +2,19 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from typing import Any
 
-from oriel_inference.batching.call import Answer, StepRun
+from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.servers.meter import Meter
+from oriel_inference.servers.spans import keeps_alone, run_of, spans_of
 from oriel_policies.metering.usage import UsageRow
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.server_timing import server_timing
-from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent
+from oriel_wire.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class RequestRecord:
 
     parent_id: the caller's span, 0 if the trace starts here.
     size_bytes: size of the request as it arrived.
+    request: method and path over HTTP; the method and "" over gRPC.
     load_form: the form of load report that it asks for in `endpoint-load-metrics-format`, "" for none.
     """
 
@@ -44,6 +46,7 @@ class RequestRecord:
         "_parent_id",
         "_protocol",
         "_received_s",
+        "_request",
         "_sink",
         "_span",
         "size_bytes",
@@ -59,6 +62,7 @@ class RequestRecord:
         parent_id: int,
         protocol: str,
         size_bytes: int,
+        request: tuple[str, str] = ("ModelInfer", ""),
         load_form: str = "",
     ) -> None:
         self._ctx = ctx
@@ -67,6 +71,7 @@ class RequestRecord:
         self._meter = meter
         self._parent_id = parent_id
         self._protocol = protocol
+        self._request = request
         self._load_form = load_form
         self._span = child(ctx.trace) if parent_id else ctx.trace
         self.size_bytes = size_bytes
@@ -111,12 +116,12 @@ class RequestRecord:
         """Does what `ended` does for a successful answer, and returns the headers as lines."""
         ctx, span = self._ctx, self._span
         self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
-        if span.sampled:
+        if self._sink.enabled:
             self._record_spans(completion, completion.serving.spec.name, None)
         times = answer.times
         lines = (
             f"{REQUEST_ID}: {ctx.request_id}\r\n"
-            f"traceresponse: 00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}\r\n"
+            f"traceresponse: 00-{span.trace_id:032x}-{span.span_id:016x}-0{span.sampled | span.random << 1}\r\n"
             f"server-timing: queue;dur={(times.started_s - completion.queued_s) * 1e3:.3f}, "
             f"compute;dur={(times.split_s - times.started_s) * 1e3:.3f}\r\n"
         )
@@ -132,7 +137,7 @@ class RequestRecord:
         """Does what `ended` does for a successful answer over gRPC, and returns the status and headers as one block."""
         ctx, span = self._ctx, self._span
         self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
-        if span.sampled:
+        if self._sink.enabled:
             self._record_spans(completion, completion.serving.spec.name, None)
         times = answer.times
         request_id = ctx.request_id.encode()
@@ -145,7 +150,7 @@ class RequestRecord:
             LENGTHS[len(request_id)],
             request_id,
             _TRACE,
-            f"00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}".encode(),
+            f"00-{span.trace_id:032x}-{span.span_id:016x}-0{span.sampled | span.random << 1}".encode(),
             _TIMING,
             LENGTHS[len(timing)],
             timing,
@@ -169,71 +174,37 @@ class RequestRecord:
         return [(REQUEST_ID, self._ctx.request_id), ("traceresponse", format_traceparent(self._span))]
 
     def _record_spans(self, completion: Completion | None, model: str, error: InferenceError | None) -> None:
-        if not self._span.sampled or not self._sink.enabled:
+        if not self._sink.enabled:
             return
-        now = time.monotonic()
-        attributes: dict[str, str | int | float | bool] = {"oriel.request_id": self._ctx.request_id}
-        if model:
-            attributes["oriel.model"] = model
-        if self._ctx.tier:
-            attributes["oriel.tier"] = self._ctx.tier
-        if error is not None:
-            attributes["oriel.outcome"] = error.outcome.value
-        span = Span(
-            name="inference.request",
-            context=self._span,
-            parent_id=self._parent_id,
-            start_s=self._received_s,
-            end_s=now,
-            kind="server",
-            attributes=attributes,
-            error=error.message if error is not None else "",
+        ended_s = time.monotonic()
+        request = (
+            self._ctx.request_id,
+            self._ctx.tier,
+            self._span,
+            self._parent_id,
+            self._protocol,
+            self._received_s,
+            ended_s,
+            model,
         )
-        self._sink.record(span)
+        outcome = error.outcome if error is not None else None
         if completion is None:
+            self._trace((*request, outcome, 0.0, None, "", self._request), outcome, 1)
             return
         answer = completion.answer
+        version = completion.serving.spec.version
         if answer is None:
-            self._sink.record(self._inner("inference.queue", completion.queued_s, now, {}))
+            self._trace((*request, outcome, completion.queued_s, None, version, self._request), outcome, 2)
             return
-        times = answer.times
-        self._sink.record(self._inner("inference.queue", completion.queued_s, times.started_s, {}))
-        batch: dict[str, str | int | float | bool] = {"oriel.batch_rows": times.rows, "oriel.cost_us": answer.cost_us}
-        batch["oriel.device_us"] = answer.device_ns // 1000
-        compute = self._inner("inference.compute", times.started_s, times.split_s, batch)
-        self._sink.record(compute)
-        if answer.steps:
-            self._steps(answer.steps, compute.context)
+        run = run_of(answer)
+        self._trace((*request, outcome, completion.queued_s, run, version, self._request), outcome, 3 + len(run.steps))
 
-    def _steps(self, steps: Sequence[StepRun], parent: TraceContext) -> None:
-        for step in steps:
-            times = step.answer.times
-            attributes: dict[str, str | int | float | bool] = {
-                "oriel.model": step.model,
-                "oriel.model_version": step.version,
-                "oriel.queue_us": int((times.started_s - step.queued_s) * 1e6),
-                "oriel.batch_rows": times.rows,
-                "oriel.cost_us": step.answer.cost_us,
-            }
-            span = self._inner("inference.step", step.queued_s, times.split_s, attributes, parent)
-            self._sink.record(span)
-            self._steps(step.answer.steps, span.context)
-
-    def _inner(
-        self,
-        name: str,
-        start_s: float,
-        end_s: float,
-        attributes: dict[str, str | int | float | bool],
-        parent: TraceContext | None = None,
-    ) -> Span:
-        parent = parent or self._span
-        context: TraceContext = child(parent)
-        return Span(
-            name=name,
-            context=context,
-            parent_id=parent.span_id,
-            start_s=start_s,
-            end_s=end_s,
-            attributes=attributes,
-        )
+    def _trace(self, record: tuple[Any, ...], outcome: Outcome | None, spans: int) -> None:
+        """Send the spans of a request whose trace is kept; note one that may be asked for later."""
+        if self._span.sampled:
+            self._sink.keep(spans_of, record, spans)
+        elif outcome is not None and keeps_alone(outcome):
+            self._sink.ring.sent(self._span.trace_id)
+            self._sink.keep(spans_of, record, spans)
+        else:
+            self._sink.ring.note(self._span.trace_id, spans_of, record, spans)

@@ -225,6 +225,7 @@ class _Stream:
             parent_id=self._parent_id,
             protocol="grpc_stream",
             size_bytes=len(data),
+            request=("ModelStreamInfer", ""),
         )
 
         def begin() -> None:

@@ -18,7 +18,7 @@ from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
 from oriel_logic.client.tensors import check_inputs, parse_metadata
 from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, is_elsewhere, refusal, sentence
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
-from oriel_logic.observe.stages import Ledger, Stage
+from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, GatewayHop, Hop
 from oriel_wire.engine.client import HttpResponse
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable, UpstreamUnread
@@ -109,8 +109,9 @@ class InferenceServers:
         call: CallContext,
         hop: Hop,
         trace: TraceContext,
+        stage: Stage | None = None,
     ) -> HttpResponse:
-        """Make one exchange about `model`. headers: lines with their CRLF.
+        """Make one exchange about `model`. headers: lines with their CRLF. stage: gets the facts of the hop.
 
         Another endpoint is tried only if the previous one received nothing or does not have the model; if none has it,
         the first answer counts.
@@ -125,6 +126,8 @@ class InferenceServers:
                 response = await endpoint.client.request(method, target, lines, body, deadline=call.deadline)
                 if endpoint.failures:
                     self._endpoints.mark_up(endpoint)
+                if stage is not None:
+                    stage.hop = HopFacts(*endpoint.address, method, target, response.status, len(tried))
                 if response.status not in MAYBE_ELSEWHERE or not is_elsewhere(response):
                     return response
                 self._endpoints.mark_lacking(endpoint, model)
@@ -187,6 +190,7 @@ class BoundModels:
                 self._call,
                 self._hop_of(),
                 stage.context,
+                stage,
             )
             if response.server_timing:
                 self._ledger.upstream.append(response.server_timing)
@@ -222,7 +226,9 @@ class BoundModels:
     async def ready(self, model: str, *, version: str = "") -> bool:
         with self._ledger.stage("ready", kind="client") as stage:
             target = path_of(model, version) + "/ready"
-            response = await self._servers.send(model, "GET", target, "", (), self._call, self._hop_of(), stage.context)
+            response = await self._servers.send(
+                model, "GET", target, "", (), self._call, self._hop_of(), stage.context, stage
+            )
             return response.status == 200
 
     async def metadata(self, model: str, *, version: str = "") -> ModelSpec:

@@ -2,28 +2,46 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
 from oriel_wire.context import parse_cost
-from oriel_wire.trace import Span, TraceContext, child
+from oriel_wire.trace import TraceContext, child
 
 Kind = Literal["client", "internal"]
+
+
+@dataclass(frozen=True, slots=True)
+class HopFacts:
+    """A call of another server.
+
+    path: "" for gRPC. status: of HTTP or of gRPC. resent: endpoints that were tried before.
+    """
+
+    host: str
+    port: int
+    method: str
+    path: str
+    status: int
+    resent: int = 0
 
 
 class Stage:
     """One stage, timed by `with ledger.stage("pre"):`; open while `end_s` is 0. Times are monotonic seconds.
 
-    Exceptions of its body pass through; `error` is the name of their class.
+    Exceptions of its body pass through; `error` is the name of their class. hop: of a call of a model, as far as it is
+    known.
     """
 
-    __slots__ = ("_attributes", "_clock", "_context", "_root", "end_s", "error", "kind", "name", "start_s")
+    __slots__ = ("_attributes", "_clock", "_context", "_root", "end_s", "error", "hop", "kind", "name", "start_s")
 
     def __init__(self, name: str, kind: Kind, root: TraceContext, clock: Callable[[], float]) -> None:
         self.name = name
         self.kind: Kind = kind
         self.start_s = self.end_s = 0.0
         self.error = ""
+        self.hop: HopFacts | None = None
         self._root = root
         self._clock = clock
         self._context: TraceContext | None = None
@@ -122,20 +140,3 @@ class Ledger:
             if stage.start_s:
                 totals[stage.name] = totals.get(stage.name, 0.0) + max(0.0, stage.end_s - stage.start_s)
         return list(totals.items())
-
-    def spans(self) -> list[Span]:
-        """Return one `logic.<stage>` span per stage, children of the request's."""
-        return [
-            Span(
-                name=f"logic.{stage.name}",
-                context=stage.context,
-                parent_id=self.root.span_id,
-                start_s=stage.start_s,
-                end_s=stage.end_s,
-                kind=stage.kind,
-                attributes=stage.attributes,
-                error=stage.error,
-            )
-            for stage in self.stages
-            if stage.start_s
-        ]

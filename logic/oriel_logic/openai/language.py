@@ -208,6 +208,7 @@ class Run:
         answer = sum(choice.count for each in self.choices for choice in each)
         ledger = self._tools.visit.ledger
         ledger.tokens_in, ledger.tokens_out = prompt, answer
+        self._tools.visit.tokens = self._model.model, prompt, answer
         return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
 
     async def texts(self) -> list[str]:
@@ -250,7 +251,8 @@ class Run:
                                 begun = True
                                 yield b"".join([event(each) for each in chunks])
                                 self._tools.go_on()
-            yield (event(answer.last(self.usage())) if tells_usage else b"") + DONE
+            usage = self.usage()
+            yield (event(answer.last(usage)) if tells_usage else b"") + DONE
         except Exception as error:
             if not begun:
                 raise

@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec.structs import replace
 
 from oriel_logic.client.inference import STAGE
 from oriel_logic.errors import CallerLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
 from oriel_logic.observe.metrics import Metrics
+from oriel_logic.observe.spans import keeps_alone, spans_of
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
 from oriel_logic.server.inbound import Inbound
@@ -20,7 +20,7 @@ from oriel_logic.server.replies import Reply, error_reply
 from oriel_logic.server.streaming import Primed, close
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, ContextPlan, format_cost, read_headers
 from oriel_wire.server_timing import server_timing
-from oriel_wire.trace import Span, SpanSink, child, format_traceparent
+from oriel_wire.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]
@@ -33,6 +33,8 @@ class Visit:
     started_s: monotonic seconds at which its head was complete.
     parent_id: the caller's span, 0 if there is none.
     target: what usage is recorded for; "" for the service. bytes_in, bytes_out: of the bodies.
+    request: method and path.
+    tokens: requested model, tokens read and written, of a call of the OpenAI API.
     """
 
     call: CallContext
@@ -46,6 +48,8 @@ class Visit:
     target: str = ""
     bytes_in: int = 0
     bytes_out: int = 0
+    request: tuple[str, str] = ("", "")
+    tokens: tuple[str, int, int] | None = None
 
     def begin(self, release: Release) -> None:
         """Record the release that answers the request; it counts as in use until the visit is finished."""
@@ -82,10 +86,11 @@ class Envelope:
         self._stream_idle_s = stream_idle_s
         self._clock = clock
         self.in_flight = 0
+        self.kept: dict[str, int] = {}  # traces that were kept, by why
 
     def plan(self, headers: Mapping[str, str], *, trusted: bool) -> ContextPlan:
         """Parse the context in a head."""
-        return read_headers(headers.get, trusted=trusted, sample=self._sink.enabled)
+        return read_headers(headers.get, trusted=trusted, sampling=self._sink.sampling)
 
     def visit(self, plan: ContextPlan, started_s: float) -> Visit:
         """Make the visit of a request whose head came at `started_s`."""
@@ -101,6 +106,7 @@ class Envelope:
         Raises CallerLeft if nobody waits for the answer, and CancelledError: in both cases it has been counted.
         """
         self.in_flight += 1
+        visit.request = inbound.method, inbound.path
         streams = False
         try:
             reply = await self._reply(inbound, visit)
@@ -203,27 +209,25 @@ class Envelope:
         outcome = visit.outcome or Outcome.HANDLER_FAILED
         self._metrics.observe(visit.service, visit.call.tier, outcome, ended - visit.started_s, visit.ledger.stages)
         self._usage.account(visit.call, visit.target or visit.service, outcome, visit.ledger, visit)
-        if not (visit.call.trace.sampled and self._sink.enabled):
+        sink = self._sink
+        if not sink.enabled:
             return
-        attributes: dict[str, Any] = {
-            "oriel.request_id": visit.call.request_id,
-            "oriel.service": visit.service,
-            "oriel.tier": visit.call.tier,
-            "http.response.status_code": visit.status,
-        }
-        root = Span(
-            name="logic.request",
-            context=visit.ledger.root,
-            parent_id=visit.parent_id,
-            start_s=visit.started_s,
-            end_s=ended,
-            kind="server",
-            attributes=attributes,
-            error="" if outcome is Outcome.OK else outcome.value,
+        ledger, call = visit.ledger, visit.call
+        record = (
+            *(call, ledger.root, visit.parent_id, visit.request, visit.service, visit.status, outcome),
+            *(visit.started_s, ended, ledger.stages, visit.tokens),
         )
-        self._sink.record(root)
-        for span in visit.ledger.spans():
-            self._sink.record(span)
+        spans = 1 + len(ledger.stages)
+        if call.trace.sampled:
+            why = "client" if visit.parent_id else "ratio"
+            self.kept[why] = self.kept.get(why, 0) + 1
+            sink.keep(spans_of, record, spans)
+        elif keeps_alone(outcome, visit.status):
+            self.kept["error"] = self.kept.get("error", 0) + 1
+            sink.ring.sent(call.trace.trace_id, record)
+            sink.keep(spans_of, record, spans)
+        else:
+            sink.ring.note(call.trace.trace_id, spans_of, record, spans)
 
 
 class Watched:

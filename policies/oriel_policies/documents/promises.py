@@ -101,13 +101,14 @@ class ApiKey:
     """A credential, stored as its hash only. expires_at: epoch seconds; None never expires.
 
     tenant: the tenant with the tier of this credential. of_token: it represents a verified token, not a key of the
-    documents.
+    documents. delegated: it is another tenant's, whose calls are made for this one.
     """
 
     tenant: "Tenant"
     expires_at: float | None
     name: str = ""
     of_token: bool = False
+    delegated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from ipaddress import ip_address
 from typing import Any, Protocol, TypeVar
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -228,9 +229,10 @@ def health_routes(ready: Callable[[], tuple[bool, str]], registry: CollectorRegi
             return JSONResponse({"ready": True})
         return JSONResponse({"ready": False, "reason": reason}, status_code=503)
 
-    async def metrics(_: Request) -> Response:
+    async def metrics(request: Request) -> Response:
         assert registry is not None
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        write, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(write(registry), media_type=content_type)
 
     routes = [Route("/health/live", live), Route("/health/ready", readiness)]
     return routes if registry is None else [*routes, Route("/metrics", metrics)]

@@ -1,144 +1,186 @@
-"""Sends finished spans to OTLP/HTTP collectors without ever holding up a request.
+"""Sends finished spans to OTLP/HTTP receivers without ever holding up a request.
 
-`record` appends to a bounded queue and returns; a daemon thread per destination turns `Span`s into OpenTelemetry's
-ReadableSpans, encodes and posts them. The SDK's own batch processor would build each ReadableSpan on the loop
-(35 us), counts no drops outside its private metrics and waits up to 30 s at exit. OpenTelemetry is imported only when
-a destination is set, by `open_sink`, so that no request pays for the import.
+`keep` appends a record to a bounded queue for each receiver and returns. A daemon thread per receiver builds the spans
+of the records, encodes and posts them (docs/decisions/0001-span-export-queue.md). A receiver that is slow or gone costs
+the spans that do not fit the queue, which are counted, and no request any time.
 """
 
-import http.client
+import gzip
 import logging
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from oriel_wire.trace import NullSink, Span, SpanSink, wall_ns
+from oriel_wire.engine.otel_settings import (
+    BUFFER_VARIABLE,
+    COLLECTOR_VARIABLES,
+    Collector,
+    Queue,
+    buffer_of,
+    collector_of,
+    queue_of,
+    resource_of,
+    sampling_of,
+)
+from oriel_wire.otlp import JsonEncoder, ProtobufEncoder, rejected_json, rejected_protobuf
+from oriel_wire.sampling import ALWAYS, Sampling
+from oriel_wire.telemetry import Histogram
+from oriel_wire.trace import NullSink, Span, SpanSink
+from oriel_wire.unsampled import SEGMENTS, Unsampled
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
+    import httpx
 
-BUFFER_VARIABLE = "ORIEL_TRACE_BUFFER"
-COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-MAX_QUEUED_SPANS = 2048
-MAX_BATCH_SPANS = 256
+__all__ = ["BUFFER_VARIABLE", "COLLECTOR_VARIABLES", "DROPPED", "ExportingSink", "Lane", "open_sink"]
+
+MAX_BATCH_SPANS = 512
 BUFFER_DELAY_S = 0.2
-COLLECTOR_DELAY_S = 1.0
 POST_TIMEOUT_S = 2.0
 CLOSE_S = 1.5
 REPORT_EVERY_S = 60.0
+FIRST_RETRY_S = 1.0
+DROPPED = ("queue", "export", "rejected")
+_RETRIED = frozenset({429, 502, 503, 504})
+_GZIP_LEVEL = 1
 
 _log = logging.getLogger(__name__)
 
-Post = Callable[[Sequence["ReadableSpan"]], bool]
+Build = Callable[..., Iterable[Span]]
+# Sends spans and returns how many of them the receiver rejected. Raises `NotDelivered` if it took none.
+Deliver = Callable[[Sequence[Span]], int]
 
 
-def open_sink(
-    service: str,
-    *,
-    collector_delay_s: float = COLLECTOR_DELAY_S,
-    post_timeout_s: float = POST_TIMEOUT_S,
-    close_s: float = CLOSE_S,
-) -> SpanSink:
-    """A sink for `service` ("gateway"), fed by the environment.
+class NotDelivered(Exception):
+    """A batch of spans that the receiver did not take."""
 
-    OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT): a collector, with OpenTelemetry's other OTEL_EXPORTER_*
-    settings; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are honoured. ORIEL_TRACE_BUFFER: the supervisor's trace
-    buffer. Both may be set. Neither: a NullSink, and OpenTelemetry is not imported.
 
-    collector_delay_s: time for which spans for a collector are gathered into one post.
+def open_sink(unit: str, *, post_timeout_s: float = POST_TIMEOUT_S, close_s: float = CLOSE_S) -> SpanSink:
+    """A sink for `unit` ("gateway"), fed by the environment. Raises StartFailed if that cannot be used.
+
+    OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT): a collector, with OpenTelemetry's other variables, see
+    `otel_settings`. ORIEL_TRACE_BUFFER: the supervisor's trace buffer. Both may be set. Neither: a NullSink.
+
     post_timeout_s: of one post to the trace buffer; a collector has its own in OTEL_EXPORTER_OTLP_TIMEOUT.
     close_s: the longest time that `close` of the sink takes.
     """
-    collector = any(os.environ.get(name) for name in COLLECTOR_VARIABLES)
-    buffer = os.environ.get(BUFFER_VARIABLE, "")
+    collector, buffer = collector_of(), buffer_of()
+    queue = queue_of()
+    resource = resource_of(unit)
+    version = resource["service.version"]
     lanes: list[Lane] = []
     if buffer:
-        lanes.append(Lane(_buffer_post(buffer, post_timeout_s), delay_s=BUFFER_DELAY_S))
-    if collector:
-        post, interrupt = _collector_post()
-        lanes.append(Lane(post, interrupt=interrupt, delay_s=collector_delay_s))
+        local = Collector(url=f"{buffer}/v1/traces", json=False, gzip=False, headers={}, timeout_s=post_timeout_s)
+        # A collector's proxies are not for the buffer, which is on this machine.
+        poster = Poster(local, ProtobufEncoder(resource, version), trust_env=False)
+        lanes.append(Lane(poster.deliver, interrupt=poster.interrupt, delay_s=BUFFER_DELAY_S))
+    if collector is not None:
+        encoder = (JsonEncoder if collector.json else ProtobufEncoder)(resource, version)
+        poster = Poster(collector, encoder)
+        lanes.append(Lane(poster.deliver, interrupt=poster.interrupt, queue=queue))
     if not lanes:
         return NullSink()
-    return ExportingSink(lanes, _converter(service), close_s=close_s)
+    # Requests of services have stages, and so take twice the memory.
+    segments = SEGMENTS // 2 if unit == "logic" else SEGMENTS
+    return ExportingSink(lanes, sampling=sampling_of(), close_s=close_s, segments=segments)
 
 
 class ExportingSink:
-    """Gives every recorded span to each lane. `record` is for one thread; `close` blocks at most `close_s`."""
+    """Gives every record to each lane. `keep` is for one thread; `close` blocks at most `close_s`."""
 
     enabled = True
 
     def __init__(
-        self, lanes: Sequence["Lane"], convert: Callable[[Span], "ReadableSpan"], *, close_s: float = CLOSE_S
+        self,
+        lanes: Sequence["Lane"],
+        *,
+        sampling: Sampling = ALWAYS,
+        close_s: float = CLOSE_S,
+        segments: int = SEGMENTS,
     ) -> None:
-        self._lanes = tuple(lanes)
+        self.lanes = tuple(lanes)
+        self.sampling = sampling
+        self.ring = Unsampled(segments)
         self._close_s = close_s
-        for lane in self._lanes:
-            lane.start(convert)
+        for lane in self.lanes:
+            lane.start()
 
     @property
     def dropped(self) -> int:
-        """Spans lost so far to a full queue or a failed post, over all lanes."""
-        return sum(lane.dropped for lane in self._lanes)
+        """Spans lost so far, over all lanes."""
+        return sum(sum(lane.dropped.values()) for lane in self.lanes)
+
+    def keep(self, build: Build, record: tuple[Any, ...], spans: int) -> None:
+        for lane in self.lanes:
+            lane.offer(build, record, spans)
 
     def record(self, span: Span) -> None:
-        for lane in self._lanes:
-            lane.offer(span)
+        self.keep(_alone, (span,), 1)
 
     def close(self) -> None:
         """Flush and stop. Call it after the unit has drained; spans recorded later are dropped."""
         deadline = time.monotonic() + self._close_s
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.stop()
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.join(deadline, abandon_s=deadline - self._close_s / 3)
 
 
 class Lane:
-    """A bounded queue and the daemon thread that posts what is in it, oldest first.
+    """A bounded queue and the daemon thread that delivers what is in it, oldest first.
 
-    The loop's thread appends, the lane's thread pops: both are atomic on a deque, so neither waits for the other.
+    The loop's thread appends, the lane's thread pops: both are atomic on a deque, so neither waits for the other. Each
+    counts in numbers of its own: `_offered` and `_refused` are the loop's, all others the thread's.
+
+    export_s: how long requests to the receiver took, with their retries.
     """
 
     def __init__(
         self,
-        post: Post,
+        deliver: Deliver,
         *,
         interrupt: Callable[[], None] | None = None,
+        queue: Queue | None = None,
         delay_s: float = BUFFER_DELAY_S,
-        max_queued: int = MAX_QUEUED_SPANS,
     ) -> None:
-        self._post = post
+        self._deliver = deliver
         self._interrupt = interrupt
-        self._delay_s = delay_s
-        self._max_queued = max_queued
-        self._spans: deque[Span] = deque()
+        self._delay_s = queue.delay_s if queue is not None else delay_s
+        self.capacity = (queue or Queue()).max_spans
+        self._records: deque[tuple[Build, tuple[Any, ...], int]] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._abandoned = False
         self._thread: threading.Thread | None = None
-        self._refused = 0
-        self._failed = 0
+        self._offered = self._taken = 0
+        self._refused = self._failed = self._rejected = 0
+        self.export_s = Histogram()
         self._reported_s = 0.0
 
     @property
-    def dropped(self) -> int:
-        """Spans lost to a full queue (counted by the recording thread) or a failed post (by the lane's thread)."""
-        return self._refused + self._failed
+    def queued(self) -> int:
+        """Spans that wait."""
+        return max(0, self._offered - self._taken)
 
-    def start(self, convert: Callable[[Span], "ReadableSpan"]) -> None:
-        self._thread = threading.Thread(target=self._run, args=(convert,), name="oriel-spans", daemon=True)
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Spans lost so far: to a full queue, to a receiver that does not answer, and those that it rejected."""
+        return dict(zip(DROPPED, (self._refused, self._failed, self._rejected), strict=True))
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="oriel-spans", daemon=True)
         self._thread.start()
 
-    def offer(self, span: Span) -> None:
-        if self._stopping or len(self._spans) >= self._max_queued:
-            self._refused += 1
+    def offer(self, build: Build, record: tuple[Any, ...], spans: int) -> None:
+        """Put a record into the queue, or count its spans as lost."""
+        queued = self._offered - self._taken + spans
+        if self._stopping or queued > self.capacity:
+            self._refused += spans
             return
-        self._spans.append(span)
-        if len(self._spans) >= MAX_BATCH_SPANS and not self._wake.is_set():
+        self._offered += spans
+        self._records.append((build, record, spans))
+        if queued >= MAX_BATCH_SPANS and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -157,98 +199,108 @@ class Lane:
             self._interrupt()
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(self, convert: Callable[[Span], "ReadableSpan"]) -> None:
+    def _run(self) -> None:
         while not self._stopping:
             self._wake.wait(self._delay_s)
             self._wake.clear()
-            self._flush(convert)
-        self._flush(convert)
+            self._flush()
+        self._flush()
 
-    def _flush(self, convert: Callable[[Span], "ReadableSpan"]) -> None:
-        while self._spans:
-            batch = [self._spans.popleft() for _ in range(min(len(self._spans), MAX_BATCH_SPANS))]
-            if self._abandoned or not self._deliver(batch, convert):
-                self._failed += len(batch)
-                self._report()
+    def _flush(self) -> None:
+        records = self._records
+        while records:
+            batch: list[tuple[Build, tuple[Any, ...], int]] = []
+            spans = 0
+            while records and spans < MAX_BATCH_SPANS:
+                record = records.popleft()
+                batch.append(record)
+                spans += record[2]
+            self._export(batch, spans)
+            self._taken += spans
 
-    def _deliver(self, batch: Sequence[Span], convert: Callable[[Span], "ReadableSpan"]) -> bool:
+    def _export(self, batch: Sequence[tuple[Build, tuple[Any, ...], int]], expected: int) -> None:
+        if self._abandoned:
+            self._failed += expected
+            return
+        began_s = time.monotonic()
         try:
-            return self._post([convert(span) for span in batch])
+            self._rejected += self._deliver([span for build, record, _ in batch for span in build(*record)])
+        except NotDelivered:
+            self._failed += expected
+            self._report()
         except Exception:
             # The thread must live: a span that cannot be encoded costs its batch, not every later trace.
             _log.debug("a batch of spans was lost", exc_info=True)
-            return False
+            self._failed += expected
+            self._report()
+        self.export_s.observe(time.monotonic() - began_s)
 
     def _report(self) -> None:
         now = time.monotonic()
         if not self._stopping and now - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = now
-            _log.warning("the trace collector does not take spans: %d dropped so far", self.dropped)
+            lost = sum(self.dropped.values())
+            _log.warning("the trace collector does not take spans: %d dropped so far", lost)
 
 
-def _converter(service: str) -> Callable[[Span], "ReadableSpan"]:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+class Poster:
+    """Posts spans to one receiver, and again after a while if it asks for that; for one thread."""
 
-    service = service.removeprefix("oriel-")
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": f"oriel-{service}"}
-    resource = Resource.create({**named, "oriel.unit": service})
-    scope = InstrumentationScope("oriel")
-    kinds = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
-    sampled = TraceFlags(TraceFlags.SAMPLED)
+    def __init__(self, collector: Collector, encoder: ProtobufEncoder | JsonEncoder, *, trust_env: bool = True) -> None:
+        import httpx  # only if spans are sent: it is large
 
-    def convert(span: Span) -> ReadableSpan:
-        ctx = span.context
-        state = TraceState.from_header([ctx.state]) if ctx.state else None
-        parent = SpanContext(ctx.trace_id, span.parent_id, True, sampled) if span.parent_id else None
-        return ReadableSpan(
-            name=span.name,
-            context=SpanContext(ctx.trace_id, ctx.span_id, False, sampled, state),
-            parent=parent,
-            resource=resource,
-            attributes=dict(span.attributes),
-            kind=kinds[span.kind],
-            status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
-            start_time=wall_ns(span.start_s),
-            end_time=wall_ns(span.end_s),
-            instrumentation_scope=scope,
+        self._collector = collector
+        self._encoder = encoder
+        self._unreachable = httpx.HTTPError
+        self._interrupted = threading.Event()
+        self._headers = {**collector.headers, "content-type": encoder.content_type, "user-agent": "oriel"}
+        if collector.gzip:
+            self._headers["content-encoding"] = "gzip"
+        self._rejected = rejected_json if collector.json else rejected_protobuf
+        self._client = httpx.Client(
+            verify=collector.tls if collector.tls is not None else False,
+            timeout=collector.timeout_s,
+            trust_env=trust_env,
+            limits=httpx.Limits(max_connections=1),
         )
+        # httpx logs each request, and our own report says once a minute what is lost.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
 
-    return convert
+    def interrupt(self) -> None:
+        """Wait for no further retry."""
+        self._interrupted.set()
 
+    def deliver(self, spans: Sequence[Span]) -> int:
+        """See `Deliver`. A request is repeated for at most the collector's timeout in all."""
+        body = self._encoder.encode(spans)
+        if self._collector.gzip:
+            body = gzip.compress(body, _GZIP_LEVEL)
+        deadline = time.monotonic() + self._collector.timeout_s
+        wait_s = FIRST_RETRY_S
+        while True:
+            answer = self._post(body, deadline - time.monotonic())
+            if answer is not None and answer.is_success:
+                return min(self._rejected(answer.content), len(spans))
+            if answer is not None and answer.status_code not in _RETRIED:
+                raise NotDelivered
+            retry_s = _retry_after_s(answer)
+            pause_s = wait_s if retry_s is None else retry_s
+            if time.monotonic() + pause_s >= deadline or self._interrupted.wait(pause_s):
+                raise NotDelivered
+            wait_s *= 2.0
 
-def _collector_post() -> tuple[Post, Callable[[], None]]:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import SpanExportResult
-
-    # Our own report says it once a minute; the exporter would say it per attempt.
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
-    exporter = OTLPSpanExporter()
-
-    def post(spans: Sequence["ReadableSpan"]) -> bool:
-        return exporter.export(spans) is SpanExportResult.SUCCESS
-
-    return post, exporter.shutdown
-
-
-def _buffer_post(base: str, timeout_s: float) -> Post:
-    # Not OTLPSpanExporter: a collector's credentials, certificates and proxies in OTEL_* are not for the buffer.
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-
-    address = urlsplit(base)
-    host, port = address.hostname or "127.0.0.1", address.port or 4318
-
-    def post(spans: Sequence["ReadableSpan"]) -> bool:
-        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    def _post(self, body: bytes, left_s: float) -> "httpx.Response | None":
+        """Return the receiver's answer, or None if it cannot be reached."""
         try:
-            body = encode_spans(spans).SerializeToString()
-            connection.request("POST", "/v1/traces", body, {"content-type": "application/x-protobuf"})
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+            return self._client.post(self._collector.url, content=body, headers=self._headers, timeout=left_s)
+        except self._unreachable:
+            return None
 
-    return post
+
+def _retry_after_s(answer: "httpx.Response | None") -> float | None:
+    given = answer.headers.get("retry-after", "") if answer is not None else ""
+    return float(given) if given.isascii() and given.isdigit() and len(given) < 6 else None
+
+
+def _alone(span: Span) -> tuple[Span]:
+    return (span,)

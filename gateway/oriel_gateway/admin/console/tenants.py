@@ -5,7 +5,6 @@ from time import monotonic, time
 from typing import Any, Final
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.limits.metered import MeteredLimiter
 from oriel_policies.documents import ApiKey, Tenant
 from oriel_policies.explain import ExplainedCall, explain
 from oriel_policies.limits import Counts
@@ -38,8 +37,6 @@ def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict
 
 def _limits(gateway: Gateway, tenant: Tenant) -> list[dict[str, Any]]:
     limiter = gateway.limiter
-    if not isinstance(limiter, MeteredLimiter):
-        return []
     found = []
     for allowance in tenant.allowances:
         for bound, left, wait_s in limiter.left(tenant.name, allowance, monotonic()):

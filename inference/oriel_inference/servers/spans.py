@@ -1,0 +1,159 @@
+"""Makes the spans of one request of the inference server. This happens in the thread that sends them, and only for
+requests whose trace is kept.
+"""
+
+from typing import NamedTuple
+
+from oriel_inference.batching.call import Answer
+from oriel_inference.errors import Outcome
+from oriel_inference.servers.statuses import status_number
+from oriel_wire.semantics import (
+    GRPC_SERVICE,
+    Attributes,
+    grpc_code,
+    grpc_failed,
+    grpc_request,
+    http_name,
+    http_request,
+    http_route,
+)
+from oriel_wire.trace import Span, TraceContext, child
+
+__all__ = ["Run", "Step", "keeps_alone", "run_of", "spans_of"]
+
+# The server keeps the trace of a request that failed here, came too late or was left, even if nobody asks for it.
+_ALONE = frozenset({Outcome.CALLER_LEFT})
+
+
+class Step(NamedTuple):
+    """One step of an ensemble."""
+
+    model: str
+    version: str
+    queued_s: float
+    run: "Run"
+
+
+class Run(NamedTuple):
+    """What a batch did for one request, without its arrays."""
+
+    started_s: float
+    split_s: float
+    rows: int
+    device_us: int
+    steps: tuple[Step, ...]
+
+
+def run_of(answer: Answer) -> Run:
+    """Return what is needed of an answer to trace it."""
+    times = answer.times
+    steps = tuple([Step(step.model, step.version, step.queued_s, run_of(step.answer)) for step in answer.steps])
+    return Run(times.started_s, times.split_s, times.rows, answer.device_ns // 1000, steps)
+
+
+def keeps_alone(outcome: Outcome) -> bool:
+    """Whether the server keeps a trace by itself when a request ended like this."""
+    return outcome in _ALONE or status_number(outcome, "http") >= 500
+
+
+def spans_of(
+    request_id: str,
+    tier: str,
+    own: TraceContext,
+    parent_id: int,
+    protocol: str,
+    received_s: float,
+    ended_s: float,
+    model: str,
+    outcome: Outcome | None,
+    queued_s: float,
+    run: Run | None,
+    version: str,
+    request: tuple[str, str],
+) -> list[Span]:
+    """Return the SERVER span of a request, and those of its time in the queue, of its batch and of an ensemble's steps.
+
+    outcome: of a refusal. queued_s: 0.0 if it did not come to the queue. run: None if no batch ran for it. request:
+    method and path over HTTP, the method and "" over gRPC.
+    """
+    number = status_number(outcome or Outcome.OK, protocol)
+    method, path = request
+    if protocol == "http":
+        route = http_route(path)
+        name = http_name(method, route)
+        attributes = http_request(method, "http", path, route, "1.1")
+        attributes["http.response.status_code"] = number
+        failed = number >= 500
+    else:
+        name = f"{GRPC_SERVICE}/{method}"
+        status = grpc_code(number)
+        attributes = grpc_request(name, status)
+        failed = grpc_failed(status)
+    attributes["oriel.request_id"] = request_id
+    if model:
+        attributes["oriel.model"] = model
+    if version:
+        attributes["oriel.model.version"] = version
+    if tier:
+        attributes["oriel.tier"] = tier
+    if outcome is not None:
+        attributes["oriel.outcome"] = outcome.value
+        if failed:
+            attributes["error.type"] = outcome.value
+    spans = [_span(name, own, parent_id, received_s, ended_s, attributes, failed)]
+    if not queued_s:
+        return spans
+    if run is None:
+        spans.append(_inner("queue", own, queued_s, ended_s, {}))
+        return spans
+    if run.started_s - queued_s > 0.0:
+        spans.append(_inner("queue", own, queued_s, run.started_s, {}))
+    compute = _inner("compute", own, run.started_s, run.split_s, _batch(run))
+    spans.append(compute)
+    _add_steps(spans, run.steps, compute.context)
+    return spans
+
+
+def _add_steps(spans: list[Span], steps: tuple[Step, ...], parent: TraceContext) -> None:
+    for step in steps:
+        attributes: Attributes = {"oriel.model": step.model, "oriel.model.version": step.version, **_batch(step.run)}
+        attributes["oriel.queue_us"] = int((step.run.started_s - step.queued_s) * 1e6)
+        span = _inner(f"step {step.model}", parent, step.queued_s, step.run.split_s, attributes)
+        spans.append(span)
+        _add_steps(spans, step.run.steps, span.context)
+
+
+def _batch(run: Run) -> Attributes:
+    return {"oriel.batch.rows": run.rows, "oriel.device_us": run.device_us}
+
+
+def _span(
+    name: str,
+    own: TraceContext,
+    parent_id: int,
+    start_s: float,
+    end_s: float,
+    attributes: Attributes,
+    failed: bool,
+) -> Span:
+    return Span(
+        name=name,
+        context=own,
+        parent_id=parent_id,
+        start_s=start_s,
+        end_s=end_s,
+        kind="server",
+        attributes=attributes,
+        failed=failed,
+    )
+
+
+def _inner(name: str, parent: TraceContext, start_s: float, end_s: float, attributes: Attributes) -> Span:
+    return Span(
+        name=name,
+        context=child(parent),
+        parent_id=parent.span_id,
+        start_s=start_s,
+        end_s=end_s,
+        attributes=attributes,
+    )

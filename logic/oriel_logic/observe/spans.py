@@ -1,0 +1,120 @@
+"""Makes the spans of one request of the logic server. This happens in the thread that sends them, and only for requests
+whose trace is kept.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from oriel_logic.errors import Outcome
+from oriel_logic.observe.stages import Stage
+from oriel_wire.context import CallContext
+from oriel_wire.semantics import (
+    GEN_AI,
+    GRPC_SERVICE,
+    Attributes,
+    grpc_code,
+    http_name,
+    http_request,
+    http_route,
+)
+from oriel_wire.trace import Span, TraceContext
+
+__all__ = ["keeps_alone", "spans_of", "stage_span"]
+
+STREAM = f"{GRPC_SERVICE}/ModelStreamInfer"
+
+
+def keeps_alone(outcome: Outcome, status: int) -> bool:
+    """Whether the server keeps a trace by itself: the request failed, came too late or was left."""
+    return status >= 500 or outcome is Outcome.CALLER_LEFT
+
+
+def spans_of(
+    call: CallContext,
+    own: TraceContext,
+    parent_id: int,
+    request: tuple[str, str],
+    service: str,
+    status: int,
+    outcome: Outcome,
+    started_s: float,
+    ended_s: float,
+    stages: Sequence[Stage],
+    tokens: tuple[str, int, int] | None,
+) -> list[Span]:
+    """Return the SERVER span of a request, and one span for each of its stages: CLIENT for a call of a model.
+
+    request: method and path. tokens: requested model, tokens read and written, of a call of the OpenAI API.
+    """
+    method, path = request
+    route = http_route(path) or ("/v1/services/{service}" if service else "")
+    attributes = http_request(method, "http", path, route, "1.1")
+    if status:
+        attributes["http.response.status_code"] = status
+    attributes["oriel.request_id"] = call.request_id
+    if service:
+        attributes["oriel.service"] = service
+    if call.tier:
+        attributes["oriel.tier"] = call.tier
+    if tokens is not None:
+        attributes[GEN_AI["model"]], attributes[GEN_AI["input_tokens"]], attributes[GEN_AI["output_tokens"]] = tokens
+    failed = status >= 500 or (outcome is Outcome.HANDLER_FAILED)
+    if outcome is not Outcome.OK:
+        attributes["oriel.outcome"] = outcome.value
+        if failed:
+            attributes["error.type"] = outcome.value
+    spans = [
+        Span(
+            name=http_name(method, route),
+            context=own,
+            parent_id=parent_id,
+            start_s=started_s,
+            end_s=ended_s,
+            kind="server",
+            attributes=attributes,
+            failed=failed,
+        )
+    ]
+    spans += [stage_span(stage, own, ended_s) for stage in stages if stage.start_s]
+    return spans
+
+
+def stage_span(stage: Stage, own: TraceContext, ended_s: float) -> Span:
+    """Return the span of one stage. ended_s: when its request ended, for a stage that did not."""
+    attributes: dict[str, Any] = dict(stage.attributes)
+    name, failed = stage.name, bool(stage.error)
+    if stage.kind == "client":
+        name, failed = _client(stage, attributes)
+    if failed:
+        attributes.setdefault("error.type", stage.error)
+    return Span(
+        name=name,
+        context=stage.context,
+        parent_id=own.span_id,
+        start_s=stage.start_s,
+        end_s=stage.end_s or ended_s,
+        kind=stage.kind,
+        attributes=attributes,
+        failed=failed,
+    )
+
+
+def _client(stage: Stage, attributes: Attributes) -> tuple[str, bool]:
+    """Add what is known of a call of a model. Returns the name of its span, and whether it failed."""
+    hop = stage.hop
+    if hop is None:
+        return STREAM if stage.name == "stream" else "POST", bool(stage.error)
+    attributes["server.address"], attributes["server.port"] = hop.host, hop.port
+    if not hop.path:
+        code = grpc_code(hop.status)
+        attributes |= {"rpc.system.name": "grpc", "rpc.method": hop.method, "rpc.status_code": code}
+        return hop.method, bool(stage.error) or code not in ("OK", "CANCELLED")
+    attributes["http.request.method"] = hop.method
+    attributes["url.full"] = f"http://{hop.host}:{hop.port}{hop.path}"
+    if hop.resent:
+        attributes["http.request.resend_count"] = hop.resent
+    if hop.status:
+        attributes["http.response.status_code"] = hop.status
+        if hop.status >= 400:
+            attributes["error.type"] = str(hop.status)
+    return hop.method, bool(stage.error) or hop.status >= 400

@@ -1,0 +1,117 @@
+"""Names of spans and of their attributes by OpenTelemetry's semantic conventions, for all units. Pure.
+
+HTTP is stable there, RPC and generative AI are not: a name that changes is changed here.
+Source: opentelemetry.io/docs/specs/semconv, version 1.44.0.
+"""
+
+import re
+from functools import lru_cache
+
+from oriel_wire.h2.grpc import CODES
+from oriel_wire.otlp import Scalar
+
+__all__ = [
+    "GEN_AI",
+    "GRPC_SERVICE",
+    "Attributes",
+    "grpc_code",
+    "grpc_failed",
+    "grpc_request",
+    "http_name",
+    "http_request",
+    "http_route",
+    "operation_of",
+]
+
+Attributes = dict[str, Scalar]
+
+MAX_PATH = 256
+GRPC_SERVICE = "inference.GRPCInferenceService"
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
+OTHER_METHOD = "_OTHER"
+_GRPC_SERVER_ERRORS = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
+# The attributes of generative AI, whose names are not stable yet.
+GEN_AI = {
+    "operation": "gen_ai.operation.name",
+    "model": "gen_ai.request.model",
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+
+_NAME = r"[A-Za-z0-9._-]+"
+_ROUTES = (
+    (re.compile(rf"/v2/models/{_NAME}/versions/{_NAME}(/[a-z_]+)?\Z"), "/v2/models/{model}/versions/{version}"),
+    (re.compile(rf"/v2/models/(?!stats\Z){_NAME}(/[a-z_/]+)?\Z"), "/v2/models/{model}"),
+    (re.compile(rf"/v2/repository/models/{_NAME}(/(?:load|unload))\Z"), "/v2/repository/models/{model}"),
+    (re.compile(rf"/v1/services/{_NAME}/versions/{_NAME}()\Z"), "/v1/services/{service}/versions/{version}"),
+    (re.compile(rf"/v1/services/{_NAME}()\Z"), "/v1/services/{service}"),
+    (re.compile(rf"/v1/models/{_NAME}()\Z"), "/v1/models/{model}"),
+    (re.compile(rf"/v1/(?:files|batches|jobs)/{_NAME}(/[a-z]+)?\Z"), ""),
+)
+_FIXED = re.compile(
+    r"/v2|/v2/health/(?:live|ready)|/v2/models/stats|/v2/repository/index|/v2/logging|/v2/trace/setting"
+    r"|/v1/(?:embeddings|completions|chat/completions|responses|moderations|images/(?:generations|edits|variations)"
+    r"|audio/(?:speech|transcriptions|translations)|models|services|files|batches|jobs|usage|limits)\Z"
+)
+
+
+@lru_cache(maxsize=2048)
+def http_route(path: str) -> str:
+    """Return the route of a path, with `{model}` in place of a name; "" for a path that is none of ours."""
+    for pattern, route in _ROUTES:
+        match = pattern.match(path)
+        if match is not None:
+            if not route:
+                kind = path.split("/")[2]
+                route = f"/v1/{kind}/{{id}}"
+            return route + (match.group(1) or "")
+    return path if _FIXED.match(path) else ""
+
+
+def http_name(method: str, route: str) -> str:
+    """Return the name of a SERVER span."""
+    method = method if method in METHODS else "HTTP"
+    return f"{method} {route}" if route else method
+
+
+def http_request(method: str, scheme: str, path: str, route: str, version: str) -> Attributes:
+    """Return the attributes of a SERVER span that its request alone decides. version: of HTTP, "" if unknown."""
+    found: Attributes = {"http.request.method": method if method in METHODS else OTHER_METHOD, "url.scheme": scheme}
+    if path:
+        found["url.path"] = path[:MAX_PATH]
+    if route:
+        found["http.route"] = route
+    if version:
+        found["network.protocol.version"] = version
+    operation = _OPERATIONS.get(path)
+    if operation is not None:
+        found[GEN_AI["operation"]] = operation
+    return found
+
+
+def grpc_code(code: int) -> str:
+    """Return the name of a gRPC status, "UNKNOWN" for one that there is not."""
+    return CODES[code] if 0 <= code < len(CODES) else "UNKNOWN"
+
+
+def grpc_failed(code: str) -> bool:
+    """Whether a call with this status is an error of the server."""
+    return code in _GRPC_SERVER_ERRORS
+
+
+def grpc_request(method: str, code: str) -> Attributes:
+    """Return the attributes of a gRPC call. method: full name; code: see `grpc_code`."""
+    return {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
+
+
+def operation_of(path: str) -> str:
+    """Return the operation of generative AI of an OpenAI path, "" for others."""
+    return _OPERATIONS.get(path, "")
