@@ -1,4 +1,4 @@
-"""What one hop costs: CPU microseconds per request of the gateway beside nginx, HAProxy, Envoy and Python proxies.
+"""Cost of one hop: CPU microseconds per request of the gateway beside nginx, HAProxy, Envoy and Python proxies.
 
     python benchmarks/gateway_hop.py [--seconds 3] [--rounds 5] [--cases varying mixed grpc same ...] [--out FOLDER]
 

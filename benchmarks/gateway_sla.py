@@ -1,4 +1,4 @@
-"""Which of its promises the gateway keeps under load: R1 to R5 and R8, in front of two inference servers.
+"""Judges which of its promises the gateway keeps under load: R1 to R5 and R8, in front of two inference servers.
 
     python benchmarks/gateway_sla.py [--seconds 20] [--servers oriel triton] [--controls direct fifo] [--layers 60]
         [--out benchmarks/results]

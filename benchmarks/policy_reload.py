@@ -1,4 +1,4 @@
-"""How soon a changed set of tenants is in force, how long the event loop stands still, and the memory it takes.
+"""Times how soon a changed set of tenants is in force, how long the event loop stands still, and the memory it takes.
 
     .venv/bin/python benchmarks/policy_reload.py [--tenants 100000] [--reloads 3] [--revocations 20] [--busy 0]
 

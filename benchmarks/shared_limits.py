@@ -195,7 +195,7 @@ def verdict(kept: bool, open_bounds: list[str]) -> str:
 
 
 async def retry_after(limits: str, name: str) -> bool:
-    """Whether a call of the other gateway is admitted after a refusal's `Retry-After`, and not before."""
+    """Return whether a call of the other gateway is admitted after a refusal's `Retry-After`, and not before."""
     async with redis_server() as server:
         limiters = [
             SharedLimiter(RedisLedger(server.url, holder=name, password=PASSWORD), replicas=2)

@@ -1,4 +1,4 @@
-"""How fast a model comes out of an object store, beside curl, and what memory that takes.
+"""Speed and memory of fetching a model from an object store, beside curl.
 
     .venv/bin/python benchmarks/store_fetch.py [--size-mb 500] [--rounds 7] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What a stated mix of pods costs on nodes with one GPU, with and without placement; prints the tables of README.md.
+"""Computes the cost of a mix of pods on nodes with one GPU, with and without placement; prints the tables of README.md.
 
     python terraform/cost_model.py
 
@@ -77,7 +77,7 @@ DAYS = 30
 
 
 def nodes(hours: Hours, *, placement: bool) -> tuple[int, int]:
-    """How many nodes with a GPU (one for each GPU pod), and how many without."""
+    """Count the nodes with a GPU (one for each GPU pod), and those without."""
     shared = [GPU_NODE.without(GPU_POD)] * hours.gpu if placement else []
     own: list[Size] = []
     for pod in [CPU_INFERENCE_POD] * hours.cpu_inference + [LOGIC_POD] * hours.logic:

@@ -73,7 +73,7 @@ class Round:
     statuses: dict[str, int]
 
     def not_judged(self, chaos_s: float) -> str:
-        """Why promises are not judged; empty if all are."""
+        """The reasons why promises are not judged; empty if all are."""
         if self.chaos_s > chaos_s + LATE_S:
             return f"in target and recovery, because {chaos_s:g} s of chaos took {self.chaos_s:.1f} s on this machine"
         if chaos_s < JUDGED_S:

@@ -1,4 +1,4 @@
-"""What is lost when an upstream server is killed (R10) or hangs (R11b): `python benchmarks/faults.py endpoint`.
+"""Losses when an upstream server is killed (R10) or hangs (R11b): `python benchmarks/faults.py endpoint`.
 
     [--rounds 5] [--json FILE]
 

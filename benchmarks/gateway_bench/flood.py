@@ -67,7 +67,7 @@ def pin(pids: Sequence[int], core: int) -> None:
 
 
 def offer(port: int, core: int, **plan: Any) -> dict[str, Any]:
-    """What one run of the generator found."""
+    """Run the generator once; returns what it found."""
     command = [sys.executable, str(FILES / "flood.py"), json.dumps({"port": port, **plan})]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lambda: pin([0], core))
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What a unary gRPC call of 1 KB costs in the gateway's own code, without sockets: CPU-microseconds per call.
+"""Cost of a unary gRPC call of 1 KB in the gateway's own code, without sockets: CPU-microseconds per call.
 
     python benchmarks/cost.py grpc [--connections 4] [--streams 16] [--calls 40000] [--rounds 5] [--profile]
 

@@ -1,4 +1,4 @@
-"""What a client of the gateway feels of attacks over HTTP/2 (R23).
+"""Measures what a client of the gateway feels of attacks over HTTP/2 (R23).
 
     python benchmarks/neighbours.py http2 [--seconds 4] [--clients 16] [--only WORD]
 

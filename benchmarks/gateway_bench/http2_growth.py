@@ -1,4 +1,4 @@
-"""How much memory the gateway needs for idle HTTP/2 connections and for streams whose request is not complete.
+"""Memory that the gateway needs for idle HTTP/2 connections and for streams whose request is not complete.
 
     python benchmarks/growth.py http2 [--connections 5000] [--streams 10000] [--rounds 3]
 
@@ -22,14 +22,12 @@ from harness.processes import free_ports, gateway, pss_mb
 from gateway_bench.contenders import upstream
 from gateway_bench.growth import documents
 from oriel_wire.h2.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS, PREFACE, SETTINGS, SETTINGS_ACK, frame
-from oriel_wire.h2.hpack import Encoder
+from oriel_wire.h2.hpack import encode_block
 
 CONNECTION_KB, STREAM_KB = 20.0, 6.0  # at most, each
 STREAMS = 127  # of one connection, which takes one more
-GET = Encoder().encode(
-    [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/v2/health/live"), (b":authority", b"x")]
-)
-POST = Encoder().encode(
+GET = encode_block([(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/v2/health/live"), (b":authority", b"x")])
+POST = encode_block(
     [
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -55,7 +53,7 @@ def answered(port: int) -> socket.socket:
 
 
 def ended(data: bytes) -> bool:
-    """Whether the whole frames of `data` end a stream."""
+    """Return whether the whole frames of `data` end a stream."""
     start = 0
     while len(data) - start >= 9:
         head, flags, _ = FRAME.unpack_from(data, start)

@@ -1,4 +1,4 @@
-"""What an HTTP/1.1 request of 1 KB costs in the gateway's own code, without sockets: CPU-microseconds per request.
+"""Cost of an HTTP/1.1 request of 1 KB in the gateway's own code, without sockets: CPU-microseconds per request.
 
     python benchmarks/cost.py gateway [--heads varying] [--connections 32] [--requests 60000] [--rounds 5] [--profile]
 

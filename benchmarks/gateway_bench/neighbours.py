@@ -1,4 +1,4 @@
-"""How long one client's requests take while others are slow or idle (R20, R32).
+"""Latency of one client's requests while others are slow or idle (R20, R32).
 
     python benchmarks/neighbours.py gateway
     [--seconds 4] [--rounds 1] [--clients 200] [--idle 2000] [--work-ms 1] [--answer-mib 1 8] [--only WORD]
@@ -206,7 +206,7 @@ def straight(port: int, mib: int) -> Others:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What the others do, how many they are, and whether the promise is about it."""
+    """One kind of neighbours: what they do, how many they are, and whether the promise is about it."""
 
     name: str
     others: Others

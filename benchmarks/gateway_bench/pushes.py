@@ -1,4 +1,4 @@
-"""How soon KEDA hears that an empty pool is called: `python benchmarks/faults.py pushes`.
+"""Measures how soon KEDA hears that an empty pool is called: `python benchmarks/faults.py pushes`.
 
     [--rounds 10] [--pools 20] [--kills 3] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What a refusal costs: CPU microseconds of the gateway per refused and per forwarded 1 KB request (R3: <= 0.8 x).
+"""Cost of a refusal: CPU microseconds of the gateway per refused and per forwarded 1 KB request (R3: <= 0.8 x).
 
     python benchmarks/cost.py refusals [--seconds 3] [--rounds 5]
 

@@ -1,4 +1,4 @@
-"""What clients send to the gateway: heads of HTTP/1.1 with `wrk`, gRPC calls with a generator of our own."""
+"""Traffic of the gateway's clients: heads of HTTP/1.1 with `wrk`, gRPC calls with a generator of our own."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""How soon held calls are sent when the only server of a pool becomes ready: `python benchmarks/faults.py waking`.
+"""Measures when held calls go on once the only server of a pool becomes ready: `python benchmarks/faults.py waking`.
 
     [--rounds 20] [--calls 1000] [--json FILE]
 

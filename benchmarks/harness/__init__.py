@@ -1,1 +1,1 @@
-"""What every benchmark uses: processes, environments, load generators, tables, pages."""
+"""Parts that every benchmark uses: processes, environments, load generators, tables, pages."""

@@ -78,7 +78,7 @@ def wrk(
 
 
 def read_wrk(out: str, name: str, *, refusals: bool = False) -> Run:
-    """What wrk printed about `name`. Raises Failed."""
+    """Read what wrk printed about `name`. Raises Failed."""
     refused = re.search(r"Non-2xx or 3xx responses: (\d+)", out)
     if "Socket errors" in out or (refused and not refusals):
         raise Failed(f"{name} failed requests:\n{out}")

@@ -35,7 +35,7 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def word(met: bool | None) -> str:
-    """How a verdict is written."""
+    """Return the word for a verdict."""
     return {True: "met", False: "MISSED", None: "open"}[met]
 
 

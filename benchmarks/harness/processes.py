@@ -128,7 +128,7 @@ def inference(
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on this port."""
+    """Return whether somebody listens on this port."""
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 

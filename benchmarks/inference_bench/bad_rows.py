@@ -1,4 +1,4 @@
-"""What one caller whose rows fail costs the others (PROMISES R40): answers per second with and without it.
+"""Cost of one caller whose rows fail to the others (PROMISES R40): answers per second with and without it.
 
     python benchmarks/neighbours.py bad-rows [--connections 32] [--bad 8] [--seconds 5] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""How to start each contender on one model. Everyone runs the same ONNX file on as many threads."""
+"""Starts each contender on one model. Everyone runs the same ONNX file on as many threads."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def kserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
 
 
 def echo(folder: Path, model: Model, file: Path, threads: int) -> Contender:
-    """What grpc.aio itself costs: ModelInfer that does nothing."""
+    """Start grpc.aio with a ModelInfer that does nothing: the cost of grpc.aio itself."""
     port = free_port()
     return Contender(command=[sys.executable, str(FILES / "grpc_echo.py"), str(port)], grpc_port=port)
 

@@ -1,4 +1,4 @@
-"""What our own code costs per tiny v2 HTTP request, without sockets: CPU-microseconds per request, by stage if asked.
+"""Cost of our own code per tiny v2 HTTP request, without sockets: CPU-microseconds per request, by stage if asked.
 
     python benchmarks/cost.py inference [--connections 64] [--seconds 3] [--rounds 5] [--profile] [--binary]
                                          [--same] [--access-log]

@@ -1,4 +1,4 @@
-"""How late the answer to an expired request is, promise R5: `python benchmarks/goodput.py expiry`.
+"""Measures how late the answer to an expired request is, promise R5: `python benchmarks/goodput.py expiry`.
 
     [--model encoder] [--factors 1 1.5 2] [--seconds 10] [--rounds 3] [--threads 1] [--json FILE]
 

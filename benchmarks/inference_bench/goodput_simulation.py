@@ -108,7 +108,7 @@ class DeviceSession:
 
 
 class NoCurve(ServiceCurve):
-    """What a server knows that does not learn."""
+    """The curve of a server that does not learn."""
 
     def observe(self, rows: int, seconds: float) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What our own code costs per tiny ModelInfer call, without sockets: CPU-microseconds per call.
+"""Cost of our own code per tiny ModelInfer call, without sockets: CPU-microseconds per call.
 
     python benchmarks/cost.py inference-grpc [--connections 4] [--streams 16] [--calls 40000] [--rounds 5] [--profile]
 

@@ -1,4 +1,4 @@
-"""How long each attack on the inference server waits for its refusal.
+"""Measures how long each attack on the inference server waits for its refusal.
 
     python benchmarks/neighbours.py hostile-requests
         [--rounds 3] [--only WORD] [--slowest 25] [--limit-s 1] [--json FILE]

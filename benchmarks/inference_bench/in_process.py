@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 
 def alone(file: Path, threads: int, seconds: int, max_batch: int) -> dict[str, Any]:
-    """What this script prints, run in a process of its own."""
+    """Run this script in a process of its own; returns what it printed."""
     command = [sys.executable, __file__, str(file), str(threads), str(seconds), str(max_batch)]
     found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return found

@@ -1,4 +1,4 @@
-"""How long large bodies hold up others: `python benchmarks/neighbours.py large-bodies [--mib 60] [--rounds 3]`.
+"""Delay of others behind large bodies: `python benchmarks/neighbours.py large-bodies [--mib 60] [--rounds 3]`.
 
 A server of its own process, a canary in another one that asks for a small inference over and over on one connection,
 and one large request at a time from here. Printed per kind of request: its status, how long it took, and the

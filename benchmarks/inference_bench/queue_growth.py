@@ -1,4 +1,4 @@
-"""What a request costs when 10 or 10,000 others wait: CPU from its bytes to the bytes of its answer.
+"""Cost of a request when 10 or 10,000 others wait: CPU from its bytes to the bytes of its answer.
 
     python benchmarks/growth.py model-queue [--depths 10,1000,10000] [--requests 20000] [--repeats 5] [--json]
 

@@ -1,4 +1,4 @@
-"""What a big repository costs: loading 1,000 small models, idling with them, and watching 100 versions.
+"""Cost of a big repository: loading 1,000 small models, idling with them, and watching 100 versions.
 
     python benchmarks/growth.py repository [--models 1000] [--versions 100] [--idle-s 60] [--json]
 
@@ -57,7 +57,7 @@ def write(root: Path, models: int, versions: int) -> None:
 
 
 def models_ready(port: int) -> int:
-    """How many versions the server lists as ready."""
+    """Count the versions that the server lists as ready."""
     url = f"http://127.0.0.1:{port}/v2/repository/index"
     with urllib.request.urlopen(url, b'{"ready": true}', timeout=10) as answer:
         return len(json.load(answer))

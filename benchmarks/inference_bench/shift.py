@@ -1,4 +1,4 @@
-"""How soon two models of one server share its cores anew when 10 of 11 calls turn from the one to the other.
+"""Measures how soon two models of one server share its cores anew when 10 of 11 calls turn from the one to the other.
 
     python benchmarks/goodput.py shift [--cores 2] [--seconds 20] [--load 0.75] [--json out.json]
 

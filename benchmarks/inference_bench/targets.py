@@ -110,7 +110,7 @@ def _request(model: Model) -> InferRequest:
 
 
 def is_listening(target: Target) -> bool:
-    """Whether it answers this request well; not whether the answer is right."""
+    """Return whether it answers this request well; not whether the answer is right."""
     try:
         ask(target)
     except (OSError, grpc.RpcError, Wrong):

@@ -1,4 +1,4 @@
-"""How to start each framework's version of the same service, each in an environment of its own, one process each."""
+"""Starts each framework's version of the same service, each in an environment of its own, one process each."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ START_S = 20.0
 
 
 def picture() -> list[float]:
-    """What every contender is asked: the 64 floats of a 7, as the example's v2 request has them."""
+    """The input of every contender: the 64 floats of a 7, as the example's v2 request has them."""
     document = json.loads((ROOT / "examples" / "digits" / "7.v2.json").read_text())
     return [float(value) for value in np.asarray(document["inputs"][0]["data"]).ravel()]
 

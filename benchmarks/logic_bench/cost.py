@@ -1,4 +1,4 @@
-"""What our own code costs per request of a service with one model call, without sockets: CPU-us per request.
+"""Cost of our own code per request of a service with one model call, without sockets: CPU-us per request.
 
     python benchmarks/cost.py logic [--connections 16] [--seconds 3] [--rounds 7] [--profile]
 
@@ -55,7 +55,7 @@ class ModelServer(Transport):
 
 
 def model_answer(data: bytes) -> bytes:
-    """What an inference server says to a request's bytes."""
+    """Return an inference server's answer to a request's bytes."""
     if data.startswith(b"GET"):
         body = json.dumps(METADATA).encode()
         return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body

@@ -1,4 +1,4 @@
-"""What it costs to call models through the gateway: CPU of all servers per request of a service with one model call.
+"""Cost of calling models through the gateway: CPU of all servers per request of a service with one model call.
 
     python benchmarks/logic_server.py through [--connections 16] [--seconds 2] [--rounds 5]
 

@@ -1,1 +1,1 @@
-"""What `gateway_sla.py` starts, the promises it judges, and the page it writes."""
+"""The servers that `gateway_sla.py` starts, the promises it judges, and the page it writes."""

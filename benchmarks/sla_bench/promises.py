@@ -1,4 +1,4 @@
-"""What a run kept of the promises R1 to R5 and R8. Pure.
+"""Judges how far a run kept the promises R1 to R5 and R8. Pure.
 
 A promise is judged only by phases in which the server could do what it could when C was measured. Its capacity is
 measured again after each phase; where it had moved by more than DRIFT, nothing is said.

@@ -76,7 +76,7 @@ def _tiers(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _machine(found: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each phase used, and whether the machine stayed as it was."""
+    """Describe what each phase used, and whether the machine stayed as it was."""
     lines = [
         "| load | generator cores | gateway cores | server cores | answers/s | permits at its end | capacity after |"
     ]

@@ -1,4 +1,4 @@
-"""What is measured: a gateway before one inference server, both of the same model."""
+"""The servers that are measured: a gateway before one inference server, both of the same model."""
 
 import http.client
 import json
@@ -43,7 +43,7 @@ class Stack:
     admin_port: int
 
     def permits(self) -> int:
-        """How many calls the gateway lets into the pool at present."""
+        """The number of calls that the gateway lets into the pool at present."""
         connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=10)
         connection.request("GET", "/queues")
         permits: int = json.loads(connection.getresponse().read())["p"]["permits"]

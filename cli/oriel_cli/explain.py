@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
     steps = explain(snapshot, key, call, now=time(), documents=documents)
     refused = steps[-1].refused
     if args.json:
-        listed = [{"room": step.room, "says": step.says, "refused": step.refused or None} for step in steps]
+        listed = [{"room": step.stage, "says": step.says, "refused": step.refused or None} for step in steps]
         print(json.dumps({"served": not refused, "reason": refused or None, "steps": listed}))
     else:
         for step in steps:
-            print(f"{step.room:<9} {step.says}{f'  -> refused: {step.refused}' if step.refused else ''}")
+            print(f"{step.stage:<9} {step.says}{f'  -> refused: {step.refused}' if step.refused else ''}")
     return 1 if refused else 0
 
 

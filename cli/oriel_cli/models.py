@@ -237,6 +237,6 @@ def _read(path: Path) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """What a server says, fit for a terminal: one line of printable characters."""
+    """Make a server's text fit for a terminal: one line of printable characters."""
     text = " ".join(str(value if value is not None else "").split())[:600]
     return "".join(each if each.isprintable() else "?" for each in text)

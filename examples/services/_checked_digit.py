@@ -8,7 +8,7 @@ from oriel_logic import Request, images
 
 
 class Digit(TypedDict):
-    """What is answered; `probabilities` to callers of the tier gold."""
+    """The answer; with `probabilities` for callers of the tier gold."""
 
     label: int
     confidence: float

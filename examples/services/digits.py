@@ -1,4 +1,4 @@
-"""Which digit is this? POST a PNG or JPEG of one handwritten digit, or JSON {"image": "<base64>"}."""
+"""Recognises a digit. POST a PNG or JPEG of one handwritten digit, or JSON {"image": "<base64>"}."""
 
 from dataclasses import dataclass
 

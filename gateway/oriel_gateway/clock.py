@@ -70,7 +70,7 @@ class DeadlineClock:
             self._ticking = self._loop.call_later(_RESOLUTION_S, self._tick)
 
     def stop(self) -> None:
-        """Never tick again."""
+        """Stop the clock for good."""
         if self._ticking is not None:
             self._ticking.cancel()
 

@@ -1,4 +1,4 @@
-"""What a call needs of the things that are built on calls, as Protocols: the gateway, the client's connection, others.
+"""Protocols by which a call uses what is built on calls: the gateway, the client's connection, others.
 
 `call` and `shared` name these, not the classes that fulfil them (`core.Gateway`, `ingress.http.ClientConnection`,
 `shared.special.Extras`, ...), so that no import goes upwards. What lies below a call - the pool, the limits, the
@@ -119,7 +119,7 @@ class Receiver(Protocol):
 
 
 class RouteHooks(Protocol):
-    """What a special route adds to a client's call; a plain call has none."""
+    """The addition of a special route to a client's call; a plain call has none."""
 
     def before_queue(self, call: Any) -> bool:
         """The request is complete. False: the call does not queue, it is answered or waits for something else."""

@@ -165,7 +165,7 @@ class Gateway:
         self.tokens = Tokens(snapshot, self.key_sets, self.tokens_refused)
 
     def rank(self, tenant: Tenant) -> int:
-        """How urgent a tenant's tier is: 0 for the most urgent tiers of all."""
+        """Return how urgent a tenant's tier is: 0 for the most urgent tiers of all."""
         return tenant.tier.band - self.top_band
 
     # identify, limit, route ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from math import inf
 
 
 class Outcome(StrEnum):
-    """How a request ended. The names are the events of `oriel_wire.outcomes`; the values are published, as
+    """The end of a request. The names are the events of `oriel_wire.outcomes`; the values are published, as
     `error.reason`, metric label and log field, and docs/errors.md lists them.
     """
 

@@ -104,11 +104,11 @@ class Overload:
         self._start()
 
     def refuses(self, rank: int) -> bool:
-        """Whether a request of this rank, the only one of its connection, is refused."""
+        """Return whether a request of this rank, the only one of its connection, is refused."""
         return self._rule.refuses(rank)
 
     def refuses_stream(self, rank: int) -> bool:
-        """Whether a request of this rank is refused that came on a connection with others."""
+        """Return whether a request of this rank is refused that came on a connection with others."""
         self._start()  # the count of a turn ends with it
         return self._rule.crowds(rank) or self._rule.refuses(rank)
 

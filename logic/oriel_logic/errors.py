@@ -33,7 +33,7 @@ MAX_MESSAGE = 500
 
 
 class Outcome(Enum):
-    """How a request ended. The names are the events of `oriel_wire.outcomes`; the values are published, as
+    """The end of a request. The names are the events of `oriel_wire.outcomes`; the values are published, as
     `error.reason`, metric label and log field, and docs/errors.md lists them.
     """
 

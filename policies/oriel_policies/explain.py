@@ -41,7 +41,7 @@ class ExplainedCall:
 class Step:
     """The result of one stage. refused: the `error.reason` the client would see, "" if the call continues."""
 
-    room: str
+    stage: str
     says: str
     refused: str = ""
 
@@ -59,17 +59,17 @@ def explain(
     now: epoch seconds. documents: what `snapshot` was compiled from, so that fields are named with their files.
     """
     if key is None:
-        return [Step(room="identify", says="no tenant of these documents has this credential", refused=_UNKNOWN)]
+        return [Step(stage="identify", says="no tenant of these documents has this credential", refused=_UNKNOWN)]
     named = f" by the key {key.name!r}" if key.name else ""
     if key.expires_at is not None and key.expires_at <= now:
         says = f"the credential of tenant {key.tenant.name}{named} expired on {_date(key.expires_at)}"
-        return [Step(room="identify", says=says, refused=_UNKNOWN)]
+        return [Step(stage="identify", says=says, refused=_UNKNOWN)]
     tenant = key.tenant
     until = f", until {_date(key.expires_at)}" if key.expires_at is not None else ""
     scopes = f"; scopes: {', '.join(sorted(tenant.scopes))}" if tenant.scopes else ""
-    steps = [Step(room="identify", says=f"tenant {tenant.name}{named}{until}{scopes}")]
+    steps = [Step(stage="identify", says=f"tenant {tenant.name}{named}{until}{scopes}")]
     reading = Reading(documents)
-    steps.append(Step(room="tier", says=_tier(tenant, _decided(snapshot, key, reading))))
+    steps.append(Step(stage="tier", says=_tier(tenant, _decided(snapshot, key, reading))))
     patterns = tenant.models if call.kind == "model" else tenant.services
     may = tenant.may_use_model(call.name) if call.kind == "model" else tenant.may_use_service(call.name)
     if not may:
@@ -77,24 +77,24 @@ def explain(
             f"{call.kind} {call.name!r} fits none of the tenant's {call.kind}s ({', '.join(patterns) or 'none'}): "
             "it looks absent"
         )
-        return [*steps, Step(room="allow", says=says, refused="not_found")]
-    steps.append(Step(room="allow", says=f"{call.kind} {call.name!r} fits {', '.join(patterns)}"))
-    steps += [Step(room="route", says=says) for says in _passed_over(snapshot, call)]
+        return [*steps, Step(stage="allow", says=says, refused="not_found")]
+    steps.append(Step(stage="allow", says=f"{call.kind} {call.name!r} fits {', '.join(patterns)}"))
+    steps += [Step(stage="route", says=says) for says in _passed_over(snapshot, call)]
     route = next((route for route in snapshot.routes if not _misses(route, call)), None)
     if route is None:
         says = f"no route serves {call.kind} {call.name!r}{f' version {call.version}' if call.version else ''}"
-        return [*steps, Step(room="route", says=says, refused="not_found")]
+        return [*steps, Step(stage="route", says=says, refused="not_found")]
     by_tier = _effective(snapshot, tenant, route, call, reading)
     steps += by_tier.steps
     if by_tier.tenant is None:
         return steps
     tenant = by_tier.tenant
-    steps += [Step(room="limit", says=says) for says in _limits(tenant, call, route)]
-    steps += [Step(room="route", says=says) for says in _route(route)]
-    steps += [Step(room="fallback", says=says) for says in _fallback(route, tenant, call)]
+    steps += [Step(stage="limit", says=says) for says in _limits(tenant, call, route)]
+    steps += [Step(stage="route", says=says) for says in _route(route)]
+    steps += [Step(stage="fallback", says=says) for says in _fallback(route, tenant, call)]
     pools = dict.fromkeys([side.pool for side in route.split] or [route.pool])
     pools |= dict.fromkeys([entry.pool for entry in route.fallback])
-    return [*steps, *(Step(room="pool", says=_pool(snapshot.pools[name], tenant)) for name in pools)]
+    return [*steps, *(Step(stage="pool", says=_pool(snapshot.pools[name], tenant)) for name in pools)]
 
 
 def _tier(tenant: Tenant, decided: str) -> str:
@@ -141,21 +141,21 @@ def _effective(snapshot: Snapshot, tenant: Tenant, route: Route, call: Explained
     tier = on_route(own, route, tiers)
     if tier.name != own.name:
         tenant = served_by(tenant, tier, snapshot.served)
-        steps.append(Step(room="tier", says=_tier(tenant, _route_field(snapshot, route, reading))))
+        steps.append(Step(stage="tier", says=_tier(tenant, _route_field(snapshot, route, reading))))
     elif route.tier and route.tier != own.name:
         where = _route_field(snapshot, route, reading)
         says = f"stays {own.name}: {where} is {route.tier}, which is above, and the route does not say above_tenant"
-        steps.append(Step(room="tier", says=says))
+        steps.append(Step(stage="tier", says=says))
     if (wanted := call.headers.get(_TIER)) is not None:
         lower = lowered(tier, wanted, tiers)
         if lower is None:
             says = (
                 f"{_TIER}: {wanted} is not among what this call may ask for: {', '.join(_names(offered(tier, tiers)))}"
             )
-            return _ByTier(None, [*steps, Step(room="tier", says=says, refused="tier_not_allowed")])
+            return _ByTier(None, [*steps, Step(stage="tier", says=says, refused="tier_not_allowed")])
         if lower.name != tier.name:
             tenant = served_by(tenant, lower, snapshot.served)
-            steps.append(Step(room="tier", says=_tier(tenant, f"the request's {_TIER}")))
+            steps.append(Step(stage="tier", says=_tier(tenant, f"the request's {_TIER}")))
     return _ByTier(tenant, steps)
 
 

@@ -14,6 +14,7 @@ from oriel_cli.supervisor import Supervisor
 from oriel_cli.unit import Timings
 from oriel_cli.units import UnitSpec
 
+from ..waiting import until
 from .supervised import FAKE, QUICK, alive, gone, spec
 
 SPARE = "import os, sys; os.read(0, 1) and os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -63,12 +64,9 @@ class Scaled:
 
     async def until_spare(self, name: str) -> int:
         """Wait for the spare process; returns its process id."""
-        while True:
-            for unit in self.units[name].units:
-                if unit.has_spare:
-                    assert unit._spare is not None
-                    return unit._spare.pid
-            await asyncio.sleep(0.01)
+        units = self.units[name].units
+        spare = await until(lambda: next((unit._spare for unit in units if unit.has_spare), None))
+        return int(spare.pid)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -130,8 +128,7 @@ async def test_a_scaled_process_that_dies_is_started_again_while_it_is_wanted() 
         await scaled.until("one", "1 running")
         first = unit.units[0].pid
         os.kill(first, signal.SIGKILL)
-        while not any("was killed by SIGKILL" in line for line in scaled.said):
-            await asyncio.sleep(0.01)
+        await until(lambda: any("was killed by SIGKILL" in line for line in scaled.said))
         await scaled.until("one", "1 running")
         assert unit.units[0].pid != first
 
@@ -141,8 +138,7 @@ async def test_a_process_that_cannot_start_is_tried_again_and_given_up_with_the_
     async with scaled.running():
         unit = scaled.units["one"]
         unit.wake()
-        while unit.units[0].restarts < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: unit.units[0].restarts >= 2)
         unit.want(0)
         await scaled.until("one", "asleep")
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from oriel_gateway.core import Gateway
-from oriel_wire.engine import listener
 from oriel_wire.engine.large_messages import GIVE_BACK_BYTES, LargeMessages
 from oriel_wire.engine.limits import HttpLimits
 
@@ -297,15 +296,13 @@ async def test_a_client_that_waits_for_its_head_hears_before_it_sends_its_body()
             assert (reply.status, reply.headers["connection"]) == (401, "close")
 
 
-async def test_a_gateway_that_leaves_says_so_to_new_connections_and_still_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_gateway_that_leaves_says_so_to_new_connections_and_still_answers() -> None:
     """A load balancer that checks the gateway's readiness gets an answer instead of a refused connection."""
-    monkeypatch.setattr(listener, "LAME_DUCK_S", 30.0)
     async with upstream() as up, gateway(documents([up.port])) as (port, core):
         async with Client(port) as kept:
             assert (await kept.ask(INFER)).status == 200
             server = core_connections(core)[0].server
+            server.lame_duck_s = 30.0
             core.draining = True
             draining = asyncio.ensure_future(server.drain(60.0))
             await asyncio.sleep(0)

@@ -9,11 +9,10 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.pools import health, model_locations
+from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
-from oriel_wire.engine import listener
 from oriel_wire.engine.discovery import Address
 
 from ..waiting import until
@@ -92,10 +91,10 @@ async def test_a_server_without_room_is_left_alone_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "unprobed"])
-async def test_a_model_is_found_where_it_is_loaded(probed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_is_found_where_it_is_loaded(probed: bool) -> None:
     """One of four servers has the model. Calls go there, also after the model has moved."""
-    monkeypatch.setattr(model_locations, "MOVED_S", 0.0)
     async with house(servers=4, probed=probed) as it:
+        it.these.model_locations.moved_s = 0.0
         for script in it.servers[:3]:
             script.has = False
         assert [await it.infer() for _ in range(30)] == ["OK"] * 30
@@ -210,8 +209,8 @@ async def test_a_caller_that_leaves_takes_both_copies_along() -> None:
 
 async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time without an answer is counted from the call on, not from the last answer of a server that was idle."""
-    monkeypatch.setattr(health, "TICK_S", 0.01)
     async with house('sticky = "header:x-session"') as it:
+        it.core.endpoint_watch.tick_s = 0.01
         assert await it.infer(x_session="one") == "OK"
         stuck = it.asked[0]
         await until(lambda: not any(one.heard for one in it.these))
@@ -257,12 +256,10 @@ async def test_a_stream_is_opened_where_a_connection_can_be_made() -> None:
         assert it.asked == [it.servers[1]] * 6 and idle(it.core)
 
 
-async def test_callers_are_let_in_for_a_while_after_the_end_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_callers_are_let_in_for_a_while_after_the_end_began() -> None:
     """Callers that have just looked the address up may still connect and call, although readiness is already false."""
-    monkeypatch.setattr(listener, "LAME_DUCK_S", 3600.0)
     async with house() as it:
+        it.ingress.lame_duck_s = 3600.0
         it.core.draining = True
         draining = asyncio.ensure_future(it.ingress.drain(7200.0))
         await asyncio.sleep(0)
@@ -278,12 +275,10 @@ async def test_callers_are_let_in_for_a_while_after_the_end_began(
             await draining
 
 
-async def test_a_call_that_is_under_way_when_nobody_is_let_in_any_more_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(listener, "ACCEPT_SHARE", 0.0)
+async def test_a_call_that_is_under_way_when_nobody_is_let_in_any_more_is_answered() -> None:
     go = asyncio.Event()
     async with house() as it:
+        it.ingress.accept_share = 0.0
         it.steps[:] = [go.wait]
         asking = asyncio.ensure_future(it.infer())
         await until(lambda: len(it.asked) == 1)

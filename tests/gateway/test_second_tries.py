@@ -13,7 +13,7 @@ import pytest
 
 from oriel_gateway.call.attempts import Attempts, Because, Send, note_failure
 from oriel_gateway.core import Gateway
-from oriel_gateway.pools.endpoint_state import Reach
+from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import ApiKey
 from oriel_policies.ejection import Cause
@@ -91,6 +91,7 @@ def outstanding(core: Gateway) -> int:
 async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
     """An error counts also if its body comes in another packet than its head."""
     asked = connected = 0
+    asking: list[HttpEndpoint] = []
 
     async def twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal asked, connected
@@ -100,7 +101,7 @@ async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
                 asked += 1
                 head, body = (REFUSED if asked == 1 else ok()).split(b"\r\n\r\n")
                 writer.write(head + b"\r\n\r\n")
-                await asyncio.sleep(0.02)
+                await until(lambda: any(each.heard for each in asking))
                 writer.write(body)
         except asyncio.IncompleteReadError:
             writer.close()
@@ -108,6 +109,7 @@ async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
 
     async with served(twice) as one, served(twice) as other:
         async with gateway(documents([one, other])) as (port, core), Client(port) as client:
+            asking += core.pools["p"].endpoints
             assert (await client.ask(INFER, b"body")).status == 200 and asked == 2 and idle(core)
         await until(lambda: not connected)
 
@@ -338,7 +340,8 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_made_fails_its_call(up
         async def create_connection(self, *args: Any) -> Any:
             transport, protocol = await loop.create_connection(*args)
             transport.abort()
-            await asyncio.sleep(0.01)
+            for _ in range(10):
+                await asyncio.sleep(0)  # by then the protocol has been called
             return transport, protocol
 
     async with gateway(documents(ports(ups[:1]))) as (port, core), Client(port) as client:

@@ -226,7 +226,7 @@ async def test_what_explain_says_is_what_happens() -> None:
             if steps[-1].refused:
                 assert reason(reply)[:2] == (403, steps[-1].refused)
             else:
-                said = [step.says for step in steps if step.room == "tier" and not step.says.startswith("stays")]
+                said = [step.says for step in steps if step.stage == "tier" and not step.says.startswith("stays")]
                 assert up.seen[-1].get("x-oriel-tier") == said[-1].partition(":")[0]
 
 

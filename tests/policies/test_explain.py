@@ -125,10 +125,10 @@ def test_it_names_the_document_and_the_field_that_decided_the_tier(
     stored = snapshot.keys[sha256(key.encode()).digest()]
     headers = {} if asked is None else {"x-request-tier": asked}
     steps = explain(snapshot, stored, ExplainedCall(model=model, headers=headers), now=NOW, documents=TIERS)
-    last = [step.says for step in steps if step.room == "tier"][-1]
+    last = [step.says for step in steps if step.stage == "tier"][-1]
     assert last.startswith(f"{tier}: band ") and last.endswith(f"; decided by {decided}")
     if stored.tenant.name == "acme":
-        assert any(step.says.startswith("tier:bronze") for step in steps if step.room == "limit") == (tier == "bronze")
+        assert any(step.says.startswith("tier:bronze") for step in steps if step.stage == "limit") == (tier == "bronze")
     assert steps[-1].says.endswith("Triton priority 9 over gRPC") == (tier == "bronze")
 
 
@@ -139,13 +139,13 @@ def test_a_tier_that_a_route_does_not_give_or_a_request_may_not_have_is_explaine
     assert "stays bronze: routes.toml: routes[1].tier is silver, which is above" in [s.says for s in steps][-4]
     asked = ExplainedCall(model="slow", headers={"x-request-tier": "gold"})
     last = explain(snapshot, stored, asked, now=NOW, documents=TIERS)[-1]
-    assert (last.room, last.refused) == ("tier", "tier_not_allowed") and last.says.endswith("may ask for: bronze")
+    assert (last.stage, last.refused) == ("tier", "tier_not_allowed") and last.says.endswith("may ask for: bronze")
 
 
 def said(key: str, **asked: object) -> list[str]:
     found = SNAPSHOT.keys.get(sha256(key.encode()).digest())
     steps = explain(SNAPSHOT, found, ExplainedCall(**asked), now=NOW)  # type: ignore[arg-type]
-    return [f"{step.room}: {step.says}{f' [{step.refused}]' if step.refused else ''}" for step in steps]
+    return [f"{step.stage}: {step.says}{f' [{step.refused}]' if step.refused else ''}" for step in steps]
 
 
 def test_a_call_that_is_served_is_followed_to_its_pool() -> None:
@@ -215,14 +215,14 @@ models = ["large-*"]
     ):
         key = ApiKey(tenant=snapshot.tenants[tenant], expires_at=None)
         steps = explain(snapshot, key, ExplainedCall(**asked), now=NOW, documents=files)
-        order = [step.says for step in steps if step.room == "fallback"]
+        order = [step.says for step in steps if step.stage == "fallback"]
         assert order[0].startswith("a call that finds no usable server, no place in the queue or")
         assert order[1:] == ["1. pool other", f"2. pool small with the model 'small-1b'{why}"]
-        assert [step.says.partition(":")[0] for step in steps if step.room == "pool"] == ["large", "other", "small"]
+        assert [step.says.partition(":")[0] for step in steps if step.stage == "pool"] == ["large", "other", "small"]
     key = ApiKey(tenant=snapshot.tenants["all"], expires_at=None)
     for service, why in (("chat.completions", ""), ("mine", "; not for this call: its body is not read for a model")):
         steps = explain(snapshot, key, ExplainedCall(service=service), now=NOW, documents=files)
-        order = [step.says for step in steps if step.room == "fallback"]
+        order = [step.says for step in steps if step.stage == "fallback"]
         assert order[1:] == [f"1. pool small with the model 'meta/small'{why}"]
 
 
@@ -264,7 +264,7 @@ def test_it_agrees_with_the_gateway(key: str, name: str, kind: str, version: str
         assert steps[-1].refused == refused.outcome.value
     else:
         assert not steps[-1].refused
-        assert any(step.room == "pool" and step.says.startswith(f"{target.pool}:") for step in steps)
+        assert any(step.stage == "pool" and step.says.startswith(f"{target.pool}:") for step in steps)
 
 
 # Of each table, one line that says something else than its default, beside what makes it mean something.

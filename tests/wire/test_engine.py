@@ -233,11 +233,9 @@ async def test_a_listener_stays_open_until_what_drains_beside_it_has_ended(echo:
         await talk(server.port, GET)
 
 
-async def test_a_draining_server_still_answers_new_connections_for_a_while(
-    echo: tuple[Echo, HttpServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_draining_server_still_answers_new_connections_for_a_while(echo: tuple[Echo, HttpServer]) -> None:
     """Whoever asks whether it is ready hears an answer instead of a refused connection, also when nothing runs."""
-    monkeypatch.setattr(listener, "LAME_DUCK_S", 30.0)
+    echo[1].lame_duck_s = 30.0
     draining = asyncio.ensure_future(echo[1].drain(60.0))
     for _ in range(2):
         await asyncio.sleep(0)

@@ -102,7 +102,7 @@ def new_request_id() -> str:
 
 
 def valid_request_id(value: str) -> bool:
-    """Whether an `x-request-id` from outside may be used unchanged."""
+    """Return whether an `x-request-id` from outside may be used unchanged."""
     return _REQUEST_ID.match(value) is not None
 
 
@@ -154,7 +154,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
         )
 
     def of_request(self, get: Callable[[str], str | None]) -> "ContextPlan":
-        """This plan with what `get` has of one request alone: its timeouts, its id and its trace."""
+        """Return this plan with what `get` has of one request alone: its timeouts, its id and its trace."""
         request_id = get(REQUEST_ID) or ""
         traceparent = get("traceparent")
         trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None

@@ -17,7 +17,7 @@ def installed_version() -> str:
 
 
 def is_compiled() -> bool:
-    """Whether the modules that every call runs through are compiled, as in images and published wheels.
+    """Return whether the modules that every call runs through are compiled, as in images and published wheels.
 
     A checkout is never compiled: Python would import the library and ignore what is edited in the source.
     """

@@ -342,7 +342,7 @@ class RequestHead:
 
     @property
     def varying(self) -> list[bytes]:
-        """Those lines of `forward` on which `decision` does not depend."""
+        """The lines of `forward` on which `decision` does not depend."""
         if self.shape is None:
             return []
         lines = self.lines or [b"", *[field.line for field in self.fields]]
@@ -350,7 +350,7 @@ class RequestHead:
 
     @property
     def forwarded(self) -> list[Field]:
-        """What proxies report about the client."""
+        """The fields in which proxies report about the client."""
         return [field for field in self.fields if field.kind == _FORWARDED]
 
     @property

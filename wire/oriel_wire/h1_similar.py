@@ -45,7 +45,7 @@ Slot = tuple[int, int, bytes, str]  # number of the line, kind, how it begins, n
 
 
 class HeadShape:
-    """What the heads of one shape have in common; see `shape_of`.
+    """The common part of the heads of one shape; see `shape_of`.
 
     varying: numbers of the lines that a proxy passes on and that differ.
     """

@@ -54,7 +54,7 @@ class Histogram:
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether an `Accept` header names OpenMetrics at all, as Prometheus does by default."""
+    """Return whether an `Accept` header names OpenMetrics at all, as Prometheus does by default."""
     return any(part.partition(";")[0].strip() == "application/openmetrics-text" for part in accept.split(","))
 
 

@@ -188,7 +188,7 @@ class Http2(Connection):
 
 
 class Found:
-    """What came back. asked: of the flood; left_out: arrivals for which no connection was free."""
+    """The results of a run. asked: of the flood; left_out: arrivals for which no connection was free."""
 
     def __init__(self) -> None:
         self.asked = self.left_out = self.ended_count = self.gold_asked = self.gold_failed = self.lost = 0

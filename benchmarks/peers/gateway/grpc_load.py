@@ -66,7 +66,7 @@ class Call(Stream):
 
 
 class Load:
-    """What all connections share. took_s: of every call that has ended. open: calls that are still to be followed."""
+    """Shared by all connections. took_s: of every call that has ended. open: calls that are still to be followed."""
 
     def __init__(self, port: int, key: str, data: bytes, calls: int, seconds: float, repeated: bool) -> None:
         self.data = data

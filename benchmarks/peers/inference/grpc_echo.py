@@ -1,4 +1,4 @@
-"""What ModelInfer costs on grpc.aio when nothing is done: a message is parsed, its tensors go back. Argument: port."""
+"""Cost of ModelInfer on grpc.aio when nothing is done: a message is parsed, its tensors go back. Argument: port."""
 
 import sys
 from typing import Any

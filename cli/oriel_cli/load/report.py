@@ -192,7 +192,7 @@ def _phase_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]])
 
 
 def _after(kind: str, reason: str, found: Mapping[str, Any]) -> str:
-    """How long the refusals of this reason took."""
+    """Describe how long the refusals of this reason took."""
     taken = (found["refused_ms"] or {}).get(reason) if kind == "refused" else None
     if not taken:
         return ""

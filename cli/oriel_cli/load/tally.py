@@ -1,4 +1,4 @@
-"""What a load brought, counted. Pure; the generator is the one writer.
+"""Counts the results of a load. Pure; the generator is the one writer.
 
 Every arrival ends in exactly one of: good, refused (by reason), failed (no proper answer), unsent (the generator's own
 fault). Latency counts from the *scheduled* arrival, so a server that stalls is charged for the requests that had to
@@ -16,7 +16,7 @@ MAX_BINS = 400
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one request ended. kind: good, refused or failed; reason: for people and machines, e.g. `503 queue_full`."""
+    """The end of one request. kind: good, refused or failed; reason: for people and machines, e.g. `503 queue_full`."""
 
     kind: str
     reason: str = ""

@@ -45,7 +45,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a policy reached. attainment: share of calls in time, by tier, without those that still wait at the end.
+    """The result of a policy. attainment: share of calls in time, by tier, without those that still wait at the end.
     mean_replicas: ready and starting ones. times_best: its replica-seconds, in those of the best in hindsight.
     changes: of direction."""
 
@@ -177,7 +177,7 @@ def compare(
     schedule: Sequence[Window] = (),
     begins_s: float = 0.0,
 ) -> list[Result]:
-    """What each policy reaches on a load, and the best in hindsight. All begin with enough for the first rate.
+    """Compare the policies on a load, beside the best in hindsight. All begin with enough for the first rate.
 
     weights, schedule: of the pool, for our own policy. begins_s: what the wall clock shows at second 0.
     """

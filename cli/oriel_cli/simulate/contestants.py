@@ -29,7 +29,7 @@ class Contestant(Protocol):
 
 
 def is_decision(number: int) -> bool:
-    """Whether a HorizontalPodAutoscaler decides in this second.
+    """Return whether a HorizontalPodAutoscaler decides in this second.
 
     Its seconds are not multiples of its period, because loads change at such round times.
     """

@@ -46,7 +46,7 @@ _INDEX, _READY = "/v2/repository/index", b'{"ready":true}'
 
 @dataclass(slots=True, kw_only=True)
 class PoolFacts:
-    """What one pool reported.
+    """The report of one pool.
 
     services, models: None until it has reported some; a model of which only the name is known is None.
     openai: models by path of the OpenAI API.

@@ -60,11 +60,11 @@ class _Indexed(msgspec.Struct):
 
 
 class _NotDescribed(ValueError):
-    """This part of a description cannot be passed on."""
+    """A part of a description cannot be passed on."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What one pool describes: services by name, and models by path of the OpenAI API."""
+    """The description of one pool: services by name, and models by path of the OpenAI API."""
 
     services: Mapping[str, ServiceFacts]
     openai: Mapping[str, tuple[str, ...]] = {}

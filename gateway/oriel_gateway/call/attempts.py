@@ -169,7 +169,7 @@ def decided_by_itself(kind: AnswerKind, status: int, *, copy: bool) -> Decision 
 
 
 class Attempts:
-    """What one call has tried, and the decision what comes next.
+    """Records what one call has tried, and decides what comes next.
 
     count: requests of which bytes may have arrived somewhere. fresh: the next request needs a new connection.
     stick: the key that chooses the endpoint, "" if any will do.

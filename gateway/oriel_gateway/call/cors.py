@@ -25,7 +25,7 @@ _PREFIX = b"access-control-"
 
 
 def is_preflight(head: RequestHead) -> bool:
-    """Whether this is a browser's preflight. It carries no key: the page's headers are what it asks about."""
+    """Return whether this is a browser's preflight. It carries no key: the page's headers are what it asks about."""
     return (
         head.line.method == "OPTIONS"
         and head.get("origin") is not None

@@ -75,7 +75,7 @@ _ASK_REPORT: Final = literal(LOAD_FORMAT.encode(), b"text")
 
 
 class RpcLine:
-    """What a call asks for, as a request line is over HTTP/1.1. method: the last part of its path."""
+    """The target of a call, as a request line has it over HTTP/1.1. method: the last part of its path."""
 
     __slots__ = ("encoded", "method", "path")
 
@@ -207,7 +207,7 @@ class GrpcCall(Call):
         return self.deadline - now
 
     def ends_with_first(self) -> bool:
-        """Whether the first message is the last."""
+        """Return whether the first message is the last."""
         return True
 
     def upstream_timeout_s(self, now: float) -> float:

@@ -110,7 +110,7 @@ class Hedge:
         call.take_copy(self, head, data, complete)
 
     def response_data(self, data: bytes, complete: bool) -> None:
-        """Never called: the answer's connection is the call's from its head on."""
+        """Do nothing. It is never called: the answer's connection is the call's from its head on."""
 
     def failed(self, error: UpstreamError) -> None:
         call, endpoint = self._call, self.endpoint

@@ -204,7 +204,7 @@ class Call(Lifecycle):
         self.send(now)
 
     def departed(self) -> bool:
-        """Whether the client has closed behind bytes that were not read; then the call is over."""
+        """Return whether the client has closed behind bytes that were not read; then the call is over."""
         client = self.client
         if client is None or not client.departed:
             return False
@@ -218,7 +218,7 @@ class Call(Lifecycle):
         client.abort()
 
     def park(self) -> None:
-        """Nobody can be asked: wait without a permit until somebody can, or until the deadline."""
+        """Wait without a permit until an endpoint is usable, or until the deadline."""
         if self.gateway.refusing:
             self.refuse(stopping())
             return

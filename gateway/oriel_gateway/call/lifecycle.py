@@ -90,7 +90,7 @@ def deadline_passed(state: int, *, unreachable: bool, retry_after_s: int = 1) ->
 
 
 class Lifecycle:
-    """What one HTTP call knows, holds and gives back. Times are monotonic seconds, 0.0 = not reached.
+    """The state of one call, and what it holds and gives back. Times are monotonic seconds, 0.0 = not reached.
 
     Everything that needs no transport is here; `http.Call` adds the bytes. Nothing here calls what is only there.
 

@@ -1,4 +1,4 @@
-"""What only an answer has that goes on after its head: its framing, its silence, the lending of its permit."""
+"""The part of an answer that goes on after its head: its framing, its silence, the lending of its permit."""
 
 import asyncio
 from time import monotonic

@@ -1,4 +1,4 @@
-"""What only a call in trouble has and does: it waits for an endpoint, asks for its model, tries again, sends a copy.
+"""State and actions of a call in trouble: it waits for an endpoint, asks for its model, tries again, sends a copy.
 
 A `Trouble` is made when a call's endpoint fails, when no endpoint can be asked, or when its route wants second copies.
 It carries out what `attempts` decides.
@@ -71,7 +71,7 @@ class Troubled(Movable, Protocol):
         """Release the permit, because no endpoint can be asked."""
 
     def departed(self) -> bool:
-        """Whether the client has left unseen; then the call is over."""
+        """Return whether the client has left unseen; then the call is over."""
 
     def displaced(self) -> None:
         """Someone more urgent took the call's place."""
@@ -92,7 +92,7 @@ class Troubled(Movable, Protocol):
         """Take an answer."""
 
     def failed(self, error: UpstreamError) -> None:
-        """There will be no answer."""
+        """Take note that no answer will come."""
 
 
 class _Withheld:
@@ -166,7 +166,7 @@ class Trouble:
 
     @property
     def attempts(self) -> Attempts:
-        """What the call has tried."""
+        """The attempts of the call so far."""
         attempts = self._attempts
         if attempts is None:
             attempts = self._attempts = Attempts(
@@ -215,7 +215,7 @@ class Trouble:
         self.endpoints.unpark(self)
 
     def unparked(self) -> None:
-        """Somebody can be asked: to the queue, with the time waited so far."""
+        """Join the queue, with the time waited so far, because an endpoint is usable again."""
         self._held_s = self.held_for_s()
         self.parked = False
         call = self._call

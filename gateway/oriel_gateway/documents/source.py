@@ -18,7 +18,7 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class PolicySource(Protocol):
-    """Where policy documents come from. Both methods wait for the disk: call them from a thread."""
+    """The origin of policy documents. Both methods wait for the disk: call them from a thread."""
 
     def read(self) -> Mapping[str, bytes]:
         """File name -> content. Raises BadDocument when they cannot be read."""

@@ -78,7 +78,7 @@ def _delegated(key: ApiKey, served: str, snapshot: Snapshot) -> ApiKey:
 
 
 def looks_like_token(credential: str) -> bool:
-    """Whether a credential has three parts between dots, the first of which begins as the base64 of `{"`."""
+    """Return whether a credential has three parts between dots, the first of which begins as the base64 of `{"`."""
     return credential.startswith("eyJ") and credential.count(".") == 2
 
 

@@ -248,7 +248,7 @@ class GrpcClient(Stream):
 
     @property
     def tenant(self) -> Tenant:
-        """Who calls, by the tier that serves the call."""
+        """The tenant who calls, by the tier that serves the call."""
         assert self._tenant is not None
         return self._tenant
 

@@ -57,7 +57,7 @@ class MessageSource(Protocol):
 
 
 class Incoming:
-    """What has come of one call's messages. Used on the loop.
+    """The received part of one call's messages. Used on the loop.
 
     complete: the client sends nothing else. gate, held: the pool whose byte budget holds the message, and its bytes.
     """

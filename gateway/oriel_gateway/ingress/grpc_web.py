@@ -5,6 +5,7 @@ answer (`oriel_wire.h2.grpc_web`). To its `GrpcClient` such a call is like all o
 one of these, which offer what a call uses of a `PublicConnection`, and translate.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -44,7 +45,7 @@ class Caller(Begun, Protocol):
     def turn_away(self, refused: Refused) -> None: ...
 
 
-class _GrpcWeb:
+class _GrpcWeb(ABC):
     """The part of the translation that HTTP/1.1 and HTTP/2 have in common.
 
     call: set by its maker. metadata: the fields that belong to the call.
@@ -102,17 +103,17 @@ class _GrpcWeb:
     def _send(self, data: bytes | memoryview, end: bool) -> None:
         self.send_body(encode_piece(data) if self._encodes else data, end)
 
+    @abstractmethod
     def send_head(self, lines: list[bytes], end: bool) -> None:
         """Send the head of the answer, whose fields are written as for HTTP/1.1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_body(self, data: bytes | memoryview, end: bool) -> None:
         """Send more of its body."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_reset(self, stream: Stream, code: int) -> None:
         """End the call so that nobody can take its answer for a whole one."""
-        raise NotImplementedError
 
 
 class GrpcWebOverH2(_GrpcWeb):
@@ -131,7 +132,7 @@ class GrpcWebOverH2(_GrpcWeb):
 
     @property
     def arrived_s(self) -> float:
-        """When the latest bytes of the connection came."""
+        """The time at which the latest bytes of the connection came."""
         return self.connection.arrived_s
 
     @property
@@ -251,7 +252,7 @@ class GrpcWebOverH1(_GrpcWeb):
         self.call.on_writable(writable)
 
     def unread_bytes(self, stream: Stream) -> int:
-        """So many bytes wait for the client."""
+        """Return how many bytes wait for the client."""
         return int(self.connection.transport.get_write_buffer_size())
 
     def send_head(self, lines: list[bytes], end: bool) -> None:

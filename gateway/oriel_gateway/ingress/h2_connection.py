@@ -1,4 +1,4 @@
-"""What all requests of one public HTTP/2 connection share."""
+"""State that all requests of one public HTTP/2 connection share."""
 
 from collections.abc import Callable
 from typing import ClassVar, Final, Protocol
@@ -86,7 +86,7 @@ class PublicConnection(H2ServerConnection):
             super()._read_on()
 
     def refuses(self, tenant: Tenant) -> bool:
-        """Whether the loop has no time for this request; then `refuse_later`."""
+        """Return whether the loop has no time for this request; then `refuse_later`."""
         rank = self._rank = self.gateway.rank(tenant)
         if not rank:
             self._urgent_s = self.arrived_s

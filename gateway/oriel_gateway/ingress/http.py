@@ -47,7 +47,7 @@ _FRAMING = {400: Outcome.INVALID_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What the documents of one snapshot say about a head: who sent it, and for what. It holds for every head of the
+    """The sender and the target of a head, by one snapshot of the documents. It holds for every head of the
     same shape and credentials (`oriel_wire.h1_similar`), so it depends on no line in which these may differ.
 
     lines: what an upstream gets of the head and the tenant, whenever it is sent; if it `varies`, without the lines that

@@ -17,7 +17,7 @@ from oriel_policies.limits import Bound, Counts
 
 
 class Limited(Protocol):
-    """What a limiter knows of a call's target; see `routing.targets.Target`."""
+    """The facts about a call's target that a limiter uses; see `routing.targets.Target`."""
 
     @property
     def route(self) -> str: ...

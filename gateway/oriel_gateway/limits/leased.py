@@ -20,7 +20,7 @@ MANY = 50
 
 
 class LeasedMeter(Meter):
-    """What all kinds of leased meters share: a `Meter` that is also a `Reporting` for the ledger client."""
+    """The common part of all leased meters: a `Meter` that is also a `Reporting` for the ledger client."""
 
     __slots__ = (
         "_asking",

@@ -202,7 +202,7 @@ class LeasedQuota(LeasedMeter):
         return 0.0
 
     def _lasts(self, now: float) -> bool:
-        """Whether the window of the balance is still the present one; if not, all counts begin anew."""
+        """Return whether the window of the balance is still the present one; if not, all counts begin anew."""
         if self._ends_s is None or now < self._ends_s:
             return True
         assert self.bound.period is not None

@@ -75,7 +75,7 @@ class Reporting(Protocol):
         """Return the final ask before this gateway ends, which gives back what is left over."""
 
     def quiet(self, now: float) -> bool:
-        """Whether there will be nothing to report until the next call."""
+        """Return whether there will be nothing to report until the next call."""
 
 
 class LedgerClient:

@@ -43,7 +43,7 @@ class Meter(ABC):
 
     @abstractmethod
     def idle(self, now: float) -> bool:
-        """Whether dropping this meter forgives nothing."""
+        """Return whether dropping this meter forgives nothing."""
 
     def undo(self, units: int, now: float) -> None:
         """Give back the units of a call that another bound refused."""

@@ -129,7 +129,7 @@ class _Question:
         self._grant.admit(self._meters)
 
     def _decide(self) -> bool:
-        """Whether the call is still to be decided; only the first caller decides."""
+        """Return whether the call is still to be decided; only the first caller decides."""
         if self._decided:
             return False
         self._decided = True

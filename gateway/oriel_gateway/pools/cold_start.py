@@ -19,7 +19,7 @@ __all__ = ["Phase", "PoolColdStart", "phase_of", "timing"]
 
 
 class Phase(StrEnum):
-    """How far the start of a pool's first server has come. The values are published in `Server-Timing` and metrics."""
+    """The progress of the start of a pool's first server. The values are published in `Server-Timing` and metrics."""
 
     NO_ADDRESS = "no_address"
     STARTING = "starting"  # it has an address and refuses connections, or was not asked yet
@@ -63,7 +63,7 @@ class PoolColdStart:
 
     @property
     def phase(self) -> Phase:
-        """How far the most advanced endpoint of the pool is, over either protocol."""
+        """The progress of the most advanced endpoint of the pool, over either protocol."""
         return max((phase_of(these) for these in self._sets), key=_PHASES.index)
 
     def described(self, these: EndpointSet[Any]) -> str:

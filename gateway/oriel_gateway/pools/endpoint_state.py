@@ -24,7 +24,7 @@ class Reach(StrEnum):
 
 
 class EndpointState:
-    """The state of one address in its pool.
+    """The state of one address in its pool, whatever its protocol. Its connections are the endpoint's other half.
 
     outstanding: requests under way.
     trial: answers that are missing until the endpoint is trusted again after an ejection; 0 if it is trusted.
@@ -50,7 +50,6 @@ class EndpointState:
         self.lost_attempts = 0
         self.probing = False
         self.doubted_s = 0.0
-        self.probed_s = 0.0
         self.probe_due_s = 0.0
         self.probe_misses = 0
         self.probed_s = 0.0  # when the probe under way began
@@ -60,23 +59,6 @@ class EndpointState:
         """The state for people: `ejected:<cause>`, or the reach."""
         cause = self.ejection.cause
         return f"ejected:{cause.value}" if cause is not None else self.reach.value
-
-    def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
-        """See `model_locations.Askable`."""
-        raise NotImplementedError
-
-    def connecting_for_s(self, now: float) -> float:
-        """Return for how long the oldest attempt to connect has been going on; 0.0 if there is none."""
-        return 0.0
-
-    def give_up_connecting(self) -> None:
-        """Fail the calls that wait for a connection."""
-
-    def tidy(self, now: float) -> None:
-        """Close connections that have been unused for long."""
-
-    async def close(self) -> None:
-        """Close all connections."""
 
 
 class HttpEndpoint(Endpoint, EndpointState):

@@ -18,7 +18,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.demand import PoolDemand
-from oriel_gateway.pools.endpoint_state import EndpointState, Reach
+from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
+from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.model_locations import ModelLocations
 from oriel_gateway.routing.sticky import StickyChoice
 from oriel_policies.documents import Tenant
@@ -52,7 +53,8 @@ class Parked(Protocol):
         """A more urgent call has taken the place."""
 
 
-E = TypeVar("E", bound=EndpointState)
+PoolEndpoint = HttpEndpoint | GrpcEndpoint
+E = TypeVar("E", bound=PoolEndpoint)
 
 
 class EndpointSet(Generic[E]):

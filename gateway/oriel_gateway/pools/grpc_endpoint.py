@@ -68,9 +68,6 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
     def tidy(self, now: float) -> None:
         self.close_stale(now)
 
-    async def close(self) -> None:
-        await H2Endpoint.close(self)
-
 
 # The answer of a probe, the error instead of one, or None if none came in time.
 Found = tuple[GrpcAnswer, bytes] | UpstreamError | None
@@ -107,7 +104,7 @@ class GrpcProbe:
         self._end((head, data))
 
     def response_data(self, data: bytes, complete: bool) -> None:
-        """Never called: the answer is whole, or the probe has ended."""
+        """Do nothing. It is never called: the answer is whole, or the probe has ended."""
 
     def failed(self, error: UpstreamError) -> None:
         self._exchange = None

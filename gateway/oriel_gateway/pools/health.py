@@ -23,9 +23,8 @@ from random import random, shuffle
 from time import monotonic
 from typing import Any
 
-from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach, patience_s
-from oriel_gateway.pools.endpoints import EndpointSet
-from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach, patience_s
+from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
 from oriel_gateway.pools.http_probe import CONNECTED, UNREACHABLE, HttpProbe
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.ejection import SUSPECT_S, Cause, outliers, silent_for_too_long
@@ -212,7 +211,7 @@ class Watch:
         for host in self._services.keys() - named:
             self._services.pop(host)[1].cancel()
 
-    def _give_up(self, gate: PoolGate, these: EndpointSet[Any], member: EndpointState, now: float) -> None:
+    def _give_up(self, gate: PoolGate, these: EndpointSet[Any], member: PoolEndpoint, now: float) -> None:
         """Give up connections that are not made in time, so that their calls go to other endpoints, if there are any.
 
         This bounds the attempt for calls whose own deadline is not as short: they would learn nothing from it.
@@ -222,7 +221,7 @@ class Watch:
             these.note_reach(member, Reach.UNREACHABLE)
             member.give_up_connecting()
 
-    def _in_turn(self, these: EndpointSet[Any]) -> Iterator[EndpointState]:
+    def _in_turn(self, these: EndpointSet[Any]) -> Iterator[PoolEndpoint]:
         """Iterate over all members, beginning elsewhere each time: the bound on probes must not always spare the same
         ones.
         """
@@ -232,7 +231,7 @@ class Watch:
         yield from members[start:]
         yield from members[:start]
 
-    def _others_are_well(self, these: EndpointSet[Any], stuck: EndpointState, now: float) -> bool:
+    def _others_are_well(self, these: EndpointSet[Any], stuck: PoolEndpoint, now: float) -> bool:
         """Whether another endpoint has answered just now, or has nothing to answer. If not, all calls hang for one
         cause.
         """
@@ -266,7 +265,7 @@ class Watch:
     def _probe(
         self,
         these: EndpointSet[Any],
-        member: EndpointState,
+        member: PoolEndpoint,
         path: str,
         timeout_s: float,
         *,
@@ -298,10 +297,10 @@ class Watch:
 
         if isinstance(member, HttpEndpoint):
             HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status)), attempt_s=attempt_s)
-        elif isinstance(member, GrpcEndpoint):
+        else:
             member.probe(timeout_s, bool(path), done, attempt_s=attempt_s)
 
-    def _missed(self, these: EndpointSet[Any], member: EndpointState, suspect: bool, now: float) -> None:
+    def _missed(self, these: EndpointSet[Any], member: PoolEndpoint, suspect: bool, now: float) -> None:
         """Eject an endpoint whose probe got no answer, if it has work and is silent, or if it missed two probes in a
         row. One that is not used anyway is not: a server that starts may be too busy to answer.
         """
@@ -334,7 +333,7 @@ class Watch:
         these.look_up_s = monotonic() + every_s * (0.9 + 0.2 * random())
 
 
-def attempt_limit_s(these: EndpointSet[Any], member: EndpointState, path: str) -> float:
+def attempt_limit_s(these: EndpointSet[Any], member: PoolEndpoint, path: str) -> float:
     """Return how long an attempt to connect to an endpoint that is down may take; 0.0 for no bound of its own.
 
     A connection over HTTP that comes too late is kept for the next probe of a path, so that a long round trip does no

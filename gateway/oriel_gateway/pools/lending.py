@@ -229,7 +229,7 @@ class PermitLending:
             self._gate.pump()
 
     def _contended(self) -> bool:
-        """Whether a stream with messages under way has to let waiting calls go first.
+        """Return whether a stream with messages under way has to let waiting calls go first.
 
         It lets those of its own tier and of more urgent ones go first, and less urgent ones once it has had its permit
         for a while, or such streams would leave them nothing.

@@ -50,7 +50,7 @@ E = TypeVar("E", bound=Askable)
 
 
 class _Location(Generic[E]):
-    """Which endpoints lack one model.
+    """The endpoints that lack one model.
 
     denied: endpoints that denied the model to a call, and until when that is believed.
     reported: endpoints that reported its absence to a probe.
@@ -153,13 +153,13 @@ class ModelLocations(Generic[E]):
         self.needs_check = bool(self._somewhere) or (self.probe_first and len(members) > 1)
 
     def unknown(self, model: str, now: float) -> bool:
-        """Whether all endpoints have to be probed before a call for this model is sent."""
+        """Return whether all endpoints have to be probed before a call for this model is sent."""
         if not self.probe_first or model in self.everywhere or model in self._somewhere or len(self._usable()) < 2:
             return False
         return self._found_nowhere(model, now) is None
 
     def among(self, usable: Sequence[E], model: str, now: float) -> Sequence[E]:
-        """Those of `usable` that may have the model; all of them if none has it, and none while it is `unknown`."""
+        """Narrow `usable` to those that may have the model: all if none has it, and none while it is `unknown`."""
         if model in self.everywhere:
             return usable
         location = self._somewhere.get(model)
@@ -177,14 +177,14 @@ class ModelLocations(Generic[E]):
         return usable if self.loads_first is None else self.loads_first(model, usable)
 
     def elsewhere(self, model: str, now: float, tried: Sequence[E]) -> bool:
-        """Whether a usable endpoint that was not tried may have the model."""
+        """Return whether a usable endpoint that was not tried may have the model."""
         location = self._somewhere.get(model) or self._found_nowhere(model, now)
         return any(
             member not in tried and (location is None or not location.lacks(member)) for member in self._usable()
         )
 
     def lacks(self, endpoint: E, model: str, now: float) -> bool:
-        """Whether this endpoint is known to lack the model."""
+        """Return whether this endpoint is known to lack the model."""
         location = self._somewhere.get(model) or self._found_nowhere(model, now)
         return location is not None and location.lacks(endpoint)
 
@@ -223,7 +223,7 @@ class ModelLocations(Generic[E]):
         self.needs_check = True
 
     def may_probe(self, model: str, now: float) -> bool:
-        """Whether it is time to probe for this model, for the first time or again."""
+        """Return whether it is time to probe for this model, for the first time or again."""
         if model in self._probes:
             return True
         location = self._somewhere.get(model)

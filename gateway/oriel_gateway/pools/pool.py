@@ -8,7 +8,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.cold_start import PoolColdStart
 from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
-from oriel_gateway.pools.endpoints import EndpointSet
+from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.routing.targets import Target
@@ -206,7 +206,7 @@ class PoolGate:
         return True
 
     def fits_bytes(self, size_bytes: int, *, urgent: bool) -> bool:
-        """Whether `reserve_bytes` would reserve so many."""
+        """Return whether `reserve_bytes` would reserve so many."""
         bound = self.pool.max_queue_bytes
         return self.held_bytes + size_bytes <= (bound if urgent else bound * 3 // 4)
 
@@ -480,8 +480,9 @@ class PoolGate:
 
     async def close_left(self) -> None:
         """Close the endpoints that left and have no calls under way any more."""
-        for gone in (*self.endpoints.gone(), *self.grpc.gone()):
-            await gone.close()
+        gone: list[PoolEndpoint] = [*self.endpoints.gone(), *self.grpc.gone()]
+        for endpoint in gone:
+            await endpoint.close()
 
 
 def _others(lending: Lendable, whole: bool, mute: frozenset[str] | None) -> _Others:

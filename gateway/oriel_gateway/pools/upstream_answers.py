@@ -69,10 +69,10 @@ def classify_answer(head: Any, data: bytes, *, model: bool) -> AnswerKind:
 
 
 def means_absent(text: str) -> bool:
-    """Whether this is the error text of a server that does not have the model."""
+    """Return whether this is the error text of a server that does not have the model."""
     return _ABSENT.match(text) is not None
 
 
 def means_refused(text: str) -> bool:
-    """Whether this is the error text of a server that did not queue the request."""
+    """Return whether this is the error text of a server that did not queue the request."""
     return _REFUSED.match(text) is not None

@@ -66,7 +66,7 @@ def answer_key(call: Call, body: bytes) -> bytes | None:
 
 
 def wants_its_own(cache_control: str | None) -> bool:
-    """Whether a client asks for an answer that is nobody else's."""
+    """Return whether a client asks for an answer that is nobody else's."""
     return cache_control is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(cache_control))
 
 
@@ -303,7 +303,7 @@ def _in_turns(members: list[Member], do: Callable[[Member], None], *, most: int 
 
 
 def _shareable(head: Any) -> bool:
-    """Whether an answer is a whole 200 that is meant for everybody who asks the same."""
+    """Return whether an answer is a whole 200 that is meant for everybody who asks the same."""
     if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
         return False
     if head.content_length is None and not head.chunked:

@@ -37,7 +37,7 @@ def attach(call: Call, routing: RoutingState, *, streaming: bool = False) -> Non
 
 
 def asks_for_flex(call: Call) -> bool:
-    """Whether a body of the OpenAI API names the tier `flex`; what is larger or no JSON is not judged here."""
+    """Return whether a body of the OpenAI API names the tier `flex`; what is larger or no JSON is not judged here."""
     if call.body_bytes > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
         return False
     try:

@@ -77,7 +77,7 @@ class Reader:
         self._lists = list_names(signature)
 
     def is_heavy(self, request: Request) -> bool:
-        """Whether this body takes so long to read that a worker should read it instead of the event loop."""
+        """Return whether this body takes so long to read that a worker should read it instead of the event loop."""
         if self._is_costly:
             return bool(request.body)
         return len(request.body) > HEAVY_BYTES and request.content_type not in CHEAP
@@ -254,7 +254,7 @@ def list_names(signature: Signature) -> frozenset[str]:
 
 
 def is_list(hint: Any) -> bool:
-    """Whether a type is a list; one that may be None or has bounds counts, such as `list[int] | None`."""
+    """Return whether a type is a list; one that may be None or has bounds counts, such as `list[int] | None`."""
     while True:
         bare = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else without_none(hint)[0]
         if bare is hint:

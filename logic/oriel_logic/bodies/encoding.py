@@ -115,7 +115,7 @@ def natural(value: Any) -> str:
 
 
 def is_picture(value: Any) -> bool:
-    """Whether a value is a Pillow image, judged by its attributes so that Pillow need not be imported."""
+    """Return whether a value is a Pillow image, judged by its attributes so that Pillow need not be imported."""
     return hasattr(value, "getbands") and hasattr(value, "save")
 
 
@@ -158,7 +158,7 @@ ENCODER = msgspec.json.Encoder(enc_hook=plain)
 
 
 def is_heavy(value: Any) -> bool:
-    """Whether a value takes so long to encode that a worker should do it instead of the event loop."""
+    """Return whether a value takes so long to encode that a worker should do it instead of the event loop."""
     if isinstance(value, dict):
         return any(type(each) not in LIGHT and is_heavy(each) for each in value.values())
     if isinstance(value, np.ndarray):

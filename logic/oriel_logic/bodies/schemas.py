@@ -84,12 +84,12 @@ def fields_type(signature: Signature) -> Any:
 
 
 def reads_json(signature: Signature) -> bool:
-    """Whether the body may be JSON of `fields_type`."""
+    """Return whether the body may be JSON of `fields_type`."""
     return bool(signature.inputs) and signature.streams_in is None and not lone_tensors(signature)
 
 
 def lone_tensors(signature: Signature) -> bool:
-    """Whether the body is a v2 infer request."""
+    """Return whether the body is a v2 infer request."""
     return any(each.form is Form.TENSORS for each in signature.inputs)
 
 

@@ -283,7 +283,7 @@ def without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def is_named(hint: Any, module: str, name: str) -> bool:
-    """Whether a type is the class `name` of `module`, without importing that module.
+    """Return whether a type is the class `name` of `module`, without importing that module.
 
     A service that reads no images runs without Pillow, and a worker's own environment may lack numpy and msgspec.
     """
@@ -295,7 +295,7 @@ def is_pydantic(hint: Any) -> bool:
 
 
 def is_object(hint: Any) -> bool:
-    """Whether JSON of this type is an object."""
+    """Return whether JSON of this type is an object."""
     hint, _ = without_none(hint)
     if typing.get_origin(hint) is typing.Annotated:
         hint = expanded(typing.get_args(hint)[0])
@@ -313,7 +313,7 @@ if sys.version_info >= (3, 14):
     from annotationlib import Format
 
     def python_signature(function: Callable[..., Any]) -> inspect.Signature:
-        """As inspect.signature; an annotation that cannot be looked up is a ForwardRef.
+        """Return the same as inspect.signature; an annotation that cannot be looked up is a ForwardRef.
 
         Raises TypeError and ValueError.
         """
@@ -322,5 +322,5 @@ if sys.version_info >= (3, 14):
 else:
 
     def python_signature(function: Callable[..., Any]) -> inspect.Signature:
-        """As inspect.signature. Raises TypeError and ValueError."""
+        """Return the same as inspect.signature. Raises TypeError and ValueError."""
         return inspect.signature(function)

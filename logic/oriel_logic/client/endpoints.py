@@ -1,4 +1,4 @@
-"""Which inference server gets the next call: the one with the fewest calls under way, in turn between equals.
+"""Chooses the inference server of the next call: the one with the fewest calls under way, in turn between equals.
 
 One that could not be reached is passed over while others are there: for a second, then for longer and longer. When that
 time is over one call tries it, and the others wait for what comes of that. One that said it has not the model is asked
@@ -25,7 +25,7 @@ class Closable(Protocol):
 
 
 class Client(Closable, Protocol):
-    """What is needed of `oriel_wire.engine.client.HttpClient`."""
+    """The part that is used of `oriel_wire.engine.client.HttpClient`."""
 
     async def request(
         self,
@@ -73,7 +73,7 @@ class Endpoints(Generic[C]):
         return len(self._endpoints)
 
     def replace(self, addresses: Iterable[Address]) -> None:
-        """These are the servers now. What is known of the ones that stay is kept; calls under way are not touched."""
+        """Adopt a new list of servers. The state of those that stay is kept; calls under way are not touched."""
         known = {each.address: each for each in self._endpoints}
         self._endpoints = [
             known.pop(each) if each in known else Endpoint(each, self._connect(each)) for each in addresses
@@ -104,7 +104,7 @@ class Endpoints(Generic[C]):
         return best
 
     def mark_down(self, endpoint: Endpoint[C]) -> None:
-        """It could not be reached. Calls that find out together count once."""
+        """Note that the server could not be reached. Calls that find out together count once."""
         now = self._clock()
         if endpoint.down_until > now and not endpoint.is_tried:
             return
@@ -113,13 +113,13 @@ class Endpoints(Generic[C]):
         endpoint.failures = min(endpoint.failures + 1, 16)
 
     def mark_lacking(self, endpoint: Endpoint[C], model: str) -> None:
-        """It said that it has not this model, or not now."""
+        """Note that the server does not have this model, or not now."""
         if len(endpoint.lacks) >= MAX_LACKING:
             endpoint.lacks.clear()
         endpoint.lacks[model] = self._clock() + LACKS_S
 
     def mark_up(self, endpoint: Endpoint[C]) -> None:
-        """It was reached."""
+        """Note that the server was reached."""
         endpoint.failures = 0
         endpoint.down_until = 0.0
         endpoint.is_tried = False
@@ -131,6 +131,6 @@ class Endpoints(Generic[C]):
 
 
 def load(endpoint: Endpoint[Any], model: str, now: float) -> tuple[bool, int]:
-    """What is compared: whether it is of no use now, then calls under way."""
+    """The order of servers: whether it is of no use now, then calls under way."""
     useless = endpoint.down_until > now or (bool(endpoint.lacks) and endpoint.lacks.get(model, 0.0) > now)
     return useless, endpoint.outstanding

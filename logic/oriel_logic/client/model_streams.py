@@ -168,7 +168,7 @@ async def next_message(stream: GrpcCall, until: float) -> bytes | None:
 
 
 class NotServed(Exception):
-    """This server does not have the model, another one may. Never leaves here."""
+    """The server does not have the model, but another one may. It never leaves this module."""
 
     def __init__(self, refusal: LogicError) -> None:
         self.refusal = refusal

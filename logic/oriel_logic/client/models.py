@@ -92,7 +92,7 @@ class Models(Protocol):
         ...
 
     async def ready(self, model: str, *, version: str = "") -> bool:
-        """Whether an inference server has the model ready. Raises ModelUnreachable or DeadlineExceeded."""
+        """Return whether an inference server has the model ready. Raises ModelUnreachable or DeadlineExceeded."""
         ...
 
     async def metadata(self, model: str, *, version: str = "") -> ModelSpec:

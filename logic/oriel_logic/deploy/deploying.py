@@ -260,7 +260,7 @@ def failure_of(services: Services, definition: Definition) -> BaseException | No
 
 
 def is_on_loop(described: Mapping[str, Any]) -> bool:
-    """Whether a stage of this service runs in the logic process."""
+    """Return whether a stage of this service runs in the logic process."""
     return any(each["where"] == "loop" for each in described["stages"].values())
 
 

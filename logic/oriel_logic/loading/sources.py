@@ -45,7 +45,7 @@ class HandlerFile:
 
     @property
     def origin(self) -> str:
-        """Where the handler lies; the same before and after a change."""
+        """The place of the handler in its source; the same before and after a change."""
         return str(self.path) if self.path is not None else self.label
 
     @property

@@ -47,7 +47,7 @@ Work = Callable[[Inbound, Visit], Awaitable[Reply]]
 
 
 def may_use(call: CallContext, name: str) -> bool:
-    """Whether the caller's tenant may use this model. Without patterns it may: there is no tenant, or it may use
+    """Return whether the caller's tenant may use this model. Without patterns it may: there is no tenant, or it may use
     all.
     """
     return not call.models or any(fits(pattern, name) for pattern in call.models)

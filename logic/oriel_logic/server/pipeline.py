@@ -288,7 +288,7 @@ def shorter(call: CallContext, deadline: float) -> CallContext:
 
 
 def was_cancelled() -> bool:
-    """Whether the request itself was cancelled, seen from an `except CancelledError`.
+    """Return whether the request itself was cancelled, seen from an `except CancelledError`.
 
     Otherwise something that the handler awaited was cancelled, which is the handler's failure.
     """

@@ -57,7 +57,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why the newest state of a file is not served: "" while it is being set up. at: when it failed or began."""
+    """The reason why a file's newest state is not served: "" while it is being set up. at: when it failed or began."""
 
     file: HandlerFile
     problem: str
@@ -305,7 +305,7 @@ def allows(patterns: str, name: str) -> bool:
 
 
 def is_update(service: Service, failure: Failure) -> bool:
-    """Whether the failed file would have replaced or joined what is served, rather than clashed with it."""
+    """Return whether the failed file would have replaced or joined what is served, rather than clashed with it."""
     serving = service.releases.get(failure.file.version)
     return serving is None or serving.file.origin == failure.file.origin
 

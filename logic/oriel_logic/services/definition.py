@@ -80,7 +80,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFacts:
-    """Where a stage runs, and whether it yields its answer piece by piece."""
+    """The place where a stage runs, and whether it yields its answer piece by piece."""
 
     where: Literal["loop", "worker"]
     streams: bool = False

@@ -97,7 +97,7 @@ def is_long(value: object) -> bool:
 
 
 def has_long(value: object, levels: int = 3) -> bool:
-    """Whether `Pickler` would find a long byte string; this check costs less than that class does."""
+    """Return whether `Pickler` would find a long byte string; this check costs less than that class does."""
     kind = type(value)
     if kind is bytes:
         return is_long(value)

@@ -40,7 +40,7 @@ class Link:
         return self._sock.fileno()
 
     def is_gone(self, error: Exception) -> bool:
-        """Whether `error` is the end of this link rather than a handler's own error."""
+        """Return whether `error` is the end of this link rather than a handler's own error."""
         return error is self._gone
 
     def send(self, kind: Kind, value: Any, *, cpu_us: int = 0) -> None:

@@ -117,7 +117,7 @@ class WorkerPool:
 
     @property
     def problem(self) -> str:
-        """Why no worker can be started; "" while that is not known."""
+        """The reason why no worker can be started; "" while that is not known."""
         return self._keeper.problem
 
     async def start(self) -> None:

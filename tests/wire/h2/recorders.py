@@ -5,7 +5,7 @@ from typing import Any
 
 from oriel_wire.h2.connection import H2Connection
 from oriel_wire.h2.frames import FRAME, PREFACE, SETTINGS, SETTINGS_ACK, frame
-from oriel_wire.h2.hpack import Encoder, Field
+from oriel_wire.h2.hpack import Field, encode_block
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
@@ -22,7 +22,7 @@ TRAILERS: list[Field] = [(b"grpc-status", b"0")]
 
 def block(fields: list[Field]) -> bytes:
     """Encode a header block that uses no dynamic table."""
-    return Encoder().encode(fields)
+    return encode_block(fields)
 
 
 class Recorded(Stream):

@@ -107,7 +107,7 @@ def _bounded(app: ASGIApp, limits: ControlLimits) -> ASGIApp:
 
 
 def is_loopback(client: tuple[str, int] | None) -> bool:
-    """Whether a client's address belongs to this machine."""
+    """Return whether a client's address belongs to this machine."""
     try:
         return client is not None and ip_address(client[0]).is_loopback
     except ValueError:

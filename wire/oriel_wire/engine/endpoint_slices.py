@@ -58,7 +58,7 @@ _SERVICE: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0
 
 
 def is_service(name: str) -> bool:
-    """Whether `name` is SERVICE or SERVICE.NAMESPACE, of names that Kubernetes allows."""
+    """Return whether `name` is SERVICE or SERVICE.NAMESPACE, of names that Kubernetes allows."""
     return _SERVICE.fullmatch(name) is not None
 
 
@@ -214,7 +214,7 @@ class LineBuffer:
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """Where the Kubernetes API is. account: the folder with `token`, `ca.crt` and `namespace`; they may change."""
+    """Address of the Kubernetes API. account: the folder with `token`, `ca.crt` and `namespace`; they may change."""
 
     url: str
     account: Path = ACCOUNT

@@ -1,4 +1,4 @@
-"""What HTTP/2 connections of servers and upstreams share: writing what the codec has queued to a transport."""
+"""The common part of HTTP/2 connections of servers and upstreams: writing what the codec has queued to a transport."""
 
 import asyncio
 from typing import Final

@@ -386,7 +386,7 @@ class H2Endpoint:
             self.outstanding -= 1
 
     def connecting_for_s(self, now: float) -> float:
-        """How long the oldest attempt to connect has taken so far; 0.0 if there is none."""
+        """Return how long the oldest attempt to connect has taken so far; 0.0 if there is none."""
         return now - next(iter(self._connecting.values())) if self._connecting else 0.0
 
     def give_up_connecting(self) -> None:

@@ -49,6 +49,6 @@ def _arrival(sock: _Socket) -> Arrival | None:
 
 
 def closed_behind_unread(transport: asyncio.Transport) -> bool:
-    """Whether the peer of a paused transport has closed; False if it cannot be known (not Linux, no TCP)."""
+    """Return whether the peer of a paused transport has closed; False if it cannot be known (not Linux, no TCP)."""
     found = arrival(transport)
     return found is not None and found.gone

@@ -55,7 +55,10 @@ class ReadGate(Protocol):
 
 
 class HttpServer:
-    """A listening socket and its connections. Build with `open`, end with `drain`."""
+    """A listening socket and its connections. Build with `open`, end with `drain`.
+
+    lame_duck_s, accept_share, linger_s: how `drain` spends its time.
+    """
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
@@ -68,6 +71,9 @@ class HttpServer:
         self.kept_bytes = 0  # read beyond current requests, counted where it exceeds a head
         self.draining = False
         self.secure = False
+        self.lame_duck_s = LAME_DUCK_S
+        self.accept_share = ACCEPT_SHARE
+        self.linger_s = LINGER_S
         self.accepting = True
         self.finishing = False  # while draining: whether requests from before are under way
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
@@ -111,7 +117,7 @@ class HttpServer:
         self.port = name[1] if isinstance(name, tuple) else 0
 
     def has_place(self) -> bool:
-        """Whether another client can be accepted; a slow handshake or an idle client is closed to make room."""
+        """Return whether another client can be accepted; a slow handshake or an idle client is closed to make room."""
         if len(self.connections) + len(self.handshakes) < self.limits.max_connections:
             return True
         oldest = next(iter(self.handshakes), None)
@@ -162,10 +168,10 @@ class HttpServer:
         """Let requests in flight finish (at most `grace_s`), then close everything.
 
         1. From now on answers carry `Connection: close`.
-        2. Connections are accepted and requests answered for another `LAME_DUCK_S`, so that readiness probes see that
+        2. Connections are accepted and requests answered for another `lame_duck_s`, so that readiness probes see that
            the server is not ready. This goes on until the requests that were under way and `beside`, other work of the
-           unit, have ended, but for at most `ACCEPT_SHARE` of the grace.
-        3. Then no connection is accepted. Idle connections stay open for another `LINGER_S`, also those that have not
+           unit, have ended, but for at most `accept_share` of the grace.
+        3. Then no connection is accepted. Idle connections stay open for another `linger_s`, also those that have not
            sent a request yet, because their clients may be sending one already: it is still answered.
 
         Cancelling `drain` leaves the server closed to new connections, and the existing ones open.
@@ -173,8 +179,8 @@ class HttpServer:
         ends_s = monotonic() + grace_s
         self.draining = self.finishing = True
         try:
-            await asyncio.sleep(max(0.0, min(grace_s, LAME_DUCK_S)))
-            await self._finished(monotonic() + ACCEPT_SHARE * grace_s - LAME_DUCK_S, beside)
+            await asyncio.sleep(max(0.0, min(grace_s, self.lame_duck_s)))
+            await self._finished(monotonic() + self.accept_share * grace_s - self.lame_duck_s, beside)
         finally:
             self.accepting = self.finishing = False
             late = self._close_listener()
@@ -184,7 +190,7 @@ class HttpServer:
         for _ in range(3):  # accepted sockets become connections in a later turn of the loop
             await asyncio.sleep(0)
         self.emptied.clear()
-        await self._emptied_within(min(LINGER_S, ends_s - monotonic()))
+        await self._emptied_within(min(self.linger_s, ends_s - monotonic()))
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._emptied_within(ends_s - monotonic())

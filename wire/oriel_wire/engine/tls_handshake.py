@@ -160,7 +160,7 @@ class TlsListener:
 
 
 def negotiated_http2(transport: asyncio.BaseTransport) -> bool:
-    """Whether the handshake of a TLS connection has chosen HTTP/2 (RFC 7301)."""
+    """Return whether the handshake of a TLS connection has chosen HTTP/2 (RFC 7301)."""
     connection: ssl.SSLObject = transport.get_extra_info("ssl_object")
     return connection.selected_alpn_protocol() == "h2"
 

@@ -399,7 +399,7 @@ class Endpoint:
                 return
 
     def connecting_for_s(self, now: float) -> float:
-        """How long the oldest attempt to connect has taken so far; 0.0 if there is none."""
+        """Return how long the oldest attempt to connect has taken so far; 0.0 if there is none."""
         return now - next(iter(self._connecting.values()))[1] if self._connecting else 0.0
 
     def give_up_connecting(self) -> None:

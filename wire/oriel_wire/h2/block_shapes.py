@@ -34,7 +34,7 @@ _FIXED: Final = frozenset(
 
 
 class BlockShape:
-    """What blocks of one shape have in common.
+    """The common part of the blocks of one shape.
 
     names: of the values that differ. list_bytes: the size of the header list without these values. is_head: of an
     answer. decision: None until the engine has made one.
@@ -154,7 +154,7 @@ def _shape(memo: FieldMemo, block: bytes, fields: list[Field]) -> BlockShape | N
 
 
 def _value_at(block: bytes, at: int) -> int:
-    """Where the length of the value stands of the literal at `at`; 0 if there is none or it is a rare one."""
+    """Find where the length of the value stands in the literal at `at`; 0 if there is none or it is a rare one."""
     first = block[at]
     index = first & (0x3F if first >= 0x40 else 0x0F)
     if 0x20 <= first < 0x40:

@@ -160,7 +160,7 @@ class H2Connection(HeaderBlocks):
 
     @property
     def unfinished_since(self) -> float:
-        """When the header block, or frame other than DATA, began of which a part has come; 0.0 if there is none."""
+        """The time at which an unfinished header block, or frame other than DATA, began; 0.0 if there is none."""
         if self._block:
             return self._block_s
         rest = self._rest

@@ -1,4 +1,4 @@
-"""What the peer's frames other than DATA and HEADERS do to a connection: settings, windows, resets, pings, GOAWAY.
+"""Handles the peer's frames other than DATA and HEADERS: settings, windows, resets, pings, GOAWAY.
 
 Also what such frames cost (`limits` describes the buckets), and the errors of single streams.
 """
@@ -200,7 +200,7 @@ class Control(Sender):
         self._stream_error(stream_id, stream, code, "a PRIORITY frame of a wrong size or about itself")
 
     def _idle(self, stream_id: int) -> bool:
-        """Whether a stream was never opened. The other side's streams of our parity are never."""
+        """Return whether a stream was never opened. The other side's streams of our parity are never."""
         if self.client:
             return not stream_id & 1 or stream_id >= self._next_id
         return not stream_id & 1 or stream_id > self.last_id

@@ -234,7 +234,7 @@ def read_head(fields: list[HeaderField], memo: LineMemo) -> RpcHead:
 
 
 class RpcShape:
-    """What the heads of calls have in common whose blocks have one shape; a decision about it. No values that differ.
+    """The common part of the heads of calls whose blocks have one shape, and a decision about it. No varying values.
 
     block: the shape. lines: for whoever passes calls on, what the next hop gets of the metadata of each of them.
     """
@@ -360,7 +360,7 @@ class MessageReader:
 
 
 def prefix(size: int) -> bytes:
-    """What stands before an uncompressed message of `size` bytes."""
+    """Return the five bytes before an uncompressed message of `size` bytes."""
     return b"\0" + size.to_bytes(4, "big")
 
 

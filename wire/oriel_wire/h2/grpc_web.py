@@ -29,7 +29,7 @@ _OF_BROWSERS: Final = frozenset(
 
 
 def is_grpc_web(content_type: bytes) -> bool:
-    """Whether a body of this type is a call of gRPC-Web whose messages are protobuf."""
+    """Return whether a body of this type is a call of gRPC-Web whose messages are protobuf."""
     return _TYPE.match(content_type) is not None
 
 

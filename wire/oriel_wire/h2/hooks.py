@@ -27,7 +27,7 @@ class H2Hooks:
         raise NotImplementedError
 
     def on_recognised(self, stream: Stream, shape: BlockShape, values: list[bytes], end: bool) -> None:
-        """Like `on_headers`, of a request whose block has this shape. Only after `trust_fields` was called."""
+        """Begin a request, as `on_headers` does, whose block has this shape. Only after `trust_fields` was called."""
         self.on_headers(stream, shape.fields_of(values), end)
 
     def on_too_large(self, stream: Stream, end: bool) -> None:
@@ -57,7 +57,7 @@ class H2Hooks:
         raise NotImplementedError
 
     def on_room(self, stream: Stream) -> None:
-        """What `send_data` had kept is sent: the stream takes data again, unless its end was sent too."""
+        """Take note that what `send_data` kept is sent. The stream takes data again, unless its end was sent too."""
 
     def on_settings(self) -> None:
         """The peer has sent settings; they are in force."""

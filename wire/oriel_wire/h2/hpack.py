@@ -31,7 +31,16 @@ from oriel_wire.errors import BadMessage, HeaderListTooLarge, HpackError
 from oriel_wire.h2 import huffman
 from oriel_wire.h2.known_fields import CREDENTIALS, PER_REQUEST, STATIC, Field, FieldMemo, malformed
 
-__all__ = ["Decoder", "Encoder", "FieldMemo", "field_prefix", "list_bytes", "literal", "malformed", "never_indexed"]
+__all__ = [
+    "Decoder",
+    "FieldMemo",
+    "encode_block",
+    "field_prefix",
+    "list_bytes",
+    "literal",
+    "malformed",
+    "never_indexed",
+]
 
 _ENTRY_BYTES: Final = 32  # RFC 7541, 4.1: what an entry or a field counts beside its strings
 _MAX_KNOWN: Final = 60  # the largest size of a static entry, or of a field with a static name less its value
@@ -386,7 +395,6 @@ _PREFIXES: Final[dict[bytes, bytes]] = {}
 _NEVER_PREFIXES: Final[dict[bytes, bytes]] = {}
 _WHOLE: Final[dict[Field, bytes]] = {}
 LENGTHS: Final = [bytes((n,)) for n in range(0x7F)]
-_NO_TABLE: Final = b"\x20"  # a size update to 0
 
 
 def _encode_integer(value: int, first: int, most: int) -> bytes:
@@ -439,41 +447,20 @@ def never_indexed(name: bytes, value: bytes) -> bytes:
     return (_NEVER_PREFIXES.get(name) or b"\x10" + _encode_string(name)) + _encode_string(value)
 
 
-class Encoder:
-    """Encodes header blocks without a dynamic table and without the Huffman code. It trusts its caller's fields.
+def encode_block(fields: Iterable[Field], sensitive: Collection[Field] = ()) -> bytes:
+    """Encode a header block without a dynamic table and without the Huffman code.
 
-    A whole block is `start()` and the encoded fields.
+    Credentials, and fields in `sensitive`, are literals that are never indexed. It trusts its caller's fields. The
+    first block of a connection also has a table size update, which `sending.Sender` writes.
     """
-
-    __slots__ = ("_start", "_started")
-
-    def __init__(self) -> None:
-        self._start = b""
-        self._started = False
-
-    def limit_table(self, size: int) -> None:
-        """The peer's SETTINGS_HEADER_TABLE_SIZE: from less than the 4096 it was, the next block has to say so."""
-        if size < 4096 and not self._started:
-            self._started = True
-            self._start = _NO_TABLE
-
-    def start(self) -> bytes:
-        """What begins the next block: a table size update, once where it is due, otherwise nothing."""
-        start = self._start
-        if start:
-            self._start = b""
-        return start
-
-    def encode(self, fields: Iterable[Field], sensitive: Collection[Field] = ()) -> bytes:
-        """A block of fields. Credentials, and fields in `sensitive`, are literals that are never indexed."""
-        parts = [self.start()]
-        for field in fields:
-            name, value = field
-            whole = _WHOLE.get(field)
-            if whole is not None:
-                parts.append(whole)
-            elif name in CREDENTIALS or field in sensitive:
-                parts.append(never_indexed(name, value))
-            else:
-                parts.append(literal(name, value))
-        return b"".join(parts)
+    parts = []
+    for field in fields:
+        name, value = field
+        whole = _WHOLE.get(field)
+        if whole is not None:
+            parts.append(whole)
+        elif name in CREDENTIALS or field in sensitive:
+            parts.append(never_indexed(name, value))
+        else:
+            parts.append(literal(name, value))
+    return b"".join(parts)

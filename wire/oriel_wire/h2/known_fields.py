@@ -1,4 +1,4 @@
-"""What is known of header fields before a block comes: the static table, which fields HTTP/2 has, which may be kept."""
+"""Facts about header fields that are always known: the static table, which fields HTTP/2 has, which may be kept."""
 
 import re
 from collections.abc import Iterable

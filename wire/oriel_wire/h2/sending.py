@@ -110,7 +110,7 @@ class Sender(H2Hooks):
     # What an engine calls --------------------------------------------------------------------------------------
 
     def can_open(self) -> bool:
-        """Whether a client may open one more stream now."""
+        """Return whether a client may open one more stream now."""
         return (
             len(self.streams) < self.peer_max_streams
             and not self.peer_leaves

@@ -39,7 +39,7 @@ class JsonAnswers:
 
     @staticmethod
     def fits(outputs: Outputs) -> bool:
-        """Whether answers with these outputs can be written here: numbers and truth values."""
+        """Return whether answers with these outputs can be written here: numbers and truth values."""
         return bool(outputs) and all(DATATYPES[kind].size and DATATYPES[kind].json for _, kind in outputs)
 
     def encode(self, arrays: Sequence[Array]) -> Body | None:
@@ -89,7 +89,7 @@ class BinaryAnswers:
 
     @staticmethod
     def fits(outputs: Outputs) -> bool:
-        """Whether answers with these outputs can be written here: elements of a fixed size."""
+        """Return whether answers with these outputs can be written here: elements of a fixed size."""
         return bool(outputs) and all(DATATYPES[kind].size for _, kind in outputs)
 
     def encode(self, arrays: Sequence[Array]) -> Body | None:

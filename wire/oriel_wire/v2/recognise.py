@@ -175,7 +175,7 @@ class Templates:
 
 
 def _is_data(body: bytes, begin: bytes, end: bytes, request: InferRequest) -> bool:
-    """Whether the text between `begin` and `end` is the data of the one input and nothing else depends on it."""
+    """Return whether the text between `begin` and `end` is the data of the one input and nothing else depends on it."""
     if len(request.inputs) != 1:
         return False
     (tensor,) = request.inputs

@@ -57,4 +57,4 @@ def _steps(gateway: Gateway, tenant: Tenant, query: Mapping[str, str]) -> list[d
         return []
     call = ExplainedCall(model=model or None, service=None if model else service)
     steps = explain(gateway.snapshot, ApiKey(tenant=tenant, expires_at=None), call, now=time())
-    return [{"stage": step.room, "text": step.says, "refused": step.refused} for step in steps[:MAX_STEPS]]
+    return [{"stage": step.stage, "text": step.says, "refused": step.refused} for step in steps[:MAX_STEPS]]
