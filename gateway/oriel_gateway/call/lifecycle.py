@@ -46,19 +46,6 @@ from oriel_policies.documents import Tenant
 from oriel_policies.flows import Ticket
 from oriel_wire.engine.upstream import ResponseSink
 
-__all__ = [
-    "ANSWERING",
-    "COLLECT",
-    "DONE",
-    "JOINED",
-    "LEAST_S",
-    "LIMITED",
-    "QUEUED",
-    "SENDING",
-    "Lifecycle",
-    "deadline_passed",
-]
-
 COLLECT: Final = 0
 LIMITED: Final = 1
 QUEUED: Final = 2

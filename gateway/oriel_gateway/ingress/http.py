@@ -47,8 +47,7 @@ _FRAMING = {400: Outcome.INVALID_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The sender and the target of a head, by one snapshot of the documents. It holds for every head of the
-    same shape and credentials (`oriel_wire.h1_similar`), so it depends on no line in which these may differ.
+    """The sender and the target of all heads of one shape with the same credentials, by one snapshot of the documents.
 
     lines: what an upstream gets of the head and the tenant, whenever it is sent; if it `varies`, without the lines that
     differ. plain: when a head like this comes again, nothing has to be judged but its ids, its size, how long its calls
