@@ -95,6 +95,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what servers record out of the home folder, and apart from what other test processes record."""
+    os.environ["ORIEL_STATE"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def servers_in_process_end_soon() -> Iterator[None]:
     """Let servers in this process close at once when they end; tests about closing set these times themselves."""
     with pytest.MonkeyPatch.context() as patch:
