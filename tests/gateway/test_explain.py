@@ -344,7 +344,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
     return {
         row[1].strip("`"): (row[2], set(re.findall(r"`(\w+)`", row[4])))
         for row in rows
-        if len(row) > 5 and row[1].startswith("`oriel_gateway")
+        if len(row) > 5 and row[1].startswith("`oriel_")
     }
 
 
