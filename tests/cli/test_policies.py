@@ -37,7 +37,9 @@ def test_the_schema_knows_every_table(capsys: pytest.CaptureFixture[str]) -> Non
     tables = schema["$defs"]
     assert tables["TierTable"]["required"] == ["band", "target_ms"]
     assert not any(table.get("additionalProperties", True) for table in tables.values())
-    assert {"tiers", "tenants", "issuers", "pools", "routes", "http"} == tables["DocumentTable"]["properties"].keys()
+    assert {"tiers", "tenants", "issuers", "pools", "prices", "routes", "http"} == tables["DocumentTable"][
+        "properties"
+    ].keys()
 
 
 def explained(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

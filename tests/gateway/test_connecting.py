@@ -52,7 +52,9 @@ async def test_calls_go_to_the_other_server(hole: int, timeout_ms: int) -> None:
     """
     async with upstream() as up, gateway(documents([hole, up.port])) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
-        these[1].note_answer(monotonic(), 5.0)  # so that the first call goes to the endpoint that accepts nothing
+        these.note_answer(
+            these[1], monotonic(), 5.0
+        )  # so that the first call goes to the endpoint that accepts nothing
         headers = f"x-request-timeout-ms: {timeout_ms}\r\n"
         first = (await client.ask("/v1/services/echo", b"x", headers=headers)).status
         assert first == (200 if timeout_ms == 60_000 else 504)
@@ -77,7 +79,7 @@ async def test_grpc_calls_go_to_the_other_server(hole: int) -> None:
         these.assign((("127.0.0.1", hole), good.address))
         for timeout_s, codes in ((0.1, {"DEADLINE_EXCEEDED"}), (1.0, {"OK"})):
             these.note_reach(these[0], Reach.UNKNOWN)
-            these[1].note_answer(monotonic(), 5.0)
+            these.note_answer(these[1], monotonic(), 5.0)
             call = it.channel.unary_unary(INFER)(MESSAGE, metadata=(("x-api-key", GOLD),), timeout=timeout_s)
             try:
                 assert await call == ANSWER

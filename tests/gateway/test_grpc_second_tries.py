@@ -216,7 +216,7 @@ async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypat
         await until(lambda: not any(one.heard for one in it.these))
         for one in it.these:
             for _ in range(30):
-                one.note_answer(monotonic(), 0.001)
+                it.these.note_answer(one, monotonic(), 0.001)
             one.record.heard_s = monotonic() - 60.0
         other = it.these[1 - it.servers.index(stuck)]
         ticks = 0

@@ -18,7 +18,7 @@ from oriel_gateway.routing import target_cache
 from oriel_gateway.shared import state
 from oriel_policies import overload
 from oriel_wire import server_timing
-from oriel_wire.engine import control, lines, listener, spans
+from oriel_wire.engine import control, lines, listener, otel_settings, spans
 from oriel_wire.h2 import grpc
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -85,7 +85,7 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ("requests of tenants", (2, target_cache._TARGETS)),
         ("calls under way at SIGTERM", (app.DRAIN_S,)),
         ("lines of the access log", (lines.MAX_QUEUED, lines.CLOSE_S)),
-        ("spans that wait", (spans.MAX_QUEUED_SPANS, spans.CLOSE_S)),
+        ("spans that wait", (otel_settings.MAX_QUEUED_SPANS, spans.CLOSE_S)),
         (
             "descriptions of pools",
             (published.MAX_POOLS, published.MAX_ENDPOINTS, published.ANSWER_S, 512, published.EVERY_S),

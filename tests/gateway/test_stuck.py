@@ -45,7 +45,7 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off() -> None:
                 assert (await first.ask(INFER)).status == 200
             hangs.set()
             await until(lambda: victim.probing)
-            next(each for each in these if each is not victim).note_answer(monotonic(), 5.0)
+            these.note_answer(next(each for each in these if each is not victim), monotonic(), 5.0)
             async with Client(port) as one, Client(port) as two, Client(port) as three:
                 # whichever server is called, one of the calls goes to the one that hangs
                 for client in (one, two, three):
