@@ -372,12 +372,6 @@ def test_a_token_is_typed_and_kept_in_memory_only(page: Page, server: Server) ->
         assert TOKEN not in kept and not [url for url in page.requested if TOKEN in url]
 
 
-def opened_by(page: Page, area: str, seen: str) -> None:
-    """Click on the first row of an area until what it opens is seen: a row may be drawn anew while it is clicked on."""
-    row = f"document.querySelector('.area-{area} tbody tr[data-key]')"
-    page.wait(f"document.querySelector('{seen}') || ({row} && {row}.click(), null)")
-
-
 AXE = (
     "axe.run().then(({violations}) => violations.map(each => [each.id, each.nodes.slice(0, 3).map(node => node.html)]))"
 )
@@ -387,7 +381,8 @@ def test_axe_finds_nothing(console: Page) -> None:
     console.run((installed(LOCK) / "axe-core/axe.min.js").read_text() + ";1")
     for theme, row, seen in (("light", "calls", ".waterfall"), ("dark", "tenants", "#explain")):
         console.tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-        opened_by(console, row, seen)
+        console.run(f"document.querySelector('.area-{row} tbody tr').click()")
+        console.wait(f"document.querySelector('{seen}')")
         assert console.run(AXE) == [], theme
     press(console, "Escape")
     press(console, "?")
@@ -404,7 +399,8 @@ WIDER = """[...document.querySelectorAll('#root *')].filter(each => each.getBoun
 def test_nothing_is_wider_than_the_screen(console: Page, width: int) -> None:
     console.tell("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
     assert console.run(WIDER % width) == []
-    opened_by(console, "calls", ".waterfall")
+    console.run("document.querySelector('.area-calls tbody tr').click()")
+    console.wait("document.querySelector('.waterfall')")
     assert console.run(WIDER % width) == []
 
 

@@ -156,5 +156,8 @@ document.addEventListener("visibilitychange", () => {
   if (document.hidden) unseen = setTimeout(disconnect, 60000);
   else if (!stop && store.link !== "token") connect();
 });
+// A page that is kept for the browser's Back would keep one of the few connections that a browser makes to a server.
+addEventListener("pagehide", disconnect);
+addEventListener("pageshow", (event) => { if (event.persisted && store.link !== "token") connect(); });
 update();
 connect();
