@@ -45,7 +45,7 @@ def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[LogicServ
 def test_it_serves_and_stops_when_asked(process: LogicServer) -> None:
     assert httpx.post(f"{process.url}/plain", content=b"abc", timeout=60).content == b"cba"
     children = process.descendants()
-    assert len(children) == 3
+    assert len(children) in (3, 4)  # on a slow machine the keeper has a spare worker as well
     assert process.stop() == 0
     until_gone(children)
     assert "Traceback" not in process.log.read_text()

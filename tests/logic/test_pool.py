@@ -303,7 +303,8 @@ async def test_a_plain_function_calls_models_of_its_request(pool: PoolMaker, cal
     array = np.arange(100_000)
     done = await made.call(ref("asks"), (array,), call=call(), stage="work", models=Doubling())
     assert (done.value[0] == array * 2).all() and done.value[1:] == ("gold", True)
-    assert [name for name, _, _ in done.stages] == ["asking"]
+    # The worker may still be starting, which is reported as a wait.
+    assert [name for name, _, _ in done.stages if name != "wait"] == ["asking"]
 
 
 async def test_a_coroutine_calls_several_models_at_once(pool: PoolMaker, call: CallMaker) -> None:
