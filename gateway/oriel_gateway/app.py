@@ -250,7 +250,11 @@ def _usage_ledger(settings: Settings, gateway: Gateway) -> UsageLedger | None:
     """Open the ledger of what tenants use. Raises StartFailed."""
     if settings.usage_folder is None:
         return None
-    return open_ledger(settings.usage_folder, UNIT, gateway.records.usage.added, store=settings.usage_store)
+
+    def added(minute: str) -> list[UsageLine]:
+        return gateway.records.stats.usage.added(minute)
+
+    return open_ledger(settings.usage_folder, UNIT, added, store=settings.usage_store)
 
 
 async def _remember_use(settings: Settings, gateway: Gateway) -> None:
@@ -261,7 +265,7 @@ async def _remember_use(settings: Settings, gateway: Gateway) -> None:
     def earlier() -> list[UsageLine]:
         return [line for line in lines_between(folder, f"{now[:7]}-01", now) if line.kind == "seen"]
 
-    gateway.records.usage.restore(await asyncio.to_thread(earlier))
+    gateway.records.stats.usage.restore(await asyncio.to_thread(earlier))
 
 
 async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificates | None) -> "ExternalScaler":

@@ -16,6 +16,7 @@ from oriel_gateway.observe.budget_file import BudgetFile
 from oriel_gateway.observe.budgets import Budgets
 from oriel_gateway.observe.objectives import CAUSE, EXCUSED, Objectives
 from oriel_gateway.observe.stats import Stats
+from oriel_gateway.observe.usage import Usage
 
 from .operators import admin, decision, held
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
@@ -189,7 +190,7 @@ def counted(stats: Stats, met: int, missed: int, *, tenant: str = "a") -> None:
 
 async def test_budgets_survive_a_restart_and_a_kill_loses_only_what_was_not_written(tmp_path: Path) -> None:
     path, now = tmp_path / "state" / "objectives.db", [NOW]
-    stats = Stats(Objectives(clock=lambda: now[0]))
+    stats = Stats(Objectives(clock=lambda: now[0]), Usage())
     file = BudgetFile(path, stats, clock=lambda: now[0])
     file.open()
     counted(stats, 900, 100)
@@ -201,7 +202,7 @@ async def test_budgets_survive_a_restart_and_a_kill_loses_only_what_was_not_writ
     await asyncio.sleep(0)
     running.cancel()  # the gateway stops: the rest is written
     await asyncio.wait((running,))
-    again = Stats(Objectives(clock=lambda: now[0]))
+    again = Stats(Objectives(clock=lambda: now[0]), Usage())
     BudgetFile(path, again, clock=lambda: now[0]).open()
     budgets = again.objectives.budgets
     assert budgets.left("gold", 0.9, now[0]) == pytest.approx(1 - (100 / 1500) / 0.1)
@@ -212,7 +213,7 @@ async def test_budgets_survive_a_restart_and_a_kill_loses_only_what_was_not_writ
 
 async def test_what_is_too_old_is_neither_read_nor_kept(tmp_path: Path) -> None:
     path, now = tmp_path / "objectives.db", [NOW]
-    stats = Stats(Objectives(clock=lambda: now[0]))
+    stats = Stats(Objectives(clock=lambda: now[0]), Usage())
     file = BudgetFile(path, stats, clock=lambda: now[0])
     file.open()
     counted(stats, 1, 1)
@@ -230,7 +231,7 @@ async def test_a_second_process_counts_in_memory_and_a_damaged_file_is_moved_asi
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "objectives.db"
-    first, second = (Stats(Objectives()) for _ in range(2))
+    first, second = (Stats(Objectives(), Usage()) for _ in range(2))
     owner = BudgetFile(path, first)
     owner.open()
     counted(first, 1, 0)

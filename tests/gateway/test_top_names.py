@@ -7,6 +7,7 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.objectives import Objectives, result_of
 from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.top_names import OTHER, RENAME_EVERY_S, TopNames
+from oriel_gateway.observe.usage import Usage
 
 
 def clocked(*, max_named: int = 50, max_counted: int = 8192) -> tuple[TopNames[str], list[float]]:
@@ -65,6 +66,6 @@ def test_what_counts_against_the_objective() -> None:
     assert result_of(Outcome.QUEUE_FULL, 0) == result_of(Outcome.ANSWERED, 500) == "missed"
     assert result_of(Outcome.RATE_LIMITED, 0) == result_of(Outcome.ANSWERED, 404) == "excused"
     assert result_of(Outcome.CALLER_LEFT, 200) == "excused"
-    stats = Stats(Objectives())
+    stats = Stats(Objectives(), Usage())
     stats.turned_away(Outcome.UNAUTHENTICATED)
     assert not stats.attainment, "an unknown sender has no tier whose objective could be missed"

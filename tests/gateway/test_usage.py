@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.decisions import Decided
 from oriel_gateway.observe.usage import Usage
 
 from .stack import LIMITED, Client, Seen, documents, gateway, upstream
@@ -23,7 +25,9 @@ def target(name: str) -> Any:
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
-    usage.ended(tenant(who, caller), target(what), 10, 20, used, busy_s)
+    asked = (tenant(who, caller), target(what), Outcome.ANSWERED, 200, "", 1.0)
+    ended = Decided(2.0 + busy_s, None, "POST", "http", *asked)  # type: ignore[arg-type]
+    usage.count([ended._replace(sent_s=2.0, bytes_in=10, bytes_out=20, used=used, beside=1)], NOON)
 
 
 def test_what_answers_said_is_the_tenants_and_what_they_did_not_say_is_estimated() -> None:
@@ -33,7 +37,6 @@ def test_what_answers_said_is_the_tenants_and_what_they_did_not_say_is_estimated
     note(usage, "a", "theirs", busy_s=0.25)
     note(usage, "b", "m", "dev=1;cpu=0;class=h100")
     note(usage, "a", "m", "dev=999;cpu=0;class=h100", caller="service")
-    usage.count(NOON)
     found = usage.of("a", NOON)
     assert (found["tenant"], found["since"]) == ("a", "2026-11-24T12:00:00Z")
     day = found["day"]
@@ -48,7 +51,6 @@ def test_what_answers_said_is_the_tenants_and_what_they_did_not_say_is_estimated
 def test_days_and_months_begin_at_midnight_utc() -> None:
     usage = Usage(NOON)
     note(usage, "a", "m", "dev=500;cpu=0;class=h100")
-    usage.count(NOON)
     later = usage.of("a", NEXT_DAY)
     assert (later["day"]["device_ns"], later["month"]["device_ns"]) == (0, 500)
     assert usage.of("a", NEXT_MONTH)["month"]["device_ns"] == 0
@@ -58,7 +60,6 @@ def test_the_ledger_gets_bytes_and_estimates_and_a_restarted_gateway_its_own_not
     usage = Usage(NOON)
     note(usage, "a", "m", "dev=500;cpu=0;class=h100")
     note(usage, "a", "theirs", busy_s=1e-6)
-    usage.count(NOON)
     lines = usage.added("2026-11-24T12:00")
     use = [line for line in lines if line.kind == "use"]
     assert sum(line.requests for line in use) == 2 and sum(line.bytes_in for line in use) == 20

@@ -22,7 +22,7 @@ _PRIVATE = (
 def use_page(path: str, tenant: Tenant, gateway: Gateway) -> Page:
     """Return the page of a tenant: what it used, or its limits and what is left of them."""
     if path == USAGE:
-        page: object = gateway.records.usage.of(tenant.name)
+        page: object = gateway.records.stats.usage.of(tenant.name)
     else:
         now = monotonic()
         limits = [

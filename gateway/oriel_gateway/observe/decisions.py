@@ -32,6 +32,8 @@ class Decided(NamedTuple):
     answered_s: the time that its target is about: its end, or the first byte of a stream.
     timing: `Server-Timing` of the server behind, "" if it sent none. limited_s: it waited for the ledger of its limits
     from here on. held_s: for how many seconds of its wait for a permit no endpoint was usable.
+    used: what the answer said it used, see `oriel_wire.context.parse_cost`; "" if it said nothing. beside: the calls
+    that its pool had in flight when it ended, itself included.
     judged: what became of a call that did not keep the promise of its tier, with the cause; None for one that did, and
     for a sender that is not known.
     """
@@ -60,6 +62,8 @@ class Decided(NamedTuple):
     timing: str = ""
     limited_s: float = 0.0
     held_s: float = 0.0
+    used: str = ""
+    beside: int = 0
     judged: Judged | None = None
 
 

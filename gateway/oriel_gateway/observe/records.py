@@ -35,7 +35,7 @@ class Records:
 
     __slots__ = (
         *("access_log", "decisions", "exemplars", "kept", "objectives"),
-        *("recall", "scheme", "sink", "stats", "traced", "usage"),
+        *("recall", "scheme", "sink", "stats", "traced"),
     )
 
     def __init__(self, sink: SpanSink) -> None:
@@ -46,9 +46,8 @@ class Records:
         self.exemplars = Exemplars()
         self.recall: Recall | None = None
         self.objectives = Objectives()
-        self.stats = Stats(self.objectives)
+        self.stats = Stats(self.objectives, Usage())
         self.decisions = Decisions()
-        self.usage = Usage()
         self.access_log: AccessLog | None = None
 
     def turned_away(
@@ -128,14 +127,13 @@ class Records:
             call.timing,
             limited_s,
             held_s,
+            call.used,
+            call.beside,
             judged,
         )
         self.decisions.append(decided)
         if self.access_log is not None:
             self.access_log.put(decided)
-        if call.outcome is _ANSWERED and call.status < 400:
-            busy_s = 0.0 if call.used or not call.sent_s else (now - call.sent_s) / max(1, call.beside)
-            self.usage.ended(call.tenant, call.target, bytes_in, call.bytes_out, call.used, busy_s)
         recent = self.stats.recent
         recent.append(decided)
         if len(recent) >= BATCH:

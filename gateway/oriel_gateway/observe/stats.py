@@ -7,6 +7,7 @@ from typing import Final
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Decided, Plain, times_of
 from oriel_gateway.observe.objectives import NO_TARGET, Cell, Judged, Objectives
+from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.objectives import LEARN_EVERY
@@ -34,8 +35,9 @@ class Stats:
     rest first: what calls have in common is then looked up once.
     """
 
-    def __init__(self, objectives: Objectives) -> None:
+    def __init__(self, objectives: Objectives, usage: Usage) -> None:
         self._objectives = objectives
+        self._usage = usage
         self._series: dict[tuple[str, str, str, str, int], Series] = {}
         self._waits: dict[tuple[str, str], Histogram] = {}
         self._refused: dict[Outcome, int] = {}
@@ -82,10 +84,18 @@ class Stats:
         self._objectives.flush()
         return self._objectives
 
+    @property
+    def usage(self) -> Usage:
+        """What tenants used; its counts are complete."""
+        self.count()
+        return self._usage
+
     def count(self) -> None:
         """Count and clear `recent`."""
         self._count_away()
         batch, self.recent = self.recent, []
+        if batch:
+            self._usage.count(batch)
         objectives = self._objectives
         for number in range(-self._counted % LEARN_EVERY, len(batch), LEARN_EVERY):
             plain = batch[number]
@@ -99,7 +109,7 @@ class Stats:
         for decided in batch:
             (
                 ended_s, _, _, _, tenant, target, outcome, status, _, received_s, queued_s, permit_s, sent_s,
-                response_s, _, ahead, bytes_in, bytes_out, _, _, _, _, _, _, judged,
+                response_s, _, ahead, bytes_in, bytes_out, _, _, _, _, _, _, _, _, judged,
             ) = decided  # fmt: skip
             if (
                 tenant is not last_tenant

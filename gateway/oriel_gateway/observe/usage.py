@@ -1,15 +1,17 @@
 """What tenants used, as this gateway saw it: for the tenants themselves (`GET /v1/usage`) and for the usage ledger.
 
-A call that has ended adds one tuple; they are counted together, `BATCH` at a time or when somebody reads. The servers
-behind the gateway record what they used themselves, so that the gateway writes to the ledger only bytes, requests, and
-an estimate of the device time of servers that do not report it. What the others report is written as lines of kind
-"seen", which nobody adds up: from them a restarted gateway knows what its tenants used.
+Calls that have ended are counted together, as `stats` hands them over. The servers behind the gateway record what they
+used themselves, so that the gateway writes to the ledger only bytes, requests, and an estimate of the device time of
+servers that do not report it. What the others report is written as lines of kind "seen", which nobody adds up: from
+them a restarted gateway knows what its tenants used.
 """
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.decisions import Plain
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow
@@ -17,8 +19,8 @@ from oriel_wire.context import parse_cost
 from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
-BATCH: Final = 256
 MAX_ROWS = 100_000
+_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
 
 
@@ -32,53 +34,94 @@ class _Periods:
         self.month: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
 
+class _Sums:
+    """The calls of one tenant to one target within a batch: those whose answers reported what they used, and the
+    others, whose device time is estimated.
+    """
+
+    __slots__ = (
+        *("tenant", "target", "reported", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out"),
+        *("estimated", "estimated_in", "estimated_out", "estimated_ns"),
+    )
+
+    def __init__(self, tenant: Tenant, target: Target) -> None:
+        self.tenant = tenant
+        self.target = target
+        self.reported = self.bytes_in = self.bytes_out = self.device_ns = self.cpu_ns = 0
+        self.tokens_in = self.tokens_out = 0
+        self.estimated = self.estimated_in = self.estimated_out = self.estimated_ns = 0
+
+
 class Usage:
     """Single writer: the gateway's loop. since: from when on this gateway knows what its tenants used."""
 
     def __init__(self, now: datetime | None = None) -> None:
-        self.recent: list[tuple[Tenant, Target, int, int, str, float]] = []
         self.since = now or datetime.now(UTC)
         self._written = UsageBook(max_rows=MAX_ROWS)
         self._seen = UsageBook(max_rows=MAX_ROWS)
         self._tenants: dict[str, dict[tuple[str, bool], _Periods]] = {}
         self._day = self._month = ""
 
-    def ended(self, tenant: Tenant, target: Target, bytes_in: int, bytes_out: int, used: str, busy_s: float) -> None:
-        """Note an answered call. used: what its answer said it used, "" if nothing; busy_s: its share of the time in
-        which its pool was busy.
-        """
-        self.recent.append((tenant, target, bytes_in, bytes_out, used, busy_s))
-        if len(self.recent) >= BATCH:
-            self.count()
+    def count(self, batch: Iterable[Plain], now: datetime | None = None) -> None:
+        """Count the answered calls among those that have ended, in the form of `decisions`.
 
-    def count(self, now: datetime | None = None) -> None:
-        """Count and clear `recent`."""
-        batch, self.recent = self.recent, []
-        if not batch:
-            return
+        The device time of a call whose answer does not report it is estimated by its share of the time in which its
+        pool was busy.
+        """
         self._turn(now or datetime.now(UTC))
-        for tenant, target, bytes_in, bytes_out, used, busy_s in batch:
-            if tenant.caller:
-                continue  # a model call of a service, which the service's own call is charged for
-            found = parse_cost(used) if used else None
-            if found is None:
-                counted = (1, bytes_in, bytes_out, max(0, round(busy_s * 1e9)), 0, 0, 0)
-            else:
-                counted = (1, bytes_in, bytes_out, found.device_ns, found.cpu_ns, found.tokens_in, found.tokens_out)
-            estimated = found is None
-            name = target.name or target.route
-            key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "")
+        found: dict[tuple[int, int], _Sums] = {}
+        last_tenant = last_target = sums = None
+        for (
+            ended_s, _, _, _, tenant, target, outcome, status, _, _, _, _, sent_s,
+            _, _, _, bytes_in, bytes_out, _, _, _, _, _, _, used, beside, _,
+        ) in batch:  # fmt: skip
+            if outcome is not _ANSWERED or status >= 400:
+                continue
+            if tenant is not last_tenant or target is not last_target or sums is None:
+                last_tenant, last_target = tenant, target
+                sums = found.get((id(tenant), id(target)))
+                if sums is None:
+                    sums = found[id(tenant), id(target)] = _Sums(tenant, target)
+            cost = parse_cost(used) if used else None
+            if cost is None:
+                sums.estimated += 1
+                sums.estimated_in += bytes_in
+                sums.estimated_out += bytes_out
+                if sent_s:
+                    sums.estimated_ns += round((ended_s - sent_s) / max(1, beside) * 1e9)
+                continue
+            sums.reported += 1
+            sums.bytes_in += bytes_in
+            sums.bytes_out += bytes_out
+            sums.device_ns += cost.device_ns
+            sums.cpu_ns += cost.cpu_ns
+            sums.tokens_in += cost.tokens_in
+            sums.tokens_out += cost.tokens_out
+        for each in found.values():
+            if not each.tenant.caller:  # a model call of a service is charged with the service's own call
+                self._keep(each)
+
+    def _keep(self, sums: _Sums) -> None:
+        tenant, target = sums.tenant, sums.target
+        name = target.name or target.route
+        key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "")
+        used = (
+            *(sums.reported, sums.bytes_in, sums.bytes_out, sums.device_ns, sums.cpu_ns),
+            *(sums.tokens_in, sums.tokens_out),
+        )
+        guessed = (sums.estimated, sums.estimated_in, sums.estimated_out, sums.estimated_ns, 0, 0, 0)
+        for estimated, counted in ((False, used), (True, guessed)):
+            if not counted[0]:
+                continue
             row = self._written.row(key)
-            row.requests += 1
-            row.bytes_in += bytes_in
-            row.bytes_out += bytes_out
-            kept = self._seen.row(key._replace(why="estimated" if estimated else ""))
-            _add(kept, counted)
+            row.requests += counted[0]
+            row.bytes_in += counted[1]
+            row.bytes_out += counted[2]
+            _add(self._seen.row(key._replace(why="estimated" if estimated else "")), counted)
             self._note(tenant.name, name, estimated, dict(zip(SHOWN, counted, strict=True)))
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger."""
-        self.count()
         lines = [_line(minute, key, values) for key, values in self._written.added()]
         for key, values in self._seen.added():
             estimated = bool(key.why)
@@ -103,7 +146,6 @@ class Usage:
     def of(self, tenant: str, now: datetime | None = None) -> dict[str, Any]:
         """Return what `GET /v1/usage` answers: the use of one tenant, today and this month."""
         now = now or datetime.now(UTC)
-        self.count(now)
         self._turn(now)
         found = self._tenants.get(tenant, {})
         day = [_shown(target, estimated, periods.day) for (target, estimated), periods in sorted(found.items())]
