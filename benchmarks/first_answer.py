@@ -1,4 +1,4 @@
-"""From clone to the first answer: wall time, start time, memory and number of processes.
+"""Measures the way from clone to first answer: wall time, start time, memory and number of processes.
 
     python benchmarks/first_answer.py [--cold] [--json]
 

@@ -1,4 +1,4 @@
-"""Which calls a cold start cannot answer in time, and what they are told: `python benchmarks/faults.py refused`.
+"""Counts the calls that cold starts refuse rightly, wrongly or too late: `python benchmarks/faults.py refused`.
 
     [--starts 300] [--calls 200] [--seed 1]
 

@@ -1,4 +1,4 @@
-"""What is lost when cold starts meet faults: `python benchmarks/faults.py cold`.
+"""Counts the calls that are lost when cold starts meet faults: `python benchmarks/faults.py cold`.
 
     [--rounds 20] [--calls 50] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What the console costs, and what its page weighs.
+"""Measures the cost of the console in the gateway, and the size of its page.
 
     python benchmarks/cost.py console [--seconds 20] [--waiting 10000] [--ended 2000] [--json] [--pictures DIR]
 

@@ -57,7 +57,10 @@ POOLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What runs. admin: the base address of the admin port."""
+    """A running gateway with something to show.
+
+    admin, public: the base addresses of its two ports.
+    """
 
     gateway: Gateway
     admin: str

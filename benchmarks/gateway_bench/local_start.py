@@ -1,4 +1,4 @@
-"""How soon `oriel up --scale-to-zero` answers the first call: `python benchmarks/faults.py local`.
+"""Measures how soon `oriel up --scale-to-zero` answers its first call: `python benchmarks/faults.py local`.
 
     [--rounds 10]
 

@@ -29,7 +29,7 @@ EXPIRED = "504 deadline_exceeded"
 
 
 def lateness(cell: Cell, deadlines: Deadlines, tier: str) -> dict[str, float] | None:
-    """By how much the 504s missed their deadline; None without enough of them."""
+    """Return by how many milliseconds the 504s missed their deadline; None without enough of them."""
     found = cell.refused_ms.get(tier, {}).get(EXPIRED)
     if not found or found["p99"] is None:
         return None

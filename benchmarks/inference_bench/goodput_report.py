@@ -82,7 +82,7 @@ def _verdict(text: str, own: float | None, other: float | None, bound: float) ->
 
 
 def as_text(document: Mapping[str, Any]) -> str:
-    """For a terminal."""
+    """Return the report as text for a terminal."""
     lines: list[str] = []
     for name, model in document["models"].items():
         lines += ["", about(name, model), *columns(HEADING, rows(model), right=set(range(2, 9)))]

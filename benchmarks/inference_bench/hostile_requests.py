@@ -46,7 +46,7 @@ class Taken:
 
 
 def attacks(server: Server) -> dict[str, Callable[[], Attack]]:
-    """By name: what makes the body and gives what sends it and waits."""
+    """Return, by name, functions that make the body of an attack and return one that sends it and waits."""
     found: dict[str, Callable[[], Attack]] = {}
 
     def post(name: str) -> Attack:

@@ -122,7 +122,7 @@ def _targets(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def as_text(document: Mapping[str, Any]) -> str:
-    """For a terminal."""
+    """Return the report as text for a terminal."""
     lines: list[str] = []
     for name, each in document["workloads"].items():
         lines += ["", name, *(f"  {line}" for line in columns(HEADING, _rows(each), right=set(range(2, len(HEADING)))))]
@@ -133,7 +133,7 @@ def as_text(document: Mapping[str, Any]) -> str:
 
 
 def as_markdown(document: Mapping[str, Any]) -> str:
-    """For benchmarks/results."""
+    """Return the report as Markdown for benchmarks/results."""
     parts = []
     for name, each in document["workloads"].items():
         parts.append(f"## {name}\n\n{table(HEADING, _rows(each))}")

@@ -1,4 +1,4 @@
-"""Whether what tenants are charged is the time of the device (PROMISES R41): overload, cancels, kill -9.
+"""Compares what tenants are charged with the time of the device (PROMISES R41): overload, cancels, kill -9.
 
     python benchmarks/faults.py usage [--seconds 120] [--connections 96] [--instances 2]
 

@@ -18,7 +18,7 @@ Cell = Mapping[str, Any]
 
 
 def drift(capacity: float, cell: Cell) -> float:
-    """By which share of `capacity` the server's rate differed before or after a phase, whichever is more."""
+    """Return the share of `capacity` by which the server's rate differed before or after a phase: the larger one."""
     return max(abs(each / capacity - 1.0) for each in (cell["capacity_before"], cell["capacity_after"]))
 
 

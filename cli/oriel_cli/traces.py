@@ -194,7 +194,7 @@ def decode(body: bytes) -> Iterator[StoredSpan]:
 
 
 def _error(message: str, attributes: dict[str, Scalar]) -> str:
-    """Why a span failed: its description, or the attribute that makes one unnecessary."""
+    """Return why a span failed: its description, or the attribute that makes one unnecessary."""
     return message[:MAX_TEXT] or str(attributes.get("error.type", "error"))
 
 

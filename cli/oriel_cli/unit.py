@@ -78,7 +78,7 @@ class Unit:
 
     @property
     def has_spare(self) -> bool:
-        """Whether a spare process waits, which `start` will use."""
+        """Return whether a spare process waits, which `start` will use."""
         return self._spare is not None and self._spare.returncode is None
 
     async def keep_spare(self) -> None:

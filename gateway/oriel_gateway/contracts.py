@@ -58,15 +58,15 @@ class Client(Protocol):
 
     @property
     def departed(self) -> bool:
-        """Whether the client has closed behind bytes that were not read."""
+        """Return whether the client has closed behind bytes that were not read."""
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the client takes what is written to it."""
+        """Return whether the client takes what is written to it."""
 
     @property
     def must_close(self) -> bool:
-        """Whether the answer being written ends the connection."""
+        """Return whether the answer being written ends the connection."""
 
     def write_answer(self, call: Any, head: Any, data: bytes, complete: bool, now: float) -> bool:
         """Write the head of an upstream's answer and the beginning of its body, or all of it (`complete`).

@@ -260,7 +260,7 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether new connections are welcome: the upstreams were probed once, and the gateway does not drain.
+        """Return whether new connections are welcome: the upstreams were probed once, and the gateway does not drain.
 
         Upstreams that are down do not make the gateway unready: it holds calls for them, and serves other pools.
         """

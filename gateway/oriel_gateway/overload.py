@@ -61,7 +61,7 @@ class Overload:
 
     @property
     def behind(self) -> bool:
-        """Whether the loop is overloaded."""
+        """Return whether the loop is overloaded."""
         return self._rule.behind
 
     @property

@@ -31,7 +31,7 @@ class StateFile:
 
     @property
     def exists(self) -> bool:
-        """Whether the file is there."""
+        """Return whether the file is there."""
         return self._path.exists()
 
     def open(self, read: Work) -> None:

@@ -41,8 +41,10 @@ MAX_TEXT = 500
 
 
 class Outcome(Enum):
-    """How a request ended. The names are the events of `oriel_wire.outcomes`; the values are published, as
-    `error.reason`, metric label and log field, and docs/errors.md lists them.
+    """The ways in which a request can end.
+
+    The names are the events of `oriel_wire.outcomes`. The values are published as `error.reason`, as a metric label
+    and as a log field; docs/errors.md lists them.
     """
 
     OK = "ok"
@@ -287,4 +289,4 @@ class ObjectRefused(LoadFailed):
 
 
 class TooManyObjects(LoadFailed):
-    """There are more objects below a prefix than are listed."""
+    """The prefix has more objects than the limit of a listing."""

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """How many bytes of model files are loaded, of those that all loads since the last quiet moment have to load.
+    """The progress of all loads since the last moment in which there was none, in bytes of model files.
 
     Single writer: the loop.
     """

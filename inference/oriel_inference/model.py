@@ -63,12 +63,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """How the requests of one level wait.
+    """The rules by which the requests of one priority level wait.
 
-    max_items: 0 for as many as the server allows.
-    timeout_s: how long a request may wait; None for as long as its deadline.
-    delays: after that it waits on behind those of its level that have not timed out, instead of being refused.
-    allow_override: a request's own `timeout` may shorten timeout_s.
+    max_items: how many may wait; 0 for as many as the server allows.
+    timeout_s: how many seconds a request may wait; None until its deadline.
+    delays: whether a request that has waited for longer stays, behind those of its level that have not, instead of
+    being refused.
+    allow_override: whether a request's own `timeout` may shorten timeout_s.
     """
 
     max_items: int = 0
@@ -138,7 +139,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How a backend opens a model file.
+    """The options with which a backend opens a model file.
 
     providers: (execution provider, its options) in order of preference; what none of them runs, and everything if there
     is none, runs on the CPU.

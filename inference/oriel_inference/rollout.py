@@ -50,9 +50,9 @@ MAX_NAMES = 4096
 
 
 class LoadFailures:
-    """How often loads were refused. Single writer: the loop.
+    """The number of refused loads. Single writer: the loop.
 
-    counts: (model, kind) -> times; beyond `max_names` pairs the model's name is left out.
+    counts: (model, kind) -> refused loads; beyond `max_names` pairs the model's name is left out.
     """
 
     def __init__(self) -> None:

@@ -330,7 +330,7 @@ class Unit:
 
     @property
     def is_ready(self) -> bool:
-        """Whether everything that existed at start has been set up or has failed."""
+        """Return whether everything that existed at start has been set up or has failed."""
         # A deployment that hung at start and was replaced does not count.
         is_up = self.pool.is_ready or self._together not in self.updates.deployments
         return is_up and self.updates.has_begun

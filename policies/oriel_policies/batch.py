@@ -250,7 +250,7 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
 
 
 def _gathers(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> bool:
-    """Whether to wait for callers that are about to return: only if that pays and endangers no deadline."""
+    """Return whether to wait for callers that are about to return: only if that pays and endangers no deadline."""
     soon = min(backlog.soon_rows, bounds.max_rows - backlog.rows)
     together_s = curve.bound(backlog.rows + soon)
     in_time = backlog.soon_s + together_s <= backlog.tightest_s and backlog.size_bytes < bounds.max_bytes
@@ -277,13 +277,13 @@ class Fill:
         self._whole_ends_s = 0.0
 
     def endangers(self, deadline: float) -> bool:
-        """Whether a call of `deadline` might be late in a batch of all the rows that the limit allows."""
+        """Return whether a call of `deadline` might be late in a batch of all the rows that the limit allows."""
         if not self._whole_ends_s:
             self._whole_ends_s = self._now + self._curve.bound(self._limit)
         return deadline < self._whole_ends_s
 
     def admit(self, rows: int, deadline: float, size_bytes: int = 0) -> bool:
-        """Whether a call joins; if so, its `rows`, `deadline` and `size_bytes` are counted."""
+        """Return whether a call joins; if so, count its `rows`, `deadline` and `size_bytes`."""
         total, total_bytes = self.rows + rows, self.size_bytes + size_bytes
         curve, now, tightest = self._curve, self._now, self._tightest
         if deadline < tightest and now + curve.bound(rows) <= deadline:

@@ -31,10 +31,13 @@ M = TypeVar("M", bound=Member)
 
 
 class BatchQueue(Generic[M]):
-    """What a batcher keeps about its waiting calls. queue: their tickets; bounds, curve: as for `decide`.
+    """A batcher's waiting calls: their tickets, rows and arrivals.
 
-    rows: of all calls that wait. The batcher adds them when it has pushed a call, and subtracts them when the call has
-    left the queue for whatever reason. A ticket may state fewer rows than its call has, to count less in `rows_ahead`.
+    queue: their tickets.
+    bounds, curve: as for `oriel_policies.batch.decide`.
+    rows: the number of rows of all calls that wait. The batcher adds those of a call when it has pushed the call, and
+    subtracts them when the call has left the queue for whatever reason. A ticket may state fewer rows than its call
+    has, to count less in `rows_ahead`.
     """
 
     __slots__ = ("_arrivals", "bounds", "curve", "queue", "rows")
@@ -65,10 +68,11 @@ class BatchQueue(Generic[M]):
         released_rows: int = 0,
         coming: tuple[int, float, float] = (0, 0.0, 0.0),
     ) -> Decision:
-        """Whether a batch is due now, if not until when to wait. At least one call waits, and none has expired.
+        """Decide whether a batch is due now, or until when to wait. At least one call waits, and none has expired.
 
-        tightest_s: the earliest deadline of those that wait. released_rows: rows of batches that are due already and
-        will be filled later. coming: what `Returns.coming` gives, the rows of callers that are about to return.
+        tightest_s: the earliest deadline of those that wait.
+        released_rows: rows of batches that are due already and will be filled later.
+        coming: what `Returns.coming` gives, the rows of callers that are about to return.
         """
         arrivals = self._arrivals
         while arrivals and not arrivals[0].waits:

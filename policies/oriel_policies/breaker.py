@@ -35,14 +35,14 @@ class Breaker:
         self._trusted_s = 0.0  # end of the probation
 
     def probe(self, now: float) -> bool:
-        """Whether a probe of the open breaker is due; True once per `probe_s`."""
+        """Return whether a probe of the open breaker is due: True once per `probe_s` seconds."""
         if self.closed or now < self._next_probe_s:
             return False
         self._next_probe_s = now + self._probe_s
         return True
 
     def on_probation(self, now: float) -> bool:
-        """Whether a single failure opens it."""
+        """Return whether a single failure opens the breaker."""
         return now < self._trusted_s
 
     def succeeded(self, now: float) -> None:

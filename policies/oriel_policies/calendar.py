@@ -22,7 +22,7 @@ class Period(StrEnum):
 
 
 def window_number(period: Period, epoch_s: float) -> int:
-    """Which window a moment lies in: days since 1970, or months since year 0."""
+    """Return the number of the window in which a moment lies: days since 1970, or months since year 0."""
     if period is Period.DAY:
         return int(epoch_s // DAY_S)
     moment = datetime.fromtimestamp(epoch_s, UTC)

@@ -190,7 +190,7 @@ class LearnedLimit:
             self._try(index, now)
 
     def _worth(self, index: int) -> bool:
-        """Whether a rung may be tried: it endangers no target, or there is free capacity."""
+        """Return whether a rung may be tried: it endangers no target, or there is free capacity."""
         rungs, rates, base = self._rungs, self._rates, self._base
         if index <= base or not rates[base] or rungs[index] / rates[base] <= self._most_s:
             return True

@@ -97,7 +97,7 @@ class Ejection:
 
 
 def most_ejected(count: int) -> int:
-    """How many of `count` usable endpoints may be ejected at the same time."""
+    """Return how many of `count` usable endpoints may be ejected at the same time."""
     return count // 2
 
 
@@ -119,7 +119,7 @@ def outliers(records: Sequence[Record]) -> list[tuple[int, Cause]]:
 
 
 def silent_for_too_long(record: Record, now: float) -> bool:
-    """Whether an endpoint that has work, and no probe, has been silent for longer than any of its answers took.
+    """Return whether an endpoint with work, but without a probe, is silent for longer than its answers ever took.
 
     Needs a history: the first call of a slow model looks the same as a stuck server.
     """

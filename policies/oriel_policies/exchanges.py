@@ -129,14 +129,15 @@ class Exchange:
         self._open = 0
 
     def rests(self, now: float, after_s: float) -> bool:
-        """Whether nothing of the stream is being computed. after_s: the longest pause of a model that marks no last
-        answer.
+        """Return whether nothing of the stream is being computed.
+
+        after_s: the longest pause, in seconds, of a model that marks no last answer.
         """
         return not self._open and now - self._talked_s >= after_s
 
     @property
     def ends(self) -> bool:
-        """Whether every unfinished message is expected to end soon, with an answer that shows its end."""
+        """Return whether every unfinished message is expected to end soon, with an answer that shows its end."""
         habits, tenant = self._habits, self._tenant
         return not any(any(habits.of(tenant, model)) for model, counts in self._models.items() if counts[1])
 

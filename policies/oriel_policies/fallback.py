@@ -26,7 +26,7 @@ MODEL_IN_JSON: Final = frozenset(
 
 
 class Hindrance(StrEnum):
-    """Why a pool cannot serve a call in time. The values are those that a refused call has as `error.reason`."""
+    """The reasons why a pool cannot serve a call in time. Their values are those of `error.reason`."""
 
     NO_SERVER = "upstream_unreachable"
     FULL = "queue_full"
@@ -35,10 +35,12 @@ class Hindrance(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """What one pool can do for one call now.
+    """The prospect of one call in one pool now.
 
-    usable: whether a server can be asked. room: whether the call gets a permit or a place in the queue. wait_s: seconds
-    until its permit. service_s: what few such calls take longer than. Both are 0.0 while they are not known.
+    usable: whether there is a server to send it to.
+    room: whether it gets a permit or a place in the queue.
+    wait_s: seconds until its permit; 0.0 while that is not known.
+    service_s: seconds that few such calls exceed; 0.0 while that is not known.
     """
 
     usable: bool

@@ -74,7 +74,7 @@ class ServiceFloor:
         return max(known, default=0.0)
 
     def refuses(self, rows: int, left_s: float) -> bool:
-        """Whether a call of `rows` rows should be refused because only `left_s` seconds are left until its deadline."""
+        """Return whether to refuse a call of `rows` rows because only `left_s` seconds are left until its deadline."""
         if left_s >= self.ceiling_s or left_s >= self.seconds(rows):
             return False
         self._refused += 1
@@ -129,8 +129,9 @@ class AnswerTimes:
         return self.floor.seconds(size_class(max(1, size_bytes)))
 
     def judge(self, size_bytes: int, left_s: float) -> Verdict:
-        """Whether a call with `left_s` to its deadline should start. One in PROBE that should not is admitted as a
-        probe.
+        """Judge whether a call with `left_s` seconds to its deadline should start.
+
+        One call in PROBE that should not is admitted as a probe.
         """
         floor = self.floor
         if left_s >= floor.ceiling_s:

@@ -137,7 +137,7 @@ class Slots:
         return self.wait(limit, now)
 
     def wait(self, limit: int, now: float) -> float:
-        """Like `take` without taking a slot: until the oldest call has run as long as calls recently did."""
+        """Return the seconds after which a slot is probably free, 0.0 if one is free now. This takes no slot."""
         if self.used < limit:
             return 0.0
         left_s = self.hold_s - (now - self._since[0]) if self._since else self.hold_s / limit
@@ -195,7 +195,7 @@ class Window:
         return 0.0
 
     def wait(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
-        """Like `take` without counting the units."""
+        """Return 0.0 if the units fit into the window, else the seconds until it ends. This counts no units."""
         self.roll(clock.window(period, now))
         if self.used + (units if units < limit else limit) > limit:
             return clock.ends_in(period, now)

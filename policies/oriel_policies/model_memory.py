@@ -28,7 +28,7 @@ Leased = Callable[[str], bool]
 
 
 class ShareState(Enum):
-    """What the bytes of a share are for."""
+    """The purpose of the bytes of a share."""
 
     WAITING = "waiting"  # for what leaves
     LOADING = "loading"
@@ -57,12 +57,12 @@ class MemoryShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What follows for a load that was asked about.
+    """The decision about one load.
 
-    starts: it may start now.
+    starts: whether it may start now.
     victims: shares to evict for it; they leave from now on.
-    refused: there is no room for it; its share is gone.
-    retry_s: seconds until there may be, None if no wait can help.
+    refused: whether there is no room for it; then its share is gone.
+    retry_s: seconds until there may be room, None if no wait can help.
     """
 
     starts: bool = False

@@ -39,11 +39,15 @@ Times = tuple[float, ...]  # seconds in each of STAGES
 
 
 class Stamps(NamedTuple):
-    """When a call reached its stages: monotonic seconds, 0.0 for a stage that it has not reached.
+    """The times at which a call reached its stages: monotonic seconds, 0.0 for a stage that it has not reached.
 
-    limited_s: it waited for the ledger of its limits from here on. queued_s: it came to the queue. permit_s: it got a
-    permit. sent_s: the attempt that counts was sent. response_s: the head of the answer came. ended_s: the moment that
-    its target is about. held_s: how many seconds of its wait for a permit no endpoint was usable.
+    limited_s: it began to wait for the ledger of its limits.
+    queued_s: it came to the queue.
+    permit_s: it got a permit.
+    sent_s: the attempt that counts was sent.
+    response_s: the head of the answer came.
+    ended_s: the moment that its target is about.
+    held_s: a duration: the seconds of its wait for a permit in which no endpoint was usable.
     """
 
     received_s: float
@@ -128,7 +132,7 @@ def passed_in(times: Sequence[float], target_s: float) -> str:
 
 
 class Usual:
-    """What is usual in each place for the calls of one route: running means over calls that kept their promise."""
+    """The usual seconds per stage of the calls of one route: running means over calls that kept their promise."""
 
     __slots__ = ("count", "times")
 

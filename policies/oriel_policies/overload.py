@@ -1,4 +1,4 @@
-"""What an event loop reads, and what it refuses at once, while more arrives than it can handle.
+"""Rules for what an event loop reads, and what it refuses at once, while more arrives than it can handle.
 
 Requests that nobody has read yet wait in their sockets, in the order in which they came. While the loop is behind, its
 turns are therefore kept short: in each of them it reads everything of the most urgent tiers (rank 0), and of the others
@@ -93,7 +93,7 @@ class LoopOverload:
             self._pressed = True
 
     def refuses(self, rank: int) -> bool:
-        """Whether a request of this rank is refused: its rank, or a more urgent one, waits for too long."""
+        """Return whether a request of this rank is refused: its rank, or a more urgent one, waits for too long."""
         for other, wait_s in self._waited_s.items():
             if other <= rank and wait_s > WAIT_S:
                 self._pressed = True
@@ -101,9 +101,9 @@ class LoopOverload:
         return False
 
     def crowds(self, rank: int) -> bool:
-        """Whether one more request of this rank is too many for this turn.
+        """Return whether one more request of this rank is too many for this turn.
 
-        Asked once for each request of a connection that carries many, of which one cannot be left unread. Each rank
+        Call it once for each request of a connection that carries many, of which one cannot be left unread. Each rank
         has half the room of the one that is more urgent.
         """
         if not rank:

@@ -75,7 +75,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one server has to do next."""
+    """One change that a server has to make next."""
 
     action: Literal["load", "unload"]
     server: str
@@ -83,7 +83,7 @@ class Step:
 
 
 class _Room:
-    """What is left of a server while models are placed."""
+    """The capacity of a server that is left while models are placed."""
 
     def __init__(self, server: PlacedServer) -> None:
         self.server = server
@@ -263,7 +263,7 @@ def _belongs(homes: Mapping[str, Home], model: str, server: PlacedServer) -> boo
 
 
 def _may_leave(homes: Mapping[str, Home], model: str, server: PlacedServer, servers: Sequence[PlacedServer]) -> bool:
-    """Whether a server shall not have a model, and all that shall have it have loaded it."""
+    """Return whether a server shall not have a model, and all servers that shall have it have loaded it."""
     if _belongs(homes, model, server) or not homes[model].servers:
         return False
     return all(model in each.loaded for each in servers if each.name in homes[model].servers)

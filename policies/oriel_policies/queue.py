@@ -158,7 +158,7 @@ class SlaQueue:
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
     def others_wait(self, band: int, tenants: Collection[str]) -> bool:
-        """Whether a ticket waits in a more urgent band than `band`, or one of another tenant than these in `band`."""
+        """Return whether a ticket waits in a more urgent band, or in `band` one of another tenant than `tenants`."""
         if not self._waiting:
             return False
         if (first := self._waiting[0]) != band:
@@ -166,7 +166,7 @@ class SlaQueue:
         return self._bands[band].items > self._bands[band].waiting(tenants)
 
     def takes(self, band: int, size_bytes: int) -> bool:
-        """Whether `push` would queue a ticket like this that takes room."""
+        """Return whether `push` would queue a ticket of this band and size that takes room."""
         room = self._bounded < self.max_items and self.size_bytes + size_bytes <= self.max_bytes
         return room or self._can_displace(band, size_bytes)
 
@@ -279,7 +279,7 @@ class SlaQueue:
             expired.append(ticket)
 
     def next_deadline(self) -> float | None:
-        """When `expire` has to be called next, absolute seconds; None when nothing waits."""
+        """Return when `expire` has to be called next, in absolute seconds; None when nothing waits."""
         ticket = self._expiry.earliest()
         return ticket.deadline if ticket else None
 

@@ -26,7 +26,7 @@ class _Curve(Protocol):
 
 
 def pays(rows: int, soon: int, wait_s: float, curve: _Curve) -> bool:
-    """Whether it is cheaper to run `rows` that wait together with `soon` that arrive within `wait_s`."""
+    """Return whether it is cheaper to run `rows` that wait together with `soon` that arrive within `wait_s`."""
     if rows < 1 or soon < 1:
         return False
     apart = curve.predict(rows) + curve.predict(soon)
@@ -65,7 +65,7 @@ class Returns:
             self._last_s = now
 
     def expected(self, rows: int) -> int:
-        """How many of the `rows` that are about to be answered will return at once."""
+        """Return how many of the `rows` that are about to be answered will be followed by new ones at once."""
         return int(self._share * rows) if self._share >= MOST else 0
 
     def coming(self, now: float) -> tuple[int, float, float]:

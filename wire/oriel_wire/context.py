@@ -73,7 +73,11 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Used(msgspec.Struct, frozen=True):
-    """What a server says a call used: nanoseconds of a device of that class, of a CPU, and tokens."""
+    """The use of one call as its server reports it.
+
+    device_ns: nanoseconds of a device of class `device_class`. cpu_ns: nanoseconds of a CPU.
+    tokens_in, tokens_out: tokens that were read and written.
+    """
 
     device_ns: int
     cpu_ns: int

@@ -41,7 +41,7 @@ class Sampling(msgspec.Struct, frozen=True):
         return cls(threshold, parent_based, state, as_hex)
 
     def keeps(self, trace_id: int) -> bool:
-        """Whether a trace with this id is kept."""
+        """Return whether a trace with this id is kept."""
         return trace_id & _LOW >= self.threshold
 
     def decided(self, trace_id: int, state: str) -> tuple[bool, str]:

@@ -103,7 +103,7 @@ def grpc_code(code: int) -> str:
 
 
 def grpc_failed(code: str) -> bool:
-    """Whether a call with this status is an error of the server."""
+    """Return whether a call with this status is an error of the server."""
     return code in _GRPC_SERVER_ERRORS
 
 

@@ -52,7 +52,7 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     open_ns: int = 0
 
     def name(self) -> tuple[str, ...]:
-        """What lines have in common that may be added up."""
+        """Return the fields in which lines must agree to be added up."""
         return (
             self.kind,
             self.minute,

@@ -30,7 +30,7 @@ def constant(second: float) -> float:
 
 
 def ramp(second: float) -> float:
-    """From 10 to 150 calls per second in 300 s."""
+    """Return the calls per second of a load that grows from 10 to 150 in 300 s."""
     return 10.0 + 140.0 * min(1.0, second / 300.0)
 
 

@@ -16,9 +16,13 @@ _LENGTHS = {"day": 10, "hour": 13, "minute": 16}
 
 @dataclass(slots=True)
 class Group:
-    """What was used under one key. keys: name -> value. sums: counter -> number; device_class, day: for the price.
+    """The sum of what was used under one key.
 
-    estimated: whether some of it is an estimate. ids: the lines that it was made of, at most one if `single`.
+    keys: name -> value.
+    device_class, day: what the price depends on.
+    sums: counter -> number.
+    estimated: whether some of it is an estimate.
+    ids: the lines that it was made of, at most one if `single`.
     """
 
     keys: dict[str, str]

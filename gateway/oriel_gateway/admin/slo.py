@@ -1,4 +1,4 @@
-"""Whether the promises of tiers are kept, as `GET /slo`, `oriel slo` and the console show it.
+"""Reports whether the promises of tiers are kept, for `GET /slo`, `oriel slo` and the console.
 
 `slo_report` returns a JSON object:
 

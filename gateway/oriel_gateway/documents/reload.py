@@ -127,7 +127,7 @@ class Reloader:
             gc.freeze()
 
     async def _moved(self, stamp: Stamp) -> bool:
-        """Whether the source has changed since compiling began, and should be polled again before it is adopted."""
+        """Return whether the source changed since compiling began and has to be polled again before it is adopted."""
         now = self._now()
         if await asyncio.to_thread(self._source.stamp) == stamp:
             self._moving_s = None

@@ -230,7 +230,7 @@ class Incoming:
 
     @property
     def over(self) -> bool:
-        """Whether the client has sent its last message, and all of them were taken."""
+        """Return whether the client has sent its last message, and all of them were taken."""
         return self.complete and not self._messages
 
 

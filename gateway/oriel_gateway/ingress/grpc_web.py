@@ -137,7 +137,7 @@ class GrpcWebOverH2(_GrpcWeb):
 
     @property
     def departed(self) -> bool:
-        """Whether the client has closed behind bytes that were not read."""
+        """Return whether the client has closed behind bytes that were not read."""
         return self.connection.departed
 
     def consumed(self, stream: Stream, size: int) -> None:
@@ -229,7 +229,7 @@ class GrpcWebOverH1(_GrpcWeb):
 
     @property
     def departed(self) -> bool:
-        """Whether the client has closed behind bytes that were not read."""
+        """Return whether the client has closed behind bytes that were not read."""
         return self.connection.departed
 
     def consumed(self, stream: Stream, size: int = 0) -> None:

@@ -19,7 +19,7 @@ _HEALTH = "/v2/health/"
 
 
 def is_own(path: str) -> bool:
-    """Whether the gateway itself answers at this path."""
+    """Return whether the gateway itself answers at this path."""
     return path.startswith(_HEALTH) or path in PATHS or path in OF_TENANTS
 
 

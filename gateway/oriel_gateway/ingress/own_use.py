@@ -1,4 +1,4 @@
-"""What tenants see of their own with their key: `GET /v1/usage` and `GET /v1/limits`."""
+"""Answers `GET /v1/usage` and `GET /v1/limits`: a tenant sees its own use and limits with its key."""
 
 from time import monotonic
 

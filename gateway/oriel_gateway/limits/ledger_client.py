@@ -119,7 +119,7 @@ class LedgerClient:
 
     @property
     def up(self) -> bool:
-        """Whether the ledger is asked at all."""
+        """Return whether the ledger is asked at all: the circuit breaker is closed."""
         return self._breaker.closed
 
     def patience_s(self, now: float) -> float:

@@ -48,7 +48,7 @@ class PoolColdStart:
 
     @property
     def holds(self) -> bool:
-        """Whether calls of any tier are held for a time of their own."""
+        """Return whether calls of any tier are held for a time of their own."""
         return self._scaling.hold_s is not None or bool(self._scaling.tier_hold_s)
 
     def note_ready(self, *, probed: bool) -> None:

@@ -116,12 +116,12 @@ class GrpcAnswer:
 
     @property
     def lost(self) -> bool:
-        """Whether a server or a proxy reports in its own words that the call was lost with a connection."""
+        """Return whether a server or a proxy reports in its own words that the call was lost with a connection."""
         return self.get(_REASON) is None and _LOST.search(self.text) is not None
 
     @property
     def timed_out(self) -> bool:
-        """Whether the upstream says nothing but that the deadline has passed."""
+        """Return whether the upstream says nothing but that the deadline has passed."""
         if self.code != DEADLINE_EXCEEDED or self.get(_REASON) is not None:
             return False
         return self.text.lower() in (b"", b"deadline exceeded")

@@ -232,8 +232,9 @@ class Watch:
         yield from members[:start]
 
     def _others_are_well(self, these: EndpointSet[Any], stuck: PoolEndpoint, now: float) -> bool:
-        """Whether another endpoint has answered just now, or has nothing to answer. If not, all calls hang for one
-        cause.
+        """Return whether another endpoint has answered just now, or has nothing to answer.
+
+        If not, the calls of all endpoints hang for one common cause.
         """
         return not self._late and any(
             m is not stuck and (not m.outstanding or (m.record.answers and now - m.record.heard_s < SUSPECT_S))

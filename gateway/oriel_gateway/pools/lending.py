@@ -89,17 +89,17 @@ class PermitLending:
 
     @property
     def suspended_at_rest(self) -> bool:
-        """Whether the permit is suspended while the server has nothing to do for the stream."""
+        """Return whether the permit is suspended while the server has nothing to do for the stream."""
         return self._free_s > 0.0
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the stream waits for its client."""
+        """Return whether the stream waits for its client."""
         return self._since_s > 0.0
 
     @property
     def silent(self) -> bool:
-        """Whether a lendable stream may be at work: its server says nothing, and messages are unanswered."""
+        """Return whether the server of a stream whose permit can be lent may be at work: messages are unanswered."""
         return self.exchange is not None and not self._since_s
 
     def held_until_s(self, now: float) -> float:
@@ -325,7 +325,7 @@ class _QueuedMessage:
 
     @property
     def waits(self) -> bool:
-        """Whether the permit did not come by its ticket."""
+        """Return whether its ticket was not admitted: it waits, or an answer has brought the permit back."""
         return self.ticket is not None
 
     def admitted(self) -> None:

@@ -78,7 +78,10 @@ class ModelLine(msgspec.Struct):
 
 
 class Placed(msgspec.Struct):
-    """What one gateway has decided for a pool. leaving: (model, server) that gets no more calls for it."""
+    """The decisions of one gateway for a pool.
+
+    leaving: (model, server) pairs; the server gets no more calls for the model.
+    """
 
     servers: list[ServerLine] = []
     models: list[ModelLine] = []
@@ -91,7 +94,10 @@ _read_placed = msgspec.json.Decoder(Placed).decode
 
 
 class _Use:
-    """How much one model is used, over all servers. work: shares of a server."""
+    """The use of one model over all servers.
+
+    work: in shares of one server.
+    """
 
     __slots__ = ("called_s", "seen", "work")
 

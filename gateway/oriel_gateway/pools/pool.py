@@ -186,12 +186,12 @@ class PoolGate:
 
     @property
     def speaks_grpc(self) -> bool:
-        """Whether the documents name endpoints for gRPC."""
+        """Return whether the documents name endpoints for gRPC."""
         return bool(self.pool.grpc_endpoints) or self.pool.grpc_discover is not None
 
     @property
     def unused(self) -> bool:
-        """Whether no call waits, runs or is being received."""
+        """Return whether no call waits, runs or is being received."""
         return not self.calls
 
     def reserve_bytes(self, size_bytes: int, *, urgent: bool) -> bool:
@@ -249,7 +249,7 @@ class PoolGate:
         )
 
     def keeps_late_call(self) -> bool:
-        """Whether a call that would be late here stays, so that it is noticed when the pool has become faster."""
+        """Return True for one late call in PROBE: it stays, so that it is noticed when the pool became faster."""
         self._late += 1
         return self._late % PROBE == 0
 

@@ -103,7 +103,7 @@ class PoolPlan:
 
     @property
     def starved(self) -> bool:
-        """Whether calls wait and no endpoint is usable, or there is none although a schedule or an operator asks."""
+        """Return whether no endpoint is usable although calls wait, a schedule asks for one, or an operator does."""
         if self.ready:
             return False
         return self.demand.total.held > 0.0 or (self.latest.floor > self.scaling.minimum and not self.replicas)

@@ -31,7 +31,7 @@ class ReportedModel(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What a server reports of its models; `oriel_inference.servers.memory_report` says what the fields mean."""
+    """A server's report of its models. `oriel_inference.servers.memory_report` explains the fields."""
 
     up_s: float
     loading: tuple[int, int]

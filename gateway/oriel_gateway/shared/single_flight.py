@@ -265,7 +265,7 @@ class _Work:
             self._go_on(members)
 
     def _go_on(self, members: list[Member]) -> None:
-        """After a failure: the oldest leads and the others follow, or each alone if it was led again already."""
+        """Go on after a failure: the oldest leads and the others follow, or all go alone if that was tried."""
 
         def follow(member: Member) -> None:
             join(member, self._routing, self._key, member.call.body(), again=True)

@@ -216,7 +216,7 @@ class Call:
 
     @property
     def waits(self) -> bool:
-        """Whether the call is in the queue."""
+        """Return whether the call is in the queue."""
         return not (self.finished or self.started_s)
 
     def _renewed(self, deadline: float, *, rows: int, order: float) -> Ticket:

@@ -1,4 +1,4 @@
-"""What the devices of this server were used for, as lines of the usage ledger."""
+"""Writes what the devices of this server were used for as lines of the usage ledger."""
 
 import time
 from collections.abc import Callable

@@ -32,7 +32,10 @@ _Kind = pb.ModelInstanceGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one instance runs. filename: the model file in the version's folder."""
+    """The device and the file of one instance.
+
+    filename: the model file in the version's folder.
+    """
 
     options: EngineOptions
     filename: str

@@ -22,7 +22,7 @@ def gpu_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What is known of a model before it is loaded.
+    """The facts about a model that are known before it is loaded.
 
     config: as it was written, without what the model file would complete; None if it cannot be read.
     load: "demand", "pinned", or "" if the configuration leaves that to the control mode.

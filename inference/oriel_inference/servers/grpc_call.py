@@ -53,7 +53,7 @@ class Messages(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the next message is wanted now; `GrpcCall.read_on` is called when it is wanted again."""
+        """Return whether the next message is wanted now; `GrpcCall.read_on` is called when it is wanted again."""
 
     def message(self, data: Body, received_s: float) -> None:
         """Take a message that was received at monotonic `received_s`."""
@@ -96,9 +96,10 @@ class Method:
 
 @dataclass(slots=True, kw_only=True)
 class GrpcPort:
-    """What the connections of one port share.
+    """The state that all connections of one port share.
 
-    plans: of the calls of trusted and of other peers. calls: under way now.
+    plans: those for the calls of trusted peers (True) and of other peers (False).
+    calls: how many are under way now.
     """
 
     methods: Mapping[bytes, Method]
@@ -168,12 +169,12 @@ class GrpcCall(Stream):
 
     @property
     def over(self) -> bool:
-        """Whether the answer has ended, or the client has left."""
+        """Return whether the answer has ended, or the client has left."""
         return self._over
 
     @property
     def own_deadline_s(self) -> float:
-        """When `grpc-timeout` ends, monotonic; inf without one."""
+        """Return the monotonic second at which `grpc-timeout` ends; inf without one."""
         return inf if self.timeout_s is None else self.arrived_s + self.timeout_s
 
     def context(self) -> tuple[CallContext, int]:

@@ -93,10 +93,10 @@ class Front(ServerConnection):
         self.answered(close=True)
 
     def on_data(self, data: bytes | memoryview) -> None:
-        """Never called: every head is refused."""
+        """Do nothing: this is never called, because every head is refused."""
 
     def on_end(self) -> None:
-        """Never called: every head is refused."""
+        """Do nothing: this is never called, because every head is refused."""
 
     def on_lost(self) -> None:
         """Nothing is under way."""

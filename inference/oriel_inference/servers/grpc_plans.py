@@ -1,5 +1,6 @@
-"""What follows from the metadata of a gRPC call, read once for all calls that send the same apart from what is theirs
-alone: ids, trace and timeouts.
+"""Keeps what was read of the metadata of gRPC calls, for later calls that send the same.
+
+What belongs to one call alone is read for each: its id, trace and timeouts.
 """
 
 from collections.abc import Mapping

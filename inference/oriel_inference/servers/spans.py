@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a batch did for one request, without its arrays."""
+    """The times, rows and device time of one request in its batch, without its arrays."""
 
     started_s: float
     split_s: float
@@ -52,7 +52,7 @@ def run_of(answer: Answer) -> Run:
 
 
 def keeps_alone(outcome: Outcome) -> bool:
-    """Whether the server keeps a trace by itself when a request ended like this."""
+    """Return whether the server keeps the trace of a request that ended like this without being asked."""
     return outcome in _ALONE or status_number(outcome, "http") >= 500
 
 

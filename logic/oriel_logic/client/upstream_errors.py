@@ -47,8 +47,9 @@ def refusal(model: str, response: HttpResponse) -> LogicError:
 
 
 def is_elsewhere(response: HttpResponse) -> bool:
-    """Whether this server surely did not run the call and another may: every v2 server answers 404 for a model it
-    lacks.
+    """Return whether this server surely did not run the call and another may.
+
+    A 404 is such an answer: every v2 server gives it for a model that it does not have.
     """
     return response.status == 404 or _body(response).get("reason") in ELSEWHERE
 

@@ -265,7 +265,10 @@ def is_on_loop(described: Mapping[str, Any]) -> bool:
 
 
 def serves_openai(file: HandlerFile) -> bool:
-    """Whether this imported file serves models to clients of the OpenAI API. Raises SetUpFailed if they cannot run."""
+    """Return whether this imported file serves models to clients of the OpenAI API.
+
+    Raises SetUpFailed if they cannot run.
+    """
     if "oriel_logic.openai" not in sys.modules:
         return False
     from oriel_logic.openai.served import served_in

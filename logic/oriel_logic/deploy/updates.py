@@ -110,7 +110,7 @@ class Updates:
 
     @property
     def has_begun(self) -> bool:
-        """Whether every handler that existed at start has been set up or has failed."""
+        """Return whether every handler that existed at start has been set up or has failed."""
         return not self._first
 
     def begin(self, listing: Listing, together: Deployment) -> None:

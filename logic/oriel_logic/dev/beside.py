@@ -123,7 +123,7 @@ class Listed(msgspec.Struct):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is ready or has failed; without a reason it has not been loaded yet."""
+        """Return whether it is ready or has failed. An unavailable one without a reason has not been loaded yet."""
         return self.state == "READY" or (self.state == "UNAVAILABLE" and bool(self.reason))
 
 

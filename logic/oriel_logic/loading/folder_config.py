@@ -50,7 +50,7 @@ class FolderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def stands_alone(self) -> bool:
-        """Whether the service needs processes that no other service shares."""
+        """Return whether the service needs processes that no other service shares."""
         return bool(self.python or self.workers)
 
     def applied(self, definition: Definition) -> Definition:

@@ -44,7 +44,7 @@ class Source:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it needs worker processes that no other handler shares."""
+        """Return whether the handler needs worker processes that no other handler shares."""
         return self.config.stands_alone or bool(self.problem)
 
 

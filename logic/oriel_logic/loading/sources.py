@@ -50,7 +50,7 @@ class HandlerFile:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it lies directly in the services folder."""
+        """Return whether the source lies directly in the services folder."""
         return self.path is not None and self.path.name != HANDLER
 
     @property

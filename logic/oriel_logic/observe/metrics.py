@@ -23,7 +23,7 @@ OTHER = "other"
 
 
 class Series:
-    """What is known of one service and tier."""
+    """The counts and durations of one service and tier."""
 
     __slots__ = ("outcomes", "request", "stages")
 
@@ -33,7 +33,7 @@ class Series:
         self.stages: dict[str, Histogram] = {}
 
     def stage(self, name: str) -> Histogram:
-        """Of a stage that was not seen before."""
+        """Add a histogram for a stage that was not seen before; beyond MAX_STAGES they share one."""
         if len(self.stages) >= MAX_STAGES:
             name = OTHER
         return self.stages.setdefault(name, Histogram())
@@ -103,7 +103,7 @@ class Metrics:
         self.registry.register(Read(lambda: labelled(CounterMetricFamily(name, text, labels=labels), read())))
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Yield the metrics, as the registry asks for them."""
         requests = CounterMetricFamily(
             "oriel_logic_requests", "Requests by service and outcome", labels=["service", "outcome"]
         )

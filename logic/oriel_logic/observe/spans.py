@@ -25,7 +25,7 @@ STREAM = f"{GRPC_SERVICE}/ModelStreamInfer"
 
 
 def keeps_alone(outcome: Outcome, status: int) -> bool:
-    """Whether the server keeps a trace by itself: the request failed, came too late or was left."""
+    """Return whether the server keeps a trace without being asked: the request failed, was late or its caller left."""
     return status >= 500 or outcome is Outcome.CALLER_LEFT
 
 

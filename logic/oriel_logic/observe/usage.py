@@ -1,4 +1,4 @@
-"""Who used the processors of this server, and how much: rows of usage, and lines of the usage ledger."""
+"""Counts who used the processors of this server, in rows of usage and lines of the usage ledger."""
 
 from typing import Protocol
 

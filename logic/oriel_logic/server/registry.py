@@ -93,7 +93,7 @@ class Service:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known but weights for versions that may come."""
+        """Return whether the service has neither versions nor failures, at most weights for versions that may come."""
         return not (self.releases or self.failures)
 
     def refusal(self, version: str) -> LogicError:

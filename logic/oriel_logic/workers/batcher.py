@@ -71,7 +71,7 @@ class Batch:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether all of its callers have left."""
+        """Return whether all callers of the batch have left."""
         return bool(self.members) and all(member.future.cancelled() for member in self.members)
 
     def one_left(self, _: object) -> None:

@@ -70,7 +70,7 @@ class Packed:
 
 
 class Pickler(pickle.Pickler):
-    """Also takes long byte strings out of band if they are fields of a value: pickle would copy them."""
+    """Pickler that also takes long byte strings out of band if they are fields of a value: pickle would copy them."""
 
     def reducer_override(self, value: Any) -> Any:
         names: Any = getattr(type(value), "__slots__", None) or getattr(value, "__dict__", ())

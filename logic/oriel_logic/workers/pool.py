@@ -107,7 +107,7 @@ class WorkerPool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all workers have been ready at the same time, once."""
+        """Return whether all workers have been ready at the same time, once."""
         return self._was_ready
 
     @property

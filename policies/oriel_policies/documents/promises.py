@@ -9,7 +9,7 @@ from oriel_policies.scaling.schedule import Window
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether `name` fits a pattern, in which * stands for any text.
+    """Return whether `name` fits a pattern, in which * stands for any text.
 
     `fnmatch` is not used: it compiles a regular expression per pattern and caches 256 of them, so that a call would
     take milliseconds for a tenant, or after routes, with more patterns.
@@ -45,13 +45,13 @@ class Tier:
     objective: float = 0.99
 
     def above(self, other: "Tier") -> bool:
-        """Whether this tier is more urgent than `other`: by band, within a band by target."""
+        """Return whether this tier is more urgent than `other`: by band, within a band by target."""
         return (self.band, self.target_s) < (other.band, other.target_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """At most `burst` at once and `requests_per_s` on average; the unit may also be bytes."""
+    """A limit of `burst` requests at once and `requests_per_s` on average; the unit may also be bytes."""
 
     requests_per_s: float
     burst: int
@@ -67,8 +67,10 @@ class Selector:
     tier: str | None = None
 
     def fits(self, kind: str, name: str, route: str, tier: str) -> bool:
-        """Whether a call is counted. kind: "model" or "service"; another kind fits only selectors of all calls, of a
-        route or of a tier."""
+        """Return whether a call is counted.
+
+        kind: "model" or "service"; another kind fits only selectors of all calls, of a route or of a tier.
+        """
         if self.route is not None:
             return route == self.route
         if self.tier is not None:
@@ -157,24 +159,25 @@ class Tenant:
         return tuple(a for a in self.allowances if a.selector.fits(kind, name, route, self.tier.name))
 
     def may_use_model(self, name: str) -> bool:
-        """Whether a pattern of this tenant names the model."""
+        """Return whether a pattern of this tenant names the model."""
         for pattern in self.models:  # a loop, because for each call a generator would cost more than the comparisons
             if pattern == "*" or fits(pattern, name):
                 return True
         return False
 
     def may_use_service(self, name: str) -> bool:
-        """Whether a pattern of this tenant names the service."""
+        """Return whether a pattern of this tenant names the service."""
         return any(fits(pattern, name) for pattern in self.services)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """How a pool scales; see `oriel_policies.scaling.PoolScaling`.
+    """The settings by which a pool scales; see `oriel_policies.scaling.PoolScaling`.
 
     weights: tier -> `TierScaling.weight`; 1 if it is absent.
-    hold_s: how long a call is held while the pool has no server, within the deadline that its caller asks for; None:
-    until its deadline. tier_hold_s: the same by tier.
+    hold_s: how many seconds a call is held while the pool has no server, within the deadline that its caller asks for;
+    None until its deadline.
+    tier_hold_s: the same by tier.
     """
 
     minimum: int
@@ -190,7 +193,7 @@ class Scaling:
     tier_hold_s: Mapping[str, float] = field(default_factory=dict)
 
     def hold_for(self, tier: str) -> float | None:
-        """How long a call of this tier is held; None: until its deadline."""
+        """Return how many seconds a call of this tier is held; None until its deadline."""
         return self.tier_hold_s.get(tier, self.hold_s)
 
 
@@ -272,7 +275,7 @@ class Route:
 
     @property
     def plain(self) -> bool:
-        """Whether a call needs only its pool: no copy of its body and no check of its headers."""
+        """Return whether a call needs only its pool: no copy of its body and no check of its headers."""
         return not (
             self.headers
             or self.split
@@ -286,7 +289,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http:
-    """How the public port treats browsers and proxies in front of it. cors_origins: ("*",) allows every origin."""
+    """The settings of the public port for browsers, and for proxies in front of it.
+
+    cors_origins: ("*",) allows every origin.
+    """
 
     cors_origins: tuple[str, ...] = ()
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()

@@ -117,7 +117,7 @@ class Reading:
             self.mistakes.append(BadDocument(file, "", str(error)))
 
     def _walk(self, file: str, path: str, raw: Any, kind: Any) -> bool:
-        """Whether `raw` is a `kind`; if not, every reason is added to the mistakes."""
+        """Return whether `raw` is a `kind`; if not, add every reason to the mistakes."""
         before = len(self.mistakes)
         if get_origin(kind) in (Union, UnionType):
             choices = [choice for choice in get_args(kind) if choice is not NoneType]

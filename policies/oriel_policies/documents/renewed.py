@@ -129,7 +129,10 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
 
 
 def _named_before(documents: Mapping[str, bytes], place: str, name: str) -> bool:
-    """Whether a line before `place`, which is FILE:LINE, names the tenant too: the one at `place` may be the second."""
+    """Return whether a line before `place`, which is FILE:LINE, names the tenant too.
+
+    Then the line at `place` may be the second that does.
+    """
     file, _, number = place.rpartition(":")
     quoted = msgspec.json.encode(name)
     for other, data in documents.items():

@@ -1,4 +1,4 @@
-"""What use costs: prices per class of device, amounts in 10^-9 units of a currency. Integers only.
+"""Computes what use costs: prices per class of device, amounts in 10^-9 units of a currency, in integers only.
 
 Amounts are rounded once, at the end: an export multiplies the sums of a period, not each call.
 """
@@ -32,7 +32,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What is paid for, by resource, in 10^-9 units of the currency."""
+    """The amounts to pay, by resource, in 10^-9 units of the currency."""
 
     device: int = 0
     cpu: int = 0

@@ -26,7 +26,7 @@ class DeviceHour:
 
     @property
     def difference_ns(self) -> int:
-        """By how much the sum is larger than the wall time; negative if time is missing."""
+        """Return by how many nanoseconds the sum exceeds the wall time; negative if time is missing."""
         return self.tenants_ns + self.unbilled_ns + self.open_ns + self.idle_ns - self.wall_ns
 
     @property
@@ -37,5 +37,5 @@ class DeviceHour:
 
     @property
     def good(self) -> bool:
-        """Whether the difference is tolerable."""
+        """Return whether the difference is tolerable."""
         return self.ratio <= TOLERANCE

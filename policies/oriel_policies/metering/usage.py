@@ -18,9 +18,10 @@ UNBILLED = ("failed", "left", "warmup", "probe", "shadow", "repeat", "untenanted
 
 
 class UsageKey(NamedTuple):
-    """Whose use a row counts.
+    """The key of a row: who used what.
 
-    device: "" where none was used. device_class: what prices are for, as "cpu".
+    device: "" where none was used.
+    device_class: the class for which there are prices, such as "cpu".
     why: why nobody is charged, one of UNBILLED; "" if the tenant is.
     """
 
@@ -34,7 +35,7 @@ class UsageKey(NamedTuple):
 
 
 class UsageRow:
-    """What was used under one key. Durations are nanoseconds. Single writer."""
+    """The counters of one key. Durations are nanoseconds. Single writer."""
 
     __slots__ = (*FIELDS, "key", "quiet", "written")
 

@@ -1,4 +1,4 @@
-"""How many replicas a pool needs, so that its calls meet their deadlines. Rules without I/O and without clocks.
+"""Decides how many replicas a pool needs so that its calls meet their deadlines. Rules without I/O or clocks.
 
 Entry points, in the order in which a gateway uses them:
 

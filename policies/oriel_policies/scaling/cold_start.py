@@ -1,4 +1,4 @@
-"""How long a pool without servers takes to get its first one, and which calls are worth holding until then.
+"""Estimates when a pool without servers gets its first one, and which calls are worth holding until then.
 
 A start begins with the first call for a pool that has no address, and ends when its first server is usable. Its rest is
 the median of the earlier starts that took longer than it has taken so far. One that takes longer than all of them is
@@ -88,5 +88,9 @@ def hold_until(received_s: float, hold_s: float, requested_until: float) -> floa
 
 
 def worth_holding(now: float, rest_s: float | None, until: float) -> bool:
-    """Whether a server can be there before a call is given up. rest_s: None if that is not known."""
+    """Return whether a server can be there before a call is given up.
+
+    now, until: absolute seconds.
+    rest_s: seconds until the server is there; None if that is not known.
+    """
     return rest_s is None or now + rest_s <= until

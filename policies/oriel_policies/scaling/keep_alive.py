@@ -1,4 +1,4 @@
-"""How long an idle pool keeps its last replica, and when it gets one back before the next call, from its idle gaps."""
+"""Decides from a pool's idle gaps how long it keeps its last replica, and when it gets one before the next call."""
 
 from collections import deque
 from typing import Final
@@ -31,7 +31,7 @@ class IdleGaps:
         return min(most_s, self._quantile(0.99)) if len(self._gaps) >= _ENOUGH else most_s
 
     def expects_call(self, start_s: float) -> bool:
-        """Whether a replica that is ordered now would be just in time, because the gaps are all about equally long."""
+        """Return whether a replica ordered now would be just in time, because all gaps are about equally long."""
         if len(self._gaps) < _ENOUGH:
             return False
         early, late = self._quantile(0.05), self._quantile(0.95)

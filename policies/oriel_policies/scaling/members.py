@@ -18,7 +18,7 @@ MISSING_S: Final = 60.0
 
 
 class State(Enum):
-    """How far a sum can be trusted."""
+    """The degree to which a sum over gateways can be trusted."""
 
     COMPLETE = "complete"
     PARTIAL = "partial"

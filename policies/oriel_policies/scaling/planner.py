@@ -167,7 +167,7 @@ class Planner:
         )
 
     def _active(self, demand: Demand, profile: Mapping[str, float] | None, replicas: int) -> bool:
-        """Whether somebody waits or is served, was a short while ago, or is expected."""
+        """Return whether a call waits or is served, did so a short while ago, or is expected."""
         total = demand.total
         if total.idle_s < inf:
             self._gaps.observe(total.idle_s)

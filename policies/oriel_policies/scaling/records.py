@@ -42,11 +42,14 @@ class TierRecord:
 
 
 class PoolRecord:
-    """What one gateway reports about one pool; or the sum of several.
+    """The report of one gateway about one pool; or the sum of several.
 
-    tiers: by name. held: calls that wait because the pool has no usable endpoint or no permit. in_flight: calls at the
-    servers. observed_s: how long the gateway has been counting. idle_s: time since a call arrived or ended;
-    infinite if none has. woken, woken_s: replicas that an operator asked for, and for how much longer.
+    tiers: by name.
+    held: calls that wait because the pool has no usable endpoint or no permit.
+    in_flight: calls at the servers.
+    observed_s: seconds for which the gateway has been counting.
+    idle_s: seconds since a call arrived or ended; infinite if none has.
+    woken, woken_s: replicas that an operator asked for, and for how many more seconds.
     curve: rows of an execution -> (executions, their seconds), over a recent period; the points of a service curve.
     """
 

@@ -19,8 +19,9 @@ _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """At least `minimum` replicas on these days of the week (0 is Monday), from `begins` to `ends`.
+    """A weekly period in which a pool has at least `minimum` replicas.
 
+    days: days of the week on which it begins; 0 is Monday.
     begins, ends: minutes since midnight of the day; ends > begins, and beyond 24 hours if it is on the next day.
     """
 
@@ -31,7 +32,7 @@ class Window:
     minimum: int
 
     def includes(self, epoch_s: float, ahead_s: float = 0.0) -> bool:
-        """Whether the window, or the `ahead_s` before it, includes a moment."""
+        """Return whether a moment lies in the window, or in the `ahead_s` seconds before it."""
         zone = time_zone(self.zone)
         day = datetime.fromtimestamp(epoch_s, zone).replace(tzinfo=None, fold=0, hour=0, minute=0, second=0)
         day = day.replace(microsecond=0) - timedelta(days=1)

@@ -116,8 +116,9 @@ class Exchange:
 
     @property
     def writable(self) -> bool:
-        """Whether the client keeps up. If not, `on_writable` is called when it does; a client that never does is
-        closed.
+        """Return whether the client keeps up.
+
+        If not, `on_writable` is called when it does. The connection of a client that never does is closed.
         """
         return self._connection is not None and self._connection.keeps_up
 

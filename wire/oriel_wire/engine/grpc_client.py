@@ -66,7 +66,7 @@ class GrpcCall:
 
     @property
     def ready(self) -> bool:
-        """Whether `read` would return or raise at once."""
+        """Return whether `read` would return or raise at once."""
         return self._over or bool(self._messages.ready)
 
     async def read(self) -> bytes | None:

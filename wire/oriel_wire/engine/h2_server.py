@@ -149,7 +149,9 @@ class H2ServerConnection(H2Transport):
             self._read_on()
 
     def _judge_age(self, data: bytes, now: float, before_s: float) -> bool:
-        """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left.
+        """Correct the arrival time of the data just read, after a pause of the loop.
+
+        Returns False if its sender has left.
 
         before_s: when something was read before.
         """
@@ -261,7 +263,7 @@ class H2ServerConnection(H2Transport):
 
     @property
     def departed(self) -> bool:
-        """Whether the client has closed behind unread bytes, according to the kernel (Linux only)."""
+        """Return whether the client has closed behind unread bytes, according to the kernel (Linux only)."""
         return monotonic() >= self._pulse.fresh_until and closed_behind_unread(self.transport)
 
     def unwanted(self, size: int) -> None:
@@ -297,12 +299,12 @@ class H2ServerConnection(H2Transport):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way."""
+        """Return whether no request is under way."""
         return not self.streams
 
     @property
     def waits_for_head(self) -> bool:
-        """Whether no request of this client is under way."""
+        """Return whether no request of this client is under way."""
         return not self.streams
 
     def evict(self) -> None:

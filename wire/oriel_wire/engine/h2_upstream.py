@@ -377,7 +377,7 @@ class H2Endpoint:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection that takes streams."""
+        """Return whether there is a connection that takes streams."""
         return bool(self._connections)
 
     def forget(self, sink: Any) -> None:

@@ -172,7 +172,9 @@ class ServerConnection(ServerHooks):
                 self.transport.abort()
 
     def _judge_age(self, now: float) -> bool:
-        """After a pause of the loop, correct the arrival time of the data just read. False if its sender has left."""
+        """Correct the arrival time of the data just read, after a pause of the loop.
+
+        Returns False if its sender has left."""
         if (found := arrival(self.transport)) is not None and found.gone:
             self.evict()
             return False
@@ -221,17 +223,17 @@ class ServerConnection(ServerHooks):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the client reads what is written to it."""
+        """Return whether the client reads what is written to it."""
         return not self._stalled_at
 
     @property
     def departed(self) -> bool:
-        """Whether the client has closed behind unread bytes, according to the kernel (Linux only)."""
+        """Return whether the client has closed behind unread bytes, according to the kernel (Linux only)."""
         return (self._paused or monotonic() >= self._pulse.fresh_until) and closed_behind_unread(self.transport)
 
     @property
     def must_close(self) -> bool:
-        """Whether the answer being written has to say `Connection: close`."""
+        """Return whether the answer being written has to say `Connection: close`."""
         head = self.head
         return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
 
@@ -436,7 +438,7 @@ class ServerConnection(ServerHooks):
 
     @property
     def under_way(self) -> bool:
-        """Whether a request has begun and is not answered."""
+        """Return whether a request has begun and is not answered."""
         return self.state in (BODY, WAIT)
 
     def close_if_idle(self) -> None:
@@ -446,7 +448,7 @@ class ServerConnection(ServerHooks):
 
     @property
     def waits_for_head(self) -> bool:
-        """Whether no request of this client is under way."""
+        """Return whether no request of this client is under way."""
         return self.state == HEAD
 
     def evict(self) -> None:
@@ -456,7 +458,7 @@ class ServerConnection(ServerHooks):
 
     @property
     def idle(self) -> bool:
-        """Whether it is between two requests and has no byte of the next one."""
+        """Return whether the connection is between two requests and has no byte of the next one."""
         return self.state == HEAD and not self._buffer
 
     def sweep(self, now: float) -> None:

@@ -124,8 +124,9 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def says_something(self) -> bool:
-        """Whether there are unread bytes or an end of stream; on an idle connection that means that the peer closes
-        it.
+        """Return whether there are unread bytes or an end of stream.
+
+        On an idle connection that means that the peer closes it.
         """
         try:
             fd: int = self.transport.get_extra_info("socket").fileno()
@@ -268,9 +269,7 @@ class UpstreamConnection(asyncio.Protocol):
             sink.response_data(body, complete)
 
     def _finish(self) -> None:
-        """After the last byte of the answer, return the connection to the endpoint, or close it if it cannot be
-        used again.
-        """
+        """Return the connection to its endpoint after the last byte of an answer, or close it if it is not reusable."""
         self.sink = None
         self._in_body = False
         self._interim = 0

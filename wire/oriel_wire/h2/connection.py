@@ -146,7 +146,7 @@ class H2Connection(HeaderBlocks):
 
     @property
     def unhandled(self) -> bool:
-        """Whether frames are left for another turn, because this one has begun `requests_per_turn`."""
+        """Return whether frames are left for another turn, because this one has begun `requests_per_turn`."""
         return self._later != b""
 
     @property

@@ -250,7 +250,7 @@ class RpcShape:
 
     @property
     def usable(self) -> bool:
-        """Whether what differs can be read without the other fields."""
+        """Return whether the fields that differ from head to head can be read without those that do not."""
         return not {_TIER, _ENCODING, _CONTENT_TYPE} & {*self._kinds} and self._kinds.count(_CREDENTIAL) < 2
 
     def read(self, values: list[bytes], memo: LineMemo) -> RpcHead:
@@ -329,7 +329,7 @@ class MessageReader:
 
     @property
     def partial(self) -> bool:
-        """Whether a message has begun and not ended."""
+        """Return whether a message has begun and not ended."""
         return self._missing >= 0 or bool(self._prefix)
 
     def feed(self, data: bytes | memoryview) -> None:

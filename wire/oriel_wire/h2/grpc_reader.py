@@ -47,7 +47,7 @@ class MessageReader:
 
     @property
     def empty(self) -> bool:
-        """Whether all that has come was returned as messages."""
+        """Return whether all that has come was returned as messages."""
         return self._size < 0 and not self._pieces
 
     def next(self) -> bytes | memoryview | None:

@@ -69,7 +69,7 @@ class H2Hooks:
         """The peer takes no new streams. `on_reset` follows for each of ours above `last_id`."""
 
     def on_drained(self) -> None:
-        """After `drain`: the last stream has ended and no more can come; the connection may be closed."""
+        """The last stream after `drain` has ended and no more can come; the connection may be closed."""
 
     def connection_error(self, code: int, message: str) -> None:
         """The peer broke a rule of the connection, or a limit. GOAWAY is in `out`; flush it and close.

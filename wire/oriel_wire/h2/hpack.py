@@ -103,7 +103,7 @@ class Decoder:
 
     @property
     def stateless(self) -> bool:
-        """Whether the peer has no dynamic table any more, so that a block means the same whatever was sent before."""
+        """Return whether the peer has no dynamic table any more: a block means the same whatever was sent before."""
         return not self._table_max
 
     def allow_table(self, size: int) -> None:

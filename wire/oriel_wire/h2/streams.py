@@ -95,5 +95,5 @@ class Stream:
 
     @property
     def closed(self) -> bool:
-        """Whether both directions have ended."""
+        """Return whether both directions have ended."""
         return self.receiving == ENDED and self.sending == ENDED

@@ -127,7 +127,10 @@ def _to_array(values: list[Any], entry: Datatype, what: str) -> NDArray[Any]:
 
 
 def _same_layout(nested: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether both shapes hold the same elements in the same order: they may differ only in dimensions of size 1."""
+    """Return whether both shapes hold the same elements in the same order.
+
+    They may differ only in dimensions of size 1.
+    """
     if 0 in nested or 0 in shape:
         return 0 in nested and 0 in shape
     return [dim for dim in nested if dim != 1] == [dim for dim in shape if dim != 1]

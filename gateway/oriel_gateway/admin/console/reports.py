@@ -38,7 +38,10 @@ class _Answer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
-    """What a server reports of a model. rows: the mean rows of a batch, since the time before, else since its start."""
+    """A server's report of one of its models.
+
+    rows: the mean rows of a batch, since the report before, or since the server started if there was none.
+    """
 
     version: str
     provider: str

@@ -1,4 +1,4 @@
-"""What the console shows of one tenant: its limits with what is left, and what `oriel policies explain` says."""
+"""The console's view of one tenant: its limits with what is left, and what `oriel policies explain` says."""
 
 from collections.abc import Mapping
 from time import monotonic, time

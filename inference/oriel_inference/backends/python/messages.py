@@ -119,7 +119,10 @@ class Cancel(msgspec.Struct, array_like=True, tag=12):
 
 
 class Credit(msgspec.Struct, array_like=True, tag=13):
-    """This many responses of the request have been taken. From a child: responses of a request to another model."""
+    """Permission to send `count` more responses of the request, as so many have been taken.
+
+    From a child: for responses of its own request to another model.
+    """
 
     request: int
     count: int
