@@ -53,7 +53,7 @@ async def test_a_real_digit_is_read(stack: Any) -> None:
     assert response is not None and response.trace_id == parent.trace_id and response.span_id == root.context.span_id
     assert (root.name, root.parent_id, root.failed) == ("POST /v1/services/{service}", parent.span_id, False)
     assert root.attributes["oriel.request_id"] == "abc-1" and root.attributes["oriel.tier"] == "gold"
-    assert [span.name for span in children] == ["body", "pre", "POST", "post"]
+    assert [span.name for span in children if span.name != "wait"] == ["body", "pre", "POST", "post"]
     assert {span.parent_id for span in children} == {root.context.span_id}
 
 

@@ -14,6 +14,7 @@ from oriel_cli.main import main
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.core import Gateway
 from oriel_gateway.pools.model_placement import PoolPlacement
+from oriel_policies.placement import first_of
 from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.process import listen
 
@@ -89,7 +90,9 @@ async def test_calls_at_two_gateways_for_models_that_nobody_has_load_each_of_the
             for entry in each.unit.surface.catalog.entries(name)
             if entry.serving is not None
         )
-        assert all(any(it.have(name)[number] for name in names) for number in (0, 1))
+        addresses = [f"127.0.0.1:{each.unit.http_port}" for each in it.servers]
+        for name in names:
+            assert it.have(name) == [address == first_of(addresses, name) for address in addresses]
 
 
 async def test_one_gateway_decides_and_the_others_follow_and_take_over(tmp_path: Path) -> None:
