@@ -84,7 +84,9 @@ async def test_a_server_that_fails_quickly_does_not_look_fast() -> None:
 
 async def test_a_server_without_room_is_left_alone_for_a_while() -> None:
     async with house() as it:
-        it.servers[0].steps = [Fails(CODE.RESOURCE_EXHAUSTED, "saturated", (("retry-after", "3"),))] * 1000
+        while len({id(asked) for asked in it.asked}) < 2:  # until both are connected
+            assert await it.infer() == "OK"
+        it.servers[0].steps = [Fails(CODE.RESOURCE_EXHAUSTED, "saturated", (("retry-after", "5"),))] * 1000
         it.servers[1].steps = [0.003] * 1000
         codes = [await it.infer() for _ in range(60)]
         assert codes.count("RESOURCE_EXHAUSTED") <= 1
