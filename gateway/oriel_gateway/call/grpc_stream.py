@@ -336,8 +336,8 @@ class GrpcStreamCall(GrpcCall):
         if self._grant is not None:
             self._grant.settle(round(self._cost_s * 1e6), monotonic())
 
-    def give_permit(self, now: float, good: bool | None, late: bool) -> float:
-        """See `Lifecycle.give_permit`: the permit may be suspended, and its time is counted by turns."""
+    def release_permit(self, now: float, good: bool | None, late: bool) -> float:
+        """See `Lifecycle.release_permit`: the permit may be suspended, and its time is counted by turns."""
         lending = self._lending
         lent_s = lending.finish(self.cost_us) if lending is not None else 0.0
         self._cost_s = self.gate.release_permit(

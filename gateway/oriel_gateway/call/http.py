@@ -72,7 +72,7 @@ class Call(Lifecycle):
         if self.body_bytes > bound:
             self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
         elif size > 0:
-            self._hold(size)
+            self._reserve_body(size)
 
     def whole(self, data: bytes | list[bytes | memoryview], now: float = 0.0) -> None:
         """Take the whole body at once, in one piece or several. now: see `enter`."""
@@ -172,11 +172,11 @@ class Call(Lifecycle):
             return
         # A body that came with its head is put on the budget only now, when the call has to wait. A call that was
         # displaced has been taken off the budget.
-        if self.body_bytes > self._held_bytes and not self._hold(self.body_bytes - self._held_bytes):
+        if self.body_bytes > self._held_bytes and not self._reserve_body(self.body_bytes - self._held_bytes):
             return
         gate.pump()
 
-    def _hold(self, size: int) -> bool:
+    def _reserve_body(self, size: int) -> bool:
         """Take bytes from the pool's budget; False: there are not enough, and the call is refused."""
         band = self.tenant.tier.band
         if reserve_or_displace(self.gate, size, band, urgent=band == self.gateway.top_band):
@@ -228,7 +228,7 @@ class Call(Lifecycle):
         try:
             self.hold()
             size = self.body_bytes - self._held_bytes
-            if size > 0 and not self._hold(size):
+            if size > 0 and not self._reserve_body(size):
                 return
             self.in_trouble(counted=False).park(self._held_bytes)
         except Refused as refused:

@@ -205,7 +205,7 @@ class Lifecycle:
         self._held_bytes = self.body_bytes
         return True
 
-    def give_permit_back(self) -> None:
+    def release_unused_permit(self) -> None:
         """Release the permit for others, because nothing was sent with it."""
         ticket, self._ticket = self._ticket, None
         self.permit_s = 0.0
@@ -461,7 +461,7 @@ class Lifecycle:
             late = outcome is not _ANSWERED and now >= self.deadline and not unbounded
             left = outcome is _LEFT and not late
             good = None if left else outcome is _ANSWERED and self.status < 500
-            cost_s = self.give_permit(now, good, late)
+            cost_s = self.release_permit(now, good, late)
         elif ticket is not None:
             gate.leave_queue(ticket)
         elif trouble is not None and trouble.parked:
@@ -479,8 +479,8 @@ class Lifecycle:
         if self.extras is not None:
             self.extras.ended(self)
 
-    def give_permit(self, now: float, good: bool | None, late: bool) -> float:
-        """Give the permit back at the end. Returns what the call is charged, in seconds. See `PoolGate`."""
+    def release_permit(self, now: float, good: bool | None, late: bool) -> float:
+        """Release the permit at the end. Returns what the call is charged, in seconds. See `PoolGate`."""
         stream = self.stream
         unbounded = stream is not None and stream.unbounded
         size_bytes = -1 if unbounded or self.status >= 300 else self.body_bytes

@@ -67,7 +67,7 @@ class Troubled(Movable, Protocol):
     def end_hold(self, now: float) -> bool:
         """A server is there: the call has the time of its tier from now on. False: it was not held."""
 
-    def give_permit_back(self) -> None:
+    def release_unused_permit(self) -> None:
         """Release the permit, because no endpoint can be asked."""
 
     def departed(self) -> bool:
@@ -264,7 +264,7 @@ class Trouble:
                 self.probe_finished()
         else:
             self._attempts = None
-            call.give_permit_back()
+            call.release_unused_permit()
             call.park()
 
     # No answer, or not the call's ------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.decisions import NOT_REACHED, Decisions, Plain
 from oriel_gateway.observe.exemplars import Exemplars
 from oriel_gateway.observe.objectives import Judged, Objectives
-from oriel_gateway.observe.promise import kept_for
 from oriel_gateway.observe.spans import span_count, spans_of
 from oriel_gateway.observe.stats import BATCH, Stats
 from oriel_gateway.observe.tracing import Address, Mark, Recorded
@@ -161,3 +160,14 @@ class Records:
         self.exemplars.note(key, decided[0] - call.received_s, mark.trace)
         record = (decided, why, self.scheme, call.http_version, call.code, call.held)
         self.sink.keep(spans_of, record, span_count(mark, call.permit_s, call.ahead))
+
+
+def kept_for(judged: Judged | None, outcome: Outcome) -> str:
+    """Return why the trace of a request is kept that was not sampled at its beginning; "" if it is not.
+
+    "sla": it was late, or refused although it was promised. "error": a server behind failed.
+    """
+    if judged is None or judged.result == "excused":
+        return ""
+    failed = judged.result == "missed" and outcome in (Outcome.ANSWERED, Outcome.UPSTREAM_BROKEN)
+    return "error" if failed else "sla"

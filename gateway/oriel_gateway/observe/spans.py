@@ -9,7 +9,7 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.decisions import Decided, Plain
-from oriel_gateway.observe.promise import sla_attributes
+from oriel_gateway.observe.objectives import Judged
 from oriel_gateway.observe.tracing import Address, Mark
 from oriel_wire.semantics import (
     GRPC_SERVICE,
@@ -187,7 +187,7 @@ def _about(decided: Decided) -> Attributes:
             found["oriel.spilled"] = ", ".join([f"{each.pool}: {each.reason}" for each in target.spills])
     if decided.deadline:
         found["oriel.deadline_ms"] = round((decided.deadline - decided.received_s) * 1e3, 3)
-    return found if tenant is None else found | sla_attributes(decided.judged)
+    return found if tenant is None else found | _sla_attributes(decided.judged)
 
 
 def _path(decided: Decided) -> str:
@@ -201,3 +201,14 @@ def _path(decided: Decided) -> str:
 
 def _left(outcome: Outcome) -> bool:
     return outcome is Outcome.CALLER_LEFT
+
+
+def _sla_attributes(judged: Judged | None) -> Attributes:
+    """Return the attributes that say whether the promise of a request was kept, and what broke it."""
+    if judged is None:
+        return {"oriel.sla.result": "met"}
+    found: Attributes = {"oriel.sla.result": judged.result}
+    if judged.cause:
+        found["oriel.sla.cause"] = judged.cause
+        found["oriel.sla.excess_ms"] = round(judged.excess_s * 1e3, 3)
+    return found
