@@ -72,7 +72,7 @@ def table(report: Mapping[str, Any], *, tenant: str = "") -> list[str]:
                 f"{tier['objective'] * 100:g} %",
                 *(_share(tier["attainment"][window]) for window in WINDOWS),
                 _burn(tier["burn"]["1h"]),
-                _share(tier["budget_left"]),
+                _left(tier["budget_left"]),
             )
             for tier in report["tiers"]
         ]
@@ -110,6 +110,10 @@ def _causes(tier: str, causes: Mapping[str, int]) -> list[str]:
         return []
     named = ", ".join(f"{cause} {count}" for cause, count in list(causes.items())[:4])
     return [f"  {_cut(tier, 12)}, last hour: lost to {named}"]
+
+
+def _left(budget: float | None) -> str:
+    return "spent" if budget is not None and budget <= 0.0 else _share(budget)
 
 
 def _share(share: float | None) -> str:

@@ -52,7 +52,7 @@ def test_the_table_fits_a_terminal_and_says_what_matters() -> None:
     lines = slo.table(report())
     assert max(map(len, lines)) <= 80
     (gold,) = [line for line in lines if line.startswith("gold")]
-    assert gold.split() == "gold 500 ms 99 % 98.56 % 98.56 % 98.56 % 1.4 -44.00 %".split()
+    assert gold.split() == "gold 500 ms 99 % 98.56 % 98.56 % 98.56 % 1.4 spent".split()
     assert "  gold, last hour: lost to queue 144" in lines
     assert any(line.startswith("silver-o..") and line.split()[-1] == "%" for line in lines)
     assert lines[-1] == "and 7 more (--json)"
