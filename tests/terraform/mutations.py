@@ -30,6 +30,7 @@ _VALID = "test_lifecycle.py::test_it_is_valid_without_a_warning"
 _WORKLOADS = "test_objects_workloads.py::"
 _NETWORK = "test_objects_network.py::"
 _PLACEMENT = "test_objects_placement.py::"
+_MODELS = "test_objects_models.py::test_models_are_placed_in_the_pools_of_the_groups_that_ask_for_it"
 
 MUTATIONS = (
     Mutation(
@@ -298,6 +299,13 @@ MUTATIONS = (
         "revisionHistoryLimit ",
         "revisionHistory      ",
         "test_objects_valid.py::test_every_object_is_one_that_kubernetes_takes",
+    ),
+    Mutation(
+        "servers whose models the gateway places load all of them at the start",
+        "modules/platform/inference.tf",
+        'group.place_models ? "demand" : "poll"',
+        '"poll"',
+        f"{_MODELS}[True]",
     ),
 )
 

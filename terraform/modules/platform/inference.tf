@@ -26,13 +26,16 @@ locals {
       memory       = coalesce(try(group.memory, null), local.group_sizes[group.accelerator].memory)
       cache        = try(group.cache, { gb = 20, claim = false })
       load_grace_s = try(group.load_grace_s, 900)
+      place_models = try(group.place_models, false)
       args         = try(group.args, [])
     }
   }
 
   inference_args = {
     for name, group in local.model_groups : name => concat(
-      ["--model-repository", group.repository, "--model-control-mode", "poll", "--repository-poll-secs", "15"],
+      ["--model-repository", group.repository, "--model-control-mode", group.place_models ? "demand" : "poll", "--repository-poll-secs", "15"],
+      # The rest of the memory is for the server itself and for what waits in it.
+      group.place_models ? ["--model-memory-budget", format("%d", floor(group.memory * 0.6 * 1073741824))] : [],
       # Less than the volume has: a pod whose emptyDir overflows is evicted. What is being fetched comes on top.
       ["--model-cache", "/var/lib/oriel/models", "--model-cache-bytes", format("%d", floor(group.cache.gb * 0.9 * 1073741824))],
       ["--host", "0.0.0.0", "--id", "inference-${name}"],

@@ -29,6 +29,11 @@ locals {
     { for each in ["inference"] : each => each if !var.keda.enabled },
     { for name, group in local.model_groups : "inference-${name}" => "inference-${name}" if var.keda.enabled || length(group.models) > 0 },
   )
+  # Where the gateway decides which server has which model. releases.tf refuses it in a pool of several groups, whose servers
+  # have different models.
+  placed_pools = [
+    for name, group in local.model_groups : contains(keys(local.pool_discovery), "inference-${name}") ? "inference-${name}" : "inference" if group.place_models
+  ]
   # [] if every group names its models: calls for others are answered 404 and wake nobody.
   pool_of_the_rest = var.keda.enabled ? [for name, group in local.model_groups : "inference-${name}" if length(group.models) == 0] : ["inference"]
   # The first route that fits counts: names before patterns, longer patterns before shorter ones.
@@ -63,7 +68,7 @@ locals {
         "discover = \"kubernetes:${local.pool_discovery[pool]}:${local.ports.inference.http}\"",
         "grpc_discover = \"kubernetes:${local.pool_discovery[pool]}:${local.ports.inference.grpc}\"",
         "max_queue_bytes = ${local.pool_bytes}",
-        "",
+        contains(local.placed_pools, pool) ? "place_models = true\n" : "",
       ]
     ]),
     flatten([for pool in sort(keys(local.pool_discovery)) : lookup(local.scaling_toml, pool, [])]),

@@ -163,7 +163,7 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120."
+  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120. place_models: the servers load models at their first call, and the gateway decides which of them has which; needs a pool for this group alone (models, keda.enabled, or no other group)."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
@@ -175,6 +175,7 @@ variable "model_groups" {
     cache        = optional(object({ gb = optional(number, 20), claim = optional(bool, false) }), {})
     load_grace_s = optional(number, 900)
     start_s      = optional(number)
+    place_models = optional(bool, false)
     args         = optional(list(string), [])
   }))
   default = null
@@ -213,6 +214,11 @@ variable "model_groups" {
   validation {
     condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.credentials == null ? true : can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", group.credentials))])
     error_message = "model_groups: credentials is the name of a Kubernetes Secret."
+  }
+  # How much memory a node's GPU has is known to nobody here. Without a budget no model would ever leave it.
+  validation {
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : !group.place_models || contains(["cpu", "openvino"], group.accelerator) || anytrue([for arg in group.args : can(regex("^--gpu-model-memory-budget(=|$)", arg))])])
+    error_message = "model_groups: place_models on gpu or tensorrt needs the bytes of a GPU that models may take: args = [\"--gpu-model-memory-budget=20000000000\"]."
   }
 }
 

@@ -1,0 +1,81 @@
+"""Groups whose models the gateway places: their pools, and what their servers are started with."""
+
+import argparse
+
+import pytest
+
+import oriel_inference.command
+from oriel_policies.documents import Snapshot, compile_documents
+
+from . import objects
+from .conftest import Shared
+from .harness import TerraformFailed
+
+GIB = 2**30
+PLACED = {
+    "chat": {
+        "accelerator": "gpu",
+        "models": ["chat-*"],
+        "place_models": True,
+        "args": ["--gpu-model-memory-budget=20000000000"],
+    },
+    "small": {"accelerator": "cpu", "models": ["small-*"], "place_models": True, "memory": 10},
+    "rest": {"accelerator": "cpu"},
+}
+
+
+def snapshot(found: list[objects.Object]) -> Snapshot:
+    data = objects.of(found, "ConfigMap")["policies"]["data"]
+    return compile_documents({name: text.encode() for name, text in data.items()})
+
+
+def servers(found: list[objects.Object]) -> dict[str, argparse.Namespace]:
+    """Return name of the group's Deployment -> what `oriel inference` reads from its arguments."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    oriel_inference.command.add_arguments(parser)
+    return {
+        name: parser.parse_args(template["spec"]["containers"][0]["args"])
+        for name, template in objects.pods(found).items()
+        if name.startswith("inference-")
+    }
+
+
+@pytest.mark.parametrize("keda", [True, False])
+def test_models_are_placed_in_the_pools_of_the_groups_that_ask_for_it(shared: Shared, keda: bool) -> None:
+    found = objects.objects(shared, keda={"enabled": keda}, model_groups=PLACED)
+    pools = {name: pool.place_models for name, pool in snapshot(found).pools.items() if name != "logic"}
+    last = "inference-rest" if keda else "inference"  # the pool of all groups, for models that no group names
+    assert pools == {"inference-chat": True, "inference-small": True, last: False}
+    read = servers(found)
+    assert {name: each.control_mode for name, each in read.items()} == {
+        "inference-chat": "demand",
+        "inference-small": "demand",
+        "inference-rest": "poll",
+    }
+    assert read["inference-small"].model_memory_bytes == 6 * GIB
+    assert 0 < read["inference-chat"].model_memory_bytes < 12 * GIB  # of the 12 GiB that a GPU pod has
+    assert (read["inference-chat"].gpu_memory_bytes, read["inference-rest"].model_memory_bytes) == (20_000_000_000, 0)
+
+
+def test_the_only_group_has_the_pool_of_all_models_for_itself_also_without_keda(shared: Shared) -> None:
+    budget = ["--model-memory-budget", str(GIB)]
+    only = {"cpu": {"accelerator": "cpu", "place_models": True, "args": budget}}
+    found = objects.objects(shared, gpu_enabled=False, model_groups=only)
+    assert snapshot(found).pools["inference"].place_models
+    assert servers(found)["inference-cpu"].model_memory_bytes == GIB  # the caller's own number is the last word
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        (
+            {"a": {"accelerator": "cpu", "place_models": True}, "b": {"accelerator": "cpu"}},
+            "a pool for this group alone",
+        ),
+        ({"a": {"accelerator": "tensorrt", "models": ["m"], "place_models": True}}, "needs the bytes of a GPU"),
+    ],
+)
+def test_a_placement_that_cannot_work_is_refused_when_planning(shared: Shared, groups: dict, reason: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(TerraformFailed) as refused:
+        objects.objects(shared, model_groups=groups)
+    assert reason in "\n".join(each.detail for each in refused.value.diagnostics)
