@@ -311,8 +311,9 @@ class EndpointSet(Generic[E]):
         last = max(self._parked, default=band)
         if last <= band:
             return False
-        loser = next(reversed(self._parked[last]))
-        self.unpark(loser)
+        # popitem, because looking for the last key would pass over every key that was deleted behind it
+        loser, _ = self._parked[last].popitem()
+        self._left(loser, last)
         loser.displaced()
         return True
 
@@ -327,8 +328,12 @@ class EndpointSet(Generic[E]):
         if these is None or waiter not in these:
             return
         del these[waiter]
+        self._left(waiter, band)
+
+    def _left(self, waiter: Parked, band: int) -> None:
+        """Count a call less, which is in `_parked` no more."""
         self._parked_bytes[band] -= waiter.size_bytes
-        if not these:
+        if not self._parked[band]:
             del self._parked[band], self._parked_bytes[band]
         self.parked -= 1
         if self.demand is not None:
