@@ -113,3 +113,38 @@ def test_a_file_that_a_page_sends_to_is_there(page: str) -> None:
 def test_the_makefile_has_at_most_twelve_targets() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert len(phony.split()) <= 12
+
+
+def test_every_link_to_a_heading_leads_to_one() -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    pages = {(ROOT / page).resolve(): (ROOT / page).read_text() for page in tracked.split()}
+    headings = {path: headings_of(text) for path, text in pages.items()}
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path, text in pages.items()
+        for target in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", text)
+        for name, _, heading in [target.partition("#")]
+        if heading not in headings.get((path.parent / name).resolve() if name else path, {heading})
+    ]
+    assert broken == []
+
+
+def headings_of(page: str) -> set[str]:
+    """Return the names by which links call the headings of a page, and its own anchors."""
+    texts = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in texts]
+    return {*plain, *re.findall(r'<a id="([^"]+)">', page)}
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    uneven = []
+    for page in tracked.split():
+        head, in_code = 0, False
+        for number, line in enumerate((ROOT / page).read_text().splitlines(), start=1):
+            in_code ^= line.lstrip().startswith("```")
+            cells = 0 if in_code or not line.startswith("|") else line.replace("\\|", "").count("|") - 1
+            if cells and head and cells != head:
+                uneven.append(f"{page}:{number}")
+            head = (head or cells) if cells else 0
+    assert uneven == []

@@ -27,7 +27,7 @@ class Events:
 
     @property
     def between(self) -> bool:
-        """Whether an event may begin here."""
+        """Return whether an event may begin here."""
         return self._tail.replace(b"\r\n", b"\n").replace(b"\r", b"\n").endswith(b"\n\n")
 
 

@@ -55,7 +55,7 @@ class Movable(Protocol):
 
     @property
     def may_move(self) -> bool:
-        """Whether its body is here, and no server can have executed it."""
+        """Return whether the body is here and no server can have executed it."""
 
     def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
         """Return the endpoints of a pool that speak the call's protocol."""

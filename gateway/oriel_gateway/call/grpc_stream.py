@@ -111,7 +111,7 @@ class GrpcStreamCall(GrpcCall):
 
     @property
     def may_move(self) -> bool:
-        """Whether nothing of the stream was sent."""
+        """Return whether nothing of the stream was sent."""
         return self._exchange is None and super().may_move
 
     def rename(self, model: str) -> bool:

@@ -32,7 +32,7 @@ class Hedged(Protocol):
 
     @property
     def first_flying(self) -> bool:
-        """Whether the first copy may still be answered."""
+        """Return whether the first copy may still be answered."""
 
     def second_endpoint(self, now: float) -> HttpEndpoint | None:
         """Pick where a second copy may go now; None: nowhere."""
@@ -66,7 +66,7 @@ class Hedge:
 
     @property
     def flying(self) -> bool:
-        """Whether an answer may still come."""
+        """Return whether an answer may still come."""
         return self.endpoint is not None
 
     def _fire(self) -> None:

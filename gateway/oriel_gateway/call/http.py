@@ -392,7 +392,7 @@ class Call(Lifecycle):
         return classify_answer(head, data, model=bool(self.target.sought))
 
     def elsewhere(self, endpoint: HttpEndpoint, head: Any, data: bytes, now: float) -> bool:
-        """Whether a whole error answer is not the call's: it is sent again, or waits for its copy or for a search."""
+        """Return whether a whole error answer is not the call's: it is sent again, or waits for a copy or a search."""
         trouble, model = self._trouble, self.target.sought
         if trouble is not None and trouble.settled:
             return False

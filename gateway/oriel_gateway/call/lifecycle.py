@@ -288,7 +288,7 @@ class Lifecycle:
 
     @property
     def sending(self) -> bool:
-        """Whether the call has a permit and no answer yet."""
+        """Return whether the call has a permit and no answer yet."""
         return self.state == SENDING
 
     @property
@@ -298,17 +298,17 @@ class Lifecycle:
 
     @property
     def kept(self) -> bool:
-        """Whether the body is still here and can be sent (again)."""
+        """Return whether the body is still here and can be sent (again)."""
         return self._body is not None or not self.body_bytes
 
     @property
     def may_run_twice(self) -> bool:
-        """Whether it does no harm if the call is executed twice."""
+        """Return whether it does no harm if the call is executed twice."""
         return self.target.plan.idempotent or (not self.body_bytes and self.head.method in ("GET", "HEAD"))
 
     @property
     def may_move(self) -> bool:
-        """Whether the body is still here and no server can have executed the call."""
+        """Return whether the body is still here and no server can have executed the call."""
         trouble = self._trouble
         return self.kept and (trouble is None or not trouble.unsure)
 

@@ -51,15 +51,15 @@ class Troubled(Movable, Protocol):
 
     @property
     def sending(self) -> bool:
-        """Whether the call has a permit and no answer yet."""
+        """Return whether the call has a permit and no answer yet."""
 
     @property
     def kept(self) -> bool:
-        """Whether the body is here to be sent (again)."""
+        """Return whether the body is here to be sent (again)."""
 
     @property
     def may_run_twice(self) -> bool:
-        """Whether it does no harm if the call is executed twice."""
+        """Return whether it does no harm if the call is executed twice."""
 
     def park(self) -> None:
         """Wait without a permit until an endpoint can be asked."""
@@ -176,7 +176,7 @@ class Trouble:
 
     @property
     def settled(self) -> bool:
-        """Whether all that can be found out about the answer is known: it is noted and can go to the client."""
+        """Return whether nothing more can be found out about the answer: it is noted and can go to the client."""
         return self._withheld is not None
 
     def in_vain(self, endpoint: HttpEndpoint, error: str = _UNREACHABLE) -> None:
@@ -334,7 +334,7 @@ class Trouble:
 
     @property
     def first_flying(self) -> bool:
-        """Whether the first copy may still be answered."""
+        """Return whether the first copy may still be answered."""
         return self._call.endpoint is not None
 
     def second_endpoint(self, now: float) -> HttpEndpoint | None:

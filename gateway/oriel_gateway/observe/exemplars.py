@@ -14,7 +14,7 @@ Key = tuple[str, str, str, str, int]
 
 
 class Exemplars:
-    """By series, see `Stats.series`. Only traces that are kept come here. The gateway's loop is the only writer."""
+    """The latest kept trace of each bucket, by series (see `Stats.series`). The gateway's loop is the only writer."""
 
     __slots__ = ("_series",)
 

@@ -1,4 +1,4 @@
-"""Whether calls kept the promise of their tier: each call that did not is judged at its end, and all are counted.
+"""Counts which calls kept the promise of their tier, and judges at its end each call that did not.
 
 A call that was answered in time costs one comparison and one addition. For every other one `Objectives.judge` says what
 became of it (`Judged`), and `oriel_policies.objectives` has the rule that names the cause. The judgement is the last
@@ -58,11 +58,12 @@ _PLACE_OF: Final = {
 
 
 class Judged(NamedTuple):
-    """What became of a call that did not keep its promise.
+    """The judgement about a call that did not keep its promise.
 
-    result: `late`, `missed` or `excused`. cause: one of `oriel_policies.objectives.CAUSES`, "" if it is excused.
-    excess_s: how much longer than usual the call was in that place; 0.0 for a refusal. passed: the place in which the
-    target passed, "" if it did not.
+    result: `late`, `missed` or `excused`.
+    cause: one of `oriel_policies.objectives.CAUSES`, "" if it is excused.
+    excess_s: how many seconds longer than usual the call was in that place; 0.0 for a refusal.
+    passed: the place in which the target passed, "" if it did not.
     """
 
     result: str

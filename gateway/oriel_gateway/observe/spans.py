@@ -93,7 +93,10 @@ def spans_of(
 
 
 class Hop:
-    """What the attempts of one request have in common. status: how the last of them was answered."""
+    """The common part of the CLIENT spans of one request.
+
+    status: how the last attempt was answered.
+    """
 
     def __init__(self, *, name: str, status: str, path: str, scheme: str) -> None:
         self._name = name

@@ -59,15 +59,13 @@ class Stats:
 
     @property
     def series(self) -> dict[tuple[str, str, str, str, int], Series]:
-        """By (pool, route, tier, outcome, status class)."""
+        """The counts by (pool, route, tier, outcome, status class)."""
         self.count()
         return self._series
 
     @property
     def waits(self) -> dict[tuple[str, str], Histogram]:
-        """By (pool, tier): the time in the queue of calls that had to wait, until their permit or until they left
-        without.
-        """
+        """The time in the queue by (pool, tier), of calls that had to wait: until they got a permit or left."""
         self.count()
         return self._waits
 
@@ -79,14 +77,14 @@ class Stats:
 
     @property
     def objectives(self) -> Objectives:
-        """What became of the promises; its counts are complete."""
+        """The counts of kept and broken promises, up to now."""
         self.count()
         self._objectives.flush()
         return self._objectives
 
     @property
     def usage(self) -> Usage:
-        """What tenants used; its counts are complete."""
+        """The use of all tenants, up to now."""
         self.count()
         return self._usage
 

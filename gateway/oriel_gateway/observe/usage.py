@@ -1,4 +1,4 @@
-"""What tenants used, as this gateway saw it: for the tenants themselves (`GET /v1/usage`) and for the usage ledger.
+"""Counts what tenants used, as this gateway saw it: for `GET /v1/usage` and for the usage ledger.
 
 Calls that have ended are counted together, as `stats` hands them over. The servers behind the gateway record what they
 used themselves, so that the gateway writes to the ledger only bytes, requests, and an estimate of the device time of
