@@ -49,7 +49,7 @@ def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def smeared(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each digit also half a pixel up, down, left and right: pens differ in where and how thick they write."""
+    """Add each digit half a pixel up, down, left and right: pens differ in where and how thick they write."""
     squares = images.reshape(-1, 8, 8)
     copies = [squares]
     for axis in (1, 2):

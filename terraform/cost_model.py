@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """cpus and GiB."""
+    """A size of a machine or a pod, in CPUs and GiB of memory."""
 
     cpus: float
     gib: float

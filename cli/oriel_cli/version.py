@@ -6,7 +6,7 @@ from oriel_wire.distribution import build, installed_version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No options."""
+    """Add no flags: `version` has none."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -85,7 +85,7 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing waits."""
+    """The decision to do nothing: no call waits."""
 
 
 Decision = Run | WaitUntil | Idle

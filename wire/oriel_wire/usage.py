@@ -16,12 +16,13 @@ _SEGMENT = re.compile(r"([A-Za-z0-9]{1,32})-([0-9]{1,12})\Z")
 
 
 class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One line.
+    """One line of the usage ledger.
 
-    kind: "use" of a tenant or of nobody; "seen": what answers said to a gateway, which the servers record as "use"
-    themselves, so that it must not be added up; "device": the time of one device; "start" of a server, or its "stop";
-    "crash": the server ended without a stop, and what it used within the second before is missing.
-    minute: its beginning in UTC, as "2026-11-24T17:05". unit: "gateway", "logic" or "inference".
+    kind: "use" of a tenant, or of none; "seen": use that answers reported to a gateway, which the servers record as
+    "use" themselves, so that it must not be added up; "device": the time of one device; "start" of a server, or its
+    "stop"; "crash": the server ended without a stop, and what it used within the second before is missing.
+    minute: its beginning in UTC, as "2026-11-24T17:05".
+    unit: "gateway", "logic" or "inference".
     why: why nobody is charged; "" if the tenant is.
     estimated: whether the device time is an estimate, because the server does not report it.
     busy_ns, wall_ns: how long the device was busy, and how long it was watched. open_ns: how much of its busy time is

@@ -113,7 +113,7 @@ class Tally:
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """All of them as one."""
+    """Return all tallies merged into one."""
     whole = Tally()
     for tally in tallies:
         whole.merge(tally)

@@ -14,7 +14,7 @@ from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, LineLog
 
 
 class _Line(msgspec.Struct, kw_only=True):
-    """One request.
+    """The line of one request.
 
     ts: when it ended, in UTC.
     status: the HTTP status; 0 for a gRPC call that was not refused.

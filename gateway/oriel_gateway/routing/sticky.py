@@ -9,7 +9,10 @@ E = TypeVar("E")
 
 
 class StickyChoice(Generic[E]):
-    """Of one pool. name: what tells its endpoints apart, the same in every process and after every start."""
+    """The choice of an endpoint of one pool by a key, so that calls with the same key go to the same one.
+
+    name: returns the name of an endpoint, the same in every process and after every start.
+    """
 
     def __init__(self, name: Callable[[E], str]) -> None:
         self._name = name
@@ -17,9 +20,9 @@ class StickyChoice(Generic[E]):
         self._source: Sequence[E] = ()
 
     def pick(self, usable: Sequence[E], key: str, tried: Sequence[E] = ()) -> E | None:
-        """The endpoint of `key` among `usable` without `tried`; None when nobody is left.
+        """Return the endpoint of `key` among `usable` without `tried`; None when none is left.
 
-        usable: another object whenever its members are others; hashed anew then.
+        usable: has to be another object whenever its members are others; they are hashed anew then.
         """
         if usable is not self._source or len(usable) != len(self._ring.names):
             self._source = usable

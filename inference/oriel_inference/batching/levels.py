@@ -10,7 +10,10 @@ from oriel_inference.model import QueueRules
 
 
 class LevelBounds:
-    """Every call that joined with `enter` has to be removed with `leave`, once."""
+    """Bounds how many calls wait on each priority level of a model.
+
+    Every call that joined with `enter` has to be removed with `leave`, once.
+    """
 
     def __init__(self, rules: QueueRules) -> None:
         self._sizes = {level: rules.of(level).max_items for level in rules.levels}

@@ -21,7 +21,7 @@ MAX_NAME = 128
 
 
 class _Line(msgspec.Struct, kw_only=True):
-    """One request.
+    """The line of one request.
 
     ts: when it ended, UTC.
     status: an HTTP status or a gRPC status code.

@@ -52,7 +52,7 @@ class AnswerTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True):
-    """The file.
+    """A pipeline as its TOML file declares it.
 
     options: as in the decorator of a handler.
     takes: media type -> JSON Schema of a body, for descriptions of steps that read the whole `request`.

@@ -72,7 +72,7 @@ class Pulse:
         self.fresh_until = inf
 
     def doubt(self) -> None:
-        """Some of what is read from now on has waited although the loop did poll: ask the kernel for its age."""
+        """Ask the kernel for the age of all that is read from now on: some of it has waited although the loop did poll."""
         self._doubted_at = self._clock()
         self.fresh_until = -inf
 
