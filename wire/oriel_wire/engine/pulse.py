@@ -72,7 +72,7 @@ class Pulse:
         self.fresh_until = inf
 
     def doubt(self) -> None:
-        """Ask the kernel for the age of all that is read from now on: some of it has waited although the loop did poll."""
+        """Ask the kernel for the age of what is read from now on: some of it has waited although the loop did poll."""
         self._doubted_at = self._clock()
         self.fresh_until = -inf
 
