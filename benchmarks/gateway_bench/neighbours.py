@@ -46,7 +46,10 @@ Others = Callable[[Process, int], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Of one case. cores, server_cores: of the gateway's process meanwhile, and of the canary's model server."""
+    """The figures of one case.
+
+    cores, server_cores: cores that the gateway's process and the canary's model server used meanwhile.
+    """
 
     asked: int
     failures: int

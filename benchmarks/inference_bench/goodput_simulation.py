@@ -152,7 +152,7 @@ def model(device: Device, delay_s: float) -> ModelSpec:
 
 @dataclass(slots=True)
 class Found:
-    """Of the requests of each tier: how many came, how many were answered in time."""
+    """The number of requests by tier: those that came, and those that were answered in time."""
 
     came: list[int]
     good: list[int]

@@ -200,8 +200,9 @@ class MeteredLimiter(ABC):
         amounts: tuple[int, int, int],
         now: float,
     ) -> Refused:
-        """Of all bounds that refuse a call return the one with the longest wait: after a shorter one it is refused
-        again.
+        """Return the bound with the longest wait of all that refuse a call.
+
+        After a shorter wait the call would be refused again.
         """
         for allowance in allowances:
             account = self._accounts.get((tenant, allowance.name))
