@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from oriel_cli.errors import CommandFailed
+from oriel_wire.engine import shared_settings
 
 DEFAULT_ADMIN_PORT = 8082
 
@@ -28,9 +29,7 @@ class Instance:
 
 def state_folder() -> Path:
     """The folder, made if needed and readable by its owner only. Raises CommandFailed when it cannot be made."""
-    chosen = os.environ.get("ORIEL_STATE")
-    base = os.environ.get("XDG_STATE_HOME")
-    folder = Path(chosen) if chosen else (Path(base) if base else Path.home() / ".local" / "state") / "oriel"
+    folder = shared_settings.state_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as refused:

@@ -5,23 +5,15 @@ import os
 from pathlib import Path
 
 from oriel_gateway.settings import Settings
+from oriel_wire.engine.shared_settings import state_folder, usage_folder
 from oriel_wire.errors import StartFailed
 from oriel_wire.flags import add_flags, values
-
-
-def _state() -> Path:
-    """Return the folder for files that outlive this process."""
-    state = os.environ.get("ORIEL_STATE")
-    if state:
-        return Path(state)
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "oriel"
 
 
 def _quota_file(chosen: Path | None) -> Path | None:
     if chosen is not None:
         return None if str(chosen) == "none" else chosen
-    return _state() / "quotas.db"
+    return state_folder() / "quotas.db"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
 
     configure_logging("gateway")
     chosen = values(Settings, args) | {
-        "state": _state(),
+        "state": state_folder(),
         "endpoints": _grouped(args.endpoint),
         "grpc_endpoints": _grouped(args.grpc_endpoint),
         "quota_file": _quota_file(args.quota_file),
-        "usage_folder": None if args.usage == "none" else Path(args.usage) if args.usage else _state(),
+        "usage_folder": usage_folder(args.usage),
         "limiter": args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
         "limiter_password": os.environ.get("ORIEL_LIMITER_PASSWORD"),
         "trace_url": trace_link(os.environ.get("ORIEL_TRACE_URL", "")),

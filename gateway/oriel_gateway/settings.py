@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from oriel_gateway.documents.source import store_location
+from oriel_wire.engine.shared_settings import usage_flag, usage_store_flag
 from oriel_wire.flags import Flag, flag
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
@@ -190,24 +191,8 @@ class Settings:
             "~/.local/state/oriel); 'none' keeps nothing",
         ),
     )
-    usage_folder: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--usage",
-            dest="usage",
-            metavar="DIR",
-            help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
-            "records nothing",
-        ),
-    )
-    usage_store: str = field(
-        default="",
-        metadata=flag(
-            "--usage-store",
-            metavar="URL",
-            help="object store that takes the records of each minute: s3://, gs:// or az:// (default: none)",
-        ),
-    )
+    usage_folder: Path | None = field(default=None, metadata=usage_flag())
+    usage_store: str = field(default="", metadata=usage_store_flag())
     trace_tail: str = field(
         default="gateway",
         metadata=flag(

@@ -5,11 +5,11 @@ The spellings of tritonserver work as they are: the flags with an effect are her
 
 import argparse
 import logging
-from pathlib import Path
 
 from oriel_inference.flags import add_foreign, settle
 from oriel_inference.repository.defaults import from_backend_config
 from oriel_inference.settings import Settings, available_cores
+from oriel_wire.engine.shared_settings import usage_folder
 from oriel_wire.errors import StartFailed
 from oriel_wire.flags import add_flags, values
 
@@ -29,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return the exit code of the process. Raises StartFailed."""
     from oriel_inference.app import serve
     from oriel_wire.engine.process import configure_logging, log_to_file, run_unit
-    from oriel_wire.engine.usage_ledger import state_folder
 
     warnings = list(settle(args.foreign))
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         "cores": args.cores or available_cores(),
         "log": {name: value for name, value in wanted.items() if value is not None},
         "load_defaults": defaults,
-        "usage_folder": None if args.usage == "none" else Path(args.usage) if args.usage else state_folder(),
+        "usage_folder": usage_folder(args.usage),
     }
     settings = Settings(**chosen)
     _check(settings)

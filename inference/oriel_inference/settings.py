@@ -14,6 +14,7 @@ from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
+from oriel_wire.engine.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
 from oriel_wire.flags import Flag, flag, flags, number, switch
 
 _DEVICE = re.compile(r"host|gpu[0-9]{1,3}")
@@ -23,10 +24,8 @@ _whole_bytes = number(int, 1, (1 << 50) - 1)
 
 
 def _repository(text: str) -> Path | str:
-    return Path(text) if "://" not in text else _store(text)
-
-
-def _store(text: str) -> str:
+    if "://" not in text:
+        return Path(text)
     from oriel_wire.objects.client import location_of
     from oriel_wire.objects.errors import BadStoreUrl
 
@@ -289,16 +288,7 @@ class Settings:
             help="age at which the client of a gRPC connection is asked to open another (default: none)",
         ),
     )
-    trusted_peers: tuple[str, ...] = field(
-        default=("127.0.0.0/8", "::1"),
-        metadata=flag(
-            "--trusted-peer",
-            group="ports",
-            action="append",
-            metavar="NETWORK",
-            help="address or network whose deadline and tier headers count (repeatable; default: loopback)",
-        ),
-    )
+    trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag("ports"))
     server_id: str = field(
         default="oriel",
         metadata=flag("--id", group="ports", metavar="NAME", help="name in the server's metadata (default oriel)"),
@@ -399,29 +389,8 @@ class Settings:
             help="the class for which a device has a price: host=c7i or gpu0=h100 (repeatable; default: cpu, gpu)",
         ),
     )
-    usage_folder: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--usage",
-            group="usage",
-            dest="usage",
-            metavar="DIR",
-            help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
-            "records nothing",
-        ),
-    )
-    usage_store: str = field(
-        default="",
-        metadata=flag(
-            "--usage-store",
-            group="usage",
-            type=_store,
-            default=None,
-            metavar="URL",
-            help="object store that takes the records of each minute: s3://bucket/prefix, gs://bucket/prefix, "
-            "az://account/container/prefix (default: none, they stay in the folder)",
-        ),
-    )
+    usage_folder: Path | None = field(default=None, metadata=usage_flag("usage"))
+    usage_store: str = field(default="", metadata=usage_store_flag("usage"))
     check_timeout_s: float = 60.0
     young_s: float = YOUNG_S
     young_loads: float = YOUNG_LOADS

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oriel_logic.settings import Settings
+from oriel_wire.engine.shared_settings import usage_folder
 from oriel_wire.errors import StartFailed
 from oriel_wire.flags import add_flags, values
 
@@ -134,13 +135,6 @@ def gateway_key(args: argparse.Namespace) -> str:
     if not key or not (key.isascii() and key.isprintable()) or " " in key:
         raise StartFailed("--gateway needs a key of a tenant with the scope 'delegate' in ORIEL_GATEWAY_KEY")
     return key
-
-
-def usage_folder(text: str | None) -> Path | None:
-    """Return the folder of the usage ledger; None if nothing is recorded."""
-    from oriel_wire.engine.usage_ledger import state_folder
-
-    return None if text == "none" else Path(text) if text else state_folder()
 
 
 def worker_count(count: int) -> int:

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oriel_wire.engine.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
 from oriel_wire.flags import flag
 
 
@@ -71,37 +72,13 @@ class Settings:
             "in ORIEL_GATEWAY_KEY; repeatable",
         ),
     )
-    usage_folder: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--usage",
-            dest="usage",
-            metavar="DIR",
-            help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
-            "records nothing",
-        ),
-    )
-    usage_store: str = field(
-        default="",
-        metadata=flag(
-            "--usage-store",
-            metavar="URL",
-            help="object store that takes the records of each minute: s3://, gs:// or az:// (default: none)",
-        ),
-    )
+    usage_folder: Path | None = field(default=None, metadata=usage_flag())
+    usage_store: str = field(default="", metadata=usage_store_flag())
     gateway_key: str = field(default="", repr=False)
     host: str = field(default="127.0.0.1", metadata=flag("--host", help="address to listen on"))
     http_port: int = field(default=8090, metadata=flag("--http-port", type=int))
     admin_port: int = field(default=8092, metadata=flag("--admin-port", type=int, help="health and metrics"))
-    trusted_peers: tuple[str, ...] = field(
-        default=("127.0.0.0/8", "::1"),
-        metadata=flag(
-            "--trusted-peer",
-            action="append",
-            metavar="ADDRESS",
-            help="address or network whose x-oriel headers count; repeatable; default loopback",
-        ),
-    )
+    trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag())
     workers: int = field(default=2, metadata=flag("--workers", type=int, help="worker processes for CPU work"))
     poll_s: float = 0.5
     release_drain_s: float = 60.0

@@ -7,7 +7,6 @@ lost is counted.
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -179,11 +178,3 @@ def open_ledger(folder: Path, unit: str, read: Callable[[str], list[UsageLine]],
         return UsageLedger(folder, unit, read, store=open_writer(location), prefix=location.prefix)
     except (BadStoreUrl, ClientUnusable) as error:
         raise StartFailed(f"--usage-store: {error}") from error
-
-
-def state_folder() -> Path:
-    """Return the folder for files that outlive a server: ORIEL_STATE, else one of the user's."""
-    if state := os.environ.get("ORIEL_STATE"):
-        return Path(state)
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "oriel"

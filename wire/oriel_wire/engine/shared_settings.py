@@ -1,0 +1,53 @@
+"""The flags that several servers have, and the folder for files that outlive a server."""
+
+import os
+from pathlib import Path
+
+from oriel_wire.flags import Flag, flag
+
+LOOPBACK = ("127.0.0.0/8", "::1")
+
+
+def usage_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
+    """The metadata of the field that `usage_folder` fills."""
+    return flag(
+        "--usage",
+        group=group,
+        dest="usage",
+        metavar="DIR",
+        help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
+        "records nothing",
+    )
+
+
+def usage_store_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
+    return flag(
+        "--usage-store",
+        group=group,
+        metavar="URL",
+        help="object store that takes the records of each minute: s3://bucket/prefix, gs://bucket/prefix, "
+        "az://account/container/prefix (default: none, they stay in the folder)",
+    )
+
+
+def trusted_peer_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
+    return flag(
+        "--trusted-peer",
+        group=group,
+        action="append",
+        metavar="NETWORK",
+        help="address or network whose deadline and tier headers count (repeatable; default: loopback)",
+    )
+
+
+def usage_folder(text: str | None) -> Path | None:
+    """Return the folder of the usage ledger from the value of `--usage`; None if nothing is recorded."""
+    return None if text == "none" else Path(text) if text else state_folder()
+
+
+def state_folder() -> Path:
+    """Return the folder for files that outlive a server: ORIEL_STATE, else one of the user's."""
+    if state := os.environ.get("ORIEL_STATE"):
+        return Path(state)
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "oriel"
