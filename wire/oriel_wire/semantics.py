@@ -17,9 +17,8 @@ __all__ = [
     "grpc_code",
     "grpc_failed",
     "grpc_request",
-    "http_name",
-    "http_request",
     "http_route",
+    "http_server",
     "operation_of",
 ]
 
@@ -76,15 +75,15 @@ def http_route(path: str) -> str:
     return path if _FIXED.match(path) else ""
 
 
-def http_name(method: str, route: str) -> str:
-    """Return the name of a SERVER span."""
-    method = method if method in METHODS else "HTTP"
-    return f"{method} {route}" if route else method
+def http_server(
+    method: str, scheme: str, path: str, version: str, status: int, *, otherwise: str = ""
+) -> tuple[str, Attributes]:
+    """Return the name and the attributes of a SERVER span.
 
-
-def http_request(method: str, scheme: str, path: str, route: str, version: str) -> Attributes:
-    """Return the attributes of a SERVER span that its request alone decides. version: of HTTP, "" if unknown."""
-    found: Attributes = {"http.request.method": method if method in METHODS else OTHER_METHOD, "url.scheme": scheme}
+    version: of HTTP, "" if unknown. status: 0 if none was sent. otherwise: the route of a path that is none of ours.
+    """
+    known, route = method in METHODS, http_route(path) or otherwise
+    found: Attributes = {"http.request.method": method if known else OTHER_METHOD, "url.scheme": scheme}
     if path:
         found["url.path"] = path[:MAX_PATH]
     if route:
@@ -94,7 +93,10 @@ def http_request(method: str, scheme: str, path: str, route: str, version: str) 
     operation = _OPERATIONS.get(path)
     if operation is not None:
         found[GEN_AI["operation"]] = operation
-    return found
+    if status:
+        found["http.response.status_code"] = status
+    name = method if known else "HTTP"
+    return f"{name} {route}" if route else name, found
 
 
 def grpc_code(code: int) -> str:

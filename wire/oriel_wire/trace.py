@@ -156,6 +156,48 @@ class Span:
     error: str = ""
 
 
+def server_span(
+    name: str,
+    context: TraceContext,
+    parent_id: int,
+    start_s: float,
+    end_s: float,
+    attributes: Mapping[str, str | int | float | bool],
+    failed: bool,
+) -> Span:
+    """Return the span of a whole request in a server."""
+    return Span(
+        name=name,
+        context=context,
+        parent_id=parent_id,
+        start_s=start_s,
+        end_s=end_s,
+        kind="server",
+        attributes=attributes,
+        failed=failed,
+    )
+
+
+def internal_span(
+    name: str,
+    parent: TraceContext,
+    start_s: float,
+    end_s: float,
+    attributes: Mapping[str, str | int | float | bool],
+    failed: bool = False,
+) -> Span:
+    """Return the span of a stage of a request. parent: the position of the span that it belongs to."""
+    return Span(
+        name=name,
+        context=child(parent),
+        parent_id=parent.span_id,
+        start_s=start_s,
+        end_s=end_s,
+        attributes=attributes,
+        failed=failed,
+    )
+
+
 class SpanSink(Protocol):
     """The destination of finished spans. `keep` and `record` never block and never raise.
 

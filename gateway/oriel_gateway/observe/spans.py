@@ -17,11 +17,9 @@ from oriel_wire.semantics import (
     grpc_code,
     grpc_failed,
     grpc_request,
-    http_name,
-    http_request,
-    http_route,
+    http_server,
 )
-from oriel_wire.trace import Span, TraceContext, child
+from oriel_wire.trace import Span, TraceContext, internal_span, server_span
 
 _NO_STATUS: Final = -1
 
@@ -44,12 +42,9 @@ def spans_of(
         hop = Hop(name=method, status=status, path="", scheme=scheme)
     else:
         path = _path(decided)
-        route = http_route(path)
-        name = http_name(decided.method, route)
-        attributes = http_request(decided.method, scheme, path, route, version)
         number = decided.status or STATUS.get(outcome, 0)
-        if number and not (_left(outcome) and not decided.status):
-            attributes["http.response.status_code"] = number
+        sent = decided.status if _left(outcome) else number
+        name, attributes = http_server(decided.method, scheme, path, version, sent)
         failed = number >= 500 or STATUS.get(outcome, 0) >= 500
         status = str(number)
         hop = Hop(name=decided.method, status=status, path=path, scheme=scheme)
@@ -57,18 +52,7 @@ def spans_of(
     attributes["oriel.kept"] = why
     if failed:
         attributes["error.type"] = status if outcome is Outcome.ANSWERED else outcome.value
-    spans = [
-        Span(
-            name=name,
-            context=own,
-            parent_id=mark.parent_id,
-            start_s=decided.received_s,
-            end_s=decided.ended_s,
-            kind="server",
-            attributes=attributes,
-            failed=failed,
-        )
-    ]
+    spans = [server_span(name, own, mark.parent_id, decided.received_s, decided.ended_s, attributes, failed)]
     if decided.queued_s and (decided.ahead >= 0 or held is not None):
         spans.append(_queue(decided, own, held))
     for onward, endpoint, start_s, end_s, error in mark.attempts:
@@ -160,15 +144,7 @@ def _queue(decided: Decided, own: TraceContext, held: tuple[str, float] | None) 
     failed = not decided.permit_s and not _left(decided.outcome)
     if failed:
         attributes["error.type"] = decided.outcome.value
-    return Span(
-        name="queue",
-        context=child(own),
-        parent_id=own.span_id,
-        start_s=decided.queued_s,
-        end_s=decided.permit_s or decided.ended_s,
-        attributes=attributes,
-        failed=failed,
-    )
+    return internal_span("queue", own, decided.queued_s, decided.permit_s or decided.ended_s, attributes, failed)
 
 
 def _about(decided: Decided) -> Attributes:

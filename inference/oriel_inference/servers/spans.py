@@ -13,11 +13,9 @@ from oriel_wire.semantics import (
     grpc_code,
     grpc_failed,
     grpc_request,
-    http_name,
-    http_request,
-    http_route,
+    http_server,
 )
-from oriel_wire.trace import Span, TraceContext, child
+from oriel_wire.trace import Span, TraceContext, internal_span, server_span
 
 __all__ = ["Run", "Step", "keeps_alone", "run_of", "spans_of"]
 
@@ -79,10 +77,7 @@ def spans_of(
     number = status_number(outcome or Outcome.OK, protocol)
     method, path = request
     if protocol == "http":
-        route = http_route(path)
-        name = http_name(method, route)
-        attributes = http_request(method, "http", path, route, "1.1")
-        attributes["http.response.status_code"] = number
+        name, attributes = http_server(method, "http", path, "1.1", number)
         failed = number >= 500
     else:
         name = f"{GRPC_SERVICE}/{method}"
@@ -100,15 +95,15 @@ def spans_of(
         attributes["oriel.outcome"] = outcome.value
         if failed:
             attributes["error.type"] = outcome.value
-    spans = [_span(name, own, parent_id, received_s, ended_s, attributes, failed)]
+    spans = [server_span(name, own, parent_id, received_s, ended_s, attributes, failed)]
     if not queued_s:
         return spans
     if run is None:
-        spans.append(_inner("queue", own, queued_s, ended_s, {}))
+        spans.append(internal_span("queue", own, queued_s, ended_s, {}))
         return spans
     if run.started_s - queued_s > 0.0:
-        spans.append(_inner("queue", own, queued_s, run.started_s, {}))
-    compute = _inner("compute", own, run.started_s, run.split_s, _batch(run))
+        spans.append(internal_span("queue", own, queued_s, run.started_s, {}))
+    compute = internal_span("compute", own, run.started_s, run.split_s, _batch(run))
     spans.append(compute)
     _add_steps(spans, run.steps, compute.context)
     return spans
@@ -118,42 +113,10 @@ def _add_steps(spans: list[Span], steps: tuple[Step, ...], parent: TraceContext)
     for step in steps:
         attributes: Attributes = {"oriel.model": step.model, "oriel.model.version": step.version, **_batch(step.run)}
         attributes["oriel.queue_us"] = int((step.run.started_s - step.queued_s) * 1e6)
-        span = _inner(f"step {step.model}", parent, step.queued_s, step.run.split_s, attributes)
+        span = internal_span(f"step {step.model}", parent, step.queued_s, step.run.split_s, attributes)
         spans.append(span)
         _add_steps(spans, step.run.steps, span.context)
 
 
 def _batch(run: Run) -> Attributes:
     return {"oriel.batch.rows": run.rows, "oriel.device_us": run.device_us}
-
-
-def _span(
-    name: str,
-    own: TraceContext,
-    parent_id: int,
-    start_s: float,
-    end_s: float,
-    attributes: Attributes,
-    failed: bool,
-) -> Span:
-    return Span(
-        name=name,
-        context=own,
-        parent_id=parent_id,
-        start_s=start_s,
-        end_s=end_s,
-        kind="server",
-        attributes=attributes,
-        failed=failed,
-    )
-
-
-def _inner(name: str, parent: TraceContext, start_s: float, end_s: float, attributes: Attributes) -> Span:
-    return Span(
-        name=name,
-        context=child(parent),
-        parent_id=parent.span_id,
-        start_s=start_s,
-        end_s=end_s,
-        attributes=attributes,
-    )

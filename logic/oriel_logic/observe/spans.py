@@ -13,11 +13,9 @@ from oriel_wire.semantics import (
     GRPC_SERVICE,
     Attributes,
     grpc_code,
-    http_name,
-    http_request,
-    http_route,
+    http_server,
 )
-from oriel_wire.trace import Span, TraceContext
+from oriel_wire.trace import Span, TraceContext, server_span
 
 __all__ = ["keeps_alone", "spans_of", "stage_span"]
 
@@ -47,10 +45,8 @@ def spans_of(
     request: method and path. tokens: requested model, tokens read and written, of a call of the OpenAI API.
     """
     method, path = request
-    route = http_route(path) or ("/v1/services/{service}" if service else "")
-    attributes = http_request(method, "http", path, route, "1.1")
-    if status:
-        attributes["http.response.status_code"] = status
+    otherwise = "/v1/services/{service}" if service else ""
+    name, attributes = http_server(method, "http", path, "1.1", status, otherwise=otherwise)
     attributes["oriel.request_id"] = call.request_id
     if service:
         attributes["oriel.service"] = service
@@ -63,18 +59,7 @@ def spans_of(
         attributes["oriel.outcome"] = outcome.value
         if failed:
             attributes["error.type"] = outcome.value
-    spans = [
-        Span(
-            name=http_name(method, route),
-            context=own,
-            parent_id=parent_id,
-            start_s=started_s,
-            end_s=ended_s,
-            kind="server",
-            attributes=attributes,
-            failed=failed,
-        )
-    ]
+    spans = [server_span(name, own, parent_id, started_s, ended_s, attributes, failed)]
     spans += [stage_span(stage, own, ended_s) for stage in stages if stage.start_s]
     return spans
 
