@@ -27,7 +27,7 @@ from oriel_inference.dataplane import Completion, Dataplane
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.model import ModelSpec, QueuePolicy, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.batch import BatchBounds
-from oriel_wire.context import from_headers
+from oriel_wire.context import read_headers
 from oriel_wire.v2.http import decode_request, encode_response
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -162,7 +162,7 @@ async def measure(case: str, depth: int, requests: int) -> float:
             replied += 1
 
         now = clock.now()
-        ctx = from_headers(headers, now=now, trusted=True, default_timeout_s=60.0)
+        ctx = read_headers(headers, trusted=True).at(now, 60.0)
         how["deadline"] = now + how.pop("timeout_s")
         dataplane.infer(request, replace(ctx, **how), size_bytes=len(data), reply=reply, left=reply)
 

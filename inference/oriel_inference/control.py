@@ -283,7 +283,7 @@ class ModelControl:
         config: replaces the configuration file.
         files: `<version>/<path>` -> bytes; replaces the version folders.
         """
-        self._permit("load")
+        self._permit()
         await asyncio.shield(self.spawn(self._load(name, config, files or {})))
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
@@ -293,7 +293,7 @@ class ModelControl:
         dependents: also unload the models of an ensemble's steps, except for those that were requested by name or that
         another ensemble runs on.
         """
-        self._permit("unload")
+        self._permit()
         parts = self._rollout.parts(name) if dependents else []
         self._catalog.required.discard(name)
         self._requested.discard(name)
@@ -309,7 +309,7 @@ class ModelControl:
                 parts.extend(self._rollout.parts(part))
                 await self._loader.unload(part)
 
-    def _permit(self, what: str) -> None:
+    def _permit(self) -> None:
         if self._closed:
             raise ServerStopping
         if self._mode not in ("explicit", "demand"):

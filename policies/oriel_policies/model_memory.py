@@ -161,7 +161,7 @@ class ModelMemory:
             victims = self._victims(lacking, now, leased)
             if not victims:
                 self._shares.remove(share)
-                return MemoryPlan(refused=True, retry_s=self._retry_s(lacking, now, leased))
+                return MemoryPlan(refused=True, retry_s=self._retry_s(lacking, now))
             for victim in victims:
                 self._clock = max(self._clock, self.value(victim, now))
                 victim.state = ShareState.LEAVING
@@ -243,7 +243,7 @@ class ModelMemory:
                 chosen = rest
         return chosen
 
-    def _retry_s(self, lacking: Mapping[str, float], now: float, leased: Leased) -> float | None:
+    def _retry_s(self, lacking: Mapping[str, float], now: float) -> float | None:
         """Seconds until enough shares may go if nothing else happens; leases count as RETRY_S."""
         waits: list[tuple[float, MemoryShare]] = []
         for each in self._shares:

@@ -237,7 +237,7 @@ def test_a_batch_over_the_full_hour_is_no_difference() -> None:
 
 
 def test_export_and_reconcile_over_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = UsageFiles(tmp_path, "a1", "inference")
+    files = UsageFiles(tmp_path, "a1")
     files.append(
         "2026-11-24T17:05", [line(ns=600 * 10**9, requests=2), device("2026-11-24T17:05", 600 * 10**9, 10**12)]
     )

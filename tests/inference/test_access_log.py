@@ -23,7 +23,7 @@ from oriel_inference.model import TensorInfo
 from oriel_inference.servers import access_log
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.settings import Settings
-from oriel_wire.context import from_headers
+from oriel_wire.context import read_headers
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
@@ -226,7 +226,7 @@ async def test_a_server_writes_to_standard_output(settings: Settings, capfd: pyt
 # --- the log by itself --------------------------------------------------------------------------------------------
 
 
-CTX = from_headers({}.get, now=0.0, trusted=False, default_timeout_s=1.0)
+CTX = read_headers({}.get, trusted=False).at(0.0, 1.0)
 
 
 def note(log: AccessLog, number: int) -> None:

@@ -17,12 +17,12 @@ from oriel_inference.errors import (
     StepFailed,
 )
 from oriel_inference.model import QueueRules
-from oriel_wire.context import from_headers
+from oriel_wire.context import read_headers
 from oriel_wire.v2.messages import InferRequest, RequestedOutput
 
 from .ensembles import DIAMOND, Flights, ensemble, model, tensor
 
-CONTEXT = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9)
+CONTEXT = read_headers(lambda _: None, trusted=False).at(0.0, 1e9)
 
 CHAIN = (("a", {"x": "in"}, {"y": "t"}), ("b", {"x": "t"}, {"y": "out"}))
 

@@ -27,7 +27,7 @@ from oriel_inference.errors import BackendFailed
 from oriel_inference.lifecycle import UNTRIED
 from oriel_inference.scripting import ModelCall
 from oriel_inference.settings import Settings
-from oriel_wire.context import from_headers
+from oriel_wire.context import read_headers
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import encode_infer_request
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
@@ -219,7 +219,7 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     (before,) = await told(channel, -1)
     serving = unit.catalog.get("repeat")
     emitted: list[Any] = []
-    context = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9)
+    context = read_headers(lambda _: None, trusted=False).at(0.0, 1e9)
     leave = unit.surface.dataplane.infer(
         InferRequest(model_name="repeat", inputs=[tensor("n", np.array([1000], np.int32))]),
         context,

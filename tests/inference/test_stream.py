@@ -25,7 +25,7 @@ from oriel_inference.errors import Outcome
 from oriel_inference.servers.stream import MAX_IN_FLIGHT
 from oriel_inference.settings import Settings
 from oriel_policies.documents import compile_documents
-from oriel_wire.context import from_headers
+from oriel_wire.context import read_headers
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE, encode_infer_request
 from oriel_wire.v2.messages import InferRequest, tensor
@@ -265,7 +265,7 @@ async def test_decoupled_model_waits_for_its_reader_and_others_do_not(
         taken.append(response)
         consumed.append(written)
 
-    ctx = from_headers({}.get, now=unit.surface.dataplane.now(), trusted=False, default_timeout_s=30)
+    ctx = read_headers({}.get, trusted=False).at(unit.surface.dataplane.now(), 30)
     unit.surface.dataplane.infer(request, ctx, size_bytes=4, reply=ended.append, left=ended.append, emit=emit)
     await until(lambda: len(taken) == AHEAD)
     assert await said(stream(channel, request_iterator=[double(3)])) == [6.0]

@@ -10,7 +10,7 @@ import sys
 
 from oriel_inference.dataplane import Completion, Dataplane
 from oriel_inference.lifecycle import ServingModel
-from oriel_wire.context import from_headers
+from oriel_wire.context import read_headers
 from oriel_wire.v2.http import decode_request
 from oriel_wire.v2.messages import InferRequest
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -43,7 +43,7 @@ def test_a_request_that_waits_holds_what_its_batch_and_its_answer_need() -> None
     ended: list[Completion] = []
 
     def submit() -> None:
-        ctx = from_headers({}.get, now=bench.clock.now(), trusted=True, default_timeout_s=60.0)
+        ctx = read_headers({}.get, trusted=True).at(bench.clock.now(), 60.0)
         dataplane.infer(request(), ctx, size_bytes=100, reply=ended.append, left=ended.append)
 
     submit()

@@ -32,7 +32,7 @@ def everything(folder: Path, *, with_open: bool = False) -> list[tuple[str, Usag
 
 
 def test_a_minute_is_on_the_disk_before_it_is_sealed_and_added_up_when_it_is(tmp_path: Path) -> None:
-    files = UsageFiles(tmp_path, "a1", "inference")
+    files = UsageFiles(tmp_path, "a1")
     files.append(MINUTE, [use(5)])
     files.append(MINUTE, [use(7), use(1, "bolt")])
     assert [line.device_ns for _, line in everything(tmp_path, with_open=True)] == [5, 7, 1]
@@ -50,7 +50,7 @@ def test_a_minute_is_on_the_disk_before_it_is_sealed_and_added_up_when_it_is(tmp
 
 
 def test_a_minute_without_use_writes_nothing(tmp_path: Path) -> None:
-    files = UsageFiles(tmp_path, "a1", "inference")
+    files = UsageFiles(tmp_path, "a1")
     files.append(MINUTE, [])
     files.seal()
     assert everything(tmp_path, with_open=True) == []
@@ -61,7 +61,7 @@ CRASHES = """
     from pathlib import Path
     from oriel_wire.engine.usage_files import UsageFiles
     from oriel_wire.usage import UsageLine
-    files = UsageFiles(Path(sys.argv[1]), "dead", "logic")
+    files = UsageFiles(Path(sys.argv[1]), "dead")
     for number in range(1, 4):
         line = UsageLine(minute="2026-11-24T17:05", unit="logic", tenant="acme", cpu_ns=number)
         files.append(line.minute, [line])
@@ -78,7 +78,7 @@ def test_a_killed_server_loses_nothing_that_was_written_and_its_crash_is_reporte
     )
     assert child.stdout is not None and child.stdin is not None
     assert child.stdout.readline() == b"written\n"
-    alive = UsageFiles(tmp_path, "alive", "logic")
+    alive = UsageFiles(tmp_path, "alive")
     assert alive.recovered == []  # it is still running
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
@@ -87,28 +87,28 @@ def test_a_killed_server_loses_nothing_that_was_written_and_its_crash_is_reporte
     (open_one,) = (tmp_path / "usage/v1/open").glob("*.ndjson")
     with open_one.open("ab") as file:
         file.write(b'{"minute":"2026-11-24T17:05","unit":"log')  # the write that the crash cut off
-    after = UsageFiles(tmp_path, "after", "logic")
+    after = UsageFiles(tmp_path, "after")
     assert after.recovered == ["dead-00000001"]
     found = everything(tmp_path)
     assert [(line.kind, line.cpu_ns) for _, line in found] == [("use", 6), ("crash", 0)]
-    assert UsageFiles(tmp_path, "again", "logic").recovered == []
+    assert UsageFiles(tmp_path, "again").recovered == []
     assert everything(tmp_path) == found
 
 
 def test_a_crash_between_sealing_and_removing_the_open_segment_counts_nothing_twice(tmp_path: Path) -> None:
-    files = UsageFiles(tmp_path, "a1", "inference")
+    files = UsageFiles(tmp_path, "a1")
     files.append(MINUTE, [use(5)])
     open_one = tmp_path / "usage/v1/open/a1-00000001.ndjson"
     data = open_one.read_bytes()
     files.seal()
     open_one.write_bytes(data)
     assert sum(line.device_ns for _, line in everything(tmp_path, with_open=True)) == 5
-    UsageFiles(tmp_path, "a2", "inference")
+    UsageFiles(tmp_path, "a2")
     assert sum(line.device_ns for _, line in everything(tmp_path, with_open=True)) == 5
 
 
 def test_the_oldest_segments_go_when_the_folder_is_full(tmp_path: Path) -> None:
-    files = UsageFiles(tmp_path, "a1", "inference")
+    files = UsageFiles(tmp_path, "a1")
     for minute in (MINUTE, NEXT):
         files.append(minute, [use(1, minute=minute)])
     files.seal()

@@ -197,18 +197,6 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sampling: S
     return ContextPlan(None, None, tier, band, tenant, models, "", None, sampling, trusted, unbilled).of_request(get)
 
 
-def from_headers(
-    get: Callable[[str], str | None],
-    *,
-    now: float,
-    trusted: bool,
-    default_timeout_s: float,
-    sampling: Sampling = NEVER,
-) -> CallContext:
-    """`read_headers` for a request that arrived at `now`."""
-    return read_headers(get, trusted=trusted, sampling=sampling).at(now, default_timeout_s)
-
-
 def _name(value: str | None) -> str:
     return value if value and _NAME.match(value) else ""
 

@@ -19,7 +19,6 @@ __all__ = [
     "grpc_request",
     "http_route",
     "http_server",
-    "operation_of",
 ]
 
 Attributes = dict[str, Scalar]
@@ -112,8 +111,3 @@ def grpc_failed(code: str) -> bool:
 def grpc_request(method: str, code: str) -> Attributes:
     """Return the attributes of a gRPC call. method: full name; code: see `grpc_code`."""
     return {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
-
-
-def operation_of(path: str) -> str:
-    """Return the operation of generative AI of an OpenAI path, "" for others."""
-    return _OPERATIONS.get(path, "")

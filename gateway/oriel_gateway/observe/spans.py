@@ -3,8 +3,6 @@
 This happens in the thread that sends them, and only for requests whose trace is kept. docs/tracing.md names them all.
 """
 
-from typing import Final
-
 from oriel_gateway.errors import Outcome
 from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.http_status import STATUS
@@ -20,8 +18,6 @@ from oriel_wire.semantics import (
     http_server,
 )
 from oriel_wire.trace import Span, TraceContext, internal_span, server_span
-
-_NO_STATUS: Final = -1
 
 
 def spans_of(
@@ -39,7 +35,7 @@ def spans_of(
         method = f"{GRPC_SERVICE}/{decided.method}" if decided.method else "_OTHER"
         status = grpc_code(code if code >= 0 else CODES[outcome] if outcome in CODES else 1 if _left(outcome) else 0)
         name, attributes, failed = method, grpc_request(method, status), grpc_failed(status)
-        hop = Hop(name=method, status=status, path="", scheme=scheme)
+        hop = Hop(name=method, status=status, path="")
     else:
         path = _path(decided)
         number = decided.status or STATUS.get(outcome, 0)
@@ -47,7 +43,7 @@ def spans_of(
         name, attributes = http_server(decided.method, scheme, path, version, sent)
         failed = number >= 500 or STATUS.get(outcome, 0) >= 500
         status = str(number)
-        hop = Hop(name=decided.method, status=status, path=path, scheme=scheme)
+        hop = Hop(name=decided.method, status=status, path=path)
     attributes |= _about(decided)
     attributes["oriel.kept"] = why
     if failed:
@@ -82,7 +78,7 @@ class Hop:
     status: how the last attempt was answered.
     """
 
-    def __init__(self, *, name: str, status: str, path: str, scheme: str) -> None:
+    def __init__(self, *, name: str, status: str, path: str) -> None:
         self._name = name
         self._status = status
         self._path = path

@@ -16,17 +16,6 @@ MAX_THREADS = 256
 _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
 _SHRINK = "memory.enable_memory_arena_shrinkage"
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
-# The keys of `parameters` that the engine uses; others are shown to clients with the configuration and have no effect.
-PARAMETERS = (
-    "intra_op_thread_count",
-    "inter_op_thread_count",
-    "execution_mode",
-    _ARENA,
-    _PATTERN,
-    _SHRINK,
-    _DEVICE_ALLOCATOR,
-    PROVIDER_KEY,
-)
 _Kind = pb.ModelInstanceGroup
 
 

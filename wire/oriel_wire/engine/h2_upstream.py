@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable
 from random import random
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -31,7 +31,7 @@ from oriel_wire.h2.known_fields import FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
-__all__ = ["H2Endpoint", "H2Upstream", "StreamSink", "UpstreamStream"]
+__all__ = ["H2Endpoint", "H2Upstream", "UpstreamStream"]
 
 _MAX_AGE_S: Final = 3600.0
 PING_AFTER_S: Final = 15.0  # of silence with streams open
@@ -46,16 +46,6 @@ LIMITS: Final = H2Limits(
 )
 _UNREACHABLE: Final = "the upstream does not accept connections"
 _NO_STREAMS: Final = "the upstream accepts connections, but takes no streams of HTTP/2 on them"
-
-
-class StreamSink(Protocol):
-    """The borrower of a stream. Called on the loop; must not raise."""
-
-    def connected(self, connection: Any) -> None:
-        """A stream is ready for the request; called only if `begin` returned None."""
-
-    def failed(self, error: UpstreamError) -> None:
-        """The answer did not come, or broke off."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -356,8 +346,10 @@ class H2Endpoint:
     def begin(
         self, sink: Any, now: float, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamStream | None:
-        """Borrow a stream, on which the caller sends at once. None: `sink.connected` or `sink.failed` will be called.
+        """Borrow a stream, on which the caller sends at once.
 
+        sink: the borrower. If this returns None, its `connected` is called when a stream is ready, or its `failed`; and
+        `failed` also if the answer breaks off. Both are called on the loop and must not raise.
         head_only: the request is HEAD, whose answer has no body. fresh, large: as for `upstream.Endpoint.begin`, and
         without a meaning here: a stream that was refused is tried on whatever connection takes it.
         """

@@ -30,20 +30,17 @@ class UsageFiles:
     """Writes the segments of one instance below `folder`. Raises OSError where it cannot.
 
     instance: a name that never comes twice, letters and digits.
-    sealed: segments that were sealed, also those of crashed instances.
     """
 
-    def __init__(self, folder: Path, instance: str, unit: str, *, max_open_bytes: int = MAX_OPEN_BYTES) -> None:
+    def __init__(self, folder: Path, instance: str, *, max_open_bytes: int = MAX_OPEN_BYTES) -> None:
         self._root = folder.joinpath(*ROOT)
         self._instance = instance
-        self._unit = unit
         self._max_open_bytes = max_open_bytes
         self._sequence = 0
         self._file: IO[bytes] | None = None
         self._minute = ""
         self._lines: dict[tuple[str, ...], UsageLine] = {}
         self._written = 0
-        self.sealed = 0
         self.recovered: list[str] = []
         (self._root / OPEN).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._recover()
@@ -78,7 +75,6 @@ class UsageFiles:
         self._file.close()
         self._file = None
         self._lines = {}
-        self.sealed += 1
 
     def sealed_segments(self) -> list[Path]:
         """Return the sealed segments, oldest first."""
@@ -117,7 +113,6 @@ class UsageFiles:
                     crash = UsageLine(kind="crash", minute=last.minute, unit=last.unit)
                     _seal(self._root, path, [*merge(lines), crash])
                     self.recovered.append(path.stem)
-                    self.sealed += 1
                 path.unlink(missing_ok=True)
 
 

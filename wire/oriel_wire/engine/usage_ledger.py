@@ -36,8 +36,7 @@ class UsageLedger:
 
     read: returns what was used since its last call, as lines of the given minute.
     store: where sealed segments go, with the prefix of their keys; None keeps them on this machine.
-    failures: writes that failed. lost_lines: lines that could not be kept until a write succeeded.
-    shipped, ship_failures: segments that the store has confirmed, and tries that failed.
+    failures: writes that failed. ship_failures: tries to send a segment to the store that failed.
     """
 
     def __init__(
@@ -61,12 +60,11 @@ class UsageLedger:
         self._files: UsageFiles | None = None
         self._thread = ThreadPoolExecutor(1, "oriel-usage")
         self._held: list[UsageLine] = []
-        self._minute = ""
         self._pruned_hour = ""
         self._ship_after_s = 0.0
         self._closed = False
         self._writing = asyncio.Lock()
-        self.failures = self.lost_lines = self.shipped = self.ship_failures = 0
+        self.failures = self.ship_failures = 0
 
     async def run(self) -> None:
         """Write each second until the ledger is closed. Close it before this is cancelled."""
@@ -124,12 +122,11 @@ class UsageLedger:
             self._held = merge(self._held)
         if (beyond := len(self._held) - MAX_HELD_LINES) > 0:
             del self._held[:beyond]
-            self.lost_lines += beyond
 
     def _append(self, minute: str, lines: list[UsageLine], *, seal: bool = False) -> None:
         files = self._files
         if files is None:
-            files = self._files = UsageFiles(self._folder, uuid4().hex[:16], self._unit)
+            files = self._files = UsageFiles(self._folder, uuid4().hex[:16])
             if files.recovered:
                 _log.warning(
                     "usage of a server that crashed is recovered, at most its last second is lost: %s",
@@ -156,7 +153,6 @@ class UsageLedger:
                 data = await self._in_thread(path.read_bytes)
                 await store.put(self._prefix + files.key(path), data)
                 await self._in_thread(partial(path.unlink, missing_ok=True))
-                self.shipped += 1
         except FileNotFoundError:
             pass  # another server with the same folder has shipped it
         except ObjectStoreError as error:

@@ -27,9 +27,9 @@ BOUNDS_MS: Final = tuple([0.1 * 1.2**step for step in range(80)])
 _BAD: Final = frozenset({"late", "missed"})
 _ANSWERED: Final = frozenset({"met", "late"})
 # Where these stand in the tuple of a decision.
-_ENDED, _TENANT, _TARGET, _OUTCOME, _STATUS, _RECEIVED, _PERMIT, _ANSWERED_S, _JUDGED = map(
+_ENDED, _TENANT, _TARGET, _OUTCOME, _STATUS, _RECEIVED, _PERMIT, _JUDGED = map(
     Decided._fields.index,
-    ("ended_s", "tenant", "target", "outcome", "status", "received_s", "permit_s", "answered_s", "judged"),
+    ("ended_s", "tenant", "target", "outcome", "status", "received_s", "permit_s", "judged"),
 )
 REFUSED: Final = frozenset(
     {Outcome.QUEUE_FULL, Outcome.DISPLACED, Outcome.INFEASIBLE, Outcome.RATE_LIMITED, Outcome.CONCURRENCY_LIMITED}
