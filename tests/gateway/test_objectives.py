@@ -268,9 +268,8 @@ def test_histories_are_bounded_and_a_tier_has_every_call() -> None:
     assert budgets.of_tier("gold", 0.9, NOW + 7200 + 3700)["causes"] == {}
 
 
-def test_counts_beyond_the_bound_are_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oriel_gateway.observe.objectives.MAX_CELLS", 3)
-    objectives = Objectives()
+def test_counts_beyond_the_bound_are_those_of_the_others() -> None:
+    objectives = Objectives(max_cells=3)
     for number in range(6):
         objectives.cell(f"t{number}", "gold", "m").met += 1
     objectives.flush()

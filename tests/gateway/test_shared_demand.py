@@ -69,11 +69,11 @@ class Quiet:
         yield
 
 
-async def test_edges_that_end_are_followed_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oriel_gateway.pools.scaling._LISTEN_AGAIN_S", 1000.0)
+async def test_edges_that_end_are_followed_again_at_once() -> None:
     ledger = Quiet()
     with nobody() as closed:
         async with gateway(scaled(closed)) as (_, core):
+            core.scaled.listen_again_s = 1000.0
             task = asyncio.ensure_future(core.scaled.run(ledger))  # type: ignore[arg-type]
             await until(lambda: ledger.begun >= 3)
             task.cancel()

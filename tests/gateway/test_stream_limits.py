@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.limits import Grant, StreamGrant, streams
+from oriel_gateway.limits import Grant, StreamGrant
+from oriel_gateway.limits.streams import MAX_MODELS
 from oriel_policies.documents import compile_documents
 from oriel_policies.exchanges import Exchange, Habits
 from oriel_wire.h2.grpc import CODES
@@ -285,19 +286,19 @@ def test_an_answers_bytes_count_for_the_model_it_names() -> None:
     assert mixed.bytes() == (3200, 700), "it may be of either"
 
 
-def test_limits_of_a_streams_models_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_MAX_MODELS", 3)
+def test_limits_of_a_streams_models_are_remembered_up_to_a_bound() -> None:
     mixed = Mixed()
     now = mixed.desk.now
-    for n in range(5):
+    for n in range(MAX_MODELS + 2):
         further = mixed.desk.limiter.acquire_further(
             mixed.desk.tenant, mixed.desk.target(f"m{n}"), 0, now, mixed.stream.held
         )
         assert isinstance(further, Grant)
         mixed.stream.add_message(further, f"m{n}", now)
-    for n in range(5):
+    for n in range(MAX_MODELS + 2):
         mixed.stream.answered(100, f"m{n}", now)
-    assert len(mixed.stream._models) == 3 and mixed.bytes() == (400, 400), "all but the bytes of the third model"
+    assert len(mixed.stream._models) == MAX_MODELS
+    assert mixed.bytes() == (400, 400), "the bytes of the models that are not remembered count for all"
 
 
 def test_a_model_that_says_more_was_at_work_all_the_time() -> None:

@@ -82,8 +82,8 @@ async def test_large_metadata_is_refused_and_the_connection_goes_on(port: Port) 
     assert (await ended(client, small))[0] == grpc.OK
 
 
-async def test_calls_are_bounded_over_all_connections(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_call, "MAX_CALLS", 3)
+async def test_calls_are_bounded_over_all_connections(unit: Unit) -> None:
+    port = await port_of(unit, max_calls=3)
     clients = [await port.client() for _ in range(2)]
     for count, client in enumerate((*clients, clients[0]), 1):
         begin(client, READY)
@@ -94,6 +94,7 @@ async def test_calls_are_bounded_over_all_connections(port: Port, monkeypatch: p
     again = begin(clients[1], READY)
     send(clients[1], again, prefix(0), end=True)
     assert (await ended(clients[1], again))[0] == grpc.OK
+    await port.server.drain(0.0)
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 
-from oriel_logic.client import upstreams
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import BoundModels, InferenceServers
 from oriel_logic.client.model_streams import StreamServers, stream_client
@@ -43,8 +43,8 @@ class Caller:
 async def servers() -> AsyncIterator[Callable[..., InferenceServers]]:
     made: list[InferenceServers] = []
 
-    def connect(*ports: int, clock: Callable[[], float] = monotonic) -> InferenceServers:
-        endpoints: Endpoints[Client] = Endpoints(http_client, clock=clock)
+    def connect(*ports: int, clock: Callable[[], float] = monotonic, **options: int) -> InferenceServers:
+        endpoints: Endpoints[Client] = Endpoints(partial(http_client, **options), clock=clock)
         endpoints.replace(("127.0.0.1", port) for port in ports)
         made.append(InferenceServers(endpoints, StreamServers(Endpoints(stream_client)), clock=clock))
         return made[-1]
@@ -201,11 +201,8 @@ async def test_a_deadline_that_has_passed_sends_nothing(servers: Any, inference:
     assert len(inference.calls) == 1
 
 
-async def test_calls_past_the_bound_wait_their_turn(
-    servers: Any, inference: Any, call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upstreams, "MAX_CONNECTIONS", 1)
-    connected = servers(inference.port)
+async def test_calls_past_the_bound_wait_their_turn(servers: Any, inference: Any, call: Any) -> None:
+    connected = servers(inference.port, max_connections=1)
     await Caller(connected, call()).models.infer("double", {"x": ROW})
     inference.hold = True
     first, second = (

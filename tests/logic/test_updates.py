@@ -254,11 +254,11 @@ async def test_versions_side_by_side_with_weights(stack: Any, services: Any) -> 
 
 
 async def test_a_sample_that_needs_a_model_is_tried_again_when_the_model_may_be_there(
-    stack: Any, services: Any, inference: Any, monkeypatch: pytest.MonkeyPatch
+    stack: Any, services: Any, inference: Any
 ) -> None:
-    monkeypatch.setattr("oriel_logic.deploy.updates.RETRY_MIN_S", 0.0)
     folder = services()
     logic = await stack(folder)
+    logic.unit.updates.retry_min_s = 0.0
     write(
         folder / "doubled.py",
         """

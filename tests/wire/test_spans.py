@@ -84,9 +84,9 @@ def no_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def opened(service: str) -> SpanSink:
+def opened(service: str, **options: float) -> SpanSink:
     """A sink that posts soon and waits for a slow receiver."""
-    return open_sink(service, post_timeout_s=TIMEOUT_S, close_s=TIMEOUT_S)
+    return open_sink(service, post_timeout_s=TIMEOUT_S, close_s=TIMEOUT_S, **options)
 
 
 def span(ctx: TraceContext, **changed: Any) -> Span:
@@ -178,10 +178,9 @@ def test_json_and_no_compression(receiver: Receiver, monkeypatch: pytest.MonkeyP
 def test_a_collector_that_is_busy_is_asked_again(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(spans, "FIRST_RETRY_S", 0.001)
     receiver.answers = [(status, b""), (status, b"")]
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-    sink = opened("gateway")
+    sink = opened("gateway", first_retry_s=0.001)
     sink.record(span(new_trace(True)))
     for _ in range(3):
         assert receiver.arrived.acquire(timeout=TIMEOUT_S)

@@ -16,7 +16,7 @@ from oriel_gateway.limits.grants import Grant
 from oriel_gateway.limits.meters import Meter
 from oriel_policies.limits import Counts
 
-_MAX_MODELS = 256  # the most models of one stream; answers of further ones count for all
+MAX_MODELS = 256  # the most models of one stream; answers of further ones count for all
 
 
 class StreamGrant:
@@ -57,7 +57,7 @@ class StreamGrant:
                 meter.charge(-units, now)  # one message's worth is reserved, and what has passed is counted already
 
     def _named(self, model: str, meters: Iterable[Meter], now: float) -> None:
-        of = self._models.setdefault(model, {}) if model in self._models or len(self._models) < _MAX_MODELS else {}
+        of = self._models.setdefault(model, {}) if model in self._models or len(self._models) < MAX_MODELS else {}
         for meter in meters:
             bound = meter.bound
             if bound.counts is Counts.BYTES:

@@ -119,9 +119,11 @@ class Objectives:
 
     tenants, pairs: the counters of the metrics, with a bounded number of names. budgets: the history of 30 days.
     attainment: calls by (tier, result) since the start.
+    max_cells: keys that are counted apart between two flushes.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time, max_cells: int = MAX_CELLS) -> None:
+        self._max_cells = max_cells
         self._cells: dict[Key, Cell] = {}
         self._usual: dict[str, Usual] = {}
         self._clock = clock
@@ -183,11 +185,11 @@ class Objectives:
     # Counting --------------------------------------------------------------------------------------------------
 
     def cell(self, tenant: str, tier: str, target: str) -> Cell:
-        """Return where calls are counted; beyond `MAX_CELLS` it is that of the others of their tier."""
+        """Return where calls are counted; beyond `max_cells` it is that of the others of their tier."""
         key = (tenant, tier, target)
         found = self._cells.get(key)
         if found is None:
-            if len(self._cells) >= MAX_CELLS:
+            if len(self._cells) >= self._max_cells:
                 key = (OTHER, tier, OTHER)
                 found = self._cells.get(key)
             if found is None:
@@ -217,7 +219,7 @@ class Objectives:
                 self.pairs.count(key, CAUSE + cause, count)
             if total:
                 self.budgets.add(key, now, total, bad, causes)
-        if len(self._cells) >= MAX_CELLS:
+        if len(self._cells) >= self._max_cells:
             for key in idle:
                 del self._cells[key]
 

@@ -28,7 +28,7 @@ LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as
 # the highest charge, as a multiple of the time a call held its permit: a service may have called several models
 MOST_CHARGE: Final = 4.0
 SAMPLE_EVERY: Final = 4  # one answer in so many is a sample of how long such calls take
-_MAX_WORKS = 4096
+MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
 _Others = tuple[int, frozenset[str]]  # a band, and the tenants of it that are left out
 
@@ -380,7 +380,7 @@ class PoolGate:
     def _time(self, work: str, size_bytes: int, held_s: float) -> None:
         times = self._times.get(work)
         if times is None:
-            if len(self._times) >= _MAX_WORKS:
+            if len(self._times) >= MAX_WORKS:
                 del self._times[next(iter(self._times))]
             times = self._times[work] = AnswerTimes()
         times.observe(size_bytes, held_s)

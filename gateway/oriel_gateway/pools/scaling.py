@@ -39,7 +39,7 @@ PLAN_EVERY_S: Final = 1.0
 _AGAIN_S: Final = 0.5
 _EXCHANGE_S: Final = 2.0
 _REST_S: Final = 0.05  # the least time between two exchanges, however many edges there are
-_LISTEN_AGAIN_S: Final = 2.0
+LISTEN_AGAIN_S: Final = 2.0
 _OWN: Final = ""  # the name of this gateway's own record: no holder of a ledger has an empty name
 
 _log = logging.getLogger(__name__)
@@ -180,9 +180,11 @@ class ScaledPools:
     """The plans of a gateway, by pool. Single writer: the gateway's loop.
 
     wall: reads epoch seconds, for the schedules.
+    listen_again_s: the pause before the edges of the others are followed again after a failure.
     """
 
     def __init__(self, wall: Callable[[], float] = time) -> None:
+        self.listen_again_s = LISTEN_AGAIN_S
         self.plans: dict[str, PoolPlan] = {}
         self._calendar = CalendarClock(wall)
         self._turn = asyncio.Event()  # set when an exchange is due before its time
@@ -237,7 +239,7 @@ class ScaledPools:
                 if not self._deaf:
                     _log.warning("the first call at another gateway is heard of a second late: %s", error)
                 self._deaf = True
-            await asyncio.sleep(_LISTEN_AGAIN_S)
+            await asyncio.sleep(self.listen_again_s)
 
     async def _plan(self, ledger: Ledger | None) -> None:
         while True:

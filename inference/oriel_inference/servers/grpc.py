@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from oriel_inference.errors import BackendFailed, InferenceError, NotSupported, UnknownModel
 from oriel_inference.servers.encoding import Encodings
-from oriel_inference.servers.grpc_call import Body, GrpcCall, GrpcPort, Method
+from oriel_inference.servers.grpc_call import MAX_CALLS, Body, GrpcCall, GrpcPort, Method
 from oriel_inference.servers.grpc_connection import Front
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.grpc_plans import CallPlans
@@ -171,11 +171,21 @@ async def serve_grpc(
     *,
     max_message_bytes: int,
     max_age_s: float = inf,
+    max_calls: int = MAX_CALLS,
 ) -> HttpServer:
-    """Serve the methods on `sock`. max_age_s: of a connection, inf for no limit."""
+    """Serve the methods on `sock`.
+
+    max_age_s: of a connection, inf for no limit. max_calls: that are under way at once, over all connections.
+    """
     timeout_s, sampling = surface.default_timeout_s, surface.sink.sampling
     plans = {each: CallPlans(trusted=each, default_timeout_s=timeout_s, sampling=sampling) for each in (True, False)}
-    port = GrpcPort(methods=frontend.methods(), plans=plans, encodings=encodings, max_message_bytes=max_message_bytes)
+    port = GrpcPort(
+        methods=frontend.methods(),
+        plans=plans,
+        encodings=encodings,
+        max_message_bytes=max_message_bytes,
+        max_calls=max_calls,
+    )
     server = HttpServer(HttpLimits())
     limits = H2Limits(max_age_s=max_age_s)
     await server.open(lambda: Front(server, port, surface.peers, limits), sock)

@@ -106,6 +106,7 @@ class GrpcPort:
     plans: Mapping[bool, CallPlans]
     encodings: Encodings
     max_message_bytes: int
+    max_calls: int = MAX_CALLS
     calls: int = 0
 
 
@@ -193,7 +194,7 @@ class GrpcCall(Stream):
         method = port.methods.get(plan.path)
         if not plan.is_grpc:
             self._end(_NO_GRPC)
-        elif port.calls > MAX_CALLS:
+        elif port.calls > port.max_calls:
             self.end_with(RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", Outcome.QUEUE_FULL)
         elif method is None:
             self.refuse(NotSupported("Method not found!"))

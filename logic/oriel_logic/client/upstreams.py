@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import InferenceServers
@@ -24,7 +25,9 @@ class Upstreams:
     """
 
     def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = (), *, gateway_key: str = "") -> None:
-        endpoints: Endpoints[Client] = Endpoints(gateway_client if gateway_key else http_client)
+        endpoints: Endpoints[Client] = Endpoints(
+            partial(http_client, max_connections=MAX_GATEWAY_CONNECTIONS) if gateway_key else http_client
+        )
         streams = Endpoints(stream_client)
         self.servers = InferenceServers(
             endpoints, StreamServers(streams, gateway_key=gateway_key), gateway_key=gateway_key
@@ -52,12 +55,8 @@ def _discovery(address: Address) -> Discovery:
     return discovery_of(address)
 
 
-def http_client(address: Address) -> HttpClient:
-    return HttpClient(host=address[0], port=address[1], max_connections=MAX_CONNECTIONS)
-
-
-def gateway_client(address: Address) -> HttpClient:
-    return HttpClient(host=address[0], port=address[1], max_connections=MAX_GATEWAY_CONNECTIONS)
+def http_client(address: Address, max_connections: int = MAX_CONNECTIONS) -> HttpClient:
+    return HttpClient(host=address[0], port=address[1], max_connections=max_connections)
 
 
 class AddressWatch:

@@ -69,6 +69,7 @@ class Updates:
     count: called with the result of each update.
     changed: called when `files`, the newest of each place that could be set up, have changed.
     closed: called with the pool of a deployment that was closed.
+    retry_min_s: the pause before what failed for a passing reason is tried again; it doubles.
     seen: called with a handler whose files were found changed, before it is set up.
     """
 
@@ -83,6 +84,7 @@ class Updates:
         closed: Callable[[Pool], None],
         poll_s: float,
         release_drain_s: float,
+        retry_min_s: float = RETRY_MIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -93,6 +95,7 @@ class Updates:
         self._closed = closed
         self._poll_s = poll_s
         self._release_drain_s = release_drain_s
+        self.retry_min_s = retry_min_s
         self._clock = clock
         self._done: dict[str, Hashable] = {}
         self._weighed: dict[str, Hashable] = {}
@@ -312,7 +315,7 @@ class Updates:
             self._retries.pop(origin, None)
 
     def _retry_later(self, origin: str) -> None:
-        _, delay_s = self._retries.get(origin, (0.0, RETRY_MIN_S / 2))
+        _, delay_s = self._retries.get(origin, (0.0, self.retry_min_s / 2))
         delay_s = min(RETRY_MAX_S, 2 * delay_s)
         self._retries[origin] = (self._clock() + delay_s, delay_s)
 

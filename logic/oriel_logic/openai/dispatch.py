@@ -54,7 +54,10 @@ def may_use(call: CallContext, name: str) -> bool:
 
 
 class OpenAI:
-    """Serves the models. Owns its entries of `routes`. Single writer: the loop."""
+    """Serves the models. Owns its entries of `routes`. Single writer: the loop.
+
+    stream_step_s: the time for each further piece of an answer that is streamed.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,10 @@ class OpenAI:
         workers: Workers,
         inference: ModelServers,
         *,
+        stream_step_s: float = STREAM_STEP_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.stream_step_s = stream_step_s
         self._routes = routes
         self._workers = workers
         self._inference = inference
@@ -166,7 +171,7 @@ class OpenAI:
         models, of_steps = self._inference.bind(visit.call, visit.ledger), self._inference.bind(visit.call, steps)
 
         def go_on() -> None:
-            call = longer(visit.call, self._clock() + STREAM_STEP_S)
+            call = longer(visit.call, self._clock() + self.stream_step_s)
             models.rebind(call)
             of_steps.rebind(call)
 

@@ -241,11 +241,9 @@ async def test_a_model_without_a_template_is_for_completions(served: Maker) -> N
         await client.chat.completions.create(model="base", messages=[{"role": "user", "content": "a"}])
 
 
-async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(
-    served: Maker, inference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("oriel_logic.openai.dispatch.STREAM_STEP_S", 0.5)
+async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(served: Maker, inference: Any) -> None:
     client, stack = await served()
+    stack.unit._openai.stream_step_s = 0.5
     behind_step: list[int] = []
 
     async def lines() -> list[str]:

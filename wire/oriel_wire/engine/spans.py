@@ -56,7 +56,9 @@ class NotDelivered(Exception):
     """A batch of spans that the receiver did not take."""
 
 
-def open_sink(unit: str, *, post_timeout_s: float = POST_TIMEOUT_S, close_s: float = CLOSE_S) -> SpanSink:
+def open_sink(
+    unit: str, *, post_timeout_s: float = POST_TIMEOUT_S, close_s: float = CLOSE_S, first_retry_s: float = FIRST_RETRY_S
+) -> SpanSink:
     """A sink for `unit` ("gateway"), fed by the environment. Raises StartFailed if that cannot be used.
 
     OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT): a collector, with OpenTelemetry's other variables, see
@@ -64,6 +66,7 @@ def open_sink(unit: str, *, post_timeout_s: float = POST_TIMEOUT_S, close_s: flo
 
     post_timeout_s: of one post to the trace buffer; a collector has its own in OTEL_EXPORTER_OTLP_TIMEOUT.
     close_s: the longest time that `close` of the sink takes.
+    first_retry_s: the pause before a collector that is busy gets a request again; it doubles each time.
     """
     collector, buffer = collector_of(), buffer_of()
     queue = queue_of()
@@ -77,7 +80,7 @@ def open_sink(unit: str, *, post_timeout_s: float = POST_TIMEOUT_S, close_s: flo
         lanes.append(Lane(poster.deliver, interrupt=poster.interrupt, delay_s=BUFFER_DELAY_S))
     if collector is not None:
         encoder = (JsonEncoder if collector.json else ProtobufEncoder)(resource, version)
-        poster = Poster(collector, encoder)
+        poster = Poster(collector, encoder, first_retry_s=first_retry_s)
         lanes.append(Lane(poster.deliver, interrupt=poster.interrupt, queue=queue))
     if not lanes:
         return NullSink()
@@ -246,11 +249,19 @@ class Lane:
 class Poster:
     """Posts spans to one receiver, and again after a while if it asks for that; for one thread."""
 
-    def __init__(self, collector: Collector, encoder: ProtobufEncoder | JsonEncoder, *, trust_env: bool = True) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        encoder: ProtobufEncoder | JsonEncoder,
+        *,
+        trust_env: bool = True,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
         import httpx  # only if spans are sent: it is large
 
         self._collector = collector
         self._encoder = encoder
+        self._first_retry_s = first_retry_s
         self._unreachable = httpx.HTTPError
         self._interrupted = threading.Event()
         self._headers = {**collector.headers, "content-type": encoder.content_type, "user-agent": "oriel"}
@@ -276,7 +287,7 @@ class Poster:
         if self._collector.gzip:
             body = gzip.compress(body, _GZIP_LEVEL)
         deadline = time.monotonic() + self._collector.timeout_s
-        wait_s = FIRST_RETRY_S
+        wait_s = self._first_retry_s
         while True:
             answer = self._post(body, deadline - time.monotonic())
             if answer is not None and answer.is_success:

@@ -30,8 +30,9 @@ class Certificates:
     Single writer: the task that runs `watch`. Raises StartFailed if there is no usable pair.
     """
 
-    def __init__(self, chain: Path, key: Path, *, http2: bool = False) -> None:
+    def __init__(self, chain: Path, key: Path, *, http2: bool = False, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         self._chain = chain
+        self._max_file_bytes = max_file_bytes
         self._key = key
         self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._named: _Stamp | None = None  # the unusable pair that was logged last; () if the files cannot be read
@@ -81,8 +82,8 @@ class Certificates:
         return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
     def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
-        if any(path.stat().st_size > MAX_FILE_BYTES for path in (self._chain, self._key)):
-            raise ValueError(f"a file is larger than {MAX_FILE_BYTES} bytes")
+        if any(path.stat().st_size > self._max_file_bytes for path in (self._chain, self._key)):
+            raise ValueError(f"a file is larger than {self._max_file_bytes} bytes")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         _restrict(context)
         context.set_alpn_protocols(self._protocols)
