@@ -8,13 +8,13 @@ them a restarted gateway knows what its tenants used.
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Plain
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow
+from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
 from oriel_wire.context import parse_cost
 from oriel_wire.usage import COUNTERS, UsageLine
 
@@ -124,12 +124,12 @@ class Usage:
         """Return what was used since the last call, as lines of the ledger."""
         lines = [_line(minute, key, values) for key, values in self._written.added()]
         for key, values in self._seen.added():
-            estimated = bool(key.why)
-            counters = dict(zip(COUNTERS, values, strict=True))
+            estimated, key = bool(key.why), key._replace(why="")
             if estimated:
                 # of a server that does not report it: the one record of its device time
-                lines.append(_line(minute, key._replace(why=""), (0, 0, counters["device_ns"], 0, 0, 0, 0, 0), True))
-            lines.append(_line(minute, key._replace(why=""), values, estimated, seen=True))
+                device_ns = counters(values)["device_ns"]
+                lines.append(_line(minute, key, (0, 0, device_ns, 0, 0, 0, 0, 0), True))
+            lines.append(_line(minute, key, values, estimated, seen=True))
         return lines
 
     def restore(self, lines: Iterable[UsageLine], now: datetime | None = None) -> None:
@@ -197,18 +197,8 @@ def _add(row: UsageRow, counted: tuple[int, ...]) -> None:
 def _line(
     minute: str, key: UsageKey, values: tuple[int, ...], estimated: bool = False, *, seen: bool = False
 ) -> UsageLine:
-    counters: dict[str, Any] = dict(zip(COUNTERS, values, strict=True))
-    return UsageLine(
-        kind="seen" if seen else "use",
-        minute=minute,
-        unit=UNIT,
-        tenant=key.tenant,
-        tier=key.tier,
-        target=key.target,
-        version=key.version,
-        estimated=estimated,
-        **counters,
-    )
+    kind: Literal["seen", "use"] = "seen" if seen else "use"
+    return UsageLine(kind=kind, minute=minute, unit=UNIT, estimated=estimated, **key._asdict(), **counters(values))
 
 
 def _shown(target: str, estimated: bool, used: dict[str, int]) -> dict[str, Any]:

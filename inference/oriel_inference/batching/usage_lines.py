@@ -25,18 +25,7 @@ class UsageLines:
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, and how long each device was busy."""
         lines = [
-            UsageLine(
-                minute=minute,
-                unit=UNIT,
-                tenant=key.tenant,
-                tier=key.tier,
-                target=key.target,
-                version=key.version,
-                device=key.device,
-                device_class=key.device_class,
-                why=key.why,
-                **counters(values),
-            )
+            UsageLine(minute=minute, unit=UNIT, **key._asdict(), **counters(values))
             for key, values in self._devices.book.added()
         ]
         before, self._read_ns = self._read_ns, self._now_ns()

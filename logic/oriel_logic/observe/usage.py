@@ -49,15 +49,7 @@ class Usage:
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger."""
         return [
-            UsageLine(
-                minute=minute,
-                unit=UNIT,
-                tenant=key.tenant,
-                tier=key.tier,
-                target=key.target,
-                why=key.why,
-                **counters(values),
-            )
+            UsageLine(minute=minute, unit=UNIT, **key._asdict(), **counters(values))
             for key, values in self.book.added()
         ]
 
