@@ -6,7 +6,6 @@
 import argparse
 import base64
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
+from oriel_cli.admin import token_headers
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 
@@ -60,9 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats, "placement": _placement}
     timeout = httpx.Timeout(LOAD_TIMEOUT_S if args.action in ("load", "unload") else TIMEOUT_S, connect=5.0)
+    headers = dict(token_headers() if args.action == "placement" else ())
     try:
         # No proxy from the environment: the address given is the one that is meant.
-        with httpx.Client(base_url=args.url, timeout=timeout, trust_env=False, headers=_admin(args)) as client:
+        with httpx.Client(base_url=args.url, timeout=timeout, trust_env=False, headers=headers) as client:
             actions[args.action](client, args)
     except httpx.ConnectError as refused:
         raise CommandFailed(f"nothing answers at {args.url}: is the server running there? Pass --url") from refused
@@ -111,11 +112,6 @@ def _unload(client: httpx.Client, args: argparse.Namespace) -> None:
     body = {"parameters": {"unload_dependents": True}} if args.dependents else {}
     _ask(client, "POST", f"/v2/repository/models/{quote(args.name, safe='')}/unload", body)
     _done(args, "unloaded")
-
-
-def _admin(args: argparse.Namespace) -> dict[str, str]:
-    token = os.environ.get("ORIEL_ADMIN_TOKEN", "") if args.action == "placement" else ""
-    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def _placement(client: httpx.Client, args: argparse.Namespace) -> None:

@@ -3,13 +3,12 @@
 import argparse
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from oriel_cli import probe, state
+from oriel_cli.admin import TOKEN, token_headers
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 
@@ -27,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--admin",
         metavar="URL",
-        help="admin port of another gateway, http://HOST:PORT; its token comes from ORIEL_ADMIN_TOKEN or "
-        "ORIEL_ADMIN_TOKEN_FILE",
+        help=f"admin port of another gateway, http://HOST:PORT; its token comes from {TOKEN}",
     )
 
 
@@ -45,14 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
 async def fetch(host: str, port: int, tenant: str, limit: int) -> dict[str, Any]:
     """Return what `GET /slo` answers. Raises CommandFailed."""
-    token = _token()
-    headers = ((("authorization", f"Bearer {token}"),)) if token else ()
     path = f"/slo?limit={limit}&tenant={quote(tenant, safe='')}"
-    answer = await probe.get(host, port, path, timeout_s=ANSWER_S, headers=headers)
+    answer = await probe.get(host, port, path, timeout_s=ANSWER_S, headers=token_headers())
     if answer is None:
         raise CommandFailed(f"no gateway answers on its admin port {host}:{port}")
     if answer.status == 401:
-        raise CommandFailed("the gateway wants its admin token: set ORIEL_ADMIN_TOKEN or ORIEL_ADMIN_TOKEN_FILE")
+        raise CommandFailed(f"the gateway wants its admin token: set {TOKEN}")
     if answer.status != 200 or not isinstance(answer.document, dict):
         raise CommandFailed(
             f"what answers on {host}:{port} is not the admin port of a gateway (status {answer.status})"
@@ -137,16 +133,6 @@ def _count(count: int) -> str:
 
 def _cut(name: str, most: int) -> str:
     return name if len(name) <= most else name[: most - 2] + ".."
-
-
-def _token() -> str:
-    token, path = os.environ.get("ORIEL_ADMIN_TOKEN", ""), os.environ.get("ORIEL_ADMIN_TOKEN_FILE", "")
-    if token or not path:
-        return token
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed("the file that ORIEL_ADMIN_TOKEN_FILE names cannot be read") from error
 
 
 def _address(url: str) -> tuple[str, int]:

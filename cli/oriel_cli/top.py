@@ -12,10 +12,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from oriel_cli import state
+from oriel_cli.admin import TOKEN, token_headers
 from oriel_cli.errors import CommandFailed
 from oriel_cli.top_screen import SORTS, draw
 
-TOKEN_VARIABLE: Final = "ORIEL_ADMIN_TOKEN"
 SILENCE_S: Final = 30.0  # a stream that brings nothing for so long is lost: it has a comment every 15 s
 MAX_EVENT: Final = 256 * 1024
 
@@ -23,9 +23,7 @@ MAX_EVENT: Final = 256 * 1024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `top`."""
     parser.add_argument("--admin-port", type=int, metavar="N", help="which gateway of this machine, by its admin port")
-    parser.add_argument(
-        "--url", metavar="URL", help=f"admin port of a gateway elsewhere; the token comes from {TOKEN_VARIABLE}"
-    )
+    parser.add_argument("--url", metavar="URL", help=f"admin port of a gateway elsewhere; the token comes from {TOKEN}")
     parser.add_argument("--once", action="store_true", help="print one snapshot and end")
     parser.add_argument("--json", action="store_true", help="print snapshots as lines of JSON")
     parser.add_argument(
@@ -61,15 +59,14 @@ async def snapshots(base: str) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the snapshots of the gateway with its admin port at `base`. Raises CommandFailed when there are no more."""
     import httpx
 
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+    headers = dict(token_headers())
     try:
         async with (
             httpx.AsyncClient(timeout=httpx.Timeout(10.0, read=SILENCE_S), trust_env=False) as client,
             client.stream("GET", f"{base}/console/live", headers=headers) as answer,
         ):
             if answer.status_code == 401:
-                raise CommandFailed(f"the gateway asks for its admin token: put it into {TOKEN_VARIABLE}")
+                raise CommandFailed(f"the gateway asks for its admin token: put it into {TOKEN}")
             if answer.status_code == 503:
                 raise CommandFailed("the gateway has as many viewers as it may: close one of them")
             if answer.status_code != 200:

@@ -138,7 +138,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
 
 async def test_snapshots_are_read_of_the_stream_with_the_token(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv(top.TOKEN_VARIABLE, "an-operators-token")
+    monkeypatch.setenv("ORIEL_ADMIN_TOKEN", "an-operators-token")
     event = json.dumps(snapshot()).encode()
     async with gateway(OK, b"data: " + event + b"\n\n: the stream is open\n\ndata: " + event + b"\n\n") as (
         base,
