@@ -18,10 +18,7 @@ from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_wire.errors import UpstreamError
 
-__all__ = ["HEDGED_BYTES", "Hedge"]
-
-# the largest message of which a copy is sent over gRPC; over HTTP the copy needs a body that was kept
-HEDGED_BYTES = 64 * 1024
+__all__ = ["Hedge"]
 
 
 class Hedged(Protocol):
