@@ -1,5 +1,7 @@
 """Fake units for tests of the supervisor."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,3 +36,23 @@ def alive(pid: int) -> bool:
 async def gone(pid: int) -> None:
     """Wait until the process `pid` is gone; nothing signals the end of another process's child."""
     await until(lambda: not alive(pid))
+
+
+async def check_killed(script: str) -> None:
+    """Run a supervisor that prints the ids of its two processes, kill it, and wait until they are gone.
+
+    script: Python code; `{path}` in it stands for the paths of its imports.
+    """
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", script.format(path=[str(FAKE.parents[2]), *sys.path])],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        pids = [int(word) for word in supervisor.stdout.readline().split()]
+        assert len(pids) == 2 and all(map(alive, pids))
+        supervisor.kill()
+    for pid in pids:
+        await gone(pid)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ from oriel_cli.unit import Timings
 from oriel_cli.units import UnitSpec
 
 from ..waiting import until
-from .supervised import FAKE, QUICK, alive, gone, spec
+from .supervised import QUICK, alive, check_killed, gone, spec
 
 SPARE = "import os, sys; os.read(0, 1) and os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 
@@ -179,17 +178,4 @@ asyncio.run(main())
 
 
 async def test_scaled_and_spare_processes_end_when_the_supervisor_is_killed() -> None:
-    path = [str(FAKE.parents[2]), *sys.path]
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", KILLED.format(path=path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    with supervisor:
-        assert supervisor.stdout is not None
-        pids = [int(word) for word in supervisor.stdout.readline().split()]
-        assert len(pids) == 2 and all(map(alive, pids))
-        supervisor.kill()
-    for pid in pids:
-        await gone(pid)
+    await check_killed(KILLED)

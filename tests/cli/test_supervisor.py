@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
 from ..waiting import pipe_gate, until
-from .supervised import FAKE, QUICK, alive, gone, spec
+from .supervised import QUICK, alive, check_killed, gone, spec
 
 WAITING = re.compile(r"waiting for two, at most \d+ s more: it is stopping, 2 call\(s\) under way")
 
@@ -209,20 +208,7 @@ asyncio.run(main())
 
 
 async def test_units_stop_when_the_supervisor_is_killed() -> None:
-    path = [str(FAKE.parents[2]), *sys.path]
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", KILLED.format(path=path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    with supervisor:
-        assert supervisor.stdout is not None
-        pids = [int(word) for word in supervisor.stdout.readline().split()]
-        assert len(pids) == 2 and all(map(alive, pids))
-        supervisor.kill()
-    for pid in pids:
-        await gone(pid)
+    await check_killed(KILLED)
 
 
 def test_every_busy_port_is_named_in_one_line_with_its_flag() -> None:

@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import logging
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -68,28 +70,38 @@ async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytes
     assert "does not answer" in caplog.text and SECRET not in caplog.text
 
 
-@needs_openssl
-async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) -> None:
-    """Memorystore's certificates are signed by an authority of its own; in other clouds the Secret has no such file."""
-    chain, key = certificate(tmp_path, "redis")
+@asynccontextmanager
+async def redis_over_tls(chain: Path, key: Path) -> AsyncIterator[int]:
+    """Yield the port of a Redis that has this certificate."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(chain, key)
     async with redis_server() as server:
         proxy = Proxy(server.port, tls=tls)
         await proxy.open()
         try:
-            for authorities, known in ((chain, True), (tmp_path / "absent.crt", False), (None, False)):
-                ledger = RedisLedger(
-                    f"rediss://127.0.0.1:{proxy.port}", holder="a", password=PASSWORD, authorities=authorities
-                )
-                if known:
-                    assert (await ledger.hello(1.0)).gateways == 1
-                else:
-                    with pytest.raises(LedgerLost):
-                        await ledger.hello(1.0)
-                await ledger.close()
+            yield proxy.port
         finally:
             await proxy.close()
+
+
+async def check_trust(url: str, authorities: Path | None, known: bool) -> None:
+    """Check whether a gateway trusts the Redis at `url`."""
+    ledger = RedisLedger(url, holder="a", password=PASSWORD, authorities=authorities)
+    if known:
+        assert (await ledger.hello(1.0)).gateways == 1
+    else:
+        with pytest.raises(LedgerLost):
+            await ledger.hello(1.0)
+    await ledger.close()
+
+
+@needs_openssl
+async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) -> None:
+    """Memorystore's certificates are signed by an authority of its own; in other clouds the Secret has no such file."""
+    chain, key = certificate(tmp_path, "redis")
+    async with redis_over_tls(chain, key) as port:
+        for authorities, known in ((chain, True), (tmp_path / "absent.crt", False), (None, False)):
+            await check_trust(f"rediss://127.0.0.1:{port}", authorities, known)
 
 
 async def _announces(ledger: RedisLedger) -> bool:
@@ -109,12 +121,8 @@ async def test_an_authority_that_comes_late_is_believed_from_the_next_connection
     """
     chain, key = certificate(tmp_path, "redis")
     mounted = tmp_path / "mounted.crt"
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(chain, key)
-    async with redis_server() as server:
-        proxy = Proxy(server.port, tls=tls)
-        await proxy.open()
-        ledger = RedisLedger(f"rediss://127.0.0.1:{proxy.port}", holder="a", password=PASSWORD, authorities=mounted)
+    async with redis_over_tls(chain, key) as port:
+        ledger = RedisLedger(f"rediss://127.0.0.1:{port}", holder="a", password=PASSWORD, authorities=mounted)
         try:
             with pytest.raises(LedgerLost):
                 await ledger.hello(1.0)
@@ -127,7 +135,6 @@ async def test_an_authority_that_comes_late_is_believed_from_the_next_connection
                     pass
         finally:
             await ledger.close()
-            await proxy.close()
 
 
 @needs_openssl
@@ -136,19 +143,6 @@ async def test_an_address_is_not_looked_for_in_the_certificate_of_an_own_authori
 ) -> None:
     """Memorystore's certificates contain no address, and its authority signs nothing else."""
     chain, key = certificate(tmp_path, "redis", hosts="DNS:elsewhere.internal")
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(chain, key)
-    async with redis_server() as server:
-        proxy = Proxy(server.port, tls=tls)
-        await proxy.open()
-        try:
-            for host, known in (("127.0.0.1", True), ("localhost", False)):
-                ledger = RedisLedger(f"rediss://{host}:{proxy.port}", holder="a", password=PASSWORD, authorities=chain)
-                if known:
-                    assert (await ledger.hello(1.0)).gateways == 1
-                else:
-                    with pytest.raises(LedgerLost):
-                        await ledger.hello(1.0)
-                await ledger.close()
-        finally:
-            await proxy.close()
+    async with redis_over_tls(chain, key) as port:
+        for host, known in (("127.0.0.1", True), ("localhost", False)):
+            await check_trust(f"rediss://{host}:{port}", chain, known)

@@ -1,7 +1,6 @@
 """The wall clock jumps by a year in both directions (R33): deadlines, queues, limits and endpoints are not affected."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,22 +9,10 @@ from tritonclient.utils import InferenceServerException
 from oriel_gateway.core import Gateway
 
 from ..waiting import until
+from ..wall_clock import JUMPS, YEAR_S, WallClock
 from .gate import INFER
 from .grpc_stack import Backend, infer, stack
 from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, documents, gateway, upstream
-
-YEAR_S = 365 * 86_400.0
-JUMPS = pytest.mark.parametrize("jumps", [(YEAR_S, -YEAR_S), (-YEAR_S, YEAR_S)], ids=["forward", "back"])
-
-
-class WallClock:
-    """Replaces the functions of `time` that return the time of day."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.ahead_s = 0.0
-        seconds, nanoseconds = time.time, time.time_ns
-        patch.setattr(time, "time", lambda: seconds() + self.ahead_s)
-        patch.setattr(time, "time_ns", lambda: nanoseconds() + int(self.ahead_s * 1e9))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
+from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import InferenceError, InvalidRequest
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.batch import BatchBounds, ServiceCurve
@@ -88,22 +89,70 @@ class Picky(FakeSession):
         return super().run(inputs, outputs)
 
 
-class Bench:
+class Calls:
+    """Calls in virtual time, and their replies, by the numbers of the calls.
+
+    served: a batcher or an ensemble. order: the numbers in the order of their replies.
+    """
+
+    def __init__(self, served: Batcher | Ensemble, clock: VirtualClock, workers: ManualWorkers) -> None:
+        self._served = served
+        self.clock = clock
+        self.workers = workers
+        self.replies: dict[int, list[Answer | InferenceError]] = {}
+        self.calls: list[Call] = []
+        self.order: list[int] = []
+
+    def submit(self, call: Call) -> int:
+        """Submit the next call; returns its number."""
+        number = len(self.calls)
+        self.replies[number] = []
+        self.calls.append(call)
+        self._served.submit(call)
+        return number
+
+    def replied(self, number: int, result: Answer | InferenceError) -> None:
+        self.replies[number].append(result)
+        self.order.append(number)
+
+    def leave(self, number: int) -> None:
+        self._served.leave(self.calls[number])
+
+    def step(self) -> None:
+        """Run what the loop has to do, then one batch, then what follows from it."""
+        self.clock.run()
+        if self.workers.jobs:
+            self.workers.run_next()
+            self.clock.run()
+
+    def settle(self) -> None:
+        """Run everything that is due at this moment."""
+        self.clock.run()
+        while self.workers.jobs:
+            self.step()
+
+    def answer(self, number: int) -> Answer:
+        (reply,) = self.replies[number]
+        assert isinstance(reply, Answer), reply
+        return reply
+
+    def error(self, number: int) -> InferenceError:
+        (reply,) = self.replies[number]
+        assert isinstance(reply, InferenceError), reply
+        return reply
+
+
+class Bench(Calls):
     """A batcher in virtual time over fake sessions; its jobs run when the test says so."""
 
     def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **options: Any) -> None:
-        self.clock = VirtualClock()
-        self.workers = ManualWorkers()
+        clock, workers = VirtualClock(), ManualWorkers()
         self.cores = Cores(cores)
         self.bad: set[int] = set()  # numbers of calls with which every batch fails
         self.sessions = [Picky(self.bad) for _ in range(sessions or model.instances)]
         options.setdefault("inline_s", 0.0)
-        self.batcher = Batcher(
-            model, self.sessions, clock=self.clock, cores=self.cores, workers=self.workers, **options
-        )
-        self.replies: dict[int, list[Answer | InferenceError]] = {}
-        self.calls: list[Call] = []
-        self.order: list[int] = []  # numbers in the order of their replies
+        self.batcher = Batcher(model, self.sessions, clock=clock, cores=self.cores, workers=workers, **options)
+        super().__init__(self.batcher, clock, workers)
 
     def call(
         self,
@@ -120,9 +169,7 @@ class Bench:
         caller: str = "",
     ) -> int:
         """Submit a call whose rows all hold its own number; returns the number."""
-        number = len(self.calls)
-        self.replies[number] = []
-        now = self.clock.now()
+        number, now = len(self.calls), self.clock.now()
         call = Call(
             inputs={"x": np.full((rows, width), number, dtype=np.int64)},
             rows=rows,
@@ -131,7 +178,7 @@ class Bench:
             deadline=now + timeout_s,
             give_up_s=None if give_up_s is None else now + give_up_s,
             delays=delays,
-            reply=lambda result: self._replied(number, result),
+            reply=lambda result: self.replied(number, result),
             level=level,
             band=band,
             tenant=tenant,
@@ -139,33 +186,7 @@ class Bench:
             caller=caller,
             usage=self.batcher.accounts.of(context(tenant)),
         )
-        self.calls.append(call)
-        self.batcher.submit(call)
-        return number
-
-    def _replied(self, number: int, result: Answer | InferenceError) -> None:
-        self.replies[number].append(result)
-        self.order.append(number)
-
-    def leave(self, number: int) -> None:
-        self.batcher.leave(self.calls[number])
-
-    def settle(self) -> None:
-        """Run everything that is due at this moment."""
-        self.clock.run()
-        while self.workers.jobs:
-            self.workers.run_next()
-            self.clock.run()
-
-    def answer(self, number: int) -> Answer:
-        (reply,) = self.replies[number]
-        assert isinstance(reply, Answer), reply
-        return reply
-
-    def error(self, number: int) -> InferenceError:
-        (reply,) = self.replies[number]
-        assert isinstance(reply, InferenceError), reply
-        return reply
+        return self.submit(call)
 
     @property
     def runs(self) -> list[list[int]]:

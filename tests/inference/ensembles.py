@@ -8,13 +8,12 @@ import numpy as np
 
 from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.batching.call import Answer, Call
+from oriel_inference.batching.call import Call
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.graph import check_flow, check_models
 from oriel_inference.ensembles.scheduler import Ensemble
-from oriel_inference.errors import InferenceError
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.model import EnsembleStep, ModelSpec, TensorInfo, TensorSpec
 from oriel_policies.batch import BatchBounds
@@ -22,6 +21,7 @@ from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from . import models
+from .bench import Calls
 from .control_server import Served, times
 
 Step = tuple[str, Mapping[str, str], Mapping[str, str]]
@@ -78,7 +78,7 @@ def judged(spec: ModelSpec, models: Mapping[str, ModelSpec]) -> None:
     check_models(spec, [models[step.model] for step in spec.steps], "e")
 
 
-class Flights:
+class Flights(Calls):
     """An ensemble in virtual time; each of its models has one fake session that doubles its input."""
 
     def __init__(
@@ -92,8 +92,7 @@ class Flights:
         clock: VirtualClock | None = None,
         **limits: int,
     ) -> None:
-        self.clock = clock or VirtualClock()
-        self.workers = ManualWorkers()
+        clock, workers = clock or VirtualClock(), ManualWorkers()
         self.cores = Cores(cores)
         self.sessions: dict[str, FakeSession] = {}
         self.batchers: dict[str, Batcher] = {}
@@ -111,70 +110,34 @@ class Flights:
             batcher = self.batchers[name] = Batcher(
                 part,
                 [session],
-                clock=self.clock,
+                clock=clock,
                 cores=self.cores,
-                workers=self.workers,
+                workers=workers,
                 inline_s=0.0,
                 max_items=step_items,
             )
             self.serving[name] = ServingModel(part, pb.ModelConfig(), batcher, [session], 0.0)
         judged(spec, {name: each.spec for name, each in self.serving.items()})
         self.spec = spec
-        self.ensemble = Ensemble(spec, clock=self.clock, **limits)
+        self.ensemble = Ensemble(spec, clock=clock, **limits)
         self.ensemble.bind([self.serving[step.model] for step in spec.steps])
-        self.replies: dict[int, list[Answer | InferenceError]] = {}
-        self.calls: list[Call] = []
-        self.order: list[int] = []
+        super().__init__(self.ensemble, clock, workers)
 
     def call(
         self, rows: int = 1, *, timeout_s: float = 60.0, inputs: Mapping[str, Array] | None = None, **more: object
     ) -> int:
         """Submit a call whose rows all hold its own number; returns the number."""
-        number = len(self.calls)
-        self.replies[number] = []
-        now = self.clock.now()
+        number, now = len(self.calls), self.clock.now()
         call = Call(
             inputs=inputs or {each.name: np.full((rows, 2), number, dtype=np.int64) for each in self.spec.inputs},
             rows=rows,
             signature=None,
             arrived_s=now,
             deadline=now + timeout_s,
-            reply=lambda result: self._replied(number, result),
+            reply=lambda result: self.replied(number, result),
             **more,  # type: ignore[arg-type]
         )
-        self.calls.append(call)
-        self.ensemble.submit(call)
-        return number
-
-    def _replied(self, number: int, result: Answer | InferenceError) -> None:
-        self.replies[number].append(result)
-        self.order.append(number)
-
-    def leave(self, number: int) -> None:
-        self.ensemble.leave(self.calls[number])
-
-    def step(self) -> None:
-        """Run what the loop has to do, then one batch, then what follows from it."""
-        self.clock.run()
-        if self.workers.jobs:
-            self.workers.run_next()
-            self.clock.run()
-
-    def settle(self) -> None:
-        """Run everything that is due at this moment."""
-        self.clock.run()
-        while self.workers.jobs:
-            self.step()
-
-    def answer(self, number: int) -> Answer:
-        (reply,) = self.replies[number]
-        assert isinstance(reply, Answer), reply
-        return reply
-
-    def error(self, number: int) -> InferenceError:
-        (reply,) = self.replies[number]
-        assert isinstance(reply, InferenceError), reply
-        return reply
+        return self.submit(call)
 
     def batches(self, name: str) -> list[int]:
         return self.sessions[name].batches

@@ -1,7 +1,6 @@
 """The wall clock jumps by a year in both directions: deadlines, queue timeouts and queues are not affected."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import httpx
@@ -10,21 +9,11 @@ import pytest
 from oriel_inference.backends.fake import FakeBackend
 
 from ..waiting import until
+from ..wall_clock import JUMPS, YEAR_S, WallClock
 from . import models
 from .gated import INFER, ROW, admitted, gated
 
-YEAR_S = 365 * 86_400.0
 QUEUE_TIMEOUT = "default_queue_policy { default_timeout_microseconds: 500000 timeout_action: REJECT }"
-
-
-class WallClock:
-    """In place of the functions of `time` that say what the time of day is."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.ahead_s = 0.0
-        seconds, nanoseconds = time.time, time.time_ns
-        patch.setattr(time, "time", lambda: seconds() + self.ahead_s)
-        patch.setattr(time, "time_ns", lambda: nanoseconds() + int(self.ahead_s * 1e9))
 
 
 @pytest.fixture
@@ -36,7 +25,7 @@ def ask(client: httpx.AsyncClient, timeout_ms: int) -> "asyncio.Task[httpx.Respo
     return asyncio.create_task(client.post(INFER, json=ROW, headers={"x-oriel-timeout-ms": str(timeout_ms)}))
 
 
-@pytest.mark.parametrize("jumps", [(YEAR_S, -YEAR_S), (-YEAR_S, YEAR_S)], ids=["forward", "back"])
+@JUMPS
 async def test_deadlines_and_queues(
     tmp_path: Path, fake: FakeBackend, wall: WallClock, jumps: tuple[float, ...]
 ) -> None:
