@@ -24,6 +24,7 @@ from oriel_inference.servers import access_log
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.settings import Settings
 from oriel_wire.context import read_headers
+from oriel_wire.engine.lines import json_line
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
@@ -236,7 +237,7 @@ def note(log: AccessLog, number: int) -> None:
 @given(st.text(), st.floats(-1.0, 1e6), st.integers(0, 1 << 40), st.sampled_from(list(Outcome)))
 def test_every_line_is_one_json_object_in_ascii(model: str, seconds: float, size: int, outcome: Outcome) -> None:
     note = (5.0, CTX, "", model, "3", "grpc", outcome, 0, 2, seconds, -1.0, seconds, size)
-    (text,) = access_log._lines([note], 1e9).decode("ascii").splitlines()
+    (text,) = json_line(access_log._line(note, 1e9)).decode("ascii").splitlines()
     line = json.loads(text)
     assert list(line) == FIELDS
     assert line["model"] == model[:128] and line["reason"] == outcome.value and line["bytes"] == size

@@ -3,14 +3,10 @@
 A line holds names, sizes, times and outcomes, but no payload, no credential and no address.
 """
 
-import json
-from collections.abc import Sequence
-from datetime import UTC, datetime
-
 import msgspec
 
 from oriel_gateway.observe.decisions import Decided, Plain, stages
-from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, LineLog
+from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, LineLog, timestamp
 
 
 class _Line(msgspec.Struct, kw_only=True):
@@ -43,36 +39,26 @@ class AccessLog(LineLog[Plain]):
     """The log of this gateway; see `LineLog`."""
 
     def __init__(self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S) -> None:
-        super().__init__(path, lines, max_queued=max_queued, delay_s=delay_s)
+        super().__init__(path, _line, max_queued=max_queued, delay_s=delay_s)
 
 
-def lines(notes: Sequence[Plain], offset_s: float) -> bytes:
-    """Build the lines of some decisions. offset_s: wall clock minus monotonic clock."""
-    encode = msgspec.json.Encoder().encode
-    written: list[bytes] = []
-    for note in notes:
-        decided = Decided(*note)
-        tenant, target = decided.tenant, decided.target
-        line = _Line(
-            ts=datetime.fromtimestamp(decided.ended_s + offset_s, UTC).isoformat(timespec="milliseconds"),
-            trace_id=decided.mark.trace,
-            request_id=decided.mark.request_id,
-            tenant=tenant.name if tenant is not None else "",
-            tier=tenant.tier.name if tenant is not None else "",
-            route=target.plan.name if target is not None else "",
-            target=target.route if target is not None else "",
-            protocol=decided.protocol,
-            method=decided.method[:32],
-            status=decided.status,
-            reason=decided.outcome.value,
-            bytes_in=decided.bytes_in,
-            bytes_out=decided.bytes_out,
-            stages_ms=stages(decided),
-        )
-        text = encode(line)
-        # Beyond ASCII there are further line ends and terminal controls; JSON can write them all in ASCII.
-        written.append(
-            text if text.isascii() else json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode()
-        )
-    written.append(b"")
-    return b"\n".join(written)
+def _line(note: Plain, offset_s: float) -> _Line:
+    """Build the line of a decision. offset_s: wall clock minus monotonic clock."""
+    decided = Decided(*note)
+    tenant, target = decided.tenant, decided.target
+    return _Line(
+        ts=timestamp(decided.ended_s + offset_s),
+        trace_id=decided.mark.trace,
+        request_id=decided.mark.request_id,
+        tenant=tenant.name if tenant is not None else "",
+        tier=tenant.tier.name if tenant is not None else "",
+        route=target.plan.name if target is not None else "",
+        target=target.route if target is not None else "",
+        protocol=decided.protocol,
+        method=decided.method[:32],
+        status=decided.status,
+        reason=decided.outcome.value,
+        bytes_in=decided.bytes_in,
+        bytes_out=decided.bytes_out,
+        stages_ms=stages(decided),
+    )

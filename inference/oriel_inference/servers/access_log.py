@@ -4,10 +4,7 @@ A line holds names, sizes, times and outcomes; no payload, no credential, no add
 unknown model) is JSON-escaped and bounded, so it cannot forge a line.
 """
 
-import json
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -15,7 +12,7 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
-from oriel_wire.engine.lines import CLOSE_S, DELAY_S, MAX_QUEUED, LineLog
+from oriel_wire.engine.lines import CLOSE_S, DELAY_S, MAX_QUEUED, LineLog, timestamp
 
 MAX_NAME = 128
 
@@ -59,7 +56,7 @@ class AccessLog(LineLog[_Note]):
     def __init__(
         self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S, close_s: float = CLOSE_S
     ) -> None:
-        super().__init__(path, _lines, max_queued=max_queued, delay_s=delay_s, close_s=close_s)
+        super().__init__(path, _line, max_queued=max_queued, delay_s=delay_s, close_s=close_s)
 
     def finished(
         self, ctx: CallContext, completion: Completion, received_s: float, ended_s: float, protocol: str, size: int
@@ -96,47 +93,26 @@ class AccessLog(LineLog[_Note]):
         self.put((now, None, request_id, model, "", "http", outcome, status, 0, -1.0, -1.0, -1.0, 0))
 
 
-def _lines(notes: Sequence[_Note], offset_s: float) -> bytes:
-    """Format the notes. offset_s: from the monotonic clock to the wall clock."""
-    encode = msgspec.json.Encoder().encode
-    lines: list[bytes] = []
-    for (
-        ended_s,
-        ctx,
-        request_id,
-        model,
-        version,
-        protocol,
-        outcome,
-        status,
-        rows,
-        queued,
-        computed,
-        total,
-        size,
-    ) in notes:
-        line = _Line(
-            ts=datetime.fromtimestamp(ended_s + offset_s, UTC).isoformat(timespec="milliseconds"),
-            trace_id=f"{ctx.trace.trace_id:032x}" if ctx is not None else "",
-            request_id=ctx.request_id if ctx is not None else request_id,
-            model=model[:MAX_NAME],
-            version=version,
-            tier=ctx.tier if ctx is not None else "",
-            tenant=ctx.tenant if ctx is not None else "",
-            protocol=protocol,
-            status=status or status_number(outcome, protocol),
-            reason=outcome.value,
-            rows=rows,
-            queue_ms=_milliseconds(queued),
-            compute_ms=_milliseconds(computed),
-            total_ms=_milliseconds(total),
-            bytes=size,
-        )
-        text = encode(line)
-        # Beyond ASCII there are further line separators and terminal controls; JSON can escape all of them in ASCII.
-        lines.append(text if text.isascii() else json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode())
-    lines.append(b"")
-    return b"\n".join(lines)
+def _line(note: _Note, offset_s: float) -> _Line:
+    """Build a line. offset_s: from the monotonic clock to the wall clock."""
+    ended_s, ctx, request_id, model, version, protocol, outcome, status, rows, queued, computed, total, size = note
+    return _Line(
+        ts=timestamp(ended_s + offset_s),
+        trace_id=f"{ctx.trace.trace_id:032x}" if ctx is not None else "",
+        request_id=ctx.request_id if ctx is not None else request_id,
+        model=model[:MAX_NAME],
+        version=version,
+        tier=ctx.tier if ctx is not None else "",
+        tenant=ctx.tenant if ctx is not None else "",
+        protocol=protocol,
+        status=status or status_number(outcome, protocol),
+        reason=outcome.value,
+        rows=rows,
+        queue_ms=_milliseconds(queued),
+        compute_ms=_milliseconds(computed),
+        total_ms=_milliseconds(total),
+        bytes=size,
+    )
 
 
 def _milliseconds(seconds: float) -> float | None:

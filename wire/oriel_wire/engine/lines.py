@@ -1,17 +1,21 @@
-"""A log of lines in a file or on standard output that never blocks the event loop.
+"""A log of JSON lines in a file or on standard output that never blocks the event loop.
 
 The loop puts a record into a bounded queue and goes on. A few times a second a daemon thread formats the records as
 lines and appends them to the file. It opens the file for each of these writes, so the file may be renamed at any time.
 Lines that do not fit into the queue or cannot be written are lost and counted.
 """
 
+import json
 import logging
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Generic, TypeVar
+
+import msgspec
 
 from oriel_wire.errors import StartFailed
 
@@ -25,27 +29,28 @@ REPORT_EVERY_S = 60.0
 WRITE_LINES = 1024
 
 Note = TypeVar("Note")
+_encode = msgspec.json.Encoder().encode
 
 
 class LineLog(Generic[Note]):
     """A log of lines. Only one thread may call `put`. Raises StartFailed if the file cannot be written.
 
     path: a file, created if needed, or "-" for standard output.
-    lines: (records, offset) -> bytes; called on the log's thread; must not raise. offset: the seconds to add to a time
-    of the monotonic clock to get one of the wall clock.
+    line: (record, offset) -> line; called on the log's thread; must not raise. offset: the seconds to add to a time of
+    the monotonic clock to get one of the wall clock.
     """
 
     def __init__(
         self,
         path: str,
-        lines: Callable[[Sequence[Note], float], bytes],
+        line: Callable[[Note, float], msgspec.Struct],
         *,
         max_queued: int = MAX_QUEUED,
         delay_s: float = DELAY_S,
         close_s: float = CLOSE_S,
     ) -> None:
         self._path = path
-        self._lines = lines
+        self._line = line
         self._max_queued = max_queued
         self._delay_s = delay_s
         self._close_s = close_s
@@ -90,7 +95,8 @@ class LineLog(Generic[Note]):
         while notes:
             batch = [notes.popleft() for _ in range(min(len(notes), WRITE_LINES))]
             try:
-                self._append(self._lines(batch, time.time() - time.monotonic()))
+                offset_s = time.time() - time.monotonic()
+                self._append(b"".join([json_line(self._line(note, offset_s)) for note in batch]))
             except OSError as error:
                 self._failed += len(batch)
                 self._report(error)
@@ -108,3 +114,16 @@ class LineLog(Generic[Note]):
         if now - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = now
             _log.warning("the access log cannot be written (%s): %d lines lost so far", error.strerror, self.dropped)
+
+
+def json_line(line: msgspec.Struct) -> bytes:
+    """Return a line of ASCII with its end. Beyond ASCII there are further line ends and terminal controls."""
+    text = _encode(line)
+    if not text.isascii():
+        text = json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode()
+    return text + b"\n"
+
+
+def timestamp(seconds: float) -> str:
+    """Return a time of the wall clock in UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
