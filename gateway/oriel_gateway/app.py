@@ -241,6 +241,7 @@ async def _serve(
             control_stop.set()
     finally:
         await gateway.close()
+        budgets.close()
         sink.close()
         if access_log is not None:
             access_log.close()

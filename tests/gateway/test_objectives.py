@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -203,7 +204,8 @@ async def test_budgets_survive_a_restart_and_a_kill_loses_only_what_was_not_writ
     running.cancel()  # the gateway stops: the rest is written
     await asyncio.wait((running,))
     again = Stats(Objectives(clock=lambda: now[0]), Usage())
-    BudgetFile(path, again, clock=lambda: now[0]).open()
+    with closing(BudgetFile(path, again, clock=lambda: now[0])) as reader:
+        reader.open()
     budgets = again.objectives.budgets
     assert budgets.left("gold", 0.9, now[0]) == pytest.approx(1 - (100 / 1500) / 0.1)
     ((key, figures),), found = budgets.of_pairs({"gold": 0.9}, now[0])
@@ -223,6 +225,7 @@ async def test_what_is_too_old_is_neither_read_nor_kept(tmp_path: Path) -> None:
     await file.save()
     assert file._file is not None and file._file.database is not None
     rows = file._file.database.execute("SELECT total, bad FROM slots").fetchall()
+    file.close()
     assert rows == [(1, 0)] * 4  # two widths, of the tier and of the pair
     assert stats.objectives.budgets.left("gold", 0.9, now[0]) == 1.0
 
@@ -241,13 +244,12 @@ async def test_a_second_process_counts_in_memory_and_a_damaged_file_is_moved_asi
     assert "another process has objectives.db" in caplog.text and not second.objectives.budgets.keeps
     counted(second, 1, 0)
     await other.save()
-    assert owner._file is not None
-    owner._file.close()
+    owner.close()
     with sqlite3.connect(path) as database:
         database.execute("UPDATE slots SET total = 'many'")
     database.close()
-    third = BudgetFile(path, second)
-    third.open()
+    with closing(BudgetFile(path, second)) as third:
+        third.open()
     assert "moved aside" in caplog.text and second.objectives.budgets.keeps
 
 

@@ -64,8 +64,12 @@ class BudgetFile:
                 await self.save()
         finally:
             await self.save()
-            if self._file is not None:
-                self._file.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close the file, which crashes SQLite during a write."""
+        if self._file is not None:
+            self._file.close()
 
     async def save(self) -> None:
         """Write what has changed. A failure is logged, and the next time tries again."""

@@ -19,7 +19,7 @@ from oriel_wire.h2.hpack import Field
 from .recorders import ANSWER, REQUEST, TRAILERS, Recorded, block
 from .recorders import Recorder as Recording
 
-SMALL = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SMALL = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Recorder(Recording):
