@@ -124,10 +124,10 @@ class RouteHooks(Protocol):
     def before_queue(self, call: Any) -> bool:
         """The request is complete. False: the call does not queue, it is answered or waits for something else."""
 
-    def response(self, call: Any, head: Any, data: bytes) -> None:
+    def response(self, call: Any, head: Any, data: bytes, complete: bool) -> None:
         """The upstream's head is about to be passed on, and may be changed."""
 
-    def data(self, data: bytes) -> None:
+    def data(self, call: Any, data: bytes, complete: bool) -> None:
         """More of the answer is about to be passed on."""
 
     def abandoned(self, call: Any, now: float) -> tuple[bool, float]:

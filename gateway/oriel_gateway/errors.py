@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     ENCODING_UNSUPPORTED = "encoding_unsupported"
     RATE_LIMITED = "rate_limited"
     CONCURRENCY_LIMITED = "concurrency_limited"
+    TOKENS_LIMITED = "tokens_limited"
     QUOTA_EXCEEDED = "quota_exceeded"
     QUEUE_FULL = "queue_full"
     DISPLACED = "displaced"

@@ -15,6 +15,7 @@ STATUS = {
     Outcome.ENCODING_UNSUPPORTED: 415,
     Outcome.RATE_LIMITED: 429,
     Outcome.CONCURRENCY_LIMITED: 429,
+    Outcome.TOKENS_LIMITED: 429,
     Outcome.QUOTA_EXCEEDED: 429,
     Outcome.QUEUE_FULL: 503,
     Outcome.DISPLACED: 503,

@@ -212,6 +212,11 @@ def _allowance(allowance: Allowance) -> str:
     if allowance.bandwidth is not None:
         rate = allowance.bandwidth
         bounds.append(f"{rate.requests_per_s:g} bytes per second, bursts of {rate.burst}")
+    if allowance.tokens is not None:
+        rate = allowance.tokens
+        bounds.append(
+            f"{rate.requests_per_s * 60:g} tokens per minute on the OpenAI paths of texts, bursts of {rate.burst}"
+        )
     for count, what in (
         (allowance.requests_per_day, "requests a day"),
         (allowance.requests_per_month, "requests a month"),

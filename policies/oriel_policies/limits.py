@@ -29,6 +29,10 @@ class Counts(IntEnum):
     REQUESTS = 0
     BYTES = 1
     COMPUTE_US = 2
+    TOKENS = 3
+
+
+Amounts = tuple[int, int, int, int]  # the units of one call, by `Counts`
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `policy` is kept
@@ -64,6 +68,8 @@ def bounds(allowance: Allowance) -> tuple[Bound, ...]:
         found.append(Bound(name=f"{prefix}requests", counts=Counts.REQUESTS, limit=rate.burst, rate=rate))
     if (rate := allowance.bandwidth) is not None:
         found.append(Bound(name=f"{prefix}bytes", counts=Counts.BYTES, limit=rate.burst, rate=rate))
+    if (rate := allowance.tokens) is not None:
+        found.append(Bound(name=f"{prefix}tokens", counts=Counts.TOKENS, limit=rate.burst, rate=rate))
     for name, limit, counts, period in (
         ("requests-day", allowance.requests_per_day, Counts.REQUESTS, Period.DAY),
         ("requests-month", allowance.requests_per_month, Counts.REQUESTS, Period.MONTH),
@@ -206,7 +212,12 @@ class Window:
         self.used = max(0, self.used + units)
 
 
-_UNITS = {Counts.REQUESTS: "", Counts.BYTES: ';qu="content-bytes"', Counts.COMPUTE_US: ';qu="compute-ms"'}
+_UNITS = {
+    Counts.REQUESTS: "",
+    Counts.BYTES: ';qu="content-bytes"',
+    Counts.COMPUTE_US: ';qu="compute-ms"',
+    Counts.TOKENS: ';qu="tokens"',
+}
 
 
 def policy_item(bound: Bound, window_s: float = 0.0) -> str:

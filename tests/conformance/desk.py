@@ -22,9 +22,13 @@ endpoints = ["127.0.0.1:1"]
 [[routes]]
 model = "*"
 pool = "p"
+[[routes]]
+service = "*"
+pool = "p"
 [tenants.t]
 tier = "gold"
 models = ["*"]
+services = ["*"]
 keys = [{{ sha256 = "{sha256(b"k").hexdigest()}" }}]
 {limits}
 """.encode()
@@ -71,6 +75,23 @@ class Desk:
                 raise
             finally:
                 self.waits.append(monotonic() - now)
+        return grant
+
+    async def reserve(self, tokens: int) -> Grant:
+        """Reserve tokens for a call of the OpenAI API as `shared.special` does. After Refused nothing is held."""
+        routes = RouteTable(self.snapshot.routes)
+        target = resolve("POST", "/v1/chat/completions", "", self.tenant, routes)
+        grant = self.limiter.acquire(self.tenant, target, 0, monotonic())
+        assert grant is not None and grant.ready
+        try:
+            self.limiter.reserve_tokens(grant, self.tenant, target, tokens, monotonic())
+            if not grant.ready:
+                call = Call()
+                grant.waiter = call
+                await call.answer
+        except Refused:
+            grant.settle(0, False, monotonic())
+            raise
         return grant
 
     async def admitted(self, model: str = "m", size: int = 0) -> bool:

@@ -287,6 +287,12 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
         (GOOD + b"limit = { requests_per_day = 0 }", "tenants.t.limit", "concurrency and quotas"),
         (GOOD + b"limit = { requests_per_month = 0 }", "tenants.t.limit", "concurrency and quotas"),
         (GOOD + b"limit = { compute_ms_per_day = 0 }", "tenants.t.limit", "concurrency and quotas"),
+        (GOOD + b"limit = { tokens_per_minute = 0 }", "tenants.t.limit", "tokens_per_minute"),
+        (
+            GOOD + b'limits = [{ model = "m", tokens_per_minute = 5 }]',
+            "tenants.t.limits[0].tokens_per_minute",
+            "only calls of the services",
+        ),
         (GOOD + b"limit = { compute_ms_per_month = 0 }", "tenants.t.limit", "concurrency and quotas"),
         (GOOD + b"limits = [{ concurrency = 1 }]", "tenants.t.limits[0]", "names one model"),
         (GOOD + b"limits = [{ model = 'a', service = 'b', burst = 1 }]", "tenants.t.limits[0]", "names one model"),

@@ -298,11 +298,14 @@ LINES = {
     "limit": [
         "requests_per_s = 3", "burst = 3", "concurrency = 3", "bytes_per_s = 3", "bytes_burst = 3",
         "requests_per_day = 3", "requests_per_month = 3", "compute_ms_per_day = 3", "compute_ms_per_month = 3",
+        "tokens_per_minute = 3", "tokens_burst = 3",
     ],
 }  # fmt: skip
 BESIDE = {
     "burst": "requests_per_s = 5",
     "bytes_burst": "bytes_per_s = 5",
+    "tokens_per_minute": "requests_per_s = 5",
+    "tokens_burst": "requests_per_s = 5\ntokens_per_minute = 5",
     "split_by": "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 1}]",
     "cache_s": "deterministic = true",
     "cache_shared": "deterministic = true\ncache_s = 5.0",

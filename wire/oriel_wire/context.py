@@ -42,6 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _COST = re.compile(
     r"dev=([0-9]{1,18});cpu=([0-9]{1,18});class=([a-z0-9_-]{0,32})(?:;tin=([0-9]{1,15});tout=([0-9]{1,15}))?\Z"
 )
+_TOKENS = re.compile(r"tin=([0-9]{1,15});tout=([0-9]{1,15})\Z")
 _MAX_BAND = 255
 _REASON_S = 0.1  # an answer takes no longer through two hops
 
@@ -98,6 +99,22 @@ def parse_cost(value: str) -> Used | None:
     if match is None:
         return None
     return Used(int(match[1]), int(match[2]), match[3], int(match[4] or 0), int(match[5] or 0))
+
+
+def with_tokens(value: str, tokens_in: int, tokens_out: int) -> str:
+    """Return the value of `x-oriel-cost` with tokens, unless it has some already.
+
+    value: "" where the server reports no cost; then only the tokens are known, and `parse_tokens` reads them.
+    """
+    if not (tokens_in or tokens_out) or "tin=" in value:
+        return value
+    return f"{value}{';' if value else ''}tin={tokens_in};tout={tokens_out}"
+
+
+def parse_tokens(value: str) -> tuple[int, int] | None:
+    """Read the tokens of a call whose server reports no cost; see `with_tokens`."""
+    match = _TOKENS.match(value)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def new_request_id() -> str:

@@ -18,7 +18,8 @@ _HEADERS = (
     "inference-header-content-length, traceparent, tracestate, grpc-timeout, x-grpc-web, x-user-agent"
 )
 _EXPOSED = (
-    "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, traceresponse, www-authenticate, "
+    "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, x-ratelimit-limit-tokens, "
+    "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, traceresponse, www-authenticate, "
     "inference-header-content-length, grpc-status, grpc-message, x-oriel-reason"
 )
 _PREFIX = b"access-control-"

@@ -486,7 +486,7 @@ class Call(Lifecycle):
         if self.receiver is not None and self.receiver.response_data(self, data, complete):
             return
         if self.extras is not None:
-            self.extras.data(data)
+            self.extras.data(self, data, complete)
         client, stream = self.client, self.stream
         assert client is not None
         self.bytes_out += len(data)

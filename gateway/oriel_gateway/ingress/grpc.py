@@ -425,7 +425,7 @@ class GrpcClient(Stream):
         """See `contracts.Client`."""
         if call.extras is not None:
             head = head.copy()
-            call.extras.response(call, head, data)
+            call.extras.response(call, head, data, complete)
             if complete:
                 call.answer = head
         connection = self.connection

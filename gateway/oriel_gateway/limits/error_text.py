@@ -10,13 +10,26 @@ from oriel_gateway.limits.meters import Meter
 from oriel_policies.limits import Bound, Counts, state_item
 
 MAX_ITEMS = 8  # the most policies that are named on one answer
+UNITS = {
+    Counts.REQUESTS: "requests",
+    Counts.BYTES: "bytes",
+    Counts.COMPUTE_US: "compute_us",
+    Counts.TOKENS: "tokens",
+}
 
 
 def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
     """Build the refusal of a call by `meter`. wait_s: seconds until the meter would let it through."""
     bound, rate = meter.bound, meter.bound.rate
     outcome = Outcome.RATE_LIMITED
-    if rate is not None:
+    more: dict[str, str | None] | None = None
+    if bound.counts is Counts.TOKENS and rate is not None:
+        outcome, more = Outcome.TOKENS_LIMITED, {"type": "tokens", "param": None, "code": "rate_limit_exceeded"}
+        message = (
+            f"{_whose(bound.name)} use {rate.requests_per_s * 60:g} tokens per minute (bursts of {rate.burst}); those "
+            f"for the prompt and the longest answer that this one asks for are free in {wait_s:.2f} s"
+        )
+    elif rate is not None:
         what = "requests" if bound.counts is Counts.REQUESTS else "bytes"
         rate_text = _rate(bound.name, rate.requests_per_s, rate.burst, what)
         message = f"{rate_text}the next is possible in {wait_s:.2f} s"
@@ -33,8 +46,13 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
     left = 0.0
     if bound.counts is not Counts.REQUESTS:  # what is left may be too little for this call, and is shown
         left = meter.left(now)[0]
-    headers = (("ratelimit-policy", bound.policy), ("ratelimit", state_item(bound, left, wait_s)))
-    return Refused(outcome, message, retry_after_s=ceil(wait_s) or 1, headers=headers)
+    headers: tuple[tuple[str, str], ...] = (
+        ("ratelimit-policy", bound.policy),
+        ("ratelimit", state_item(bound, left, wait_s)),
+    )
+    if more is not None:
+        headers += token_headers(bound, left, meter.left(now)[1])
+    return Refused(outcome, message, retry_after_s=ceil(wait_s) or 1, headers=headers, more=more)
 
 
 @lru_cache(maxsize=1024)
@@ -47,18 +65,34 @@ def _whose(name: str) -> str:
     return f"this key's calls of {scope} may" if scope else "this key may"
 
 
+def token_headers(bound: Bound, left: float, full_s: float) -> tuple[tuple[str, str], ...]:
+    """Return the headers about tokens that clients of the OpenAI API know. full_s: seconds until the whole burst is
+    there.
+    """
+    return (
+        ("x-ratelimit-limit-tokens", str(bound.limit)),
+        ("x-ratelimit-remaining-tokens", str(max(0, int(left)))),
+        ("x-ratelimit-reset-tokens", f"{max(0.0, full_s):.3f}s"),
+    )
+
+
 def shown(bound: Bound, left: float, more_s: float) -> dict[str, Any]:
     """Return a bound and what is left of it, as a tenant sees it. more_s: the seconds until there is more of it."""
-    unit = {Counts.REQUESTS: "requests", Counts.BYTES: "bytes", Counts.COMPUTE_US: "compute_us"}[bound.counts]
     kind = "concurrency" if bound.slots else "quota" if bound.period is not None else "rate"
+    unit, per, rate = UNITS[bound.counts], str(bound.period) if bound.period is not None else None, bound.rate
+    speed: dict[str, float | None] = {"per_second": None if rate is None else rate.requests_per_s}
+    if rate is not None:
+        per = "second"
+        if bound.counts is Counts.TOKENS:
+            per, speed = "minute", {"per_minute": round(rate.requests_per_s * 60, 6)}
     return {
         "name": bound.name,
         "kind": kind,
         "unit": unit,
         "limit": bound.limit,
         "left": max(0, int(left)),
-        "per": str(bound.period) if bound.period is not None else "second" if bound.rate is not None else None,
-        "per_second": bound.rate.requests_per_s if bound.rate is not None else None,
+        "per": per,
+        **speed,
         "more_in_s": ceil(more_s),
     }
 

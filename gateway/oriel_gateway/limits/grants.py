@@ -13,7 +13,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import MAX_ITEMS, states
 from oriel_gateway.limits.meters import Meter
 from oriel_policies.documents import Allowance, Tenant
-from oriel_policies.limits import Bound, Counts
+from oriel_policies.limits import Amounts, Bound, Counts
 
 
 class Limited(Protocol):
@@ -43,6 +43,13 @@ class Waiter(Protocol):
         """The call is over its limits. Settling the grant gives back what other meters counted."""
 
 
+class TokenReading(Protocol):
+    """Knows how many tokens a call has used so far."""
+
+    def total(self) -> int:
+        """Return the tokens of prompt and answer; 0 if the answer is an error or was not made for this call."""
+
+
 class Limiter(Protocol):
     """Counts calls against the allowances of their tenants. Single writer: the loop."""
 
@@ -53,6 +60,19 @@ class Limiter(Protocol):
         Raises Refused RATE_LIMITED, CONCURRENCY_LIMITED or QUOTA_EXCEEDED with the true wait; then no allowance has
         counted anything.
         """
+
+    def reserve_tokens(self, grant: "Grant", tenant: Tenant, target: Limited, units: int, now: float) -> None:
+        """Reserve tokens for a call that `acquire` has counted, when its body is known.
+
+        The grant may not be ready afterwards. Raises Refused TOKENS_LIMITED with the true wait; the grant stays as it
+        was.
+        """
+
+    def usual_tokens(self, tenant: Tenant, target: Limited) -> float:
+        """Return the tokens of an answer to this tenant on this target, by its earlier ones."""
+
+    def learn_tokens(self, tenant: Tenant, target: Limited, answer: int) -> None:
+        """Note how many tokens an answer had."""
 
     def acquire_further(
         self, tenant: Tenant, target: Limited, size_bytes: int, now: float, held: Container[Meter]
@@ -91,7 +111,7 @@ class Terms:
         return cls(
             ", ".join([bound.policy for bound in bounds[:MAX_ITEMS]]),
             bytes=any(bound.counts is Counts.BYTES for bound in bounds),
-            settles=any(bound.rate is None for bound in bounds),
+            settles=any(bound.rate is None or bound.counts is Counts.TOKENS for bound in bounds),
         )
 
 
@@ -99,6 +119,7 @@ class Grant:
     """The units that one call acquired from its meters. The call moves bytes on it and settles it, once.
 
     limited_s: since when the complete call has waited for the limiter's answer, monotonic seconds; 0.0: it has not.
+    tokens: None for a call that reserves none.
     """
 
     __slots__ = (
@@ -112,6 +133,7 @@ class Grant:
         "limited_s",
         "over",
         "ready",
+        "tokens",
         "waiter",
     )
 
@@ -119,7 +141,7 @@ class Grant:
         self,
         limiter: CostLearner,
         meters: Sequence[Meter],
-        amounts: tuple[int, int, int],
+        amounts: Amounts,
         terms: Terms,
         tenant: str,
         route: str,
@@ -135,6 +157,7 @@ class Grant:
         self.ready = True
         self.over = False
         self.limited_s = 0.0
+        self.tokens: TokenReading | None = None
         self.waiter: Waiter | None = None
 
     @property
@@ -152,6 +175,27 @@ class Grant:
             for meter in self._meters:
                 if meter.bound.counts is Counts.BYTES:
                     meter.charge(size_bytes, now)
+
+    @property
+    def terms(self) -> Terms:
+        """The facts about its bounds."""
+        return self._terms
+
+    def add_tokens(self, meters: Sequence[Meter], units: int, terms: Terms) -> Amounts:
+        """Add meters that have counted `units` tokens of the call. Returns all that it has acquired, by `Counts`."""
+        requests, size_bytes, compute_us, _ = self._amounts
+        self._amounts = requests, size_bytes, compute_us, units
+        self._meters = [*self._meters, *meters]
+        self._terms = terms
+        return self._amounts
+
+    def settle_tokens(self, used: int, now: float) -> None:
+        """Count the tokens that the call has used in place of those that it has reserved, or has counted before."""
+        requests, size_bytes, compute_us, before = self._amounts
+        self._amounts = requests, size_bytes, compute_us, used
+        for meter in self._meters if used != before else ():
+            if meter.bound.counts is Counts.TOKENS:
+                meter.charge(used - before, now)
 
     def undo(self, now: float) -> None:
         """Give everything back, as if the call had not come."""
@@ -175,6 +219,9 @@ class Grant:
         if not self.ready:
             self.undo(now)
             return
+        if self.tokens is not None:
+            self.settle_tokens(self.tokens.total() if executed else 0, now)
+            self.tokens = None
         meters, self._meters = self._meters, ()
         self.over = True
         self.waiter = None  # the waiter holds this grant: without this they would form a reference cycle

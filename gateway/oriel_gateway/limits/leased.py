@@ -80,6 +80,8 @@ class LeasedMeter(Meter):
 
     def charge(self, units: int, now: float) -> None:
         self.balance -= units
+        if units < 0:
+            self._blocked_s = 0.0  # what was given back may be enough
         self._ledger_client.activate(self)
 
     def left(self, now: float) -> tuple[float, float]:

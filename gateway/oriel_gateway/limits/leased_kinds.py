@@ -5,7 +5,7 @@ from oriel_gateway.limits.ledger_client import LedgerClient
 from oriel_policies.calendar import CalendarClock
 from oriel_policies.documents import RateLimit
 from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
-from oriel_policies.limits import Bound, Gcra
+from oriel_policies.limits import Bound, Counts, Gcra
 
 RENEW_S = 1.0
 SLOT_WAIT_S = 0.02  # a ledger without a free slot is not asked again before this
@@ -13,15 +13,19 @@ _QUOTA_PART = 8  # at most one in so many of the units left of a quota is leased
 
 
 class LeasedRate(LeasedMeter):
-    """Requests or bytes per second. spent: units that were handed out alone and are not reported yet."""
+    """Requests or bytes per second, tokens per minute.
 
-    __slots__ = ("_local", "_shared", "_spent")
+    spent: units that were handed out alone and are not reported yet. free: when a refused call would get its units.
+    """
+
+    __slots__ = ("_free_s", "_local", "_shared", "_spent")
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
         super().__init__(bound, tenant, ledger_client)
         self._local = Gcra()
         self._shared: tuple[RateLimit | None, float, RateLimit] | None = None
         self._spent = 0
+        self._free_s = 0.0
 
     def use(self, units: int, now: float) -> None:
         self.balance -= units
@@ -62,6 +66,8 @@ class LeasedRate(LeasedMeter):
         super().ask_finished(ask, answer, now)
         if answer is None:
             self._spent += int(ask.spent)
+        elif answer.wait_us > 0.0:
+            self._free_s = now + answer.wait_us * 1e-6
 
     def _ask(self, now: float) -> Ask:
         bound = self.bound
@@ -80,6 +86,13 @@ class LeasedRate(LeasedMeter):
 
     def _reports(self, now: float) -> bool:
         return self._spent > 0
+
+    def _block(self, wait_s: float) -> float:
+        # Most of the tokens that calls reserve are given back, perhaps by another gateway: ask again soon.
+        return min(wait_s, RENEW_S) if self.bound.counts is Counts.TOKENS else wait_s
+
+    def _wait(self, now: float) -> float:
+        return max(self._free_s, self._blocked_s) - now
 
     def _share(self) -> RateLimit:
         rate, share = self.bound.rate, self._ledger_client.share

@@ -16,12 +16,13 @@ from oriel_gateway.limits.grants import Grant, Limited, Terms
 from oriel_gateway.limits.meters import ASK, Meter
 from oriel_policies.admission import Charges
 from oriel_policies.documents import Allowance, Selector, Tenant
-from oriel_policies.limits import Bound, Counts, bounds
+from oriel_policies.limits import Amounts, Bound, Counts, bounds
+from oriel_policies.tokens import USUAL_TOKENS
 
 MAX_ACCOUNTS = 200_000
 _CHECKED = 4  # once there are many accounts, this many old ones are checked for each new one
 _MANY = 10_000
-_ONE = (1, 0, 0)
+_ONE: Amounts = (1, 0, 0, 0)
 # the terms of a stream's further message: its answer has no headers that could show them
 _FURTHER = Terms("", bytes=False, settles=True)
 
@@ -30,11 +31,13 @@ _FURTHER = Terms("", bytes=False, settles=True)
 class _Plan:
     """The facts that follow from the numbers of an allowance. Thousands of tenants share them.
 
-    even: whether every bound counts any call as 1.
+    even: whether every bound counts any call as 1. tokens: the bounds that count a call only when its body is known.
     """
 
     bounds: tuple[Bound, ...]
+    tokens: tuple[Bound, ...]
     terms: Terms
+    token_terms: Terms
     compute: bool
     even: bool
 
@@ -42,24 +45,35 @@ class _Plan:
 class _Account:
     """One tenant's account of an allowance. Its meters outlive a reload of the documents, so that it forgives nothing.
 
+    meters: those that count every call. tokens: those that count its tokens.
     retired: meters whose bounds the documents do not have now; the next documents may have them again.
     """
 
-    __slots__ = ("allowance", "meters", "plan", "retired")
+    __slots__ = ("allowance", "meters", "plan", "retired", "tokens")
 
     def __init__(
-        self, allowance: Allowance, plan: _Plan, meters: tuple[Meter, ...], retired: tuple[Meter, ...]
+        self,
+        allowance: Allowance,
+        plan: _Plan,
+        meters: tuple[Meter, ...],
+        tokens: tuple[Meter, ...],
+        retired: tuple[Meter, ...],
     ) -> None:
         self.allowance = allowance
+        self.tokens = tokens
         self.retired = retired
         self.plan = plan
         self.meters = meters
 
+    def all_meters(self) -> tuple[Meter, ...]:
+        """Return every meter, also those that count nothing now."""
+        return (*self.meters, *self.tokens, *self.retired)
+
 
 @lru_cache(maxsize=4096)
 def _plan(numbers: tuple[Any, ...]) -> _Plan:
-    name, rate, concurrency, bandwidth, requests_day, requests_month, compute_day, compute_month = numbers
-    found = bounds(
+    name, rate, concurrency, bandwidth, requests_day, requests_month, compute_day, compute_month, tokens = numbers
+    every = bounds(
         Allowance(
             name=name,
             selector=Selector(),
@@ -70,11 +84,16 @@ def _plan(numbers: tuple[Any, ...]) -> _Plan:
             requests_per_month=requests_month,
             compute_ms_per_day=compute_day,
             compute_ms_per_month=compute_month,
+            tokens=tokens,
         )
     )
+    found = tuple(bound for bound in every if bound.counts is not Counts.TOKENS)
+    later = tuple(bound for bound in every if bound.counts is Counts.TOKENS)
     return _Plan(
         found,
+        later,
         Terms.of(found),
+        Terms.of(later),
         any(bound.counts is Counts.COMPUTE_US for bound in found),
         all(bound.counts is Counts.REQUESTS for bound in found),
     )
@@ -84,7 +103,7 @@ def _plan(numbers: tuple[Any, ...]) -> _Plan:
 def _together(all_terms: tuple[Terms, ...]) -> Terms:
     """Return the terms of a call that several allowances count."""
     return Terms(
-        ", ".join([terms.policies for terms in all_terms]),
+        ", ".join([terms.policies for terms in all_terms if terms.policies]),
         bytes=any(terms.bytes for terms in all_terms),
         settles=any(terms.settles for terms in all_terms),
     )
@@ -102,6 +121,7 @@ class MeteredLimiter(ABC):
         self._max_accounts = max_accounts
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # the oldest first
         self._charges = Charges()
+        self._answers = Charges(default_s=USUAL_TOKENS)  # of tokens, not of seconds
 
     @property
     def accounts(self) -> int:
@@ -132,7 +152,7 @@ class MeteredLimiter(ABC):
         taken: list[Meter] = []
         undecided: list[Meter] | None = None
         terms: list[Terms] = []
-        amounts = (1, size_bytes, 0)
+        amounts: Amounts = (1, size_bytes, 0, 0)
         for allowance in allowances:
             if allowance is not first:
                 account = self._accounts.get((name, allowance.name))
@@ -140,7 +160,7 @@ class MeteredLimiter(ABC):
                     account = self._account(name, allowance, now)
                 plan = account.plan
             if plan.compute and not amounts[2]:
-                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)))
+                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0)
             for meter in account.meters:
                 wait_s = meter.acquire(amounts[meter.bound.counts], now)
                 if wait_s == 0.0:
@@ -158,6 +178,38 @@ class MeteredLimiter(ABC):
             self._ask(grant, undecided, amounts, now)
         return grant
 
+    def reserve_tokens(self, grant: Grant, tenant: Tenant, target: Limited, units: int, now: float) -> None:
+        """See `Limiter.reserve_tokens`."""
+        taken: list[Meter] = []
+        undecided: list[Meter] = []
+        terms = [grant.terms]
+        for allowance in target.allowances:
+            account = self._accounts.get((tenant.name, allowance.name))
+            if account is None or account.allowance is not allowance:
+                account = self._account(tenant.name, allowance, now)
+            for meter in account.tokens:
+                wait_s = meter.acquire(units, now)
+                if wait_s == ASK:
+                    undecided.append(meter)
+                elif wait_s == 0.0:
+                    taken.append(meter)
+                else:
+                    for other in taken:
+                        other.undo(units, now)
+                    raise refusal(meter, wait_s, now)
+            terms.append(account.plan.token_terms)
+        amounts = grant.add_tokens(taken, units, _together(tuple(terms)))
+        if undecided:
+            self._ask(grant, undecided, amounts, now)
+
+    def usual_tokens(self, tenant: Tenant, target: Limited) -> float:
+        """See `Limiter.usual_tokens`."""
+        return self._answers.estimate(target.route, tenant.name)
+
+    def learn_tokens(self, tenant: Tenant, target: Limited, answer: int) -> None:
+        """See `Limiter.learn_tokens`."""
+        self._answers.learn(target.route, tenant.name, float(answer))
+
     def acquire_further(
         self, tenant: Tenant, target: Limited, size_bytes: int, now: float, held: Container[Meter]
     ) -> Grant | float:
@@ -165,13 +217,13 @@ class MeteredLimiter(ABC):
         name = tenant.name
         taken: list[Meter] = []
         undecided: list[Meter] = []
-        amounts = (1, size_bytes, 0)
+        amounts: Amounts = (1, size_bytes, 0, 0)
         for allowance in target.allowances:
             account = self._accounts.get((name, allowance.name))
             if account is None or account.allowance is not allowance:
                 account = self._account(name, allowance, now)
             if account.plan.compute and not amounts[2]:
-                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)))
+                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0)
             for meter in account.meters:
                 if meter.bound.slots and meter in held:
                     continue
@@ -197,7 +249,7 @@ class MeteredLimiter(ABC):
         allowances: Sequence[Allowance],
         refusing: Meter,
         wait_s: float,
-        amounts: tuple[int, int, int],
+        amounts: Amounts,
         now: float,
     ) -> Refused:
         """Return the bound with the longest wait of all that refuse a call.
@@ -218,7 +270,7 @@ class MeteredLimiter(ABC):
         account = self._accounts.get((tenant, allowance.name))
         if account is None:
             return [(bound, float(bound.limit), 0.0) for bound in bounds(allowance)]
-        return [(meter.bound, *meter.left(now)) for meter in account.meters]
+        return [(meter.bound, *meter.left(now)) for meter in (*account.meters, *account.tokens)]
 
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
         """See `CostLearner.learn`."""
@@ -232,28 +284,30 @@ class MeteredLimiter(ABC):
     def _meter(self, tenant: str, bound: Bound) -> Meter:
         """Build a meter for a tenant and a bound."""
 
-    def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
+    def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: Amounts, now: float) -> None:
         raise AssertionError("meters of one process have no ledger to ask")
 
     def _account(self, tenant: str, allowance: Allowance, now: float) -> _Account:
         key = (tenant, allowance.name)
         known = self._accounts.get(key)
-        old = {} if known is None else {meter.bound.name: meter for meter in (*known.retired, *known.meters)}
+        old = {} if known is None else {meter.bound.name: meter for meter in known.all_meters()}
         a = allowance
         plan = _plan(
             (
                 *(a.name, a.rate, a.concurrency, a.bandwidth, a.requests_per_day, a.requests_per_month),
-                *(a.compute_ms_per_day, a.compute_ms_per_month),
+                *(a.compute_ms_per_day, a.compute_ms_per_month, a.tokens),
             )
         )
-        meters = []
-        for bound in plan.bounds:
+
+        def meter_of(bound: Bound) -> Meter:
             meter = old.pop(bound.name, None) or self._meter(tenant, bound)
             meter.bound = bound
-            meters.append(meter)
+            return meter
+
+        meters, tokens = tuple(map(meter_of, plan.bounds)), tuple(map(meter_of, plan.tokens))
         if known is None and len(self._accounts) >= min(_MANY, self._max_accounts):
             self._make_room(now)
-        account = self._accounts[key] = _Account(allowance, plan, tuple(meters), tuple(old.values()))
+        account = self._accounts[key] = _Account(allowance, plan, meters, tokens, tuple(old.values()))
         return account
 
     def _make_room(self, now: float) -> None:
@@ -263,11 +317,11 @@ class MeteredLimiter(ABC):
         accounts = self._accounts
         for _ in range(min(_CHECKED, len(accounts))):
             key, account = accounts.popitem(last=False)
-            if not all(meter.idle(now) for meter in (*account.meters, *account.retired)):
+            if not all(meter.idle(now) for meter in account.all_meters()):
                 accounts[key] = account
         if len(accounts) >= self._max_accounts:
             (tenant, _), account = accounts.popitem(last=False)
-            for meter in (*account.meters, *account.retired):
+            for meter in account.all_meters():
                 self._drop(tenant, meter)
 
     @abstractmethod

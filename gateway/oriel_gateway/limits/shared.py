@@ -14,7 +14,7 @@ from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
 from oriel_gateway.limits.meters import Meter
 from oriel_policies.calendar import CalendarClock
 from oriel_policies.ledger import Answer, Ask
-from oriel_policies.limits import Bound
+from oriel_policies.limits import Amounts, Bound
 
 
 class SharedLimiter(MeteredLimiter):
@@ -55,7 +55,7 @@ class SharedLimiter(MeteredLimiter):
     def _drop(self, tenant: str, meter: Meter) -> None:
         """Keep nothing: the counts are in the ledger."""
 
-    def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
+    def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: Amounts, now: float) -> None:
         grant.ready = False
         _Question(grant, meters, amounts, self.ledger_client, self._clock).send(now)
 
@@ -69,7 +69,7 @@ class _Question:
         self,
         grant: Grant,
         meters: Sequence[Meter],
-        amounts: tuple[int, int, int],
+        amounts: Amounts,
         ledger_client: LedgerClient,
         clock: Callable[[], float],
     ) -> None:

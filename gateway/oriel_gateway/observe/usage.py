@@ -15,7 +15,7 @@ from oriel_gateway.observe.decisions import Plain
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
-from oriel_wire.context import parse_cost
+from oriel_wire.context import parse_cost, parse_tokens
 from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
@@ -41,7 +41,7 @@ class _Sums:
 
     __slots__ = (
         *("tenant", "target", "reported", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out"),
-        *("estimated", "estimated_in", "estimated_out", "estimated_ns"),
+        *("estimated", "estimated_in", "estimated_out", "estimated_ns", "estimated_read", "estimated_written"),
     )
 
     def __init__(self, tenant: Tenant, target: Target) -> None:
@@ -50,6 +50,7 @@ class _Sums:
         self.reported = self.bytes_in = self.bytes_out = self.device_ns = self.cpu_ns = 0
         self.tokens_in = self.tokens_out = 0
         self.estimated = self.estimated_in = self.estimated_out = self.estimated_ns = 0
+        self.estimated_read = self.estimated_written = 0  # tokens, where the gateway itself read how many
 
 
 class Usage:
@@ -89,6 +90,9 @@ class Usage:
                 sums.estimated_out += bytes_out
                 if sent_s:
                     sums.estimated_ns += round((ended_s - sent_s) / max(1, beside) * 1e9)
+                if used and (tokens := parse_tokens(used)) is not None:
+                    sums.estimated_read += tokens[0]
+                    sums.estimated_written += tokens[1]
                 continue
             sums.reported += 1
             sums.bytes_in += bytes_in
@@ -109,7 +113,10 @@ class Usage:
             *(sums.reported, sums.bytes_in, sums.bytes_out, sums.device_ns, sums.cpu_ns),
             *(sums.tokens_in, sums.tokens_out),
         )
-        guessed = (sums.estimated, sums.estimated_in, sums.estimated_out, sums.estimated_ns, 0, 0, 0)
+        guessed = (
+            *(sums.estimated, sums.estimated_in, sums.estimated_out, sums.estimated_ns, 0),
+            *(sums.estimated_read, sums.estimated_written),
+        )
         for estimated, counted in ((False, used), (True, guessed)):
             if not counted[0]:
                 continue
@@ -126,9 +133,10 @@ class Usage:
         for key, values in self._seen.added():
             estimated, key = bool(key.why), key._replace(why="")
             if estimated:
-                # of a server that does not report it: the one record of its device time
-                device_ns = counters(values)["device_ns"]
-                lines.append(_line(minute, key, (0, 0, device_ns, 0, 0, 0, 0, 0), True))
+                # of a server that does not report it: the one record of its device time, and of its tokens
+                used = counters(values)
+                only = (0, 0, used["device_ns"], 0, 0, 0, used["tokens_in"], used["tokens_out"])
+                lines.append(_line(minute, key, only, True))
             lines.append(_line(minute, key, values, estimated, seen=True))
         return lines
 

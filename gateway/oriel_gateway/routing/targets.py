@@ -18,6 +18,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import unknown_model
 from oriel_policies.assignment import Sides
 from oriel_policies.documents import Allowance, Route, Split, Tenant
+from oriel_policies.documents.promises import takes_tokens
 from oriel_policies.fallback import passed_over
 from oriel_policies.routing import RouteTable
 from oriel_wire.near_names import did_you_mean
@@ -97,6 +98,7 @@ class Target:
     executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
     special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
     cannot.
+    tokens: a call reserves tokens of its tenant's limits.
     names: where the call names its model, or its answer models, and this tenant may not use every one: "json" or "form"
     (of its body), "list" or "entry" (of its answer); "": they are not read.
     sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
@@ -121,6 +123,7 @@ class Target:
     executes: bool = False
     keepable: bool = False
     special: bool = False
+    tokens: bool = False
     flex: "Target | None" = None
     names: str = ""
     sought: str = ""
@@ -362,6 +365,8 @@ def _target(
     keepable = keepable and route.deterministic
     shadowed = executes and bool(route.shadow_pool)
     of = requested_version or version
+    allowances = tenant.allowances_for(kind, name, route.name)
+    tokens = executes and takes_tokens(kind, name) and any(each.tokens is not None for each in allowances)
     return Target(
         tenant=tenant,
         kind=kind,
@@ -372,7 +377,7 @@ def _target(
         route=f"{kind}:{name}" if name else kind,
         head_only=head_only,
         work=work,
-        allowances=tenant.allowances_for(kind, name, route.name),
+        allowances=allowances,
         side="" if side is None else _side_name(side),
         version=version,
         executes=executes,
@@ -380,7 +385,8 @@ def _target(
         sought=(f"{name}/versions/{of}" if of else name) if kind == "model" else "",
         names=names,
         flex=flex,
-        special=bool(names or flex or keepable or shadowed or side or route.sticky not in ("", "stream")),
+        tokens=tokens,
+        special=bool(tokens or names or flex or keepable or shadowed or side or route.sticky not in ("", "stream")),
     )
 
 

@@ -10,13 +10,19 @@ import msgspec
 
 from oriel_gateway.call.fallback import leave_late_pool
 from oriel_gateway.call.http import Call
+from oriel_gateway.call.lifecycle import LIMITED
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body
+from oriel_gateway.limits.error_text import token_headers
 from oriel_gateway.routing.targets import Target
+from oriel_gateway.shared.answer_tokens import AnswerTokens
 from oriel_gateway.shared.shadow import Fingerprint, send_copy
 from oriel_gateway.shared.single_flight import answer_from, answer_key, join, operator_lines
 from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
 from oriel_policies.assignment import unit
+from oriel_policies.limits import Counts
+from oriel_policies.tokens import prompt_tokens, reserved, wanted
+from oriel_wire.context import with_tokens
 
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
@@ -68,16 +74,45 @@ def lowered(call: Call, target: Target) -> bool:
     return True
 
 
+def reserve_tokens(call: Call) -> AnswerTokens | None:
+    """Reserve the tokens that a call may use at most. Returns None if nothing limits it. Raises Refused."""
+    gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
+    if grant is None:
+        return None
+    prompt = prompt_tokens(call.body_bytes)
+    usual = gateway.limiter.usual_tokens(call.tenant, target)
+    units = reserved(target.name, prompt, wanted(call.body()), usual)
+    gateway.limiter.reserve_tokens(grant, call.tenant, target, units, now)
+    grant.tokens = tokens = AnswerTokens(prompt)
+    if not grant.ready:
+        if call.head.chunked:  # its bytes are counted again when it goes on
+            grant.move(-call.body_bytes, now)
+        call.limited(grant)
+        call.state, grant.limited_s = LIMITED, now
+    return tokens
+
+
+def token_lines(call: Call, now: float) -> list[bytes]:
+    """Return the header lines about the token limit of which the least is left."""
+    grant = call.grant
+    meters = () if grant is None else [each for each in grant.meters if each.bound.counts is Counts.TOKENS]
+    if not meters:
+        return []
+    left, full_s, bound = min([(*meter.left(now), meter.bound) for meter in meters], key=lambda each: each[0])
+    return [f"{name}: {value}".encode() for name, value in token_headers(bound, left, full_s)]
+
+
 class Extras:
     """Hooks of one call; its single writer is that call."""
 
-    __slots__ = ("_copied", "_member", "_routing", "_seen")
+    __slots__ = ("_copied", "_member", "_routing", "_seen", "_tokens")
 
     def __init__(self, routing: RoutingState) -> None:
         self._routing = routing
         self._member: Member | None = None  # of a flight
         self._copied: bytes | None = None  # the body, for a shadow
         self._seen: Fingerprint | None = None
+        self._tokens: AnswerTokens | None = None
 
     def before_queue(self, call: Call) -> bool:
         """The request is here as a whole. False: the call is answered, waits for an equal one or for its limits."""
@@ -97,6 +132,14 @@ class Extras:
             except Refused as refused:
                 call.refuse(refused)
                 return False
+        if target.tokens and self._tokens is None:
+            try:
+                self._tokens = reserve_tokens(call)
+            except Refused as refused:
+                call.refuse(refused)
+                return False
+            if call.state == LIMITED:
+                return False
         plan, size = target.plan, call.body_bytes
         if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):
             return not (target.fallbacks and leave_late_pool(call))
@@ -108,6 +151,8 @@ class Extras:
         if not target.keepable or (key := answer_key(call, body)) is None:
             return True
         found = routing.cache.get(key, monotonic()) if plan.cache_s else None
+        if self._tokens is not None:
+            self._tokens.none()  # unless the answer is made for this call
         if found is not None:
             routing.answered_from(plan.name, "hit")
             answer_from(call, found[0], "hit", found[1])
@@ -124,16 +169,36 @@ class Extras:
         join(self._member, routing, key, body)
         return False
 
-    def response(self, call: Call, head: Any, data: bytes) -> None:
+    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> None:
         """The upstream's head is about to be passed on."""
+        tokens = self._tokens
+        if tokens is not None:
+            tokens.begin(head, prompt_tokens(call.body_bytes))
+            tokens.add(data)
+            if complete:
+                self._counted(call, tokens)
+            head.forward = [line for line in head.forward if not line[:12].lower().startswith(b"x-ratelimit-")]
+            head.forward += token_lines(call, monotonic())
         head.forward += operator_lines(call)
         if self._copied is not None:
             self._seen = Fingerprint()
             self._seen.status = head.code
             self._seen.add(data)
 
-    def data(self, data: bytes) -> None:
+    def _counted(self, call: Call, tokens: AnswerTokens) -> None:
+        """The answer is complete: count what it used, also for the tenant's `GET /v1/usage`."""
+        tokens.end()
+        if (grant := call.grant) is not None and call.status < 400:
+            grant.settle_tokens(tokens.total(), monotonic())
+            call.gateway.limiter.learn_tokens(call.tenant, call.target, tokens.tokens_out)
+        call.used = with_tokens(call.used, tokens.tokens_in, tokens.tokens_out)
+
+    def data(self, call: Call, data: bytes, complete: bool) -> None:
         """More of the answer."""
+        if (tokens := self._tokens) is not None:
+            tokens.add(data)
+            if complete:
+                self._counted(call, tokens)
         if self._seen is not None:
             self._seen.add(data)
 

@@ -7,6 +7,14 @@ from ipaddress import IPv4Network, IPv6Network
 from oriel_policies.metering.prices import Price
 from oriel_policies.scaling.schedule import Window
 
+# The services of the OpenAI API whose calls take tokens; the others' answers report none.
+TOKEN_SERVICES = frozenset({"chat.completions", "completions", "embeddings", "responses"})
+
+
+def takes_tokens(kind: str, name: str) -> bool:
+    """Whether token limits count a call. kind: "model" or "service"."""
+    return kind == "service" and name in TOKEN_SERVICES
+
 
 def fits(pattern: str, name: str) -> bool:
     """Return whether `name` fits a pattern, in which * stands for any text.
@@ -96,6 +104,16 @@ class Allowance:
     requests_per_month: int | None
     compute_ms_per_day: int | None
     compute_ms_per_month: int | None
+    tokens: RateLimit | None = None
+
+    @property
+    def only_tokens(self) -> bool:
+        """Whether it bounds nothing but tokens, and so no call that has none."""
+        others = (
+            *(self.rate, self.concurrency, self.bandwidth, self.requests_per_day, self.requests_per_month),
+            *(self.compute_ms_per_day, self.compute_ms_per_month),
+        )
+        return self.tokens is not None and all(other is None for other in others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +174,8 @@ class Tenant:
 
     def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
         """The allowances that count a call; all of them have to admit it. See `Selector.fits`."""
-        return tuple(a for a in self.allowances if a.selector.fits(kind, name, route, self.tier.name))
+        fitting = (a for a in self.allowances if a.selector.fits(kind, name, route, self.tier.name))
+        return tuple(a for a in fitting if not a.only_tokens or takes_tokens(kind, name))
 
     def may_use_model(self, name: str) -> bool:
         """Return whether a pattern of this tenant names the model."""

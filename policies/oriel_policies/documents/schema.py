@@ -42,6 +42,8 @@ class LimitTable(_Table):
     concurrency: int | None = None
     bytes_per_s: int | None = None
     bytes_burst: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_burst: int | None = None
     requests_per_day: int | None = None
     requests_per_month: int | None = None
     compute_ms_per_day: int | None = None

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from msgspec.structs import astuple
 
 from oriel_policies.documents.promises import (
+    TOKEN_SERVICES,
     Allowance,
     ApiKey,
     RateLimit,
@@ -14,6 +15,7 @@ from oriel_policies.documents.promises import (
     Served,
     Tenant,
     Tier,
+    fits,
     served_by,
 )
 from oriel_policies.documents.reading import nearest
@@ -158,6 +160,9 @@ def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[st
     elif scope == "route" and routes is not None and pattern not in routes:
         reason = f"no route is named {pattern!r}{nearest(pattern, set(routes), list_all=True)}"
         raise BadDocument(file, f"{path}.route", reason)
+    if limit.tokens_per_minute is not None and (scope == "model" or not _may_take_tokens(scope, pattern)):
+        services = ", ".join(sorted(TOKEN_SERVICES))
+        raise BadDocument(file, f"{path}.tokens_per_minute", f"only calls of the services {services} take tokens")
     selector = Selector(model=limit.model, service=limit.service, route=limit.route, tier=limit.tier)
     return _allowance(file, path, f"{scope}:{pattern}", selector, limit)
 
@@ -174,6 +179,12 @@ def _allowance(file: str, path: str, name: str, selector: Selector, limit: Limit
         if not (1 <= limit.bytes_per_s <= _MAX_COUNT and 1 <= burst <= _MAX_COUNT):
             raise BadDocument(file, path, f"bytes_per_s and bytes_burst are 1 to {_MAX_COUNT}")
         bandwidth = RateLimit(requests_per_s=float(limit.bytes_per_s), burst=burst)
+    tokens = None
+    if limit.tokens_per_minute is not None:
+        burst = limit.tokens_burst if limit.tokens_burst is not None else limit.tokens_per_minute
+        if not (1 <= limit.tokens_per_minute <= _MAX_COUNT and 1 <= burst <= _MAX_COUNT):
+            raise BadDocument(file, path, f"tokens_per_minute and tokens_burst are 1 to {_MAX_COUNT}")
+        tokens = RateLimit(requests_per_s=limit.tokens_per_minute / 60.0, burst=burst)
     counts = (
         limit.concurrency,
         limit.requests_per_day,
@@ -183,7 +194,7 @@ def _allowance(file: str, path: str, name: str, selector: Selector, limit: Limit
     )
     if any(count is not None and not 1 <= count <= _MAX_COUNT for count in counts):
         raise BadDocument(file, path, f"concurrency and quotas are 1 to {_MAX_COUNT}")
-    if rate is None and bandwidth is None and all(count is None for count in counts):
+    if rate is None and bandwidth is None and tokens is None and all(count is None for count in counts):
         raise BadDocument(file, path, "this limit bounds nothing")
     return Allowance(
         name=name,
@@ -195,7 +206,12 @@ def _allowance(file: str, path: str, name: str, selector: Selector, limit: Limit
         requests_per_month=limit.requests_per_month,
         compute_ms_per_day=limit.compute_ms_per_day,
         compute_ms_per_month=limit.compute_ms_per_month,
+        tokens=tokens,
     )
+
+
+def _may_take_tokens(scope: str, pattern: str) -> bool:
+    return scope != "service" or any(fits(pattern, name) for name in TOKEN_SERVICES)
 
 
 def epoch(moment: datetime | None) -> float | None:

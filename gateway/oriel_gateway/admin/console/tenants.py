@@ -5,14 +5,13 @@ from time import monotonic, time
 from typing import Any, Final
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.limits.error_text import UNITS
 from oriel_policies.documents import ApiKey, Tenant
 from oriel_policies.explain import ExplainedCall, explain
-from oriel_policies.limits import Counts
 
 MAX_LIMITS: Final = 64
 MAX_STEPS: Final = 32
 MAX_CHARACTERS: Final = 128  # of a name in the query
-_UNITS: Final = {Counts.REQUESTS: "requests", Counts.BYTES: "bytes", Counts.COMPUTE_US: "compute_us"}
 
 
 def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict[str, Any] | None:
@@ -40,7 +39,7 @@ def _limits(gateway: Gateway, tenant: Tenant) -> list[dict[str, Any]]:
     found = []
     for allowance in tenant.allowances:
         for bound, left, wait_s in limiter.left(tenant.name, allowance, monotonic()):
-            line: dict[str, Any] = {"name": bound.name, "counts": _UNITS[bound.counts], "limit": bound.limit}
+            line: dict[str, Any] = {"name": bound.name, "counts": UNITS[bound.counts], "limit": bound.limit}
             if bound.rate is not None:
                 line["per_s"] = bound.rate.requests_per_s
             if bound.period is not None:

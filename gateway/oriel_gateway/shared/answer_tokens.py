@@ -1,0 +1,109 @@
+"""Counts the tokens of answers of the OpenAI API while they pass. Nothing of them is kept but their last bytes.
+
+A server reports what an answer used in `usage`, near the end of the JSON or in one of the last events of a stream. What
+is not reported is estimated: of a stream, an event is taken for a token; of other answers, four bytes are.
+"""
+
+from json import JSONDecoder
+from typing import Any, Final
+
+from oriel_policies.tokens import MAX_TOKENS, prompt_tokens
+from oriel_wire.context import parse_cost
+from oriel_wire.h1_response import ResponseHead
+
+TAIL_BYTES: Final = 16 * 1024
+_KEY: Final = '"usage"'
+_EVENT: Final = b"\ndata:"
+_IN: Final = ("prompt_tokens", "input_tokens")
+_OUT: Final = ("completion_tokens", "output_tokens")
+_raw_decode: Final = JSONDecoder().raw_decode
+
+
+class AnswerTokens:
+    """The tokens of one call. prompt: the estimate for its request, which counts until the answer says more.
+
+    tokens_in, tokens_out: what was used so far. reported: whether the server said so.
+    """
+
+    __slots__ = ("_bytes", "_edge", "_events", "_read", "_tail", "reported", "tokens_in", "tokens_out")
+
+    def __init__(self, prompt: int) -> None:
+        self.tokens_in = prompt
+        self.tokens_out = 0
+        self.reported = False
+        self._read = False
+        self._bytes = 0
+        self._events: int | None = None  # of a stream
+        self._edge = b"\n"
+        self._tail = b""
+
+    def total(self) -> int:
+        """See `limits.grants.TokenReading`."""
+        return self.tokens_in + self.tokens_out
+
+    def none(self) -> None:
+        """No tokens are used for this call: another call's answer is its own, or it failed."""
+        self.tokens_in = self.tokens_out = 0
+
+    def begin(self, head: ResponseHead, prompt: int) -> None:
+        """The head of the answer is here."""
+        if head.status >= 400:
+            self.none()
+            return
+        self.tokens_in = prompt
+        cost = parse_cost(head.used) if head.used else None
+        if cost is not None and cost.tokens_in + cost.tokens_out:
+            self.tokens_in, self.tokens_out, self.reported = cost.tokens_in, cost.tokens_out, True
+            return
+        self._read = (head.get("content-encoding") or "identity").lower() == "identity"
+        if (head.get("content-type") or "").lower().startswith("text/event-stream"):
+            self._events = 0
+
+    def add(self, data: bytes) -> None:
+        """Take some bytes of the answer."""
+        if not self._read:
+            return
+        self._bytes += len(data)
+        if self._events is not None:
+            joined = self._edge + data
+            self._events += joined.count(_EVENT)
+            self._edge = joined[1 - len(_EVENT) :]
+            self.tokens_out = max(0, self._events - 1)  # the last one is [DONE]
+        else:
+            self.tokens_out = prompt_tokens(self._bytes)
+        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
+
+    def end(self) -> None:
+        """The answer is complete."""
+        if self._read and (found := _usage(self._tail.decode("utf-8", "replace"))) is not None:
+            self.tokens_in, self.tokens_out = found
+            self.reported = True
+        self._read, self._tail = False, b""
+
+
+def _usage(text: str) -> tuple[int, int] | None:
+    """Return the tokens of the prompt and of the answer by the last `usage` of a text; None if it has none.
+
+    The key in a text of the answer is written with backslashes, so that it is not taken for one.
+    """
+    at = len(text)
+    while (at := text.rfind(_KEY, 0, at)) >= 0:
+        rest = text[at + len(_KEY) :].lstrip()
+        if (at and text[at - 1] == "\\") or rest[:1] != ":":
+            continue
+        try:
+            usage: Any = _raw_decode(rest[1:].lstrip())[0]
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(usage, dict) and (tokens_in := _count(usage, _IN)) is not None:
+            total = _count(usage, ("total_tokens",))
+            return tokens_in, max(0, total - tokens_in) if total is not None else _count(usage, _OUT) or 0
+    return None
+
+
+def _count(usage: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS:
+            return value
+    return None

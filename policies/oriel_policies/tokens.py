@@ -1,0 +1,77 @@
+"""How many tokens a call of the OpenAI API may use: what it reserves of a token limit before its answer is known. Pure.
+
+A call reserves its prompt, by its size, and the longest answer that it asks for, or else the usual one. It is settled
+by what its answer reports. The prompt is not tokenised: a gateway has no vocabulary, and servers differ in theirs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+READ_BYTES = 4 * 1024 * 1024  # the most bytes of a body that is read for the length of its answer
+USUAL_TOKENS = 256.0  # an answer whose length is neither asked for nor known
+MAX_TOKENS = 10**9
+_BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The answers that a body asks for. most: the most tokens of each, None if it does not say. answers: how many."""
+
+    most: int | None = None
+    answers: int = 1
+
+
+class _Body(msgspec.Struct):
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
+    best_of: Any = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def wanted(body: bytes) -> Wanted:
+    """Read the answers that a body asks for. A body that is larger than READ_BYTES, or no such JSON, asks for one."""
+    if len(body) > READ_BYTES:
+        return Wanted()
+    try:
+        asked = _decode(body)
+        prompts = _prompts(bytes(asked.prompt))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Wanted()
+    most = [_count(each) for each in (asked.max_completion_tokens, asked.max_output_tokens, asked.max_tokens)]
+    each = max(_count(asked.n) or 1, _count(asked.best_of) or 1)
+    return Wanted(next((found for found in most if found is not None), None), min(each * prompts, MAX_TOKENS))
+
+
+def prompt_tokens(size_bytes: int) -> int:
+    """Estimate the tokens of a body: four bytes are about one."""
+    return -(-size_bytes // _BYTES_PER_TOKEN)
+
+
+def reserved(service: str, prompt: int, wants: Wanted, usual: float) -> int:
+    """Return the tokens that a call reserves. usual: those of an answer of this tenant and route."""
+    if service == "embeddings":
+        return min(prompt, MAX_TOKENS)
+    most = usual if wants.most is None else wants.most
+    return min(prompt + int(min(most, MAX_TOKENS)) * wants.answers, MAX_TOKENS)
+
+
+def _count(value: Any) -> int | None:
+    """Return a whole number that may be a count of tokens or answers."""
+    return min(value, MAX_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _prompts(raw: bytes) -> int:
+    """Return how many prompts a `prompt` has: it may be a text, texts, the numbers of tokens, or lists of these."""
+    if raw[:1] != b"[":
+        return 1
+    members = _decode_list(raw)
+    first = bytes(members[0])[:1] if members else b""
+    return len(members) if first in (b'"', b"[") else 1

@@ -1,0 +1,100 @@
+"""The tokens of answers that pass, as they are reported or else estimated."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_gateway.shared.answer_tokens import TAIL_BYTES, AnswerTokens
+
+
+class Head:
+    """What is read of an answer's head."""
+
+    def __init__(
+        self, kind: str = "application/json", *, status: int = 200, used: str = "", encoding: str = ""
+    ) -> None:
+        self.status, self.used = status, used
+        self._fields = {"content-type": kind, "content-encoding": encoding or None}
+
+    def get(self, name: str) -> str | None:
+        return self._fields.get(name)
+
+
+def count(head: Head, pieces: list[bytes], prompt: int = 7) -> tuple[int, int, bool]:
+    tokens = AnswerTokens(prompt)
+    tokens.begin(head, prompt)  # type: ignore[arg-type]
+    for piece in pieces:
+        tokens.add(piece)
+    tokens.end()
+    return tokens.tokens_in, tokens.tokens_out, tokens.reported
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+CUTS = st.lists(st.integers(0, 10**6), max_size=8)
+COUNT = st.integers(0, 10**9)
+
+
+@given(st.text(max_size=200), COUNT, COUNT, CUTS, st.booleans())
+def test_usage_is_read_wherever_the_answer_is_cut_and_whatever_it_says(
+    text: str, tokens_in: int, tokens_out: int, places: list[int], responses: bool
+) -> None:
+    names = ("input_tokens", "output_tokens") if responses else ("prompt_tokens", "completion_tokens")
+    usage = {names[0]: tokens_in, names[1]: tokens_out, "details": {"usage": {"x": 1}}}
+    answer = {"choices": [{"text": text + '"usage": {"prompt_tokens": 5}'}], "usage": usage, "model": text}
+    pieces = cut(json.dumps(answer).encode(), places)
+    assert count(Head(), pieces) == (tokens_in, tokens_out, True)
+
+
+@given(st.integers(0, 30), CUTS, st.booleans(), st.booleans())
+def test_events_of_a_stream_are_tokens_unless_the_server_counts(
+    events: int, places: list[int], reported: bool, cut_off: bool
+) -> None:
+    chunk = json.dumps({"choices": [{"delta": {"content": 'a\ndata: "usage"'}}]})
+    lines = [chunk] * events + (
+        [json.dumps({"usage": {"prompt_tokens": 3, "completion_tokens": 9}})] if reported else []
+    )
+    body = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode()
+    if cut_off:
+        body = body[:-3]
+    found = count(Head("text/event-stream; charset=utf-8"), cut(body, places))
+    assert found == ((3, 9, True) if reported else (7, events, False))
+
+
+def test_a_long_answer_is_read_to_its_end_and_not_kept() -> None:
+    usage = b'"usage":{"prompt_tokens":1,"completion_tokens":2}}'
+    tokens = AnswerTokens(1)
+    tokens.begin(Head(), 1)  # type: ignore[arg-type]
+    for _ in range(10):
+        tokens.add(b"x" * TAIL_BYTES)
+        assert len(tokens._tail) <= TAIL_BYTES
+    tokens.add(usage)
+    tokens.end()
+    assert (tokens.tokens_in, tokens.tokens_out) == (1, 2) and not tokens._tail
+
+
+def test_what_the_servers_head_says_counts_and_what_cannot_be_read_is_estimated() -> None:
+    said = Head(used="dev=1;cpu=2;class=cpu;tin=11;tout=12")
+    assert count(said, [b'{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}']) == (11, 12, True)
+    assert count(Head(encoding="gzip"), [b"\x1f\x8b" * 50]) == (7, 0, False)
+    assert count(Head(), [b"x" * 40]) == (7, 10, False)
+    assert count(Head(status=500), [b"x" * 40]) == (0, 0, False)
+
+
+@pytest.mark.parametrize(
+    "usage", [None, [], "x", {"prompt_tokens": "x"}, {"prompt_tokens": -1}, {"prompt_tokens": True}, {}, 10**40]
+)
+def test_a_usage_that_makes_no_sense_is_none(usage: Any) -> None:
+    found = count(Head(), [json.dumps({"usage": usage}).encode()])
+    assert found[0] == 7 and not found[2]
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_reading(data: bytes) -> None:
+    count(Head(), [b'"usage":' + data])

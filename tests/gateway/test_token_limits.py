@@ -1,0 +1,201 @@
+"""Token limits on the whole path: calls of the OpenAI API reserve tokens when they come, and settle at their end."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from oriel_gateway.errors import Outcome
+
+from ..waiting import until
+from .limit_desk import INFER, on, tenant_t
+from .stack import Client, Reply, Seen, Upstream, gateway, upstream
+
+CHAT = "/v1/chat/completions"
+LIMIT = "limit = { tokens_per_minute = 60, tokens_burst = 1000 }"
+USAGE = {
+    "prompt_tokens": 10,
+    "completion_tokens": 20,
+    "total_tokens": 30,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+JSON = "content-type: application/json\r\n"
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as it:
+        it.answer = whole
+        yield it
+
+
+def json_answer(content: dict[str, Any], more: str = "") -> bytes:
+    data = json.dumps(content).encode()
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{more}content-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def whole(_: Seen) -> bytes:
+    said = 'they wrote "usage": {"total_tokens": 999}'
+    return json_answer({"choices": [{"message": {"content": said}}], "usage": USAGE})
+
+
+def streamed(events: list[str]) -> bytes:
+    chunks = [f"data: {event}\n\n".encode() for event in events]
+    body = b"".join([b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks])
+    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%b0\r\n\r\n" % body
+
+
+def chat(most: int | None = 100, text: str = "hi", **more: object) -> bytes:
+    asked = {} if most is None else {"max_tokens": most}
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **asked, **more}).encode()
+
+
+async def ask(client: Client, body: bytes, path: str = CHAT) -> Reply:
+    return await client.ask(path, body, key="key-t", headers=JSON)
+
+
+async def left(client: Client) -> int:
+    """Return the tokens that the tenant sees as left."""
+    reply = await client.ask("/v1/limits", method="GET", key="key-t")
+    (tokens,) = [each for each in json.loads(reply.body)["limits"] if each["unit"] == "tokens"]
+    assert (tokens["name"], tokens["kind"], tokens["limit"], tokens["per"]) == ("tokens", "rate", 1000, "minute")
+    assert tokens["per_minute"] == 60
+    return int(tokens["left"])
+
+
+async def test_a_call_is_charged_what_its_answer_used_and_told_what_is_left(up: Upstream) -> None:
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
+        reply = await ask(client, chat(most=100))
+        assert reply.status == 200 and reply.headers["x-ratelimit-limit-tokens"] == "1000"
+        # while the answer is written, what the call has reserved is not free; a small part of a second may have passed
+        assert 850 <= int(reply.headers["x-ratelimit-remaining-tokens"]) <= 971
+        assert reply.headers["x-ratelimit-reset-tokens"].endswith("s")
+        assert '"tokens";q=1000;qu="tokens";w=1000' in reply.headers["ratelimit-policy"]
+        assert 970 <= await left(client) <= 971, "30 of them were used, and about none have come back"
+        used = json.loads((await client.ask("/v1/usage", method="GET", key="key-t")).body)
+        assert (used["day"]["tokens_in"], used["day"]["tokens_out"]) == (10, 20)
+
+
+async def test_what_a_call_may_use_at_most_is_not_free_while_it_runs(up: Upstream) -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(seen: Seen) -> bytes:
+        if len(up.seen) == 1:
+            await go_on.wait()
+        return await whole(seen)
+
+    up.answer = slowly
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, core), Client(port) as one, Client(port) as two:
+        one.send(CHAT, chat(most=900), key="key-t", headers=JSON)
+        await until(lambda: up.seen)
+        refused = await ask(two, chat(most=500))
+        error = json.loads(refused.body)["error"]
+        assert refused.status == 429 and error["reason"] == "tokens_limited"
+        assert (error["type"], error["code"]) == ("tokens", "rate_limit_exceeded")
+        # 900 and the prompt are reserved, one token comes back per second, and 500 and the prompt are wanted
+        assert 400 <= int(refused.headers["retry-after"]) <= 480
+        assert refused.headers["x-ratelimit-limit-tokens"] == "1000"
+        assert 50 <= int(refused.headers["x-ratelimit-remaining-tokens"]) <= 100
+        assert (await two.ask(INFER, b"x", key="key-t")).status == 200, "calls of models take no tokens"
+        go_on.set()
+        assert (await one.reply()).status == 200
+        assert (await ask(two, chat(most=500))).status == 200, "what was reserved and not used is free again"
+        assert len(up.seen) == 3 and core.records.stats.refused.get(Outcome.RATE_LIMITED) is None
+
+
+async def test_a_stream_is_charged_by_its_usage_or_else_by_its_events(up: Upstream) -> None:
+    chunk = json.dumps({"choices": [{"delta": {"content": "a"}}]})
+
+    async def telling(_: Seen) -> bytes:
+        return streamed([chunk] * 7 + [json.dumps({"choices": [], "usage": USAGE}), "[DONE]"])
+
+    async def silent(_: Seen) -> bytes:
+        return streamed([chunk] * 7 + ["[DONE]"])
+
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
+        up.answer = telling
+        assert (await ask(client, chat(stream=True))).status == 200
+        assert 970 <= await left(client) <= 971
+        up.answer = silent
+        body = chat(stream=True, text="x" * 400)
+        before = await left(client)
+        assert (await ask(client, body)).status == 200
+        spent = before - await left(client)
+        assert len(body) // 4 + 6 <= spent <= len(body) // 4 + 9, "an event is taken for a token, four bytes for one"
+
+
+async def test_a_failed_answer_costs_nothing_and_a_client_that_leaves_pays_for_its_prompt(up: Upstream) -> None:
+    async def broken(_: Seen) -> bytes:
+        return b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno"
+
+    up.answer = broken
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
+        assert (await ask(client, chat(most=900))).status == 400
+        assert await left(client) == 1000
+        never = asyncio.Event()
+
+        async def silent(_: Seen) -> bytes:
+            await never.wait()
+            return b""
+
+        up.answer = silent
+        body = chat(most=500, text="x" * 1600)
+        async with Client(port) as leaving:
+            leaving.send(CHAT, body, key="key-t", headers=JSON)
+            await until(lambda: len(up.seen) == 2)
+            assert await left(client) < 100
+
+        async def settled() -> bool:
+            return await left(client) >= 1000 - len(body) // 4 - 1
+
+        await until(settled)
+        assert await left(client) < 700
+
+
+async def test_more_than_the_burst_is_admitted_when_nothing_is_owed(up: Upstream) -> None:
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
+        assert (await ask(client, chat(most=5000))).status == 200
+        assert (await ask(client, chat(most=5000))).status == 429
+        assert (await ask(client, chat(most=10))).status == 200
+
+
+async def test_the_openai_client_waits_as_it_is_told_and_raises_what_it_knows(up: Upstream) -> None:
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _):
+        async with openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="key-t", max_retries=0, timeout=60
+        ) as client:
+            asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            raw = await client.chat.completions.with_raw_response.create(**asked, max_tokens=900)
+            assert raw.headers["x-ratelimit-limit-tokens"] == "1000"
+            spent = await client.chat.completions.create(**asked, max_tokens=10)
+            assert spent.usage is not None and spent.usage.total_tokens == 30
+            with pytest.raises(openai.RateLimitError) as caught:
+                await client.chat.completions.create(**asked, max_tokens=990)
+            assert (caught.value.type, caught.value.code) == ("tokens", "rate_limit_exceeded")
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+async def test_prompt_and_answer_of_a_body_in_chunks_are_counted_too(up: Upstream) -> None:
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
+        body = chat(most=100)
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n{JSON}transfer-encoding: chunked\r\n\r\n"
+        client.writer.write(head.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert (await client.reply()).status == 200
+        assert 970 <= await left(client) <= 971
+
+
+async def test_an_equal_call_that_is_answered_from_the_cache_takes_no_tokens(up: Upstream) -> None:
+    files = on(up.port, tenant_t(LIMIT))
+    files["all.toml"] = files["all.toml"].replace(
+        b'service = "*"\npool = "p"', b'service = "*"\npool = "p"\ndeterministic = true\ncache_s = 60'
+    )
+    async with gateway(files) as (port, _), Client(port) as client:
+        assert (await ask(client, chat(most=100))).headers["x-oriel-cache"] == "miss"
+        before = await left(client)
+        assert before <= 971
+        reply = await ask(client, chat(most=100))
+        assert reply.headers["x-oriel-cache"] == "hit" and await left(client) >= before

@@ -1,0 +1,66 @@
+"""What calls of the OpenAI API reserve of a token limit."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_policies.tokens import MAX_TOKENS, READ_BYTES, Wanted, prompt_tokens, reserved, wanted
+
+
+@pytest.mark.parametrize(
+    ("body", "most", "answers"),
+    [
+        ({}, None, 1),
+        ({"max_tokens": 5}, 5, 1),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 7, 1),
+        ({"max_output_tokens": 9, "n": 3}, 9, 3),
+        ({"max_tokens": 5, "n": 2, "best_of": 4}, 5, 4),
+        ({"max_tokens": 5, "prompt": "one"}, 5, 1),
+        ({"max_tokens": 5, "prompt": ["one", "two"], "n": 2}, 5, 4),
+        ({"max_tokens": 5, "prompt": [1, 2, 3]}, 5, 1),
+        ({"max_tokens": 5, "prompt": [[1, 2], [3]]}, 5, 2),
+        ({"max_tokens": True, "n": -1, "prompt": []}, None, 1),
+        ({"max_tokens": "many", "n": 1.5}, None, 1),
+        ({"max_tokens": 10**30, "n": 10**30}, MAX_TOKENS, MAX_TOKENS),
+    ],
+)
+def test_a_body_says_how_long_its_answers_may_be(body: dict[str, Any], most: int | None, answers: int) -> None:
+    assert wanted(json.dumps(body).encode()) == Wanted(most, answers)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{", b"\xff", b'{"max_tokens":' + b"[" * 5000, b'{"max_tokens": 5}' + b" " * READ_BYTES],
+    ids=["empty", "list", "cut", "bytes", "deep", "large"],
+)
+def test_what_cannot_be_read_asks_for_one_answer_of_the_usual_length(body: bytes) -> None:
+    assert wanted(body) == Wanted()
+
+
+@given(st.binary(max_size=300) | st.from_regex(rb'\{"(max_tokens|n|prompt)":.{0,40}\}', fullmatch=True))
+def test_no_body_breaks_the_reading(body: bytes) -> None:
+    found = wanted(body)
+    assert found.answers >= 1 and (found.most is None or 1 <= found.most <= MAX_TOKENS)
+
+
+@given(
+    st.sampled_from(["embeddings", "chat.completions"]),
+    st.integers(0, 2**40),
+    st.none() | st.integers(1, MAX_TOKENS),
+    st.integers(1, MAX_TOKENS),
+    st.floats(0, 1e12),
+)
+def test_a_reservation_holds_the_prompt_and_the_longest_answer_within_its_bound(
+    service: str, size: int, most: int | None, answers: int, usual: float
+) -> None:
+    prompt = prompt_tokens(size)
+    assert prompt * 4 >= size > (prompt - 1) * 4 or size == prompt == 0
+    found = reserved(service, prompt, Wanted(most, answers), usual)
+    assert min(prompt, MAX_TOKENS) <= found <= MAX_TOKENS
+    if service == "embeddings":
+        assert found == min(prompt, MAX_TOKENS), "it has no answer of tokens"
+    elif most is not None:
+        assert found == min(prompt + most * answers, MAX_TOKENS)
