@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
+BUDGET_S = 1.0  # how often what has ended is charged to budgets, if fewer calls than a batch have
 REFUSE_S = 5.0  # this long before the end of the drain, calls that still wait are refused
 # The garbage collector's young generation is collected rarely, and the older ones after few collections of it: each
 # collection traverses all waiting calls, and a call that has ended leaves no cycle that only the collector could free.
@@ -210,6 +211,7 @@ async def _serve(
             limits = ControlLimits(streams=frozenset({STREAM}))
             group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
             watching = [group.create_task(reloader.run()), group.create_task(recaller.run())]
+            watching.append(group.create_task(_charge_budgets(gateway)))
             keeping = group.create_task(budgets.run())
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
             recording = None
@@ -266,7 +268,17 @@ async def _remember_use(settings: Settings, gateway: Gateway) -> None:
     def earlier() -> list[UsageLine]:
         return [line for line in lines_between(folder, f"{now[:7]}-01", now) if line.kind == "seen"]
 
-    gateway.records.stats.usage.restore(await asyncio.to_thread(earlier))
+    lines = await asyncio.to_thread(earlier)
+    gateway.records.stats.usage.restore(lines)
+    if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was spent
+        gateway.spending.restore(lines, gateway.snapshot, now[:10])
+
+
+async def _charge_budgets(gateway: Gateway) -> None:
+    """Count once a second what has ended, so that a spent budget stops calls soon."""
+    while True:
+        await asyncio.sleep(BUDGET_S)
+        gateway.records.stats.count()
 
 
 async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificates | None) -> "ExternalScaler":

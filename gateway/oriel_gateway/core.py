@@ -18,6 +18,7 @@ from oriel_gateway.identity.keys import identify, still_valid
 from oriel_gateway.limits import Limiter
 from oriel_gateway.observe.client_traces import ClientTraces
 from oriel_gateway.observe.records import Records
+from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import Overload
 from oriel_gateway.pools.health import Watch
@@ -79,6 +80,8 @@ class Gateway:
         self._threshold = self.sampling.hex_threshold
         self._client_traces = ClientTraces()
         self.records = Records(sink)
+        self.spending = Spending(limiter, snapshot.prices)
+        self.records.stats.spend_by(self.spending)
         self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
         self.documents = DocumentsInForce()
         self.api_docs = ApiDocs()
@@ -114,6 +117,7 @@ class Gateway:
         by `close_left_pools` when it is empty. Credentials are judged anew, on open connections as well.
         """
         self._trust(snapshot)
+        self.spending.adopt(snapshot)
         old, pools = self.snapshot, {}
         most_s = _most_s(snapshot)
         for name, pool in snapshot.pools.items():

@@ -28,6 +28,7 @@ class Outcome(StrEnum):
     CONCURRENCY_LIMITED = "concurrency_limited"
     TOKENS_LIMITED = "tokens_limited"
     QUOTA_EXCEEDED = "quota_exceeded"
+    BUDGET_SPENT = "budget_spent"
     QUEUE_FULL = "queue_full"
     DISPLACED = "displaced"
     INFEASIBLE = "infeasible"

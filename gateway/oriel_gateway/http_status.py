@@ -17,6 +17,7 @@ STATUS = {
     Outcome.CONCURRENCY_LIMITED: 429,
     Outcome.TOKENS_LIMITED: 429,
     Outcome.QUOTA_EXCEEDED: 429,
+    Outcome.BUDGET_SPENT: 429,
     Outcome.QUEUE_FULL: 503,
     Outcome.DISPLACED: 503,
     Outcome.UPSTREAM_UNREACHABLE: 502,

@@ -199,7 +199,8 @@ def _passed_over(snapshot: Snapshot, call: ExplainedCall) -> list[str]:
 
 
 def _limits(tenant: Tenant, call: ExplainedCall, route: Route) -> list[str]:
-    applying = tenant.allowances_for(call.kind, call.name, route.name)
+    applying = list(tenant.allowances_for(call.kind, call.name, route.name))
+    applying += [each for each in tenant.allowances if each.budgets and each not in applying]  # that refuse nothing
     return [_allowance(allowance) for allowance in applying] or ["none applies"]
 
 
@@ -225,6 +226,10 @@ def _allowance(allowance: Allowance) -> str:
     ):
         if count is not None:
             bounds.append(f"{count} {what}")
+    for budget in allowance.budgets:
+        ends = "calls are refused once it is spent" if budget.stop else "calls go on once it is spent"
+        amount = f"{budget.amount / budget.scale:.9f}".rstrip("0").rstrip(".")
+        bounds.append(f"{amount} {budget.unit} a {budget.period}, a warning from {budget.warn:.0%}, {ends}")
     return f"{allowance.name}: {'; '.join(bounds)}"
 
 

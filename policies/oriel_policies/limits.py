@@ -18,6 +18,7 @@ from math import ceil
 
 from oriel_policies.calendar import CalendarClock, Period
 from oriel_policies.documents import Allowance, RateLimit
+from oriel_policies.metering.budgets import Budget
 
 _FEW_SLOTS = 64
 _DAYS = {Period.DAY: 1, Period.MONTH: 31}
@@ -30,9 +31,10 @@ class Counts(IntEnum):
     BYTES = 1
     COMPUTE_US = 2
     TOKENS = 3
+    BUDGET = 4
 
 
-Amounts = tuple[int, int, int, int]  # the units of one call, by `Counts`
+Amounts = tuple[int, int, int, int, int]  # the units of one call, by `Counts`
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `policy` is kept
@@ -40,7 +42,8 @@ class Bound:
     """One bound of an allowance. Exactly one of rate, slots, period is set.
 
     name: unique among the bounds of a tenant, stable over reloads: the counter's key and the policy's name in headers.
-    limit: units of the burst, calls at once, units of the window.
+    limit: units of the burst, calls at once, units of the window. budget: what a bound with a period is made of, if it
+    is one.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Bound:
     rate: RateLimit | None = None
     slots: bool = False
     period: Period | None = None
+    budget: Budget | None = None
 
     @cached_property
     def policy(self) -> str:
@@ -79,6 +83,10 @@ def bounds(allowance: Allowance) -> tuple[Bound, ...]:
         if limit is not None:
             units = limit * 1000 if counts is Counts.COMPUTE_US else limit
             found.append(Bound(name=prefix + name, counts=counts, limit=units, period=period))
+    found += [
+        Bound(name=budget.name, counts=Counts.BUDGET, limit=budget.amount, period=budget.period, budget=budget)
+        for budget in allowance.budgets
+    ]
     return tuple(found)
 
 
@@ -229,13 +237,18 @@ def policy_item(bound: Bound, window_s: float = 0.0) -> str:
         return f'"{bound.name}";q={bound.limit};qu="concurrent-requests"'
     if bound.rate is not None:
         window_s = bound.rate.burst / bound.rate.requests_per_s
-    limit = bound.limit // 1000 if bound.counts is Counts.COMPUTE_US else bound.limit
-    return f'"{bound.name}";q={limit}{_UNITS[bound.counts]};w={ceil(window_s)}'
+    unit = f';qu="{bound.budget.unit}"' if bound.budget is not None else _UNITS[bound.counts]
+    return f'"{bound.name}";q={_whole(bound, bound.limit)}{unit};w={ceil(window_s)}'
 
 
 def state_item(bound: Bound, remaining: float, wait_s: float) -> str:
     """One member of `RateLimit`: the remaining units, and the whole seconds until there are more (0.0 omits them)."""
-    left = 0 if remaining < 0.0 else int(remaining)
-    if bound.counts is Counts.COMPUTE_US:
-        left //= 1000
+    left = _whole(bound, 0 if remaining < 0.0 else int(remaining))
     return f'"{bound.name}";r={left};t={ceil(wait_s)}' if wait_s > 0.0 else f'"{bound.name}";r={left}'
+
+
+def _whole(bound: Bound, units: int) -> int:
+    """Return units of a bound as whole ones of the unit in which headers name them."""
+    if bound.budget is not None:
+        return units // bound.budget.scale
+    return units // 1000 if bound.counts is Counts.COMPUTE_US else units

@@ -22,8 +22,11 @@ _PRIVATE = (
 def use_page(path: str, tenant: Tenant, gateway: Gateway) -> Page:
     """Return the page of a tenant: what it used, or its limits and what is left of them."""
     if path == USAGE:
-        page: object = gateway.records.stats.usage.of(tenant.name)
+        page: dict[str, object] = gateway.records.stats.usage.of(tenant.name)
+        if tenant.budgets:
+            page["budgets"] = gateway.spending.of(tenant)
     else:
+        gateway.records.stats.count()  # what has ended is spent
         now = monotonic()
         limits = [
             shown(*bound)

@@ -32,7 +32,7 @@ class EmbeddedLimiter(MeteredLimiter):
         self._clock = CalendarClock(wall)
         self._file = file
         self._max_windows = max_windows
-        # windows of quotas whose meters were dropped, if no file keeps them
+        # windows of quotas and budgets whose meters were dropped, if no file keeps them
         self._windows: dict[tuple[str, str], Window] = {}
 
     def _meter(self, tenant: str, bound: Bound) -> Meter:
@@ -40,7 +40,7 @@ class EmbeddedLimiter(MeteredLimiter):
             return SlotMeter(bound)
         if bound.period is None:
             return RateMeter(bound)
-        if self._file is None:
+        if self._file is None or bound.budget is not None:  # after a restart, the usage ledger says what was spent
             window = self._windows.pop((tenant, bound.name), None) or Window()
             return QuotaMeter(bound, tenant, window, self._clock, _forget)
         return QuotaMeter(bound, tenant, self._file.window(tenant, bound), self._clock, self._file.changed)
@@ -48,7 +48,7 @@ class EmbeddedLimiter(MeteredLimiter):
     def _drop(self, tenant: str, meter: Meter) -> None:
         if not isinstance(meter, QuotaMeter):
             return
-        if self._file is not None:
+        if self._file is not None and meter.bound.budget is None:
             self._file.keep(tenant, meter.bound, meter.window)
         elif len(self._windows) < self._max_windows:
             self._windows[tenant, meter.bound.name] = meter.window

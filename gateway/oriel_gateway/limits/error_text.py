@@ -8,6 +8,8 @@ from typing import Any
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits.meters import Meter
 from oriel_policies.limits import Bound, Counts, state_item
+from oriel_policies.metering.budgets import Budget
+from oriel_policies.metering.prices import decimal_text
 
 MAX_ITEMS = 8  # the most policies that are named on one answer
 UNITS = {
@@ -15,6 +17,7 @@ UNITS = {
     Counts.BYTES: "bytes",
     Counts.COMPUTE_US: "compute_us",
     Counts.TOKENS: "tokens",
+    Counts.BUDGET: "budget",
 }
 
 
@@ -36,6 +39,13 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
     elif bound.slots:
         outcome = Outcome.CONCURRENCY_LIMITED
         message = f"{_whose(bound.name)} have {bound.limit} at once, and as many are under way"
+    elif bound.budget is not None:
+        outcome = Outcome.BUDGET_SPENT
+        more = {"type": "insufficient_quota", "param": None, "code": "insufficient_quota"}
+        message = (
+            f"the budget of this key's tenant is spent: {amount_text(bound.limit, bound.budget)} {bound.budget.unit} "
+            f"per {bound.period} (UTC)"
+        )
     else:
         outcome = Outcome.QUOTA_EXCEEDED
         of = f"{bound.limit} requests" if bound.counts is Counts.REQUESTS else f"{bound.limit // 1000} ms of computing"
@@ -50,7 +60,7 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
         ("ratelimit-policy", bound.policy),
         ("ratelimit", state_item(bound, left, wait_s)),
     )
-    if more is not None:
+    if bound.counts is Counts.TOKENS:
         headers += token_headers(bound, left, meter.left(now)[1])
     return Refused(outcome, message, retry_after_s=ceil(wait_s) or 1, headers=headers, more=more)
 
@@ -63,6 +73,13 @@ def _rate(name: str, per_s: float, burst: int, what: str) -> str:
 def _whose(name: str) -> str:
     scope, _, _ = name.rpartition("/")
     return f"this key's calls of {scope} may" if scope else "this key may"
+
+
+def amount_text(units: int, budget: Budget) -> str:
+    """Return an amount of a budget in its unit, exactly, as "12.5"."""
+    if budget.scale == 1:
+        return str(units)
+    return decimal_text(units).rstrip("0").rstrip(".")
 
 
 def token_headers(bound: Bound, left: float, full_s: float) -> tuple[tuple[str, str], ...]:
@@ -78,6 +95,18 @@ def token_headers(bound: Bound, left: float, full_s: float) -> tuple[tuple[str, 
 
 def shown(bound: Bound, left: float, more_s: float) -> dict[str, Any]:
     """Return a bound and what is left of it, as a tenant sees it. more_s: the seconds until there is more of it."""
+    if (budget := bound.budget) is not None:
+        return {
+            "name": bound.name,
+            "kind": "budget",
+            "unit": budget.unit,
+            "limit": amount_text(bound.limit, budget),
+            "left": amount_text(max(0, int(left)), budget),
+            "per": str(budget.period),
+            "warn": budget.warn,
+            "stops": budget.stop,
+            "more_in_s": ceil(more_s),
+        }
     kind = "concurrency" if bound.slots else "quota" if bound.period is not None else "rate"
     unit, per, rate = UNITS[bound.counts], str(bound.period) if bound.period is not None else None, bound.rate
     speed: dict[str, float | None] = {"per_second": None if rate is None else rate.requests_per_s}

@@ -68,6 +68,9 @@ class Limiter(Protocol):
         was.
         """
 
+    def spend(self, tenant: Tenant, units: Mapping[str, int], now: float) -> None:
+        """Count what a tenant has used of its budgets, by their names, whether they admit it or not."""
+
     def usual_tokens(self, tenant: Tenant, target: Limited) -> float:
         """Return the tokens of an answer to this tenant on this target, by its earlier ones."""
 
@@ -183,16 +186,16 @@ class Grant:
 
     def add_tokens(self, meters: Sequence[Meter], units: int, terms: Terms) -> Amounts:
         """Add meters that have counted `units` tokens of the call. Returns all that it has acquired, by `Counts`."""
-        requests, size_bytes, compute_us, _ = self._amounts
-        self._amounts = requests, size_bytes, compute_us, units
+        requests, size_bytes, compute_us, _, budget = self._amounts
+        self._amounts = requests, size_bytes, compute_us, units, budget
         self._meters = [*self._meters, *meters]
         self._terms = terms
         return self._amounts
 
     def settle_tokens(self, used: int, now: float) -> None:
         """Count the tokens that the call has used in place of those that it has reserved, or has counted before."""
-        requests, size_bytes, compute_us, before = self._amounts
-        self._amounts = requests, size_bytes, compute_us, used
+        requests, size_bytes, compute_us, before, budget = self._amounts
+        self._amounts = requests, size_bytes, compute_us, used, budget
         for meter in self._meters if used != before else ():
             if meter.bound.counts is Counts.TOKENS:
                 meter.charge(used - before, now)
@@ -235,6 +238,8 @@ class Grant:
                 if bound.counts is Counts.COMPUTE_US:
                     units = (due[meter] if due else cost_us) if executed else 0
                     units -= self._amounts[Counts.COMPUTE_US]
+                elif bound.counts is Counts.BUDGET:
+                    units = -1  # what was used is charged by `Limiter.spend`
                 else:
                     units = 0 if executed else -1
                 # A reservation in a window that is over is gone with the window: the next one is not charged for it.

@@ -5,7 +5,7 @@ Whether the meters count in this process or in a shared ledger is decided by the
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ from oriel_policies.tokens import USUAL_TOKENS
 MAX_ACCOUNTS = 200_000
 _CHECKED = 4  # once there are many accounts, this many old ones are checked for each new one
 _MANY = 10_000
-_ONE: Amounts = (1, 0, 0, 0)
+_ONE: Amounts = (1, 0, 0, 0, 1)
 # the terms of a stream's further message: its answer has no headers that could show them
 _FURTHER = Terms("", bytes=False, settles=True)
 
@@ -31,11 +31,12 @@ _FURTHER = Terms("", bytes=False, settles=True)
 class _Plan:
     """The facts that follow from the numbers of an allowance. Thousands of tenants share them.
 
-    even: whether every bound counts any call as 1. tokens: the bounds that count a call only when its body is known.
+    even: whether every bound counts any call as 1. later: the bounds that no call has to be admitted by at
+    its head: of tokens, and budgets that stop nothing.
     """
 
     bounds: tuple[Bound, ...]
-    tokens: tuple[Bound, ...]
+    later: tuple[Bound, ...]
     terms: Terms
     token_terms: Terms
     compute: bool
@@ -45,34 +46,35 @@ class _Plan:
 class _Account:
     """One tenant's account of an allowance. Its meters outlive a reload of the documents, so that it forgives nothing.
 
-    meters: those that count every call. tokens: those that count its tokens.
+    meters: those that count every call at its head. later: the others; see `_Plan`.
     retired: meters whose bounds the documents do not have now; the next documents may have them again.
     """
 
-    __slots__ = ("allowance", "meters", "plan", "retired", "tokens")
+    __slots__ = ("allowance", "later", "meters", "plan", "retired")
 
     def __init__(
         self,
         allowance: Allowance,
         plan: _Plan,
         meters: tuple[Meter, ...],
-        tokens: tuple[Meter, ...],
+        later: tuple[Meter, ...],
         retired: tuple[Meter, ...],
     ) -> None:
         self.allowance = allowance
-        self.tokens = tokens
+        self.later = later
         self.retired = retired
         self.plan = plan
         self.meters = meters
 
     def all_meters(self) -> tuple[Meter, ...]:
         """Return every meter, also those that count nothing now."""
-        return (*self.meters, *self.tokens, *self.retired)
+        return (*self.meters, *self.later, *self.retired)
 
 
 @lru_cache(maxsize=4096)
 def _plan(numbers: tuple[Any, ...]) -> _Plan:
-    name, rate, concurrency, bandwidth, requests_day, requests_month, compute_day, compute_month, tokens = numbers
+    name, rate, concurrency, bandwidth, requests_day, requests_month, *rest = numbers
+    compute_day, compute_month, tokens, budgets = rest
     every = bounds(
         Allowance(
             name=name,
@@ -85,18 +87,23 @@ def _plan(numbers: tuple[Any, ...]) -> _Plan:
             compute_ms_per_day=compute_day,
             compute_ms_per_month=compute_month,
             tokens=tokens,
+            budgets=budgets,
         )
     )
-    found = tuple(bound for bound in every if bound.counts is not Counts.TOKENS)
-    later = tuple(bound for bound in every if bound.counts is Counts.TOKENS)
+    found = tuple(bound for bound in every if _at_head(bound))
+    later = tuple(bound for bound in every if not _at_head(bound))
     return _Plan(
         found,
         later,
         Terms.of(found),
-        Terms.of(later),
+        Terms.of([bound for bound in later if bound.counts is Counts.TOKENS]),
         any(bound.counts is Counts.COMPUTE_US for bound in found),
         all(bound.counts is Counts.REQUESTS for bound in found),
     )
+
+
+def _at_head(bound: Bound) -> bool:
+    return bound.counts is not Counts.TOKENS and (bound.budget is None or bound.budget.stop)
 
 
 @lru_cache(maxsize=4096)
@@ -152,7 +159,7 @@ class MeteredLimiter(ABC):
         taken: list[Meter] = []
         undecided: list[Meter] | None = None
         terms: list[Terms] = []
-        amounts: Amounts = (1, size_bytes, 0, 0)
+        amounts: Amounts = (1, size_bytes, 0, 0, 1)
         for allowance in allowances:
             if allowance is not first:
                 account = self._accounts.get((name, allowance.name))
@@ -160,7 +167,7 @@ class MeteredLimiter(ABC):
                     account = self._account(name, allowance, now)
                 plan = account.plan
             if plan.compute and not amounts[2]:
-                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0)
+                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0, 1)
             for meter in account.meters:
                 wait_s = meter.acquire(amounts[meter.bound.counts], now)
                 if wait_s == 0.0:
@@ -187,7 +194,9 @@ class MeteredLimiter(ABC):
             account = self._accounts.get((tenant.name, allowance.name))
             if account is None or account.allowance is not allowance:
                 account = self._account(tenant.name, allowance, now)
-            for meter in account.tokens:
+            for meter in account.later:
+                if meter.bound.counts is not Counts.TOKENS:
+                    continue
                 wait_s = meter.acquire(units, now)
                 if wait_s == ASK:
                     undecided.append(meter)
@@ -201,6 +210,18 @@ class MeteredLimiter(ABC):
         amounts = grant.add_tokens(taken, units, _together(tuple(terms)))
         if undecided:
             self._ask(grant, undecided, amounts, now)
+
+    def spend(self, tenant: Tenant, units: Mapping[str, int], now: float) -> None:
+        """See `Limiter.spend`."""
+        for allowance in tenant.allowances:
+            if not allowance.budgets:
+                continue
+            account = self._accounts.get((tenant.name, allowance.name))
+            if account is None or account.allowance is not allowance:
+                account = self._account(tenant.name, allowance, now)
+            for meter in (*account.meters, *account.later):
+                if used := units.get(meter.bound.name):
+                    meter.charge(used, now)
 
     def usual_tokens(self, tenant: Tenant, target: Limited) -> float:
         """See `Limiter.usual_tokens`."""
@@ -217,13 +238,13 @@ class MeteredLimiter(ABC):
         name = tenant.name
         taken: list[Meter] = []
         undecided: list[Meter] = []
-        amounts: Amounts = (1, size_bytes, 0, 0)
+        amounts: Amounts = (1, size_bytes, 0, 0, 1)
         for allowance in target.allowances:
             account = self._accounts.get((name, allowance.name))
             if account is None or account.allowance is not allowance:
                 account = self._account(name, allowance, now)
             if account.plan.compute and not amounts[2]:
-                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0)
+                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0, 1)
             for meter in account.meters:
                 if meter.bound.slots and meter in held:
                     continue
@@ -270,7 +291,7 @@ class MeteredLimiter(ABC):
         account = self._accounts.get((tenant, allowance.name))
         if account is None:
             return [(bound, float(bound.limit), 0.0) for bound in bounds(allowance)]
-        return [(meter.bound, *meter.left(now)) for meter in (*account.meters, *account.tokens)]
+        return [(meter.bound, *meter.left(now)) for meter in (*account.meters, *account.later)]
 
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
         """See `CostLearner.learn`."""
@@ -295,7 +316,7 @@ class MeteredLimiter(ABC):
         plan = _plan(
             (
                 *(a.name, a.rate, a.concurrency, a.bandwidth, a.requests_per_day, a.requests_per_month),
-                *(a.compute_ms_per_day, a.compute_ms_per_month, a.tokens),
+                *(a.compute_ms_per_day, a.compute_ms_per_month, a.tokens, a.budgets),
             )
         )
 
@@ -304,10 +325,10 @@ class MeteredLimiter(ABC):
             meter.bound = bound
             return meter
 
-        meters, tokens = tuple(map(meter_of, plan.bounds)), tuple(map(meter_of, plan.tokens))
+        meters, later = tuple(map(meter_of, plan.bounds)), tuple(map(meter_of, plan.later))
         if known is None and len(self._accounts) >= min(_MANY, self._max_accounts):
             self._make_room(now)
-        account = self._accounts[key] = _Account(allowance, plan, meters, tokens, tuple(old.values()))
+        account = self._accounts[key] = _Account(allowance, plan, meters, later, tuple(old.values()))
         return account
 
     def _make_room(self, now: float) -> None:

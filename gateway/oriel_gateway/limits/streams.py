@@ -50,7 +50,9 @@ class StreamGrant:
         self._named(model, meters, now)
         for meter in meters:
             units = grant.units(meter)
-            if meter in fresh:
+            if meter.bound.counts is Counts.BUDGET:
+                meter.charge(-units, now)  # it has only said whether something is left
+            elif meter in fresh:
                 if meter in self.held:
                     self._later[meter] = now, units
             elif meter.bound.counts is Counts.COMPUTE_US:

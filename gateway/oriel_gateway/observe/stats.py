@@ -7,6 +7,7 @@ from typing import Final
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Decided, Plain, times_of
 from oriel_gateway.observe.objectives import NO_TARGET, Cell, Judged, Objectives
+from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
@@ -46,6 +47,10 @@ class Stats:
         self.recent: list[Plain] = []
         self.spills: dict[tuple[str, str, str, str], int] = {}  # by (route, pool, next pool, reason)
         self._counted = 0
+
+    def spend_by(self, spending: Spending) -> None:
+        """Charge what is used from now on to the budgets of tenants."""
+        self._usage.spending = spending
 
     def spilled(self, route: str, pool: str, to: str, reason: str) -> None:
         """Count a call that went on to another pool of its route."""

@@ -6,20 +6,23 @@ servers that do not report it. What the others report is written as lines of kin
 them a restarted gateway knows what its tenants used.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.decisions import Plain
+from oriel_gateway.observe.decisions import Decided, Plain
+from oriel_gateway.observe.spending import Spending
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
+from oriel_policies.metering.budgets import Use
 from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
 from oriel_wire.context import parse_cost, parse_tokens
 from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
+_USED: Final = Decided._fields.index("used")
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
 
@@ -41,7 +44,15 @@ class _Sums:
 
     __slots__ = (
         *("tenant", "target", "reported", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out"),
-        *("estimated", "estimated_in", "estimated_out", "estimated_ns", "estimated_read", "estimated_written"),
+        *(
+            "device_classes",
+            "estimated",
+            "estimated_in",
+            "estimated_out",
+            "estimated_ns",
+            "estimated_read",
+            "estimated_written",
+        ),
     )
 
     def __init__(self, tenant: Tenant, target: Target) -> None:
@@ -50,13 +61,18 @@ class _Sums:
         self.reported = self.bytes_in = self.bytes_out = self.device_ns = self.cpu_ns = 0
         self.tokens_in = self.tokens_out = 0
         self.estimated = self.estimated_in = self.estimated_out = self.estimated_ns = 0
+        # device time by class, of tenants that have a budget
+        self.device_classes: dict[str, int] = {}
         self.estimated_read = self.estimated_written = 0  # tokens, where the gateway itself read how many
 
 
 class Usage:
-    """Single writer: the gateway's loop. since: from when on this gateway knows what its tenants used."""
+    """Single writer: the gateway's loop. since: from when on this gateway knows what its tenants used. spending: None
+    if there are no budgets.
+    """
 
     def __init__(self, now: datetime | None = None) -> None:
+        self.spending: Spending | None = None
         self.since = now or datetime.now(UTC)
         self._written = UsageBook(max_rows=MAX_ROWS)
         self._seen = UsageBook(max_rows=MAX_ROWS)
@@ -101,9 +117,13 @@ class Usage:
             sums.cpu_ns += cost.cpu_ns
             sums.tokens_in += cost.tokens_in
             sums.tokens_out += cost.tokens_out
+        if self.spending is not None and any(each.tenant.budgets for each in found.values()):
+            _by_class(batch, found)
         for each in found.values():
             if not each.tenant.caller:  # a model call of a service is charged with the service's own call
                 self._keep(each)
+                if self.spending is not None and each.tenant.budgets:
+                    self.spending.add(each.tenant, _use_of(each), self._day)
 
     def _keep(self, sums: _Sums) -> None:
         tenant, target = sums.tenant, sums.target
@@ -124,7 +144,12 @@ class Usage:
             row.requests += counted[0]
             row.bytes_in += counted[1]
             row.bytes_out += counted[2]
-            _add(self._seen.row(key._replace(why="estimated" if estimated else "")), counted)
+            seen = self._seen.row(key._replace(why="estimated" if estimated else ""))
+            _add(seen, counted)
+            if not estimated:
+                for device_class, device_ns in sums.device_classes.items():
+                    seen.device_ns -= device_ns
+                    self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
             self._note(tenant.name, name, estimated, dict(zip(SHOWN, counted, strict=True)))
 
     def added(self, minute: str) -> list[UsageLine]:
@@ -195,6 +220,30 @@ class Usage:
         for targets in self._tenants.values():
             for periods in targets.values():
                 periods.day = dict.fromkeys(COUNTERS, 0)
+
+
+def _by_class(batch: Iterable[Plain], found: Mapping[tuple[int, int], _Sums]) -> None:
+    """Divide the device time of tenants with budgets among the classes of devices, which have different prices."""
+    for plain in batch:
+        sums = found.get((id(plain[4]), id(plain[5])))
+        if sums is None or not sums.tenant.budgets or plain[6] is not _ANSWERED or plain[7] >= 400:
+            continue
+        cost = parse_cost(plain[_USED]) if plain[_USED] else None
+        if cost is not None and cost.device_ns:
+            classes = sums.device_classes
+            classes[cost.device_class] = classes.get(cost.device_class, 0) + cost.device_ns
+
+
+def _use_of(sums: _Sums) -> Use:
+    classes = dict(sums.device_classes)
+    classes[""] = classes.get("", 0) + sums.estimated_ns
+    return Use(
+        device_ns=classes,
+        cpu_ns=sums.cpu_ns,
+        bytes_out=sums.bytes_out + sums.estimated_out,
+        tokens_in=sums.tokens_in + sums.estimated_read,
+        tokens_out=sums.tokens_out + sums.estimated_written,
+    )
 
 
 def _add(row: UsageRow, counted: tuple[int, ...]) -> None:

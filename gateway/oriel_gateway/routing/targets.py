@@ -98,7 +98,7 @@ class Target:
     executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
     special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
     cannot.
-    tokens: a call reserves tokens of its tenant's limits.
+    tokens: the tokens of a call are counted, for limits or budgets of its tenant.
     names: where the call names its model, or its answer models, and this tenant may not use every one: "json" or "form"
     (of its body), "list" or "entry" (of its answer); "": they are not read.
     sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
@@ -366,7 +366,7 @@ def _target(
     shadowed = executes and bool(route.shadow_pool)
     of = requested_version or version
     allowances = tenant.allowances_for(kind, name, route.name)
-    tokens = executes and takes_tokens(kind, name) and any(each.tokens is not None for each in allowances)
+    tokens = executes and takes_tokens(kind, name) and _counts_tokens(tenant, allowances)
     return Target(
         tenant=tenant,
         kind=kind,
@@ -387,6 +387,13 @@ def _target(
         flex=flex,
         tokens=tokens,
         special=bool(tokens or names or flex or keepable or shadowed or side or route.sticky not in ("", "stream")),
+    )
+
+
+def _counts_tokens(tenant: Tenant, allowances: Sequence[Allowance]) -> bool:
+    """Whether a limit or a budget of the tenant depends on the tokens of its calls."""
+    return any(each.tokens is not None for each in allowances) or any(
+        budget.unit not in ("cpu_seconds", "device_seconds") for budget in tenant.budgets
     )
 
 

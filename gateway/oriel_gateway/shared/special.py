@@ -74,12 +74,14 @@ def lowered(call: Call, target: Target) -> bool:
     return True
 
 
-def reserve_tokens(call: Call) -> AnswerTokens | None:
-    """Reserve the tokens that a call may use at most. Returns None if nothing limits it. Raises Refused."""
+def reserve_tokens(call: Call) -> AnswerTokens:
+    """Reserve the tokens that a call may use at most, if they are limited, and count those that it uses. Raises
+    Refused.
+    """
     gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
-    if grant is None:
-        return None
     prompt = prompt_tokens(call.body_bytes)
+    if grant is None or all(each.tokens is None for each in target.allowances):
+        return AnswerTokens(prompt)
     usual = gateway.limiter.usual_tokens(call.tenant, target)
     units = reserved(target.name, prompt, wanted(call.body()), usual)
     gateway.limiter.reserve_tokens(grant, call.tenant, target, units, now)
@@ -188,7 +190,7 @@ class Extras:
     def _counted(self, call: Call, tokens: AnswerTokens) -> None:
         """The answer is complete: count what it used, also for the tenant's `GET /v1/usage`."""
         tokens.end()
-        if (grant := call.grant) is not None and call.status < 400:
+        if (grant := call.grant) is not None and grant.tokens is not None and call.status < 400:
             grant.settle_tokens(tokens.total(), monotonic())
             call.gateway.limiter.learn_tokens(call.tenant, call.target, tokens.tokens_out)
         call.used = with_tokens(call.used, tokens.tokens_in, tokens.tokens_out)

@@ -133,7 +133,9 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
             ports = document.http
             http = mistakes.run(lambda file=file, ports=ports: _http(file, ports))  # type: ignore[misc]
     whole = len(routes) == sum(len(d.routes) for d in documents.values()) and not reading.route_numbers
-    tenants = Tenants(tiers, bad_tiers, names if whole else None)
+    known = not reading.bad["prices"] and len(prices) == sum(len(d.prices) for d in documents.values())
+    currencies = {each.currency for each in prices.values()} if known else None
+    tenants = Tenants(tiers, bad_tiers, names if whole else None, currencies)
     for file, name, tenant in reading.tenants():
         try:
             tenants.add(file, f"tenants.{name}", name, tenant)

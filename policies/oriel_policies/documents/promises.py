@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
 
+from oriel_policies.metering.budgets import Budget
 from oriel_policies.metering.prices import Price
 from oriel_policies.scaling.schedule import Window
 
@@ -105,15 +106,17 @@ class Allowance:
     compute_ms_per_day: int | None
     compute_ms_per_month: int | None
     tokens: RateLimit | None = None
+    budgets: tuple[Budget, ...] = ()
 
-    @property
-    def only_tokens(self) -> bool:
-        """Whether it bounds nothing but tokens, and so no call that has none."""
+    def counts(self, *, tokens: bool) -> bool:
+        """Whether a call has to be admitted by it. tokens: the call takes tokens."""
+        if self.budgets:
+            return any(budget.stop for budget in self.budgets)
         others = (
             *(self.rate, self.concurrency, self.bandwidth, self.requests_per_day, self.requests_per_month),
             *(self.compute_ms_per_day, self.compute_ms_per_month),
         )
-        return self.tokens is not None and all(other is None for other in others)
+        return tokens or self.tokens is None or any(other is not None for other in others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +178,12 @@ class Tenant:
     def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
         """The allowances that count a call; all of them have to admit it. See `Selector.fits`."""
         fitting = (a for a in self.allowances if a.selector.fits(kind, name, route, self.tier.name))
-        return tuple(a for a in fitting if not a.only_tokens or takes_tokens(kind, name))
+        return tuple(a for a in fitting if a.counts(tokens=takes_tokens(kind, name)))
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """How much it may use in a day or a month."""
+        return next((allowance.budgets for allowance in self.allowances if allowance.budgets), ())
 
     def may_use_model(self, name: str) -> bool:
         """Return whether a pattern of this tenant names the model."""

@@ -56,7 +56,7 @@ def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
         came, went = _changed(old, documents)
         if came is None:
             return None
-        compiled = Tenants(now.tiers, set(), _route_names(now))
+        compiled = Tenants(now.tiers, set(), _route_names(now), _currencies(now))
         for file, name, table in _tables(came):
             compiled.add(file, name, name, table)
     except BadDocument:
@@ -111,7 +111,7 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
     if count > _MANY:
         return []
     reading = Reading(reading_of)
-    tenants = Tenants(rest.tiers, set(), _route_names(rest))
+    tenants = Tenants(rest.tiers, set(), _route_names(rest), _currencies(rest))
     wrong: list[tuple[BadDocument, str]] = []
     for file, name, table in reading.tenants():
         if len(wrong) >= MAX_MISTAKES:
@@ -155,6 +155,10 @@ def _ranks(snapshot: Snapshot) -> dict[str, tuple[int, float]]:
 
 def _route_names(snapshot: Snapshot) -> set[str]:
     return {route.name for route in snapshot.routes}
+
+
+def _currencies(snapshot: Snapshot) -> set[str]:
+    return {price.currency for price in snapshot.prices.values()}
 
 
 def _changed(old: Mapping[str, memoryview], new: Mapping[str, bytes]) -> tuple[set[bytes] | None, set[bytes]]:

@@ -61,6 +61,17 @@ class ScopedLimitTable(LimitTable):
     tier: str | None = None
 
 
+class BudgetTable(_Table):
+    """How much a tenant may use: an amount of money, of time or of tokens per day or month (UTC). warn: the share of
+    it that is reported as a warning. stop: refuse calls once it is spent."""
+
+    amount: float | str
+    unit: str
+    period: str = "month"
+    warn: float = 0.8
+    stop: bool = True
+
+
 class TenantTable(_Table):
     """`[tenants.NAME]`"""
 
@@ -72,6 +83,7 @@ class TenantTable(_Table):
     weight: float = 1.0
     limit: LimitTable | None = None
     limits: list[ScopedLimitTable] = []
+    budgets: list[BudgetTable] = []
 
 
 class TenantLine(TenantTable, kw_only=True):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import astuple
 
+from oriel_policies.documents.budgets import budget_allowance
 from oriel_policies.documents.promises import (
     TOKEN_SERVICES,
     Allowance,
@@ -35,11 +36,19 @@ _MAX_PATTERNS = 8192  # patterns of models are sent to logic servers in a header
 class Tenants:
     """The tenants of a set that are checked so far. compiled: by name; keys: by the SHA-256 of the credential.
 
-    routes: the names of all routes; None if they are not known, because one of them is wrong.
+    routes: the names of all routes; None if they are not known, because one of them is wrong. currencies: those of the
+    prices; None if they are not known.
     """
 
-    def __init__(self, tiers: Mapping[str, Tier], bad_tiers: set[str], routes: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        tiers: Mapping[str, Tier],
+        bad_tiers: set[str],
+        routes: Collection[str] | None,
+        currencies: Collection[str] | None = None,
+    ) -> None:
         self._routes = routes
+        self._currencies = currencies
         self._tiers = tiers
         self._bad_tiers = bad_tiers
         self.compiled: dict[str, Tenant] = {}
@@ -65,7 +74,7 @@ class Tenants:
         allowances = []
         if tenant.limit is not None:
             numbers = astuple(tenant.limit)
-            if not tenant.limits and (known := self._limits.get(numbers)) is not None:
+            if not (tenant.limits or tenant.budgets) and (known := self._limits.get(numbers)) is not None:
                 return self._take(file, path, name, tenant, tier, known, models, services)
             allowances.append(_allowance(file, f"{path}.limit", "all", Selector(), tenant.limit))
             if not tenant.limits:
@@ -77,6 +86,9 @@ class Tenants:
             if any(other.name == allowance.name for other in allowances):
                 raise BadDocument(file, f"{path}.limits[{number}]", f"{allowance.name} has a limit already: join them")
             allowances.append(allowance)
+        budgets = budget_allowance(file, f"{path}.budgets", tenant.budgets, self._currencies)
+        if budgets is not None:
+            allowances.append(budgets)
         self._take(file, path, name, tenant, tier, tuple(allowances), models, services)
 
     def _tier(self, file: str, path: str, name: str) -> Tier:

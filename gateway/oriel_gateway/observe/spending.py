@@ -1,0 +1,119 @@
+"""What tenants have spent of their budgets: counted with the other use of a batch of calls, checked by the limiter.
+
+A call is admitted while something is left (`limits`). What it used is known when it has ended, and is charged with its
+batch, at least once a second: a budget is exceeded by what is used until then, and by the calls under way.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import Any, NamedTuple
+
+from oriel_gateway.limits import Limiter
+from oriel_gateway.limits.error_text import shown
+from oriel_policies.calendar import Period
+from oriel_policies.documents import Snapshot, Tenant
+from oriel_policies.limits import Bound
+from oriel_policies.metering.budgets import Use, spent
+from oriel_policies.metering.prices import Price
+from oriel_wire.usage import UsageLine
+
+__all__ = ["MAX_SHOWN", "Fill", "Spending"]
+
+_log = logging.getLogger(__name__)
+MAX_SHOWN = 50  # budgets in metrics: those of which the largest share is spent
+
+
+class Fill(NamedTuple):
+    """How much of one budget is spent: a share of it, which may be above 1."""
+
+    tenant: str
+    budget: str
+    ratio: float
+    warn: float
+    stop: bool
+
+
+class Spending:
+    """Single writer: the gateway's loop. prices: of the documents in force."""
+
+    def __init__(self, limiter: Limiter, prices: Mapping[str, Price]) -> None:
+        self._limiter = limiter
+        self.prices = prices
+        self._tenants: dict[str, Tenant] = {}  # those that have spent something, as they were then
+        self._told: dict[tuple[str, str], int] = {}  # 1: a warning was logged, 2: that it is spent
+
+    def add(self, tenant: Tenant, use: Use, day: str) -> None:
+        """Charge what a tenant has used to its budgets. day: on which it was used, as "2026-11-24"."""
+        self._charge(tenant, use, day, (Period.DAY, Period.MONTH))
+        self._tell(tenant)
+
+    def restore(self, lines: Iterable[UsageLine], snapshot: Snapshot, day: str) -> None:
+        """Charge what the usage ledger says of this month. day: today."""
+        for line in lines:
+            tenant = snapshot.tenants.get(line.tenant)
+            if line.kind != "seen" or line.minute[:7] != day[:7] or tenant is None or not tenant.budgets:
+                continue
+            use = Use(
+                device_ns={line.device_class: line.device_ns},
+                cpu_ns=line.cpu_ns,
+                bytes_out=line.bytes_out,
+                tokens_in=line.tokens_in,
+                tokens_out=line.tokens_out,
+            )
+            periods = (Period.DAY, Period.MONTH) if line.minute[:10] == day else (Period.MONTH,)
+            self._charge(tenant, use, line.minute[:10], periods)
+            self._tell(tenant)
+
+    def of(self, tenant: Tenant) -> list[dict[str, Any]]:
+        """Return the budgets of a tenant, as `GET /v1/usage` shows them."""
+        return [shown(*bound) for bound in self._bounds(tenant)]
+
+    def fills(self) -> list[Fill]:
+        """Return the fullest budgets, the fullest first."""
+        found = [fill for tenant in self._tenants.values() for fill in self._fills(tenant)]
+        return sorted(found, key=lambda fill: -fill.ratio)[:MAX_SHOWN]
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Follow other documents."""
+        self.prices = snapshot.prices
+        names = [name for name in self._tenants if name in snapshot.tenants]
+        self._tenants = {name: snapshot.tenants[name] for name in names}
+
+    def _charge(self, tenant: Tenant, use: Use, day: str, periods: tuple[Period, ...]) -> None:
+        prices = self.prices.values()
+        units = {
+            budget.name: spent(budget.unit, use, prices, day) for budget in tenant.budgets if budget.period in periods
+        }
+        self._tenants[tenant.name] = tenant
+        self._limiter.spend(tenant, units, monotonic())
+
+    def _bounds(self, tenant: Tenant) -> list[tuple[Bound, float, float]]:
+        now = monotonic()
+        return [
+            bound
+            for allowance in tenant.allowances
+            if allowance.budgets
+            for bound in self._limiter.left(tenant.name, allowance, now)
+        ]
+
+    def _fills(self, tenant: Tenant) -> list[Fill]:
+        return [
+            Fill(tenant.name, bound.name, 1.0 - left / bound.limit, bound.budget.warn, bound.budget.stop)
+            for bound, left, _ in self._bounds(tenant)
+            if bound.budget is not None
+        ]
+
+    def _tell(self, tenant: Tenant) -> None:
+        """Log once in a period that a warning is due, and that a budget is spent."""
+        for fill in self._fills(tenant):
+            key = (fill.tenant, fill.budget)
+            level = 2 if fill.ratio >= 1.0 else 1 if fill.ratio >= fill.warn else 0
+            if level > self._told.get(key, 0):
+                what = "is spent" if level == 2 else f"is spent to {fill.ratio:.0%}"
+                refused = ": its calls are refused" if level == 2 and fill.stop else ""
+                _log.warning("tenant %s: %s %s%s", fill.tenant, fill.budget, what, refused)
+            if level:
+                self._told[key] = level
+            else:
+                self._told.pop(key, None)

@@ -1,0 +1,138 @@
+"""Budgets of tenants on the whole path: what is spent, shown, and refused once nothing is left."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome
+
+from .limit_desk import INFER, on, tenant_t
+from .stack import Client, Seen, Upstream, gateway, upstream
+from .test_token_limits import CHAT, JSON, chat, streamed, whole
+
+PRICES = """
+[prices.base]
+currency = "EUR"
+valid_from = 2026-01-01
+million_tokens_out = 1000
+[prices.h100]
+class = "h100"
+currency = "EUR"
+valid_from = 2026-01-01
+device_hour = "3600"
+"""
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as it:
+        yield it
+
+
+def budgets(port: int, text: str) -> dict[str, bytes]:
+    return on(port, tenant_t(f"budgets = [{text}]\n{PRICES}"))
+
+
+async def shown(client: Client, path: str = "/v1/usage") -> list[dict[str, Any]]:
+    reply = json.loads((await client.ask(path, method="GET", key="key-t")).body)
+    return list(reply["budgets"] if path == "/v1/usage" else reply["limits"])
+
+
+async def used(_: Seen) -> bytes:
+    cost = "dev=400000000;cpu=0;class=h100"
+    return f"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost: {cost}\r\n\r\nok".encode()
+
+
+async def test_a_budget_of_money_is_spent_by_prices_and_refuses_when_nothing_is_left(up: Upstream) -> None:
+    up.answer = used
+    files = budgets(up.port, '{ amount = 1, unit = "EUR", period = "day", warn = 0.5 }')
+    async with gateway(files) as (port, core), Client(port) as client:
+        for left in ("0.6", "0.2", "0"):
+            reply = await client.ask(INFER, b"x", key="key-t")
+            assert reply.status == 200 and '"budget-EUR-day";q=1;qu="EUR";w=86400' in reply.headers["ratelimit-policy"]
+            (budget,) = await shown(client)
+            assert (budget["name"], budget["kind"], budget["unit"]) == ("budget-EUR-day", "budget", "EUR")
+            assert (budget["limit"], budget["left"], budget["warn"], budget["stops"]) == ("1", left, 0.5, True)
+            assert await shown(client, "/v1/limits") == [budget]
+        reply = await client.ask(INFER, b"x", key="key-t")
+        error = json.loads(reply.body)
+        assert reply.status == 429 and error["reason"] == "budget_spent" and "1 EUR per day" in error["error"]
+        assert 1 <= int(reply.headers["retry-after"]) <= 86_401
+        assert core.records.stats.refused == {Outcome.BUDGET_SPENT: 1}
+        reply = await client.ask(CHAT, chat(), key="key-t", headers=JSON)
+        assert json.loads(reply.body)["error"]["code"] == "insufficient_quota"
+        (fill,) = core.spending.fills()
+        assert (fill.tenant, fill.budget, round(fill.ratio, 6), fill.warn) == ("t", "budget-EUR-day", 1.2, 0.5)
+
+
+async def test_tokens_are_spent_by_whole_answers_and_by_streams(up: Upstream) -> None:
+    files = budgets(
+        up.port, '{ amount = 100, unit = "tokens", period = "day" }, { amount = "0.05", unit = "EUR", stop = false }'
+    )
+    async with gateway(files) as (port, _), Client(port) as client:
+        up.answer = whole
+        assert (await client.ask(CHAT, chat(), key="key-t", headers=JSON)).status == 200
+        tokens, money = await shown(client)
+        assert (tokens["left"], money["left"]) == ("70", "0.03"), "20 tokens of an answer cost 0.02"
+
+        async def stream(_: Seen) -> bytes:
+            return streamed(['{"a": 1}', '{"usage": {"input_tokens": 20, "output_tokens": 60}}', "[DONE]"])
+
+        up.answer = stream
+        assert (await client.ask(CHAT, chat(stream=True), key="key-t", headers=JSON)).status == 200
+        tokens, money = await shown(client)
+        assert (tokens["left"], money["left"], money["stops"]) == ("0", "0", False)
+        assert (await client.ask(CHAT, chat(), key="key-t", headers=JSON)).status == 429
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 429, "a budget is the tenant's, not a path's"
+
+
+async def test_a_budget_that_stops_nothing_is_only_told(up: Upstream, caplog: pytest.LogCaptureFixture) -> None:
+    up.answer = used
+    files = budgets(up.port, '{ amount = 1, unit = "device_seconds", stop = false }')
+    async with gateway(files) as (port, core), Client(port) as client:
+        for _ in range(4):
+            reply = await client.ask(INFER, b"x", key="key-t")
+            assert reply.status == 200 and "ratelimit" not in reply.headers
+            core.records.stats.count()
+        told = [record.getMessage() for record in caplog.records if "budget" in record.getMessage()]
+        assert told == [
+            "tenant t: budget-device_seconds-month is spent to 80%",
+            "tenant t: budget-device_seconds-month is spent",
+        ]
+
+
+async def test_a_restarted_gateway_knows_what_was_spent_by_the_usage_ledger(up: Upstream) -> None:
+    up.answer = used
+    files = budgets(up.port, '{ amount = 1, unit = "EUR" }, { amount = "0.5", unit = "EUR", period = "day" }')
+    async with gateway(files) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+        before = await shown(client)
+        day = core.records.stats.usage.of("t")["day"]["begins"][:10]
+        lines = core.records.stats.usage.added(f"{day}T12:00")
+        assert [line.device_class for line in lines if line.device_ns] == ["h100"]
+    async with gateway(files) as (port, again), Client(port) as client:
+        _restore(again, lines, day)
+        after = await shown(client)
+        assert [each["left"] for each in after] == [each["left"] for each in before] == ["0.6", "0.1"]
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+        await shown(client)
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 429
+
+
+def _restore(core: Gateway, lines: list[Any], day: str) -> None:
+    core.spending.restore(lines, core.snapshot, day)
+
+
+async def test_a_reload_keeps_what_was_spent(up: Upstream) -> None:
+    up.answer = used
+    text = '{ amount = 1, unit = "EUR" }'
+    async with gateway(budgets(up.port, text)) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+        core.records.stats.count()
+        from oriel_policies.documents import compile_documents
+
+        core.adopt(compile_documents(budgets(up.port, '{ amount = "0.4", unit = "EUR" }')))
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 429
