@@ -212,3 +212,20 @@ async def test_tokens_are_reserved_and_settled_by_what_was_used(make: Make) -> N
             return None
 
     await until(all_but_the_first)
+
+
+async def test_a_budget_admits_calls_until_what_was_used_has_spent_it(make: Make) -> None:
+    desk = make('budgets = [{ amount = 10, unit = "device_seconds", period = "day" }]')
+    for spent_ns in (9_999_999_000, 500_000_000):
+        grant = await desk.take()
+        grant.settle(0, True, monotonic())
+        desk.limiter.spend(desk.tenant, {"budget-device_seconds-day": spent_ns}, monotonic())
+    no = await refused_soon(desk)
+    assert no.outcome is Outcome.BUDGET_SPENT and "10 device_seconds per day" in no.message
+    assert abs((no.retry_after_s or 0) - (86400 - time() % 86400)) <= 3
+
+
+async def test_a_budget_is_not_used_up_by_calls_that_cost_nothing(make: Make) -> None:
+    desk = make('budgets = [{ amount = 3, unit = "tokens" }]')
+    for _ in range(20):
+        (await desk.take()).settle(0, True, monotonic())

@@ -126,3 +126,20 @@ async def test_an_upstreams_error_has_its_reason_or_says_whose_it_is(
     backend = Telling(*((("x-oriel-reason", own),) if own else ()), error=(code, "in the server's own words"))
     async with stack(backend) as (address, _):
         assert await ended(address, INFER) == (code, reason)
+
+
+async def test_a_spent_budget_refuses_grpc_calls_with_its_reason() -> None:
+    extra = paying('budgets = [{ amount = 1, unit = "device_seconds", period = "day" }]')
+    backend = Telling(("x-oriel-cost", "dev=2000000000;cpu=0;class=gpu"))
+    async with stack(backend, extra=extra) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(INFER)(MESSAGE, metadata=KEY)
+        assert await call.code() is grpc.StatusCode.OK
+        core.records.stats.count()
+        for method in ("unary", "stream"):
+            if method == "unary":
+                refused: Any = channel.unary_unary(INFER)(MESSAGE, metadata=KEY)
+            else:
+                refused = channel.stream_stream(STREAM)(iter((MESSAGE,)), metadata=KEY)
+            assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailing = dict(await refused.trailing_metadata())
+            assert trailing["x-oriel-reason"] == "budget_spent" and int(trailing["retry-after"]) >= 1

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from oriel_gateway.admin.budget_metrics import BudgetCollector
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.spending import MAX_SHOWN
+from oriel_policies.documents import compile_documents
+from oriel_policies.metering.budgets import Use
 
 from .limit_desk import INFER, on, tenant_t
+from .openai_answers import CHAT, JSON, chat, streamed, whole
 from .stack import Client, Seen, Upstream, gateway, upstream
-from .test_token_limits import CHAT, JSON, chat, streamed, whole
 
 PRICES = """
 [prices.base]
@@ -132,7 +136,21 @@ async def test_a_reload_keeps_what_was_spent(up: Upstream) -> None:
     async with gateway(budgets(up.port, text)) as (port, core), Client(port) as client:
         assert (await client.ask(INFER, b"x", key="key-t")).status == 200
         core.records.stats.count()
-        from oriel_policies.documents import compile_documents
-
         core.adopt(compile_documents(budgets(up.port, '{ amount = "0.4", unit = "EUR" }')))
         assert (await client.ask(INFER, b"x", key="key-t")).status == 429
+
+
+async def test_only_the_fullest_budgets_have_series(up: Upstream) -> None:
+    names = [f"n{number}" for number in range(MAX_SHOWN + 5)]
+    extra = "\n".join(f'[tenants.{n}]\ntier = "gold"\nbudgets = [{{ amount = 1000, unit = "tokens" }}]' for n in names)
+    files = {"all.toml": budgets(up.port, '{ amount = 1, unit = "EUR" }')["all.toml"] + extra.encode()}
+    async with gateway(files) as (_, core):
+        for number, name in enumerate(names):
+            core.spending.add(core.snapshot.tenants[name], Use(tokens_in=number), "2026-11-24")
+        families = {family.name: family for family in BudgetCollector(core).collect()}
+        samples = families["oriel_gateway_budget_spent_ratio"].samples
+        assert len(samples) == MAX_SHOWN
+        assert samples[0].labels == {"tenant": names[-1], "budget": "budget-tokens-month"}
+        assert round(samples[0].value, 6) == (len(names) - 1) / 1000
+        assert {sample.value for sample in families["oriel_gateway_budget_warn_ratio"].samples} == {0.8}
+        assert {sample.value for sample in families["oriel_gateway_budget_stops"].samples} == {1}

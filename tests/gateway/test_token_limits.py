@@ -12,17 +12,10 @@ from oriel_gateway.errors import Outcome
 
 from ..waiting import until
 from .limit_desk import INFER, on, tenant_t
+from .openai_answers import CHAT, JSON, USAGE, chat, streamed, whole
 from .stack import Client, Reply, Seen, Upstream, gateway, upstream
 
-CHAT = "/v1/chat/completions"
 LIMIT = "limit = { tokens_per_minute = 60, tokens_burst = 1000 }"
-USAGE = {
-    "prompt_tokens": 10,
-    "completion_tokens": 20,
-    "total_tokens": 30,
-    "prompt_tokens_details": {"cached_tokens": 4},
-}
-JSON = "content-type: application/json\r\n"
 
 
 @pytest.fixture
@@ -30,28 +23,6 @@ async def up() -> AsyncIterator[Upstream]:
     async with upstream() as it:
         it.answer = whole
         yield it
-
-
-def json_answer(content: dict[str, Any], more: str = "") -> bytes:
-    data = json.dumps(content).encode()
-    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{more}content-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
-
-
-async def whole(_: Seen) -> bytes:
-    said = 'they wrote "usage": {"total_tokens": 999}'
-    return json_answer({"choices": [{"message": {"content": said}}], "usage": USAGE})
-
-
-def streamed(events: list[str]) -> bytes:
-    chunks = [f"data: {event}\n\n".encode() for event in events]
-    body = b"".join([b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks])
-    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%b0\r\n\r\n" % body
-
-
-def chat(most: int | None = 100, text: str = "hi", **more: object) -> bytes:
-    asked = {} if most is None else {"max_tokens": most}
-    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **asked, **more}).encode()
 
 
 async def ask(client: Client, body: bytes, path: str = CHAT) -> Reply:

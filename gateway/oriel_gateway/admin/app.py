@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from oriel_gateway.admin.budget_metrics import BudgetCollector
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, OnlyGet, Pages
 from oriel_gateway.admin.console.tenants import tenant_report
@@ -54,6 +55,7 @@ def admin_app(
     if certificates is not None:
         registry.register(CertificateCollector(certificates))
     registry.register(RoutingCollector(lambda: gateway.routing))
+    registry.register(BudgetCollector(gateway))
     registry.register(gateway.documents)
     registry.register(SpanCollector("gateway", gateway.sink, lambda: gateway.records.kept, gateway.recaller))
 
