@@ -276,6 +276,7 @@ LINES = {
     "tenants.t": [
         "tier = 'u'", "models = ['digits', 'x']", "services = ['y']", "scopes = ['operator']", "weight = 3.0",
         "limit = {concurrency = 3}", "limits = [{model = 'digits', concurrency = 3}]",
+        "budgets = [{amount = 3, unit = 'tokens'}]",
         "keys = [{sha256 = 'SHA', name = 'n'}]",
     ],
     "pools.p": [

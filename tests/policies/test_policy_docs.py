@@ -32,7 +32,7 @@ def snapshot(files: dict[str, bytes]) -> Snapshot:
 
 
 def test_the_examples_are_one_good_set(snapshot: Snapshot) -> None:
-    assert sorted(snapshot.tenants) == ["acme", "birch", "dune"]
+    assert sorted(snapshot.tenants) == ["acme", "birch", "dune", "reed"]
     assert sorted(snapshot.pools) == ["canary", "inference", "triton"]
     assert len(snapshot.keys) == 3 and len(snapshot.routes) == 5
 
@@ -85,6 +85,16 @@ def test_tiers_and_tenants_have_the_effect_the_page_says(snapshot: Snapshot) -> 
     assert some.rate is not None and some.rate.burst == 1 and route.concurrency == 4
     assert acme.allowances_for("model", "team-a-x", "r") == (everything, some)
     assert acme.allowances_for("model", "digits", "digits-canary") == (everything, route)
+
+
+def test_budgets_have_the_effect_the_page_says(snapshot: Snapshot) -> None:
+    money, tokens = snapshot.tenants["reed"].budgets
+    assert (money.unit, money.amount, money.period, money.warn, money.stop) == ("EUR", 250 * 10**9, "month", 0.8, True)
+    assert (tokens.unit, tokens.amount, tokens.period) == ("tokens", 5_000_000, "day")
+    assert (tokens.warn, tokens.stop) == (0.9, False)
+    everything = snapshot.tenants["acme"].allowances[0]
+    assert everything.tokens is not None
+    assert (everything.tokens.requests_per_s, everything.tokens.burst) == (1500.0, 120_000)
 
 
 def test_issuers_have_the_effect_the_page_says(snapshot: Snapshot) -> None:

@@ -166,6 +166,7 @@ def alerts(tree: Path) -> dict[str, dict[str, Any]]:
 
 HOUR, DAY = 3600, 24 * 3600
 ENDS = "oriel_gateway_certificate_expires_timestamp_seconds"
+SPENT = 'oriel_gateway_budget_spent_ratio{tenant="reed", budget="budget-EUR-month"}'
 # Alert -> a series, and a value of it in which the alert fires, at hour 20.
 FIRES = {
     "OrielNoUsableEndpoint": ('oriel_gateway_endpoints_usable{pool="inference"}', 0),
@@ -174,14 +175,22 @@ FIRES = {
     "OrielModelStoreAway": ('oriel_model_store_up{repository="s3://models"}', 0),
     "OrielColdStartHangs": ('oriel_gateway_scaling_held{pool="cold"}', 3),
     "OrielServiceBroken": ('oriel_logic_releases{state="failed"}', 1),
+    "OrielTenantBudgetWarning": (SPENT, 1.25),
+    "OrielTenantBudgetSpent": (SPENT, 1.25),
     "OrielLimiterAway": ("oriel_gateway_limiter_up", 0),
     "OrielPolicyStoreAway": ("oriel_gateway_policy_store_up", 0),
     "OrielPolicyStoreUnconfirmed": ("oriel_gateway_policy_store_confirmed_timestamp_seconds", 0),
     "OrielCertificateExpires": (ENDS, 2 * DAY),
     "OrielCertificateExpiresNow": (ENDS, 2 * DAY),
 }
+# What the values of other series are compared with.
+BESIDE = {
+    SPENT.replace("spent_ratio", "warn_ratio"): 0.8,
+    SPENT.replace("spent_ratio", "stops"): 1,
+}
 # The same series while all is well.
 QUIET = {
+    SPENT: 0.79,
     'oriel_gateway_endpoints_usable{pool="inference"}': 1,
     'oriel_gateway_endpoints_usable{pool="idle"}': 0,
     'oriel_gateway_scaling_active{pool="idle"}': 0,
@@ -209,7 +218,7 @@ def test_promtool_sees_each_alert_fire_and_keep_quiet(tree, tmp_path: Path) -> N
     cases = [
         {
             "interval": "5m",
-            "input_series": [{"series": name, "values": f"{value}x240"} for name, value in series.items()],
+            "input_series": [{"series": name, "values": f"{value}x240"} for name, value in (BESIDE | series).items()],
             "alert_rule_test": [
                 {"alertname": rule["alert"], "eval_time": "20h", "exp_alerts": [expected(rule, series)] * fires}
                 for rule in rules
@@ -220,6 +229,8 @@ def test_promtool_sees_each_alert_fire_and_keep_quiet(tree, tmp_path: Path) -> N
             (dict(FIRES.values()), set(FIRES)),
             (QUIET, set()),
             (QUIET | {ENDS: 12 * DAY}, {"OrielCertificateExpires"}),
+            (QUIET | {SPENT: 0.8}, {"OrielTenantBudgetWarning"}),
+            (QUIET | {SPENT: 1.25, SPENT.replace("spent_ratio", "stops"): 0}, {"OrielTenantBudgetWarning"}),
         )
     ]
     # Without the recording rules over three days, which cost promtool minutes.
@@ -236,6 +247,7 @@ def expected(rule: dict[str, Any], series: dict[str, float]) -> dict[str, Any]:
     summary = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: own[match[1]], rule["annotations"]["summary"])
     days, hours = divmod(int(series.get(name, 0) - 20 * HOUR) // HOUR, 24)
     summary = summary.replace("{{ $value | humanizeDuration }}", f"{days}d {hours}h 0m 0s")
+    summary = summary.replace("{{ $value | humanizePercentage }}", f"{series.get(name, 0) * 100:.4g}%")
     return {"exp_labels": own | rule["labels"], "exp_annotations": {"summary": summary}}
 
 
