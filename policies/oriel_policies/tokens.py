@@ -41,12 +41,12 @@ def wanted(body: bytes) -> Wanted:
     if len(body) > READ_BYTES:
         return Wanted()
     try:
-        asked = _decode(body)
-        prompts = _prompts(bytes(asked.prompt))
+        fields = _decode(body)
+        prompts = _prompts(bytes(fields.prompt))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Wanted()
-    most = [_count(each) for each in (asked.max_completion_tokens, asked.max_output_tokens, asked.max_tokens)]
-    each = max(_count(asked.n) or 1, _count(asked.best_of) or 1)
+    most = [_count(each) for each in (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)]
+    each = max(_count(fields.n) or 1, _count(fields.best_of) or 1)
     return Wanted(next((found for found in most if found is not None), None), min(each * prompts, MAX_TOKENS))
 
 

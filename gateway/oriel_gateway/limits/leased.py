@@ -84,6 +84,14 @@ class LeasedMeter(Meter):
             self._blocked_s = 0.0  # what was given back may be enough
         self._ledger_client.activate(self)
 
+    def return_balance(self, now: float) -> None:
+        """Give what is not used back to the ledger at once, where it is not leased ahead of need."""
+        if self.balance > 0 and not self._asking and self._ledger_client.up:
+            ask = self._return(now)
+            self._ledger_client.send(
+                self.tenant, [ask], lambda got: self.ask_finished(ask, got[0] if got else None, now)
+            )
+
     def left(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), 0.0
 

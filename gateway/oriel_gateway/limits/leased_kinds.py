@@ -38,6 +38,8 @@ class LeasedRate(LeasedMeter):
     def charge(self, units: int, now: float) -> None:
         super().charge(units, now)
         self._local.charge(self._share(), now, units)
+        if units < 0 and not self._keeps_s():
+            self.return_balance(now)
 
     def alone(self, units: int, now: float) -> float:
         wait_s = self._local.take(self._share(), now, units)
@@ -91,6 +93,9 @@ class LeasedRate(LeasedMeter):
         # Most of the tokens that calls reserve are given back, perhaps by another gateway: ask again soon.
         return min(wait_s, RENEW_S) if self.bound.counts is Counts.TOKENS else wait_s
 
+    def _keeps_s(self) -> float:
+        return 0.0 if self.bound.counts is Counts.TOKENS and not self._leases() else LEASE_S
+
     def _wait(self, now: float) -> float:
         return max(self._free_s, self._blocked_s) - now
 
@@ -134,11 +139,8 @@ class LeasedSlots(LeasedMeter):
     def release_slot(self, held_s: float, now: float) -> None:
         self.undo(1, now)
         self._hold_s += (0.1 if self._hold_s else 1.0) * (held_s - self._hold_s)
-        if self.balance > 0 and not self._asking and self._ledger_client.up and not self._leases():
-            ask = self._return(now)
-            self._ledger_client.send(
-                self.tenant, [ask], lambda got: self.ask_finished(ask, got[0] if got else None, now)
-            )
+        if not self._leases():
+            self.return_balance(now)
 
     def idle(self, now: float) -> bool:
         return super().idle(now) and not self.inflight

@@ -41,12 +41,12 @@ class Spending:
         self._limiter = limiter
         self.prices = prices
         self._tenants: dict[str, Tenant] = {}  # those that have spent something, as they were then
-        self._told: dict[tuple[str, str], int] = {}  # 1: a warning was logged, 2: that it is spent
+        self._reported: dict[tuple[str, str], int] = {}  # 1: a warning was logged, 2: that it is spent
 
     def add(self, tenant: Tenant, use: Use, day: str) -> None:
         """Charge what a tenant has used to its budgets. day: on which it was used, as "2026-11-24"."""
         self._charge(tenant, use, day, (Period.DAY, Period.MONTH))
-        self._tell(tenant)
+        self._report(tenant)
 
     def restore(self, lines: Iterable[UsageLine], snapshot: Snapshot, day: str) -> None:
         """Charge what the usage ledger says of this month. day: today."""
@@ -63,7 +63,7 @@ class Spending:
             )
             periods = (Period.DAY, Period.MONTH) if line.minute[:10] == day else (Period.MONTH,)
             self._charge(tenant, use, line.minute[:10], periods)
-            self._tell(tenant)
+            self._report(tenant)
 
     def of(self, tenant: Tenant) -> list[dict[str, Any]]:
         """Return the budgets of a tenant, as `GET /v1/usage` shows them."""
@@ -104,16 +104,16 @@ class Spending:
             if bound.budget is not None
         ]
 
-    def _tell(self, tenant: Tenant) -> None:
+    def _report(self, tenant: Tenant) -> None:
         """Log once in a period that a warning is due, and that a budget is spent."""
         for fill in self._fills(tenant):
             key = (fill.tenant, fill.budget)
             level = 2 if fill.ratio >= 1.0 else 1 if fill.ratio >= fill.warn else 0
-            if level > self._told.get(key, 0):
+            if level > self._reported.get(key, 0):
                 what = "is spent" if level == 2 else f"is spent to {fill.ratio:.0%}"
                 refused = ": its calls are refused" if level == 2 and fill.stop else ""
                 _log.warning("tenant %s: %s %s%s", fill.tenant, fill.budget, what, refused)
             if level:
-                self._told[key] = level
+                self._reported[key] = level
             else:
-                self._told.pop(key, None)
+                self._reported.pop(key, None)
