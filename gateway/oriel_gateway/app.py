@@ -271,7 +271,7 @@ async def _remember_use(settings: Settings, gateway: Gateway) -> None:
     lines = await asyncio.to_thread(earlier)
     gateway.records.stats.usage.restore(lines)
     if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was spent
-        gateway.spending.restore(lines, gateway.snapshot, now[:10])
+        gateway.spending.restore(lines, now[:10])
 
 
 async def _charge_budgets(gateway: Gateway) -> None:

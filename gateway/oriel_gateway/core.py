@@ -80,7 +80,7 @@ class Gateway:
         self._threshold = self.sampling.hex_threshold
         self._client_traces = ClientTraces()
         self.records = Records(sink)
-        self.spending = Spending(limiter, snapshot.prices)
+        self.spending = Spending(limiter, snapshot)
         self.records.stats.spend_by(self.spending)
         self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
         self.documents = DocumentsInForce()
@@ -117,7 +117,7 @@ class Gateway:
         by `close_left_pools` when it is empty. Credentials are judged anew, on open connections as well.
         """
         self._trust(snapshot)
-        self.spending.adopt(snapshot)
+        self.spending.snapshot = snapshot
         old, pools = self.snapshot, {}
         most_s = _most_s(snapshot)
         for name, pool in snapshot.pools.items():

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from oriel_gateway.admin.budget_metrics import BudgetCollector
-from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.spending import MAX_SHOWN
+from oriel_gateway.observe.spending import MAX_KNOWN, MAX_SHOWN
 from oriel_policies.documents import compile_documents
 from oriel_policies.metering.budgets import Use
 
@@ -118,16 +117,12 @@ async def test_a_restarted_gateway_knows_what_was_spent_by_the_usage_ledger(up: 
         lines = core.records.stats.usage.added(f"{day}T12:00")
         assert [line.device_class for line in lines if line.device_ns] == ["h100"]
     async with gateway(files) as (port, again), Client(port) as client:
-        _restore(again, lines, day)
+        again.spending.restore(lines, day)
         after = await shown(client)
         assert [each["left"] for each in after] == [each["left"] for each in before] == ["0.6", "0.1"]
         assert (await client.ask(INFER, b"x", key="key-t")).status == 200
         await shown(client)
         assert (await client.ask(INFER, b"x", key="key-t")).status == 429
-
-
-def _restore(core: Gateway, lines: list[Any], day: str) -> None:
-    core.spending.restore(lines, core.snapshot, day)
 
 
 async def test_a_reload_keeps_what_was_spent(up: Upstream) -> None:
@@ -141,7 +136,7 @@ async def test_a_reload_keeps_what_was_spent(up: Upstream) -> None:
 
 
 async def test_only_the_fullest_budgets_have_series(up: Upstream) -> None:
-    names = [f"n{number}" for number in range(MAX_SHOWN + 5)]
+    names = [f"n{number}" for number in range(MAX_KNOWN + 5)]
     extra = "\n".join(f'[tenants.{n}]\ntier = "gold"\nbudgets = [{{ amount = 1000, unit = "tokens" }}]' for n in names)
     files = {"all.toml": budgets(up.port, '{ amount = 1, unit = "EUR" }')["all.toml"] + extra.encode()}
     async with gateway(files) as (_, core):
@@ -149,7 +144,7 @@ async def test_only_the_fullest_budgets_have_series(up: Upstream) -> None:
             core.spending.add(core.snapshot.tenants[name], Use(tokens_in=number), "2026-11-24")
         families = {family.name: family for family in BudgetCollector(core).collect()}
         samples = families["oriel_gateway_budget_spent_ratio"].samples
-        assert len(samples) == MAX_SHOWN
+        assert len(samples) == MAX_SHOWN and len(core.spending._fullest) == MAX_KNOWN
         assert samples[0].labels == {"tenant": names[-1], "budget": "budget-tokens-month"}
         assert round(samples[0].value, 6) == (len(names) - 1) / 1000
         assert {sample.value for sample in families["oriel_gateway_budget_warn_ratio"].samples} == {0.8}

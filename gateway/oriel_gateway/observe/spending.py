@@ -5,7 +5,7 @@ batch, at least once a second: a budget is exceeded by what is used until then, 
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -15,13 +15,13 @@ from oriel_policies.calendar import Period
 from oriel_policies.documents import Snapshot, Tenant
 from oriel_policies.limits import Bound
 from oriel_policies.metering.budgets import Use, spent
-from oriel_policies.metering.prices import Price
 from oriel_wire.usage import UsageLine
 
 __all__ = ["MAX_SHOWN", "Fill", "Spending"]
 
 _log = logging.getLogger(__name__)
 MAX_SHOWN = 50  # budgets in metrics: those of which the largest share is spent
+MAX_KNOWN = 500  # tenants among which these are looked for
 
 
 class Fill(NamedTuple):
@@ -35,24 +35,28 @@ class Fill(NamedTuple):
 
 
 class Spending:
-    """Single writer: the gateway's loop. prices: of the documents in force."""
+    """Single writer: the gateway's loop. snapshot: the documents in force."""
 
-    def __init__(self, limiter: Limiter, prices: Mapping[str, Price]) -> None:
+    def __init__(self, limiter: Limiter, snapshot: Snapshot) -> None:
         self._limiter = limiter
-        self.prices = prices
-        self._tenants: dict[str, Tenant] = {}  # those that have spent something, as they were then
+        self.snapshot = snapshot
+        # the tenants that have spent the most, by the largest share of one of their budgets
+        self._fullest: dict[str, float] = {}
         self._reported: dict[tuple[str, str], int] = {}  # 1: a warning was logged, 2: that it is spent
 
     def add(self, tenant: Tenant, use: Use, day: str) -> None:
         """Charge what a tenant has used to its budgets. day: on which it was used, as "2026-11-24"."""
+        tenant = self.snapshot.tenants.get(tenant.name, tenant)  # its call may be older than the documents
         self._charge(tenant, use, day, (Period.DAY, Period.MONTH))
         self._report(tenant)
 
-    def restore(self, lines: Iterable[UsageLine], snapshot: Snapshot, day: str) -> None:
+    def restore(self, lines: Iterable[UsageLine], day: str) -> None:
         """Charge what the usage ledger says of this month. day: today."""
         for line in lines:
-            tenant = snapshot.tenants.get(line.tenant)
-            if line.kind != "seen" or line.minute[:7] != day[:7] or tenant is None or not tenant.budgets:
+            if line.kind != "seen" or line.minute[:7] != day[:7]:
+                continue
+            tenant = self.snapshot.tenants.get(line.tenant)
+            if tenant is None or not tenant.budgets:
                 continue
             use = Use(
                 device_ns={line.device_class: line.device_ns},
@@ -71,21 +75,22 @@ class Spending:
 
     def fills(self) -> list[Fill]:
         """Return the fullest budgets, the fullest first."""
-        found = [fill for tenant in self._tenants.values() for fill in self._fills(tenant)]
+        found: list[Fill] = []
+        for name in list(self._fullest):
+            tenant = self.snapshot.tenants.get(name)
+            fills = [] if tenant is None else self._fills(tenant)
+            if not fills:
+                del self._fullest[name]
+                continue
+            self._fullest[name] = max(fill.ratio for fill in fills)
+            found += fills
         return sorted(found, key=lambda fill: -fill.ratio)[:MAX_SHOWN]
 
-    def adopt(self, snapshot: Snapshot) -> None:
-        """Follow other documents."""
-        self.prices = snapshot.prices
-        names = [name for name in self._tenants if name in snapshot.tenants]
-        self._tenants = {name: snapshot.tenants[name] for name in names}
-
     def _charge(self, tenant: Tenant, use: Use, day: str, periods: tuple[Period, ...]) -> None:
-        prices = self.prices.values()
+        prices = self.snapshot.prices.values()
         units = {
             budget.name: spent(budget.unit, use, prices, day) for budget in tenant.budgets if budget.period in periods
         }
-        self._tenants[tenant.name] = tenant
         self._limiter.spend(tenant, units, monotonic())
 
     def _bounds(self, tenant: Tenant) -> list[tuple[Bound, float, float]]:
@@ -106,7 +111,14 @@ class Spending:
 
     def _report(self, tenant: Tenant) -> None:
         """Log once in a period that a warning is due, and that a budget is spent."""
-        for fill in self._fills(tenant):
+        fills = self._fills(tenant)
+        if not fills:
+            return
+        fullest = self._fullest
+        fullest[tenant.name] = max(fill.ratio for fill in fills)
+        if len(fullest) > MAX_KNOWN:
+            del fullest[min(fullest, key=fullest.__getitem__)]
+        for fill in fills:
             key = (fill.tenant, fill.budget)
             level = 2 if fill.ratio >= 1.0 else 1 if fill.ratio >= fill.warn else 0
             if level > self._reported.get(key, 0):

@@ -71,7 +71,7 @@ class AnswerTokens:
             self.tokens_out = max(0, self._events - 1)  # the last one is [DONE]
         else:
             self.tokens_out = prompt_tokens(self._bytes)
-        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
+        self._tail = bytes(data[-TAIL_BYTES:]) if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
 
     def end(self) -> None:
         """The answer is complete."""
