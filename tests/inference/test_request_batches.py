@@ -22,7 +22,9 @@ class Requests(Bench):
         super().__init__(spec(max_rows=max_rows, instances=instances), sessions=1)
         self.cores = Cores(instances)
         self.takers = [FakeRequestSession((X,), (Y,), gate=Gate()) for _ in range(instances)]
-        self.batcher = Batcher(self.batcher.spec, self.takers, clock=self.clock, cores=self.cores, workers=self.workers)
+        self._served = self.batcher = Batcher(
+            self.batcher.spec, self.takers, clock=self.clock, cores=self.cores, workers=self.workers
+        )
 
 
 @pytest.fixture
