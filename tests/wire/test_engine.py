@@ -399,3 +399,21 @@ async def test_answers_that_only_the_kernel_holds_stall_a_connection_too() -> No
             assert connection.transport.get_write_buffer_size() == 0 and connection.keeps_up
             await until(lambda: not server.connections)
     await server.drain(0.0)
+
+
+async def test_a_connection_that_waits_for_its_answer_is_not_silent_for_a_balancer() -> None:
+    """Balancers in front of TCP forget a connection without packets after four minutes; a call may wait longer for a
+    first server. The kernel sends the packets.
+    """
+    begun = asyncio.Event()
+    server = await serve(lambda exchange: begun.set(), bound())
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await begun.wait()
+    (connection,) = server.connections
+    accepted = connection.transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 20
+    writer.close()
+    await server.drain(0.0)

@@ -54,6 +54,23 @@ class ReadGate(Protocol):
         """Call `go_on` in a later turn of the loop. rank: 0 is the most urgent."""
 
 
+def _watch_peers(sock: socket.socket, stall_s: float) -> None:
+    """Let the kernel end connections whose peer has taken nothing for `stall_s`. Accepted connections inherit it.
+
+    Bytes that the kernel holds and the client does not read count as a stalled write. A client that is silent is
+    probed several times within that time. So a balancer does not forget the connection of a call that waits, which it
+    does after four minutes without packets, and a client that has vanished keeps no place.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, int(stall_s * 2 / 3))),
+        ("TCP_KEEPINTVL", max(1, int(stall_s / 10))),
+        ("TCP_USER_TIMEOUT", int(stall_s * 1000)),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 class HttpServer:
     """A listening socket and its connections. Build with `open`, end with `drain`.
 
@@ -103,9 +120,8 @@ class HttpServer:
         With `tls` a connection begins when its handshake is done, within head_timeout_s.
         """
         self._tick()
-        if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
-            # Connections inherit it: bytes that the kernel holds and the client does not read count as a stalled write.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.limits.write_stall_s * 1000))
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            _watch_peers(sock, self.limits.write_stall_s)
         self.secure = tls is not None
         self._factory, self._socket = factory, sock
         if tls is not None:
