@@ -6,7 +6,8 @@ engine bounds messages, metadata and streams, and finds half-open connections by
 
 A stream reports the state when it is opened, and later only that the pool needs a replica at once. It ends with OK
 when the gateway stops, and after a while without waiting calls, so that KEDA opens it again within 2 s, perhaps at
-another gateway; after an error KEDA would wait for up to 60 s.
+another gateway; after an error KEDA would wait for up to 60 s. A proxy that ends silent streams would be such an error,
+and every further one doubles that wait.
 """
 
 import asyncio
@@ -35,7 +36,9 @@ from oriel_wire.v2.proto.external_scaler_pb2 import (
 
 SERVICE: Final = "externalscaler.ExternalScaler"
 METRIC: Final = "replicas"
-STREAM_S: Final = (300.0, 600.0)
+STREAM_S: Final = (210.0, 270.0)  # shorter than the five minutes after which Envoy ends a silent stream with an error
+# A ping is sent after so long without traffic, and a connection closed that does not answer for so long.
+PINGS_S: Final = (20.0, 10.0)
 _GRACE_S: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
@@ -43,8 +46,6 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # a connection without a call for this long is closed: KEDA always has its streams open
@@ -57,15 +58,23 @@ _MOST_CALLS: Final = 16_384  # over all connections; more are answered RESOURCE_
 class ExternalScaler:
     """The server of one gateway. Single writer: the gateway's loop.
 
-    stream_s: bounds of the time after which a stream ends while nothing waits.
+    stream_s: bounds of the time after which a stream ends while nothing waits. pings_s: see PINGS_S.
     """
 
-    def __init__(self, pools: ScaledPools, *, stream_s: tuple[float, float] = STREAM_S) -> None:
+    def __init__(
+        self,
+        pools: ScaledPools,
+        *,
+        stream_s: tuple[float, float] = STREAM_S,
+        pings_s: tuple[float, float] = PINGS_S,
+    ) -> None:
         self._pools = pools
         self._stream_s = stream_s
         self._wakes: set[asyncio.Event] = set()
         self._stopping = False
-        self._server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        pings = zip(("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms"), pings_s, strict=True)
+        options = (*_OPTIONS, *[(name, int(seconds * 1e3)) for name, seconds in pings])
+        self._server = aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
         handlers = {
             "IsActive": _unary(self._is_active, ScaledObjectRef),
             "GetMetricSpec": _unary(self._metric_spec, ScaledObjectRef),
@@ -100,7 +109,8 @@ class ExternalScaler:
         return IsActiveResponse(result=(await self._available(request, context)).latest.active)
 
     async def _metric_spec(self, request: ScaledObjectRef, context: Any) -> GetMetricSpecResponse:
-        await self._plan(request, context)
+        # refused as well while GetMetrics is: KEDA counts it for a fallback if only GetMetrics fails
+        await self._available(request, context)
         return GetMetricSpecResponse(metricSpecs=[MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)])
 
     async def _metrics(self, request: GetMetricsRequest, context: Any) -> GetMetricsResponse:
