@@ -13,15 +13,12 @@ import argparse
 import asyncio
 import cProfile
 import gc
-import pstats
 import random
-import statistics
 import time
 from hashlib import sha256
 from typing import Any
 
-import uvloop
-from harness.cost import Transport
+from harness.cost import Transport, per_call
 from peers.gateway.grpc_load import METHOD, ids, message
 
 from oriel_gateway.app import COLLECTOR
@@ -163,17 +160,14 @@ async def measure(args: argparse.Namespace, profile: cProfile.Profile | None) ->
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """The options of such a command over gRPC."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--streams", type=int, default=16, help="calls at a time on each connection (16)")
     parser.add_argument("--calls", type=int, default=40_000, help="of all rounds together")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="say which functions take the time, instead")
-    args = parser.parse_args()
-    profile = cProfile.Profile(time.process_time) if args.profile else None
-    found = uvloop.run(measure(args, profile))
-    if profile is not None:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
-        return
-    print(f"{min(found):.1f} us per call at best, {statistics.median(found):.1f} median of {len(found)}")
+    return parser
+
+
+def main() -> None:
+    per_call(options(__doc__), measure)

@@ -12,13 +12,11 @@ import argparse
 import asyncio
 import cProfile
 import gc
-import pstats
 import random
 import re
-import statistics
 import time
 
-import uvloop
+from harness.cost import per_call
 
 from gateway_bench.grpc_cost import DOCUMENTS, KEY, Written
 from gateway_bench.traffic import HEADS, PATH, REQUESTS
@@ -101,12 +99,4 @@ def main() -> None:
     parser.add_argument("--heads", choices=HEADS, default="varying")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--requests", type=int, default=60_000, help="of all rounds together")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="say which functions take the time, instead")
-    args = parser.parse_args()
-    profile = cProfile.Profile(time.process_time) if args.profile else None
-    found = uvloop.run(measure(args, profile))
-    if profile is not None:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
-        return
-    print(f"{min(found):.1f} us per request at best, {statistics.median(found):.1f} median of {len(found)}")
+    per_call(parser, measure, "request")

@@ -9,16 +9,14 @@ trace context of its own, whose bytes are made before the clock runs.
 import argparse
 import asyncio
 import cProfile
-import pstats
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-import uvloop
-from gateway_bench.grpc_cost import WIDE, Written, calls
+from gateway_bench.grpc_cost import WIDE, Written, calls, options
+from harness.cost import per_call
 
 from inference_bench.cost import write_tiny
 from oriel_inference.app import calm_collector, open_unit
@@ -92,16 +90,4 @@ async def measure(args: argparse.Namespace, profile: cProfile.Profile | None) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connections", type=int, default=4)
-    parser.add_argument("--streams", type=int, default=16, help="calls at a time on each connection (16)")
-    parser.add_argument("--calls", type=int, default=40_000, help="of all rounds together")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="say which functions take the time, instead")
-    args = parser.parse_args()
-    profile = cProfile.Profile(time.process_time) if args.profile else None
-    found = uvloop.run(measure(args, profile))
-    if profile is not None:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
-        return
-    print(f"{min(found):.1f} us per call at best, {statistics.median(found):.1f} median of {len(found)}")
+    per_call(options(__doc__), measure)
