@@ -16,7 +16,7 @@ from oriel_gateway.observe.spending import Spending
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.budgets import Use
-from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
+from oriel_policies.metering.usage import UsageBook, UsageKey, counters
 from oriel_wire.context import parse_cost, parse_tokens
 from oriel_wire.usage import COUNTERS, UsageLine
 
@@ -130,11 +130,11 @@ class Usage:
         name = target.name or target.route
         key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "")
         used = (
-            *(sums.reported, sums.bytes_in, sums.bytes_out, sums.device_ns, sums.cpu_ns),
-            *(sums.tokens_in, sums.tokens_out),
+            *(sums.reported, 0, sums.device_ns, sums.cpu_ns),
+            *(sums.bytes_in, sums.bytes_out, sums.tokens_in, sums.tokens_out),
         )
         guessed = (
-            *(sums.estimated, sums.estimated_in, sums.estimated_out, sums.estimated_ns, 0),
+            *(sums.estimated, 0, sums.estimated_ns, 0, sums.estimated_in, sums.estimated_out),
             *(sums.estimated_read, sums.estimated_written),
         )
         for estimated, counted in ((False, used), (True, guessed)):
@@ -142,15 +142,15 @@ class Usage:
                 continue
             row = self._written.row(key)
             row.requests += counted[0]
-            row.bytes_in += counted[1]
-            row.bytes_out += counted[2]
+            row.bytes_in += counted[4]
+            row.bytes_out += counted[5]
             seen = self._seen.row(key._replace(why="estimated" if estimated else ""))
-            _add(seen, counted)
+            seen.add(counted)
             if not estimated:
                 for device_class, device_ns in sums.device_classes.items():
                     seen.device_ns -= device_ns
                     self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
-            self._note(tenant.name, name, estimated, dict(zip(SHOWN, counted, strict=True)))
+            self._note(tenant.name, name, estimated, counters(counted))
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger."""
@@ -244,11 +244,6 @@ def _use_of(sums: _Sums) -> Use:
         tokens_in=sums.tokens_in + sums.estimated_read,
         tokens_out=sums.tokens_out + sums.estimated_written,
     )
-
-
-def _add(row: UsageRow, counted: tuple[int, ...]) -> None:
-    for name, value in zip(SHOWN, counted, strict=True):
-        setattr(row, name, getattr(row, name) + value)
 
 
 def _line(

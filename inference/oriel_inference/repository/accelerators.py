@@ -7,11 +7,11 @@ the whole provider. No key may make the server load a library or write outside i
 of a configuration need not be the operator of the server.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from oriel_inference.errors import ConfigInvalid
+from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 Convert = Callable[[str], str]
@@ -60,7 +60,7 @@ def _folder(text: str) -> str:
     parts = PurePosixPath(text).parts
     if not text or "\0" in text or ".." in parts:
         raise ValueError("must be a path without '..'")
-    return str(cache_folder().joinpath(*(part for part in parts if part != "/")))
+    return str(cache_folder("engines").joinpath(*(part for part in parts if part != "/")))
 
 
 def _one_of(*values: str) -> Convert:
@@ -145,14 +145,6 @@ _KEYS: dict[str, dict[str, tuple[str, Convert]]] = {
 }
 # CUDA's options could once be given as parameters of the model.
 OLD_CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
-
-
-def cache_folder() -> Path:
-    """Return the folder where engines may keep what they compile; absolute paths of configurations are placed below it,
-    too.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "oriel", "engines")
 
 
 def accelerators(config: pb.ModelConfig, file: str, *, gpu: bool) -> list[tuple[str, Options]]:

@@ -1,6 +1,5 @@
 """Opens the model repositories that the flags name: folders, and object stores behind caches."""
 
-import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -13,15 +12,10 @@ from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.client_errors import load_failed
 from oriel_inference.stores.local import LocalStore
 from oriel_inference.stores.remote import RemoteStore
+from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.objects.client import Location, location_of
 from oriel_wire.objects.errors import ObjectStoreError
 from oriel_wire.objects.opening import open_client
-
-
-def cache_folder() -> Path:
-    """Return the default folder for versions of remote repositories."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "oriel", "models")
 
 
 def open_stores(
@@ -38,7 +32,7 @@ def open_stores(
     Raises LoadFailed, and then nothing is left open.
     """
     remote = [each for each in repositories if isinstance(each, str)]
-    root = cache or cache_folder()
+    root = cache or cache_folder("models")
     try:
         locations = {url: location_of(url) for url in remote}
         clients = {url: open_client(location) for url, location in locations.items()}

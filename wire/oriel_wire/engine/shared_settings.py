@@ -1,4 +1,4 @@
-"""The flags that several servers have, and the folder for files that outlive a server."""
+"""The flags that several servers have, and the folders for files that outlive a server."""
 
 import os
 from pathlib import Path
@@ -51,3 +51,9 @@ def state_folder() -> Path:
         return Path(state)
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "oriel"
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of this user for files that can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "oriel", name)
