@@ -1,4 +1,4 @@
-"""How commands reach the admin port of a gateway that wants a token."""
+"""Reads the admin token with which commands reach the admin port of a gateway."""
 
 import os
 from pathlib import Path
