@@ -4,6 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from time import monotonic
 
+from grpc import aio
+
 from oriel_cli.units import free_ports
 
 from ..waiting import until
@@ -33,17 +35,18 @@ async def test_a_stream_that_rests_without_a_permit_keeps_its_pool() -> None:
         await asks(f"127.0.0.1:{port}", GOLD)
         await until(lambda: not gate.admission.inflight)
         now = monotonic()
-        for seconds in range(0, 10 * KEEP_ALIVE_S, 30):
+        for seconds in range(0, 2 * KEEP_ALIVE_S, 5):
             plan.read({}, now + seconds)
             plan.update(now + seconds)
             assert plan.latest.active and plan.latest.wanted == 1
         messages.send(None)
-        async for _ in stream:
-            pass
+        assert await stream.read() is aio.EOF
         await until(lambda: not gate.calls)
-        for seconds in range(10 * KEEP_ALIVE_S, 12 * KEEP_ALIVE_S, 30):
+        for seconds in range(2 * KEEP_ALIVE_S, 4 * KEEP_ALIVE_S, 5):
             plan.read({}, now + seconds)
             plan.update(now + seconds)
+        total = plan.demand.total
+        assert (total.held, total.in_flight) == (0, 0)
         assert not plan.latest.active and not plan.latest.wanted
 
 
