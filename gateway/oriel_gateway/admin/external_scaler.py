@@ -72,8 +72,13 @@ class ExternalScaler:
         self._stream_s = stream_s
         self._wakes: set[asyncio.Event] = set()
         self._stopping = False
-        pings = zip(("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms"), pings_s, strict=True)
-        options = (*_OPTIONS, *[(name, int(seconds * 1e3)) for name, seconds in pings])
+        silence_ms, answer_ms = (int(seconds * 1e3) for seconds in pings_s)
+        pings = (
+            ("grpc.keepalive_time_ms", silence_ms),
+            ("grpc.keepalive_timeout_ms", answer_ms),
+            ("grpc.http2.ping_timeout_ms", answer_ms),  # a minute if not given, whatever the time-out of keep-alive is
+        )
+        options = (*_OPTIONS, *pings)
         self._server = aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
         handlers = {
             "IsActive": _unary(self._is_active, ScaledObjectRef),
