@@ -25,7 +25,6 @@ from oriel_inference.errors import (
     RequestTooLarge,
     ServerStopping,
 )
-from oriel_inference.servers import repository_api
 from oriel_inference.servers.large_json import Converted, LargeJson, Task
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
@@ -199,10 +198,10 @@ async def test_passed_deadline_is_said(http: httpx.AsyncClient) -> None:
     assert answer.status_code == 504 and answer.json()["reason"] == "deadline_exceeded"
 
 
-async def test_large_load_request_is_taken_apart_there(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repository_api, "INLINE_LOAD_BYTES", 0)
+async def test_large_load_request_is_taken_apart_there(tmp_path: Path, settings: Settings) -> None:
+    def large(parameters: dict[str, Any]) -> bytes:
+        return json.dumps({"parameters": parameters}).encode() + PADDING
+
     explicit = dataclasses.replace(settings, repositories=(tmp_path,), control_mode="explicit")
     file = base64.b64encode(models.double().SerializeToString()).decode()
     config = '{"backend": "onnxruntime"}'
@@ -210,16 +209,16 @@ async def test_large_load_request_is_taken_apart_there(
     async with open_unit(explicit, sink=ListSink()) as unit:
         async with client_of(unit.http_port) as http:
             parameters: dict[str, Any] = {"file:1/model.onnx": file, "config": config}
-            answer = await http.post(load, json={"parameters": parameters})
+            answer = await http.post(load, content=large(parameters))
             assert answer.status_code == 200, answer.text
             assert unit.large_json.converted == 1
             x = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
             answer = await http.post("/v2/models/sent/infer", json={"inputs": [x]})
             assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
             for wrong in ("?", 5, None, ["a"]):
-                answer = await http.post(load, json={"parameters": {**parameters, "file:1/model.onnx": wrong}})
+                answer = await http.post(load, content=large({**parameters, "file:1/model.onnx": wrong}))
                 assert answer.status_code == 400 and "must be a string of base64" in answer.json()["error"]
-            answer = await http.post(load, content=b"{")
+            answer = await http.post(load, content=b"{" + PADDING)
             assert answer.status_code == 400 and "not have the form of this request" in answer.json()["error"]
 
 
