@@ -261,8 +261,8 @@ def test_secrets_are_named_and_never_told(shared: Shared) -> None:
         "secretName": "oriel-redis-auth", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True
     }  # fmt: skip
     assert gateway["containers"][0]["envFrom"] == [{"secretRef": {"name": "policy-store"}}]
-    # Room for a mirror of the store; without one 256 MiB are enough.
-    assert volumes["state"]["emptyDir"] == {"sizeLimit": "2Gi"}
+    # Room for a mirror of the store beside the usage ledger.
+    assert volumes["state"]["emptyDir"] == {"sizeLimit": "3Gi"}
     (model_server,) = pods(found)["inference-own"]["spec"]["containers"]
     assert model_server["envFrom"] == [{"secretRef": {"name": "minio"}}]
     arguments = units(found)["gateway"][0]

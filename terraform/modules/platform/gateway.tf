@@ -48,9 +48,9 @@ locals {
     [for each in [{ name = "tls", mountPath = "/etc/oriel/tls", readOnly = true }] : each if var.gateway.tls_secret != null],
     [for each in [{ name = "redis", mountPath = "/etc/oriel/redis", readOnly = true }] : each if local.redis_ca],
   )
-  # A mirror of policies.store holds up to three sets of 512 MiB there while it changes them.
+  # A mirror of policies.store also holds up to three sets of 512 MiB there while it changes them.
   gateway_scratch = [
-    for volume in local.scratch_volumes : volume.name == "state" && var.policies.store != null ? merge(volume, { emptyDir = { sizeLimit = "2Gi" } }) : volume
+    for volume in local.scratch_volumes : volume.name == "state" && var.policies.store != null ? merge(volume, { emptyDir = { sizeLimit = "3Gi" } }) : volume
   ]
   # The gateway watches which pods its pools have: EndpointSlices of this namespace, and nothing else.
   gateway_role = [

@@ -76,7 +76,8 @@ locals {
   # Same wherever a unit runs: nothing but these two can be written.
   scratch_volumes = [
     { name = "tmp", emptyDir = { sizeLimit = "512Mi" } },
-    { name = "state", emptyDir = { sizeLimit = "256Mi" } },
+    # The usage ledger keeps up to 1 GiB there; a pod whose emptyDir overflows is evicted.
+    { name = "state", emptyDir = { sizeLimit = "1536Mi" } },
   ]
   scratch_mounts = [
     { name = "tmp", mountPath = "/tmp" },
