@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 TICK_S = 0.1
 AGAIN_S = 0.25
 WAITED_FOR_S = 0.025  # seconds between two probes of an endpoint that calls wait for
+EARLY_S = 0.002  # timers of the loop may fire so much too early
 ATTEMPT_S = 0.1  # for a connection to an endpoint that is down; four round trips if that is longer
 LONG_ATTEMPT_S = 0.5  # instead, once in LONG_EVERY attempts, where no round trip is known
 LONG_EVERY = 4
@@ -256,7 +257,7 @@ class Watch:
                 again = again or bool(down)
                 every_s = max(self.waited_for_s, len(down) / (4.0 * self.probes_per_s))
                 for member in down:
-                    if not member.probing and now >= min(member.probe_due_s, member.probed_s + every_s):
+                    if not member.probing and now >= min(member.probe_due_s, member.probed_s + every_s - EARLY_S):
                         path = gate.pool.probe
                         limit_s = attempt_limit_s(these, member, path)
                         self._probe(these, member, path, self.probe_timeout_s, attempt_s=limit_s)
