@@ -1,6 +1,5 @@
 """Calls that wait while no endpoint is usable: any order of arrivals, departures and displacements."""
 
-import asyncio
 from collections.abc import Iterator
 from itertools import count
 from time import monotonic
@@ -119,7 +118,6 @@ async def test_calls_that_have_not_gone_on_yet_wait_again_when_the_last_endpoint
         these.park(each)
     these.assign([("127.0.0.1", 1)])
     these.note_reach(these.members[0], Reach.UNREACHABLE)
-    await asyncio.sleep(0)
     assert these.parked == UNPARKED_AT_ONCE
     these.note_reach(these.members[0], Reach.READY)
     await until(lambda: these.parked == 0)

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 TRIAL_ANSWERS = 5
 # More than are in flight at most pools, so that the queue holds the most urgent calls while the others come.
 UNPARKED_AT_ONCE: Final = 64
+UNPARK_AGAIN_S: Final = 0.001  # connecting takes several turns of the loop
 _NOT_LISTED: Final[Mapping[Address, Listed]] = {}
 _SOME = 16
 
@@ -366,7 +367,7 @@ class EndpointSet(Generic[E]):
         for waiter in unparked:
             waiter.unparked()
         if end < len(waiters):
-            asyncio.get_running_loop().call_soon(self._unpark_from, waiters, end)
+            asyncio.get_running_loop().call_later(UNPARK_AGAIN_S, self._unpark_from, waiters, end)
 
     async def close(self) -> None:
         """Close the members and those that leave."""
