@@ -64,8 +64,7 @@ TEST_images = ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" $(PYTEST) -m "" 
 test: $(or $(NEEDS_$(SUITE)),$(error oriel: see the Makefile for the names of SUITE))
 	@$(TEST_$(SUITE))
 
-# What takes minutes of a core: compiling the hot path, installing images, applying and destroying whole environments, and
-# mistakes that the tests of Terraform have to notice.
+# What takes long: everything that runs terraform, compiling the hot path, installing images, soaks and drains under load.
 test-long: $(NEEDS_all)
 	@$(PYTEST) -n $(JOBS) -m long $(ARGS)
 

@@ -58,6 +58,7 @@ def test_the_model_is_small_and_as_its_configuration_says(session: Any) -> None:
     ]
 
 
+@pytest.mark.long
 def test_held_out_accuracy_is_what_the_readme_states() -> None:
     trainer = example("train_digits")
     accuracy = trainer.held_out_accuracy(MODEL.read_bytes())

@@ -27,6 +27,7 @@ def test_a_run_that_is_too_short_for_a_bound_says_so_and_does_not_judge_it() -> 
     assert len(soak.missed({**worse, "not_200": 1}, 1.0)) == 1, "answers are judged by every run"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("collector", [pytest.param("none", marks=pytest.mark.long), "blackhole"])
 async def test_a_short_soak_answers_everything(collector: str, tmp_path: Path) -> None:
     flags = ("--access-log", str(tmp_path / "log"))

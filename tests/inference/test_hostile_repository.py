@@ -111,6 +111,7 @@ def hostile(root: Path, outside: Path) -> None:
     (root / "hop/1/hop").symlink_to(outside)
 
 
+@pytest.mark.long
 def test_nothing_outside_is_opened_strace_says(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:

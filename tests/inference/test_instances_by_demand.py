@@ -191,6 +191,7 @@ class Shift:
         return self.in_time[phase, 0] + self.in_time[phase, 1]
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(rate=st.floats(2, 40), seed=st.integers(0, 1000))
 def test_a_shift_of_1_to_10_is_served_at_once_as_well_as_by_the_best_fixed_split_of_each_phase(

@@ -102,6 +102,7 @@ def check_refused(calls: Load) -> None:
     assert not others and len(calls.failed) == CALLERS + STREAMS
 
 
+@pytest.mark.long
 async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
     """Calls that have just arrived, or that were sent before their client knew of the end, are answered."""
     async with house() as it:

@@ -307,6 +307,7 @@ def test_regular_gaps_shorten_the_keep_alive_and_bring_a_replica_back_in_time() 
     assert expected.index(True) == 79 and not expected[120]
 
 
+@pytest.mark.long
 def test_a_pool_that_is_called_every_hour_is_woken_a_start_before() -> None:
     course = Course(settings=pool(keep_alive_s=60.0))
     active: list[list[int]] = []

@@ -11,6 +11,14 @@ from ..conftest import Run
 from .harness import Workspace, default_tree
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave every test that runs terraform to `make test-long` and `make test SUITE=terraform`."""
+    for item in items:
+        if "terraform" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session")
 def tree() -> Path:
     """The folder terraform/ of this checkout, or the copy that ORIEL_TERRAFORM_TREE names."""

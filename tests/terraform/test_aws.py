@@ -256,7 +256,6 @@ def test_disks_of_gpu_nodes_write_images_four_times_as_fast(applied):
     assert 4 * 125 <= throughput <= 3000 * 0.25
 
 
-@pytest.mark.long
 def test_gpu_nodes_and_endpoints_are_where_they_are_offered(terraform, tree, tmp_path):
     offered = {
         "data.aws_ec2_instance_type_offerings": {"set": {"locations": ["eu-central-1b", "eu-central-1x"]}},
@@ -405,7 +404,6 @@ def test_each_thing_is_made_after_what_it_needs(applied):
     assert set(after) - {"terraform_data.deletion_protection"} <= after["terraform_data.deletion_protection"]
 
 
-@pytest.mark.long
 def test_its_own_terraform_tests_pass(applied):
     runs = applied.workspace.test()
     assert len(runs) >= 11

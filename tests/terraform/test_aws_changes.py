@@ -10,8 +10,6 @@ from .aws import GIVEN, applied_aws, position
 from .harness import TerraformFailed
 from .iam import statements
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(scope="module")
 def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:

@@ -71,14 +71,12 @@ def test_valid_and_a_second_plan_is_empty(applied):
     assert not applied.workspace.plan(**GIVEN).changes
 
 
-@pytest.mark.long
 def test_a_zone_that_is_briefly_away_moves_nothing(applied):
     zones = [{"logical_zone": number, "physical_zone": f"westeurope-az{number}"} for number in ("2", "3")]
     with applied.workspace.reading({"data.azurerm_location": {"zone_mappings": zones}}):
         assert applied.workspace.plan(**GIVEN).actions() == {}
 
 
-@pytest.mark.long
 def test_what_cannot_change_in_place_is_refused_while_protected(applied):
     other = {"name": "other", "network_cidr": "10.50.0.0/16", "region": "northeurope"}
     public = {"cluster": {"api_access_cidrs": ["203.0.113.0/24"]}}
@@ -197,7 +195,6 @@ def test_networks_are_apart_as_aks_wants_them(applied):
     assert associated["subnet_id"] == applied.made["azurerm_subnet.nodes"]["id"]
 
 
-@pytest.mark.long
 def test_api_access_opens_api_registry_and_models_to_those_networks_only(planned):
     cidrs = ["198.51.100.7/32", "192.0.2.4/31", "203.0.113.0/24"]
     plan = planned.plan(region="westeurope", cluster={"api_access_cidrs": cidrs}, deploy_platform=False)
@@ -216,7 +213,6 @@ def test_api_access_opens_api_registry_and_models_to_those_networks_only(planned
     assert plan.values("azurerm_managed_redis.this[0]")["public_network_access"] == "Disabled"
 
 
-@pytest.mark.long
 def test_the_nodes_own_way_out_may_reach_a_public_api(workspace):
     one = workspace("azure")
     state = one.apply(region="westeurope", cluster={"api_access_cidrs": ["198.51.100.7/32"]}, deploy_platform=False)
@@ -374,7 +370,6 @@ def test_made_in_the_order_the_cloud_needs(applied):
         assert position(applied.calls, "create", first) < position(applied.calls, "create", then), (first, then)
 
 
-@pytest.mark.long
 def test_destroy_is_refused_while_protected_then_leaves_nothing(applied, gone):
     assert "cluster.deletion_protection is true" in gone.refused
     assert set(gone.kept.resources()) == set(applied.made), "refused before anything was taken away"
@@ -399,7 +394,6 @@ def planned(terraform, tree, tmp_path_factory) -> Iterator[Workspace]:
         yield workspace
 
 
-@pytest.mark.long
 def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
     plan = planned.plan(region="westeurope", gpu_enabled=False, scale_to_zero=False, redis={"managed": False})
     made = plan.resources()
@@ -415,7 +409,6 @@ def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
     assert plan.outputs()["redis_url"] is None and plan.outputs()["redis_auth_secret_ref"] is None
 
 
-@pytest.mark.long
 def test_the_longest_name_fits_every_limit(planned):
     """The stand-in's rules hold Azure's own: 24 small letters and digits for a storage account, 50 for a registry."""
     made = planned.plan(region="westeurope", name="a-name-of-20-letters", deploy_platform=False).resources()
@@ -425,7 +418,6 @@ def test_the_longest_name_fits_every_limit(planned):
     assert short["azurerm_container_registry.images"]["name"] != "abc"
 
 
-@pytest.mark.long
 def test_a_region_without_zones(workspace):
     one = workspace("azure", rules={"data.azurerm_location": {"set": {"zone_mappings": []}}})
     made = one.plan(region="westus", deploy_platform=False).resources()
@@ -434,7 +426,6 @@ def test_a_region_without_zones(workspace):
     assert not any(pool.get("zones") for pool in pools(made).values())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -449,7 +440,6 @@ def test_what_azure_would_refuse_is_refused_when_planning(planned, given, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.long
 def test_terraform_test(planned):
     runs = planned.test()
     assert len(runs) >= 4 and all(run["status"] == "pass" for run in runs)

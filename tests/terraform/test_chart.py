@@ -136,7 +136,6 @@ def order(calls: Any, action: str) -> list[str]:
     return [call.address or call.id for call in made if call.action == action]
 
 
-@pytest.mark.long
 def test_releases_are_made_in_order_and_destroyed_the_other_way_round(workspace) -> None:
     one = workspace("modules/platform")
     variables = given(keda={"enabled": True}, model_groups=objects.NAMED, charts=ALL, observability=objects.WATCHED)

@@ -70,7 +70,6 @@ def test_valid_and_a_second_plan_is_empty(applied):
     assert not applied.workspace.plan(**GIVEN).changes
 
 
-@pytest.mark.long
 def test_a_zone_that_is_briefly_away_moves_nothing(applied):
     zones = {"names": ["europe-west4-c", "europe-west4-b", "europe-west4-d"]}
     away = {"data.google_compute_zones": zones, "data.google_compute_machine_types": {"machine_types": []}}
@@ -78,7 +77,6 @@ def test_a_zone_that_is_briefly_away_moves_nothing(applied):
         assert applied.workspace.plan(**GIVEN).actions() == {}
 
 
-@pytest.mark.long
 def test_what_cannot_change_in_place_is_refused_while_protected(applied):
     other = GIVEN | {"name": "other", "network_cidr": "10.50.0.0/16", "region": "europe-west1"}
     with (
@@ -169,7 +167,6 @@ def test_google_apis_are_reached_without_the_internet_and_the_rest_by_nat(applie
     assert taken == ["10.42.0.0/20", "10.42.128.0/17", "10.42.16.0/20", "10.42.32.0/20"], "apart from one another"
 
 
-@pytest.mark.long
 def test_api_access_opens_the_api_to_those_networks_only(applied):
     plan = applied.workspace.plan(**GIVEN | {"cluster": {"api_access_cidrs": ["198.51.100.7/32"]}})
     cluster = plan.values("google_container_cluster.this")
@@ -329,7 +326,6 @@ def test_made_in_the_order_the_cloud_needs(applied):
     assert max(apis) < position(applied.calls, "create", "google_compute_network.this")
 
 
-@pytest.mark.long
 def test_destroy_is_refused_while_protected_then_leaves_nothing(applied, gone):
     assert "cluster.deletion_protection is true" in gone.refused
     assert set(gone.kept.resources()) == set(applied.made), "refused before anything was taken away"
@@ -354,7 +350,6 @@ def planned(terraform, tree, tmp_path_factory) -> Iterator[Workspace]:
         yield workspace
 
 
-@pytest.mark.long
 def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
     plan = planned.plan(region="europe-west4", gpu_enabled=False, scale_to_zero=False, redis={"managed": False})
     made = plan.resources()
@@ -366,13 +361,11 @@ def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
     assert "redis.googleapis.com" not in {each["service"] for each in plan.resources("google_project_service").values()}
 
 
-@pytest.mark.long
 def test_without_the_platform_nothing_is_installed(planned):
     plan = planned.plan(region="europe-west4", deploy_platform=False)
     assert not plan.resources("helm_release")
 
 
-@pytest.mark.long
 def test_the_longest_name_fits_every_limit(planned):
     """The stand-in's rules hold Google's own: 30 letters for a service account, 63 for a bucket, 41 for Redis."""
     made = planned.plan(region="europe-west4", name="a-name-of-20-letters").resources()
@@ -382,7 +375,6 @@ def test_the_longest_name_fits_every_limit(planned):
     assert elsewhere["google_storage_bucket.models"]["name"] != bucket
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -399,7 +391,6 @@ def test_what_google_would_refuse_is_refused_when_planning(planned, given, said)
     assert said in str(caught.value)
 
 
-@pytest.mark.long
 def test_a_region_without_that_gpu_is_refused_when_planning(workspace):
     none = {"data.google_compute_machine_types": {"set": {"machine_types": []}}}
     one = workspace("gcp", rules=none)
@@ -409,7 +400,6 @@ def test_a_region_without_that_gpu_is_refused_when_planning(workspace):
     one.plan(region="europe-west4", gpu_enabled=False)
 
 
-@pytest.mark.long
 def test_another_gpu_and_processor(planned):
     made = pools(
         planned.plan(
@@ -422,14 +412,12 @@ def test_another_gpu_and_processor(planned):
     assert made["gpu"]["node_config"][0]["guest_accelerator"][0]["type"] == "nvidia-tesla-a100"
 
 
-@pytest.mark.long
 def test_no_project_is_said_before_anything_is_made(workspace):
     with pytest.raises(TerraformFailed) as caught:
         workspace("gcp", rules={"data.google_client_config": {"set": {"project": ""}}}).plan(region="europe-west4")
     assert "set GOOGLE_PROJECT" in str(caught.value)
 
 
-@pytest.mark.long
 def test_terraform_test(planned):
     runs = planned.test()
     assert len(runs) >= 4 and all(run["status"] == "pass" for run in runs)

@@ -13,8 +13,6 @@ import pytest
 
 from .harness import TerraformFailed, name_of, without_version_six
 
-pytestmark = pytest.mark.long
-
 REGIONS = {"aws": "eu-central-1", "gcp": "europe-west4", "azure": "westeurope"}
 POINTS = [
     pytest.param(cloud, gpu, zero, id=f"{cloud}-{'gpu' if gpu else 'cpu'}-{'zero' if zero else 'one'}")

@@ -19,7 +19,6 @@ def local(workspace):
     return workspace("local", rules=SERVED)
 
 
-@pytest.mark.long
 def test_from_nothing_to_nothing_again(local):
     assert local.validate() == []
     plan = local.plan(**GIVEN)
@@ -59,7 +58,6 @@ def test_gpu_nodes_are_known_by_what_is_said(local):
     assert "gpu" in {each["key"] for each in pod["tolerations"]}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("version", ["1.29.15", "unknown"])
 def test_a_cluster_that_is_too_old_is_refused_when_planning(workspace, version):
     old = workspace("local", rules={"data.kubernetes_server_version": {"set": {"version": version}}})
@@ -67,7 +65,6 @@ def test_a_cluster_that_is_too_old_is_refused_when_planning(workspace, version):
         old.plan(**GIVEN)
 
 
-@pytest.mark.long
 def test_its_own_terraform_tests_pass(local):
     runs = local.test()
     assert len(runs) >= 6

@@ -12,7 +12,6 @@ from .harness import HERE
 from .mutations import MUTATIONS, table
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name.replace(" ", "-"))
 def test_is_caught(mutation, tree, terraform, tmp_path, record_property):
     copy = tmp_path / "terraform"

@@ -79,7 +79,6 @@ def test_every_root_has_the_same_list(tree):
     assert len({(tree / root / "names.tf").read_text() for root in ROOTS}) == 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("platform", "said"),
     [

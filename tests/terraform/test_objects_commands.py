@@ -284,7 +284,6 @@ def test_only_the_gateway_has_a_balancer(found: list[Object]) -> None:
     assert not any("appProtocol" in each for each in ports)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -88,7 +88,6 @@ async def until(
     await waiting.until(holds_while_all_run, START_S)
 
 
-@pytest.mark.long
 async def test_the_planned_objects_run_and_answer_and_take_changes(shared: Shared, tmp_path: Path) -> None:
     services = {"digits.py": (EXAMPLES / "services" / "digits.py").read_text()}
     machine = Machine(tmp_path)

@@ -142,7 +142,6 @@ def test_a_provider_that_the_roots_do_not_take_is_none(tree: Path, tmp_path: Pat
     assert held(tmp_path, "aws") == [Version("5.100.0")] and taken(tmp_path, "aws", tree) == set()
 
 
-@pytest.mark.long
 def test_moto_knows_what_the_parts_ask_it_for(moto: ObjectServer, workspace: Any) -> None:
     """Zones by the root's own filter, the managed policies that roles are given, and the services with endpoints."""
     session = botocore.session.get_session()

@@ -30,7 +30,6 @@ def test_from_nothing_to_nothing_again(workspace):
     }
 
 
-@pytest.mark.long
 def test_objects_are_known_once_the_infrastructure_is_there(workspace):
     small = workspace(SMALL)
     with pytest.raises(ValueError, match="helm_release.platform"):
@@ -40,7 +39,6 @@ def test_objects_are_known_once_the_infrastructure_is_there(workspace):
     assert settings["data"]["bucket"] == small.state().values("aws_s3_bucket.models")["arn"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("half_done", [False, True])
 def test_a_fault_midway_is_repaired_by_the_next_apply(workspace, half_done):
     small = workspace(SMALL)

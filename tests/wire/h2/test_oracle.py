@@ -137,7 +137,7 @@ class Talk:
 
 windows = st.sampled_from((1, 2, 10, 100, 1000, 65535, 100_000))
 bodies = st.one_of(
-    st.binary(max_size=20), st.integers(0, 3000).map(lambda n: bytes(range(256)) * (n // 256) + b"x" * n)
+    st.binary(max_size=20), st.integers(0, 1000).map(lambda n: bytes(range(256)) * (n // 256) + b"x" * n)
 )
 calls = st.lists(st.tuples(bodies, bodies, st.booleans(), st.booleans()), min_size=1, max_size=6)
 
