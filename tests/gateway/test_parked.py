@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.demand import PoolDemand
-from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
-from oriel_gateway.pools.endpoints import UNPARKED_AT_ONCE, EndpointSet
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet
 
-from ..waiting import until
 from .endpoint_pools import pool
 
 MOST = 6
@@ -93,32 +92,3 @@ def test_each_wait_ends_once_and_the_newest_of_the_least_urgent_make_room(turns:
     assert all(each.ends == ["unparked"] for each in waiting) and not these.parked
     assert not any(each.ends for each in left)
     assert these.demand.record(0, monotonic()).held == 0
-
-
-async def test_the_most_urgent_calls_go_on_first_and_the_loop_can_send_them_before_the_others() -> None:
-    documents = pool(1)
-    these = EndpointSet[HttpEndpoint](lambda address: HttpEndpoint(address, documents), [], max_parked=1000)
-    waiters = [Waiter(number, number % 2, 1) for number in range(4 * UNPARKED_AT_ONCE)]
-    for each in waiters:
-        these.park(each)
-    these.assign([("127.0.0.1", 1)])
-    first = [each for each in waiters if each.ends]
-    assert len(first) == UNPARKED_AT_ONCE and all(each.band == 0 for each in first)
-    gone = next(each for each in waiters if not each.ends)
-    these.unpark(gone)  # its client leaves between two turns of the loop
-    await until(lambda: these.parked == 0)
-    assert [each for each in waiters if each.ends != ["unparked"]] == [gone]
-
-
-async def test_calls_that_have_not_gone_on_yet_wait_again_when_the_last_endpoint_fails() -> None:
-    documents = pool(1)
-    these = EndpointSet[HttpEndpoint](lambda address: HttpEndpoint(address, documents), [], max_parked=1000)
-    waiters = [Waiter(number, 0, 1) for number in range(2 * UNPARKED_AT_ONCE)]
-    for each in waiters:
-        these.park(each)
-    these.assign([("127.0.0.1", 1)])
-    these.note_reach(these.members[0], Reach.UNREACHABLE)
-    assert these.parked == UNPARKED_AT_ONCE
-    these.note_reach(these.members[0], Reach.READY)
-    await until(lambda: these.parked == 0)
-    assert all(each.ends == ["unparked"] for each in waiters)

@@ -10,7 +10,6 @@ queue.
 Single writer: the gateway's loop. `oriel_gateway.pools.health` probes, ejects, restores and looks up addresses.
 """
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,9 +30,6 @@ from oriel_wire.engine.endpoint_slices import Listed
 
 _log = logging.getLogger(__name__)
 TRIAL_ANSWERS = 5
-# More than are in flight at most pools, so that the queue holds the most urgent calls while the others come.
-UNPARKED_AT_ONCE: Final = 64
-UNPARK_AGAIN_S: Final = 0.001  # connecting takes several turns of the loop
 _NOT_LISTED: Final[Mapping[Address, Listed]] = {}
 _SOME = 16
 
@@ -354,20 +350,11 @@ class EndpointSet(Generic[E]):
 
     def _unpark_all(self) -> None:
         # The most urgent acquire permits first; for the rest the queue keeps its order.
-        self._unpark_from(sorted(self._waiters(), key=lambda each: (each.tenant.tier.band, each.deadline)), 0)
-
-    def _unpark_from(self, waiters: list[Parked], first: int) -> None:
-        """Let calls go on, the first of them at once and the others when the event loop has sent those."""
-        if not self.usable:
-            return
-        end = first + UNPARKED_AT_ONCE
-        unparked = [each for each in waiters[first:end] if each in self._parked.get(each.tenant.tier.band, ())]
-        for waiter in unparked:
+        waiters = sorted(self._waiters(), key=lambda each: (each.tenant.tier.band, each.deadline))
+        for waiter in waiters:
             self.unpark(waiter)
-        for waiter in unparked:
+        for waiter in waiters:
             waiter.unparked()
-        if end < len(waiters):
-            asyncio.get_running_loop().call_later(UNPARK_AGAIN_S, self._unpark_from, waiters, end)
 
     async def close(self) -> None:
         """Close the members and those that leave."""
