@@ -55,6 +55,7 @@ class FakeStreams:
         self.metadata.append(dict(context.invocation_metadata()))
         self.peers.add(context.peer())
         self.left_s = context.time_remaining()
+        ended = False
         try:
             async for message in messages:
                 request = decode_infer(message)
@@ -71,9 +72,10 @@ class FakeStreams:
                 if self.reason:
                     context.set_trailing_metadata((("x-oriel-reason", self.reason),))
                 await context.abort(*self.status)
-        except asyncio.CancelledError:
-            self.left.set()
-            raise
+            ended = True
+        finally:  # a client that leaves while an answer is written only closes this generator
+            if not ended:
+                self.left.set()
 
     async def start(self, **options: int) -> grpc.aio.Server:
         server = grpc.aio.server(options=[(f"grpc.{name}", value) for name, value in options.items()])
