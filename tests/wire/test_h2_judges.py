@@ -14,7 +14,7 @@ import pytest
 
 from oriel_wire.engine.grpc_client import GrpcClient
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.errors import UpstreamUnreachable
+from oriel_wire.errors import UpstreamUnreachable, UpstreamUnread
 
 from ..waiting import until
 from .h2.recorders import TRAILERS
@@ -126,8 +126,11 @@ async def test_our_client_gets_every_answer_of_grpcios_server() -> None:
     async def messages(path: bytes, body: bytes) -> tuple[list[bytes], int, str]:
         call = client.call(path, (), [body], 240.0)
         got = []
-        while (message := await call.read()) is not None:
-            got.append(bytes(message))
+        try:
+            while (message := await call.read()) is not None:
+                got.append(bytes(message))
+        except UpstreamUnread:  # the server counts a stream for a moment longer than it lasts, and refuses the next one
+            return await messages(path, body)
         return got, call.code, call.text
 
     bodies = [b"message %d" % number for number in range(60)] + [LARGE]
