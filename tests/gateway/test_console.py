@@ -86,7 +86,7 @@ GOLD_TENANT, BRONZE_TENANT = KEPT.tenants["g"], KEPT.tenants["b"]
 
 
 def decision(ended_s: float, tenant: Any, outcome: Outcome, took_s: float) -> tuple[Any, ...]:
-    mark = Mark("r", "0" * 32, "1" * 16, "2" * 16, False)
+    mark = Mark("r", "0" * 32, "1" * 16, "2" * 16)
     status = 200 if outcome is Outcome.ANSWERED else 503
     first = (ended_s, mark, "POST", "http", tenant, None, outcome, status, "", ended_s - took_s)
     judged = None
