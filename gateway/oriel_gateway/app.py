@@ -35,7 +35,7 @@ from oriel_wire.engine.process import listen
 from oriel_wire.engine.recall import Recaller
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.engine.usage_files import lines_between, minute_of
+from oriel_wire.engine.usage_files import lines_since, minute_of
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import Location
@@ -211,13 +211,13 @@ async def _serve(
             limits = ControlLimits(streams=frozenset({STREAM}))
             group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
             watching = [group.create_task(reloader.run()), group.create_task(recaller.run())]
-            watching.append(group.create_task(_charge_budgets(gateway)))
+            charging = group.create_task(_charge_budgets(gateway))
             keeping = group.create_task(budgets.run())
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
             recording = None
             if usage is not None:
                 recording = group.create_task(usage.run())
-                watching.append(group.create_task(_remember_use(settings, gateway)))
+                watching.append(group.create_task(_remember_use(usage, gateway)))
             ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
             watching.append(group.create_task(gateway.scaled.run(ledger)))
             watching.append(group.create_task(gateway.placements.run(ledger)))
@@ -240,6 +240,7 @@ async def _serve(
                 recording.cancel()
             live.close()
             keeping.cancel()
+            charging.cancel()
             control_stop.set()
     finally:
         await gateway.close()
@@ -260,18 +261,19 @@ def _usage_ledger(settings: Settings, gateway: Gateway) -> UsageLedger | None:
     return open_ledger(settings.usage_folder, UNIT, added, store=settings.usage_store)
 
 
-async def _remember_use(settings: Settings, gateway: Gateway) -> None:
+async def _remember_use(ledger: UsageLedger, gateway: Gateway) -> None:
     """Read what tenants used this month before this gateway started; while it serves, because it may take long."""
-    folder, now = settings.usage_folder, minute_of(time())
-    assert folder is not None
+    now = minute_of(time())
+    await ledger.write()  # seals what a crashed gateway has left, which would move while it is read
 
     def earlier() -> list[UsageLine]:
-        return [line for line in lines_between(folder, f"{now[:7]}-01", now) if line.kind == "seen"]
+        found = lines_since(ledger.folder, f"{now[:7]}-01", but=ledger.instance)
+        return [line for line in found if line.kind == "seen"]
 
     lines = await asyncio.to_thread(earlier)
     gateway.records.stats.usage.restore(lines)
     if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was spent
-        gateway.spending.restore(lines, now[:10])
+        gateway.spending.restore(lines, now[:10], gateway.limiter.remembered)
 
 
 async def _charge_budgets(gateway: Gateway) -> None:

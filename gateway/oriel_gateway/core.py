@@ -277,7 +277,8 @@ class Gateway:
             call.stopping()
 
     async def close(self) -> None:
-        """Stop the clock and close idle upstream connections."""
+        """Charge what has ended to budgets, stop the clock and close idle upstream connections."""
+        self.records.stats.count()
         self.routing.close()
         self.clock.stop()
         await self.endpoint_watch.close()

@@ -1,16 +1,23 @@
 """Budgets of tenants on the whole path: what is spent, shown, and refused once nothing is left."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oriel_gateway.admin.budget_metrics import BudgetCollector
+from oriel_gateway.app import _remember_use
 from oriel_gateway.errors import Outcome
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.observe.spending import MAX_KNOWN, MAX_SHOWN
 from oriel_policies.documents import compile_documents
 from oriel_policies.metering.budgets import Use
+from oriel_wire.engine.usage_ledger import UsageLedger
 
 from .limit_desk import INFER, on, tenant_t
 from .openai_answers import CHAT, JSON, chat, streamed, whole
@@ -149,3 +156,43 @@ async def test_only_the_fullest_budgets_have_series(up: Upstream) -> None:
         assert round(samples[0].value, 6) == (len(names) - 1) / 1000
         assert {sample.value for sample in families["oriel_gateway_budget_warn_ratio"].samples} == {0.8}
         assert {sample.value for sample in families["oriel_gateway_budget_stops"].samples} == {1}
+
+
+@asynccontextmanager
+async def life(files: dict[str, bytes], folder: Path, *, quotas: bool) -> AsyncIterator[Client]:
+    """A client of a gateway with its usage ledger, and with a quota file if `quotas`, until the gateway ends."""
+    file = QuotaFile(folder / "quotas.db") if quotas else None
+    if file is not None:
+        await file.prepare()
+    async with gateway(files, limiter=EmbeddedLimiter(file=file)) as (port, core), Client(port) as client:
+        ledger = UsageLedger(folder, "gateway", lambda minute: core.records.stats.usage.added(minute))
+        await _remember_use(ledger, core)
+        yield client
+        await ledger.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, True), (False, False), (False, True), (True, False)])
+async def test_what_was_spent_is_known_after_a_restart_and_counted_once(
+    up: Upstream, tmp_path: Path, before: bool, after: bool
+) -> None:
+    """By the quota file, or without one in either life of the gateway by the usage ledger."""
+    up.answer = used
+    files = budgets(up.port, '{ amount = 1, unit = "EUR" }, { amount = "0.7", unit = "EUR", period = "day" }')
+    async with life(files, tmp_path, quotas=before) as client:
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200  # nobody reads the counters before the end
+    async with life(files, tmp_path, quotas=after) as client:
+        assert [each["left"] for each in await shown(client)] == ["0.6", "0.3"]
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+    async with life(files, tmp_path, quotas=after) as client:
+        assert [each["left"] for each in await shown(client)] == ["0.2", "0"]
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 429
+
+
+async def test_a_budget_outlives_a_ledger_that_has_left_the_machine(up: Upstream, tmp_path: Path) -> None:
+    up.answer = used
+    files = budgets(up.port, '{ amount = "0.4", unit = "EUR" }')
+    async with life(files, tmp_path, quotas=True) as client:
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+    shutil.rmtree(tmp_path / "usage")
+    async with life(files, tmp_path, quotas=True) as client:
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 429

@@ -1,6 +1,6 @@
 """The limiter of one process: it is exact, and its quotas survive a restart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from time import time
 
 from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
@@ -40,7 +40,7 @@ class EmbeddedLimiter(MeteredLimiter):
             return SlotMeter(bound)
         if bound.period is None:
             return RateMeter(bound)
-        if self._file is None or bound.budget is not None:  # after a restart, the usage ledger says what was spent
+        if self._file is None:
             window = self._windows.pop((tenant, bound.name), None) or Window()
             return QuotaMeter(bound, tenant, window, self._clock, _forget)
         return QuotaMeter(bound, tenant, self._file.window(tenant, bound), self._clock, self._file.changed)
@@ -48,10 +48,15 @@ class EmbeddedLimiter(MeteredLimiter):
     def _drop(self, tenant: str, meter: Meter) -> None:
         if not isinstance(meter, QuotaMeter):
             return
-        if self._file is not None and meter.bound.budget is None:
+        if self._file is not None:
             self._file.keep(tenant, meter.bound, meter.window)
         elif len(self._windows) < self._max_windows:
             self._windows[tenant, meter.bound.name] = meter.window
+
+    @property
+    def remembered(self) -> Container[tuple[str, str]]:
+        """The budgets, as (tenant, name), that it knew at its start; the usage ledger has the others."""
+        return () if self._file is None else self._file.budgets
 
     async def close(self) -> None:
         if self._file is not None:

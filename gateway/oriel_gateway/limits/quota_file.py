@@ -13,6 +13,7 @@ from oriel_gateway.limits.meters import QuotaMeter
 from oriel_gateway.state_file import StateFile
 from oriel_policies.calendar import Period
 from oriel_policies.limits import Bound, Window
+from oriel_policies.metering.budgets import is_budget
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class QuotaFile:
     """The quota file of one process, opened on the first use of a quota.
 
     Single writer of its state: the loop; rows are written in a thread.
+    budgets: those that were in the file when it was opened, as (tenant, name).
     """
 
     def __init__(self, path: Path, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:
@@ -39,6 +41,7 @@ class QuotaFile:
         self._max_rows = max_rows
         self._opened = False
         self._known: dict[tuple[str, str], tuple[int, int] | Window] = {}
+        self.budgets: set[tuple[str, str]] = set()
         self._unsaved: list[QuotaMeter] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -144,6 +147,7 @@ class QuotaFile:
             if period not in periods or not (isinstance(number, int) and isinstance(used, int) and used >= 0):
                 raise sqlite3.DatabaseError("a row holds what no gateway has written")
             self._known[tenant, bound] = (number, used)
+        self.budgets = {known for known in self._known if is_budget(known[1])}
 
     def _write(self, rows: list[_Row]) -> None:
         """Write rows in a thread, one batch at a time."""

@@ -5,7 +5,7 @@ batch, at least once a second: a budget is exceeded by what is used until then, 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -50,8 +50,11 @@ class Spending:
         self._charge(tenant, use, day, (Period.DAY, Period.MONTH))
         self._report(tenant)
 
-    def restore(self, lines: Iterable[UsageLine], day: str) -> None:
-        """Charge what the usage ledger says of this month. day: today."""
+    def restore(self, lines: Iterable[UsageLine], day: str, known: Container[tuple[str, str]] = ()) -> None:
+        """Charge what the usage ledger says of this month.
+
+        day: today. known: the budgets, as (tenant, name), of which the limiter knows already what was spent.
+        """
         for line in lines:
             if line.kind != "seen" or line.minute[:7] != day[:7]:
                 continue
@@ -66,7 +69,7 @@ class Spending:
                 tokens_out=line.tokens_out,
             )
             periods = (Period.DAY, Period.MONTH) if line.minute[:10] == day else (Period.MONTH,)
-            self._charge(tenant, use, line.minute[:10], periods)
+            self._charge(tenant, use, line.minute[:10], periods, known)
             self._report(tenant)
 
     def of(self, tenant: Tenant) -> list[dict[str, Any]]:
@@ -86,10 +89,14 @@ class Spending:
             found += fills
         return sorted(found, key=lambda fill: -fill.ratio)[:MAX_SHOWN]
 
-    def _charge(self, tenant: Tenant, use: Use, day: str, periods: tuple[Period, ...]) -> None:
+    def _charge(
+        self, tenant: Tenant, use: Use, day: str, periods: tuple[Period, ...], known: Container[tuple[str, str]] = ()
+    ) -> None:
         prices = self.snapshot.prices.values()
         units = {
-            budget.name: spent(budget.unit, use, prices, day) for budget in tenant.budgets if budget.period in periods
+            budget.name: spent(budget.unit, use, prices, day)
+            for budget in tenant.budgets
+            if budget.period in periods and (tenant.name, budget.name) not in known
         }
         self._limiter.spend(tenant, units, monotonic())
 

@@ -12,6 +12,7 @@ from oriel_policies.calendar import Period
 from oriel_policies.metering.prices import NANO, Price, amounts, price_at
 
 UNITS = ("cpu_seconds", "device_seconds", "tokens")  # or the name of a currency
+_PREFIX = "budget-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Budget:
     @property
     def name(self) -> str:
         """Its name, unique within a tenant."""
-        return f"budget-{self.unit}-{self.period}"
+        return f"{_PREFIX}{self.unit}-{self.period}"
 
     @property
     def scale(self) -> int:
@@ -48,6 +49,11 @@ class Use:
     bytes_out: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
+
+
+def is_budget(bound: str) -> bool:
+    """Return whether a bound of this name is a budget."""
+    return bound.startswith(_PREFIX)
 
 
 def scale_of(unit: str) -> int:

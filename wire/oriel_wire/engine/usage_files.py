@@ -139,16 +139,17 @@ def segments(folder: Path, *, with_open: bool = False) -> Iterator[tuple[str, Pa
             yield path.stem, path
 
 
-def lines_between(folder: Path, day: str, before: str) -> Iterator[UsageLine]:
-    """Yield the lines that are on this machine from a day until before a minute, sealed or not; segments that cannot be
-    read are left out.
+def lines_since(folder: Path, day: str, *, but: str = "") -> Iterator[UsageLine]:
+    """Yield the lines that are on this machine from a day on, sealed or not; segments that cannot be read are left out.
+
+    but: an instance whose segments are left out.
     """
-    for _, path in segments(folder, with_open=True):
-        if path.suffix == ".gz" and path.parts[-3] < day:
+    for name, path in segments(folder, with_open=True):
+        if (path.suffix == ".gz" and path.parts[-3] < day) or name.partition("-")[0] == but:
             continue
         try:
             for _, line in read_segment(path):
-                if day <= line.minute < before:
+                if day <= line.minute:
                     yield line
         except (OSError, EOFError):
             continue

@@ -36,6 +36,7 @@ class UsageLedger:
 
     read: returns what was used since its last call, as lines of the given minute.
     store: where sealed segments go, with the prefix of their keys; None keeps them on this machine.
+    folder: where its segments are. instance: the first part of their names.
     failures: writes that failed. ship_failures: tries to send a segment to the store that failed.
     """
 
@@ -50,13 +51,14 @@ class UsageLedger:
         now_s: Callable[[], float] = time.time,
         append_s: float = APPEND_S,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._unit = unit
         self._read = read
         self._store = store
         self._prefix = prefix
         self._now_s = now_s
         self._append_s = append_s
+        self.instance = uuid4().hex[:16]
         self._files: UsageFiles | None = None
         self._thread = ThreadPoolExecutor(1, "oriel-usage")
         self._held: list[UsageLine] = []
@@ -89,7 +91,7 @@ class UsageLedger:
             await self._in_thread(lambda: self._append(minute, lines))
         except OSError as error:
             if not self.failures:
-                _log.error("usage is not recorded now: %s cannot be written (%s)", self._folder, error.strerror)
+                _log.error("usage is not recorded now: %s cannot be written (%s)", self.folder, error.strerror)
             self.failures += 1
             self._hold(lines)
             return
@@ -126,7 +128,7 @@ class UsageLedger:
     def _append(self, minute: str, lines: list[UsageLine], *, seal: bool = False) -> None:
         files = self._files
         if files is None:
-            files = self._files = UsageFiles(self._folder, uuid4().hex[:16])
+            files = self._files = UsageFiles(self.folder, self.instance)
             if files.recovered:
                 _log.warning(
                     "usage of a server that crashed is recovered, at most its last second is lost: %s",
