@@ -204,7 +204,14 @@ async def _serve(
         usage = _usage_ledger(settings, gateway)
         control_stop = asyncio.Event()
         live = Live(Source(gateway))
-        admin = admin_app(gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url)
+        admin = admin_app(
+            gateway,
+            token=token,
+            certificates=certificates,
+            live=live,
+            trace_url=settings.trace_url,
+            usage=None if usage is None else usage.counts,
+        )
         reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
         async with asyncio.TaskGroup() as group:

@@ -192,7 +192,7 @@ class Settings:
         ),
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag())
-    usage_store: str = field(default="", metadata=usage_store_flag())
+    usage_store: Location | None = field(default=None, metadata=usage_store_flag())
     trace_tail: str = field(
         default="gateway",
         metadata=flag(

@@ -279,6 +279,8 @@ async def open_unit(
         servers = [server for server in (http_server, grpc_server) if server is not None]
         surface.under_way = lambda: sum(server.under_way for server in servers)
         usage = _usage_ledger(settings, devices)
+        if usage is not None:
+            surface.usage = usage.counts
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             if metrics_socket is not None:

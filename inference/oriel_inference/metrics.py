@@ -16,6 +16,7 @@ from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.stores.remote import StoreCounts
 from oriel_policies.metering.usage import UsageRow, by_label, unbilled_ns
 from oriel_wire.telemetry import head, histogram, label_text, pieces
+from oriel_wire.usage import LedgerCounts
 
 PIECE_LINES = 2000
 _REASONS = {
@@ -61,6 +62,7 @@ class ServerCounts:
     memory: device -> its budget, the bytes of models, the bytes of models that found no room in the last minute.
     evictions, memory_refusals: model -> times.
     load_queues: model -> requests that wait for it to be loaded.
+    usage: of the usage ledger.
     """
 
     refused: Mapping[tuple[str, str, Outcome], int]
@@ -73,6 +75,7 @@ class ServerCounts:
     evictions: Mapping[str, int]
     memory_refusals: Mapping[str, int]
     load_queues: Mapping[str, int]
+    usage: LedgerCounts
 
 
 def exposition(
@@ -302,6 +305,11 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
     yield from _memory(counts, openmetrics)
     dropped = counts.log_lines_dropped
     yield from single("oriel_access_log_dropped_total", "counter", "Lines of the access log that were lost", dropped)
+    for family, text, values in counts.usage.families():
+        name = f"{family}_total"
+        yield head(name, "counter", text, openmetrics=openmetrics)
+        for what, count in values.items():
+            yield f'{name}{{what="{what}"}} {count}\n'
 
 
 def usage_lines(devices: Devices, openmetrics: bool) -> Iterator[str]:

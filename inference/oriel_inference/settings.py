@@ -16,6 +16,7 @@ from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.engine.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
 from oriel_wire.flags import Flag, flag, flags, number, switch
+from oriel_wire.objects.client import Location
 
 _DEVICE = re.compile(r"host|gpu[0-9]{1,3}")
 _CLASS = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -100,7 +101,7 @@ class Settings:
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
     log: the logging settings that differ from their defaults.
     check_timeout_s: for opening one model file in the process that tries it first.
-    usage_folder: None records no usage. usage_store: the URL of an object store, "" for none.
+    usage_folder: None records no usage. usage_store: None for none.
     young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.
     """
 
@@ -390,7 +391,7 @@ class Settings:
         ),
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag("usage"))
-    usage_store: str = field(default="", metadata=usage_store_flag("usage"))
+    usage_store: Location | None = field(default=None, metadata=usage_store_flag("usage"))
     check_timeout_s: float = 60.0
     young_s: float = YOUNG_S
     young_loads: float = YOUNG_LOADS

@@ -49,7 +49,9 @@ from oriel_wire.engine.recall import KEEP, Recaller
 from oriel_wire.engine.span_metrics import SpanCollector
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
+from oriel_wire.engine.usage_metrics import UsageLedgerCollector
 from oriel_wire.trace import SpanSink
+from oriel_wire.usage import LedgerCounts
 
 if TYPE_CHECKING:
     from oriel_logic.dev.fakes import FakeServers
@@ -350,6 +352,8 @@ class Unit:
         metrics.watch("oriel_logic_workers_ready", "Workers that are ready", lambda: sum(len(p.pids) for p in pools()))
         metrics.watch_by("oriel_logic_releases", "Releases of services, by state", "state", updates.states)
         metrics.registry.register(Read(self._used))
+        usage = self._usage_ledger
+        metrics.registry.register(UsageLedgerCollector(LedgerCounts() if usage is None else usage.counts))
         self._totals.offer(metrics, lambda: [pool.tally for pool in pools()])
 
     def _used(self) -> CounterMetricFamily:

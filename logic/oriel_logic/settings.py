@@ -6,6 +6,7 @@ from pathlib import Path
 
 from oriel_wire.engine.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
 from oriel_wire.flags import flag
+from oriel_wire.objects.client import Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class Settings:
     watch: whether the folders are polled for changes, every poll_s.
     inference, inference_grpc: (host, port) of each inference server, for calls and for streams.
     gateway, gateway_key: gateways through which models are called instead, and the key for them.
-    usage_folder: None records no usage. usage_store: "" for none.
+    usage_folder: None records no usage. usage_store: None for none.
     trusted_peers: addresses and networks whose `x-oriel-*` headers are honoured.
     release_drain_s: time for a replaced release to finish its requests.
     sample_timeout_s: time for a new version to answer its sample.
@@ -73,7 +74,7 @@ class Settings:
         ),
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag())
-    usage_store: str = field(default="", metadata=usage_store_flag())
+    usage_store: Location | None = field(default=None, metadata=usage_store_flag())
     gateway_key: str = field(default="", repr=False)
     host: str = field(default="127.0.0.1", metadata=flag("--host", help="address to listen on"))
     http_port: int = field(default=8090, metadata=flag("--http-port", type=int))

@@ -261,3 +261,23 @@ def test_export_and_reconcile_over_a_folder(tmp_path: Path, capsys: pytest.Captu
     assert [(row["hour"][-2:], row["good"]) for row in found["hours"]] == [("17", True), ("18", False)]
     assert main(["usage", "export", "--state", str(tmp_path / "none")]) == 1
     assert "no usage is recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unit", ["gateway", "logic", "inference"])
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("ftp://bucket", "'ftp' is not a known object store: use s3://bucket/prefix"),
+        ("bucket/prefix", "is not a known object store"),
+        ("s3://key:hunter2@bucket", "takes no credentials"),
+        ("az://account", "container"),
+    ],
+)
+def test_a_bad_address_of_the_store_is_refused_in_one_line(
+    unit: str, address: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([unit, "--usage-store", address])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1
+    assert "--usage-store" in said.err and reason in said.err and "hunter2" not in said.err

@@ -13,6 +13,7 @@ import pytest
 
 from oriel_wire.engine.usage_files import UsageFiles, minute_of, read_segment, segments
 from oriel_wire.engine.usage_ledger import UsageLedger
+from oriel_wire.engine.usage_metrics import UsageLedgerCollector
 from oriel_wire.objects.errors import StoreUnavailable
 from oriel_wire.usage import UsageLine, decode_line, encode_lines, merge, missing, parse_segment
 
@@ -155,10 +156,12 @@ class Store:
 class Server:
     """A ledger whose clock and use the test sets."""
 
-    def __init__(self, folder: Path, store: Store | None = None) -> None:
+    def __init__(self, folder: Path, store: Store | None = None, **more: int) -> None:
         self.now_s = 1763996700.0
         self.used_ns = 0
-        self.ledger = UsageLedger(folder, "inference", self.read, store=store, prefix="p/", now_s=lambda: self.now_s)
+        self.ledger = UsageLedger(
+            folder, "inference", self.read, store=store, prefix="p/", now_s=lambda: self.now_s, **more
+        )
 
     def read(self, minute: str) -> list[UsageLine]:
         used, self.used_ns = self.used_ns, 0
@@ -174,7 +177,7 @@ async def test_sealed_segments_are_deleted_once_the_store_has_confirmed_them(tmp
     server.used_ns = 6
     store.broken = True
     await server.ledger.write()
-    assert (server.ledger.ship_failures, len(everything(tmp_path))) == (1, 1)
+    assert (server.ledger.counts.ship_failures, len(everything(tmp_path))) == (1, 1)
     store.broken = False
     await server.ledger.write()
     assert store.objects == {}  # not tried again at once
@@ -193,11 +196,34 @@ async def test_a_folder_that_cannot_be_written_delays_lines_and_loses_none(tmp_p
     server = Server(blocked)
     server.used_ns = 5
     await server.ledger.write()
-    assert server.ledger.failures == 1
+    assert server.ledger.counts.write_failures == 1
     blocked.unlink()
     server.used_ns = 6
     await server.ledger.write()
     assert sum(line.device_ns for _, line in everything(blocked, with_open=True)) == 11
+    await server.ledger.close()
+
+
+async def test_lines_beyond_the_bound_are_lost_counted_and_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "state"
+    blocked.write_text("a file where a folder should be")
+    server = Server(blocked, max_held=2)
+    for used_ns in (1, 2, 4, 8):
+        server.used_ns = used_ns
+        await server.ledger.write()
+        server.now_s += 60
+    assert (server.ledger.counts.write_failures, server.ledger.counts.lost_lines) == (4, 2)
+    assert [record.getMessage()[:13] for record in caplog.records].count("usage is lost") == 1
+    blocked.unlink()
+    await server.ledger.write()
+    assert [line.device_ns for _, line in everything(blocked, with_open=True)] == [4, 8]
+    families = {family.name: family for family in UsageLedgerCollector(server.ledger.counts).collect()}
+    samples = [*families["oriel_usage_ledger_failures"].samples, *families["oriel_usage_ledger_lost"].samples]
+    found = {(sample.name, sample.labels["what"]): sample.value for sample in samples}
+    assert found["oriel_usage_ledger_failures_total", "write"] == 4
+    assert found["oriel_usage_ledger_lost_total", "lines"] == 2
     await server.ledger.close()
 
 

@@ -5,7 +5,8 @@ of a line is INSTANCE-SEQ-LINE.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -67,6 +68,28 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             self.why,
             str(self.estimated),
         )
+
+
+@dataclass(slots=True)
+class LedgerCounts:
+    """The number of things that went wrong with the usage ledger of one server.
+
+    write_failures, ship_failures: failed tries to write lines, and to send a segment to the store; both are repeated.
+    lost_lines: lines that were dropped because the folder could not be written for too long. lost_segments: sealed
+    segments that were deleted because the folder was full.
+    """
+
+    write_failures: int = 0
+    ship_failures: int = 0
+    lost_lines: int = 0
+    lost_segments: int = 0
+
+    def families(self) -> Iterator[tuple[str, str, dict[str, int]]]:
+        """Yield (name, description, label `what` -> count) of each counter of `/metrics`; names without `_total`."""
+        failures = {"write": self.write_failures, "ship": self.ship_failures}
+        yield "oriel_usage_ledger_failures", "Failed tries to write usage or to send it to its store.", failures
+        lost = {"lines": self.lost_lines, "segments": self.lost_segments}
+        yield "oriel_usage_ledger_lost", "Lines and segments of usage that were dropped for lack of room.", lost
 
 
 _encoder = msgspec.json.Encoder()

@@ -31,6 +31,8 @@ from oriel_gateway.pools.model_placement import shown
 from oriel_wire.engine.control import health_routes
 from oriel_wire.engine.span_metrics import SpanCollector
 from oriel_wire.engine.tls import Certificates
+from oriel_wire.engine.usage_metrics import UsageLedgerCollector
+from oriel_wire.usage import LedgerCounts
 
 
 def admin_app(
@@ -40,6 +42,7 @@ def admin_app(
     certificates: Certificates | None = None,
     live: Live | None = None,
     trace_url: str = "",
+    usage: LedgerCounts | None = None,
 ) -> ASGIApp:
     """Build the application of the admin port.
 
@@ -48,6 +51,7 @@ def admin_app(
     `/placement`, `/console/live`, `/console/tenants/<name>`, and `POST /pools/<name>/wake`.
 
     live: the console's streams, for those who have to end them.
+    usage: of the usage ledger, if there is one.
     trace_url: where a trace is shown, with `{trace_id}` in it; "" for nowhere.
     """
     registry = CollectorRegistry()
@@ -56,6 +60,7 @@ def admin_app(
         registry.register(CertificateCollector(certificates))
     registry.register(RoutingCollector(lambda: gateway.routing))
     registry.register(BudgetCollector(gateway))
+    registry.register(UsageLedgerCollector(usage or LedgerCounts()))
     registry.register(gateway.documents)
     registry.register(SpanCollector("gateway", gateway.sink, lambda: gateway.records.kept, gateway.recaller))
 

@@ -38,6 +38,7 @@ def control_app(surface: Surface) -> Starlette:
             evictions=dict(surface.control.memory.evictions),
             memory_refusals=dict(surface.control.memory.refusals),
             load_queues=surface.control.demand.waiting,
+            usage=surface.usage,
         )
         text: list[str] = []
         for piece in exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics):

@@ -1,7 +1,7 @@
 """State shared by both v2 servers: the models, whether the server is ready, and its metadata."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from oriel_inference.backends import memory_bytes
@@ -15,6 +15,7 @@ from oriel_inference.servers.meter import Meter
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.trace import SpanSink
+from oriel_wire.usage import LedgerCounts
 from oriel_wire.v2.proto import v2_pb2
 
 SERVER_NAME = "oriel"
@@ -37,6 +38,7 @@ class Surface:
     """The server's state. Single writer: the app, which sets `stopping` when the drain begins.
 
     under_way: returns the requests of all servers that have begun and are not answered.
+    usage: of the usage ledger, if there is one.
     """
 
     catalog: Catalog
@@ -52,6 +54,7 @@ class Surface:
     stopping: bool = False
     server_id: str = SERVER_NAME
     under_way: Callable[[], int] = lambda: 0
+    usage: LedgerCounts = field(default_factory=LedgerCounts)
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether requests are accepted, and if not, why."""

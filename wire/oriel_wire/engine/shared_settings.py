@@ -1,9 +1,12 @@
 """The flags that several servers have, and the folders for files that outlive a server."""
 
+import argparse
 import os
 from pathlib import Path
 
 from oriel_wire.flags import Flag, flag
+from oriel_wire.objects.client import Location, location_of
+from oriel_wire.objects.errors import BadStoreUrl
 
 LOOPBACK = ("127.0.0.0/8", "::1")
 
@@ -24,10 +27,18 @@ def usage_store_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
     return flag(
         "--usage-store",
         group=group,
+        type=_store,
         metavar="URL",
         help="object store that takes the records of each minute: s3://bucket/prefix, gs://bucket/prefix, "
         "az://account/container/prefix (default: none, they stay in the folder)",
     )
+
+
+def _store(url: str) -> Location | None:
+    try:
+        return location_of(url) if url else None
+    except BadStoreUrl as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def trusted_peer_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:

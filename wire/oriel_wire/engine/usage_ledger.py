@@ -17,10 +17,10 @@ from uuid import uuid4
 
 from oriel_wire.engine.usage_files import UsageFiles, minute_of
 from oriel_wire.errors import StartFailed
-from oriel_wire.objects.client import ObjectWriter, location_of
-from oriel_wire.objects.errors import BadStoreUrl, ClientUnusable, ObjectStoreError
+from oriel_wire.objects.client import Location, ObjectWriter
+from oriel_wire.objects.errors import ClientUnusable, ObjectStoreError
 from oriel_wire.objects.opening import open_writer
-from oriel_wire.usage import UsageLine, merge
+from oriel_wire.usage import LedgerCounts, UsageLine, merge
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,7 +37,6 @@ class UsageLedger:
     read: returns what was used since its last call, as lines of the given minute.
     store: where sealed segments go, with the prefix of their keys; None keeps them on this machine.
     folder: where its segments are. instance: the first part of their names.
-    failures: writes that failed. ship_failures: tries to send a segment to the store that failed.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class UsageLedger:
         prefix: str = "",
         now_s: Callable[[], float] = time.time,
         append_s: float = APPEND_S,
+        max_held: int = MAX_HELD_LINES,
     ) -> None:
         self.folder = folder
         self._unit = unit
@@ -58,6 +58,7 @@ class UsageLedger:
         self._prefix = prefix
         self._now_s = now_s
         self._append_s = append_s
+        self._max_held = max_held
         self.instance = uuid4().hex[:16]
         self._files: UsageFiles | None = None
         self._thread = ThreadPoolExecutor(1, "oriel-usage")
@@ -66,7 +67,7 @@ class UsageLedger:
         self._ship_after_s = 0.0
         self._closed = False
         self._writing = asyncio.Lock()
-        self.failures = self.ship_failures = 0
+        self.counts = LedgerCounts()
 
     async def run(self) -> None:
         """Write each second until the ledger is closed. Close it before this is cancelled."""
@@ -90,9 +91,9 @@ class UsageLedger:
         try:
             await self._in_thread(lambda: self._append(minute, lines))
         except OSError as error:
-            if not self.failures:
+            if not self.counts.write_failures:
                 _log.error("usage is not recorded now: %s cannot be written (%s)", self.folder, error.strerror)
-            self.failures += 1
+            self.counts.write_failures += 1
             self._hold(lines)
             return
         await self._ship()
@@ -120,9 +121,12 @@ class UsageLedger:
 
     def _hold(self, lines: list[UsageLine]) -> None:
         self._held += lines
-        if len(self._held) > MAX_HELD_LINES:
+        if len(self._held) > self._max_held:
             self._held = merge(self._held)
-        if (beyond := len(self._held) - MAX_HELD_LINES) > 0:
+        if (beyond := len(self._held) - self._max_held) > 0:
+            if not self.counts.lost_lines:
+                _log.error("usage is lost: over %d lines wait until %s can be written", self._max_held, self.folder)
+            self.counts.lost_lines += beyond
             del self._held[:beyond]
 
     def _append(self, minute: str, lines: list[UsageLine], *, seal: bool = False) -> None:
@@ -143,6 +147,7 @@ class UsageLedger:
         if minute[:13] != self._pruned_hour:
             self._pruned_hour = minute[:13]
             if deleted := files.prune():
+                self.counts.lost_segments += deleted
                 _log.warning("usage: %d old segments were deleted, because the folder is full", deleted)
 
     async def _ship(self) -> None:
@@ -158,21 +163,22 @@ class UsageLedger:
         except FileNotFoundError:
             pass  # another server with the same folder has shipped it
         except ObjectStoreError as error:
-            if not self.ship_failures:
+            if not self.counts.ship_failures:
                 _log.error("usage is kept on this machine for now: %s", error)
-            self.ship_failures += 1
+            self.counts.ship_failures += 1
             self._ship_after_s = self._now_s() + SHIP_RETRY_S
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def open_ledger(folder: Path, unit: str, read: Callable[[str], list[UsageLine]], *, store: str = "") -> UsageLedger:
-    """Return a ledger. store: the URL of an object store, "" for none. Raises StartFailed if it cannot be used."""
-    if not store:
+def open_ledger(
+    folder: Path, unit: str, read: Callable[[str], list[UsageLine]], *, store: Location | None = None
+) -> UsageLedger:
+    """Return a ledger. store: takes its segments. Raises StartFailed if there can be no client for it."""
+    if store is None:
         return UsageLedger(folder, unit, read)
     try:
-        location = location_of(store)
-        return UsageLedger(folder, unit, read, store=open_writer(location), prefix=location.prefix)
-    except (BadStoreUrl, ClientUnusable) as error:
+        return UsageLedger(folder, unit, read, store=open_writer(store), prefix=store.prefix)
+    except ClientUnusable as error:
         raise StartFailed(f"--usage-store: {error}") from error
