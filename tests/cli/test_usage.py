@@ -1,9 +1,6 @@
 """`oriel usage`: sums stay whole however they are grouped, priced and written."""
 
-import csv
-import io
 import json
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -13,50 +10,13 @@ from hypothesis import strategies as st
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
 from oriel_cli.usage.command import read_prices
-from oriel_cli.usage.formats import FOCUS, FOCUS_MORE, cloudevents, focus, records, write_csv
 from oriel_cli.usage.grouping import IDLE, group, hours
 from oriel_cli.usage.reading import collect, moment
 from oriel_policies.metering.prices import Price, amounts, decimal_text, price_at
 from oriel_wire.engine.usage_files import UsageFiles
 from oriel_wire.usage import COUNTERS, UsageLine
 
-GPU = Price(
-    name="h100",
-    device_class="h100",
-    currency="EUR",
-    valid_from="2026-01-01",
-    device_hour=4_000_000_000,
-)
-BASE = Price(
-    name="base",
-    device_class="",
-    currency="EUR",
-    valid_from="2026-01-01",
-    cpu_core_hour=36_000_000,
-    gib_out=90_000_000,
-    million_tokens_out=2_000_000_000,
-)
-PRICES = """
-[prices.h100]
-class = "h100"
-currency = "EUR"
-valid_from = 2026-01-01
-device_hour = 4
-
-[prices.base]
-currency = "EUR"
-valid_from = 2026-01-01
-cpu_core_hour = "0.036"
-gib_out = 0.09
-million_tokens_out = 2.0
-"""
-
-
-def line(tenant: str = "acme", ns: int = 0, **more: object) -> UsageLine:
-    given: dict[str, object] = {"minute": "2026-11-24T17:05", "unit": "inference", "target": "m", "device": "gpu0"}
-    given |= {"device_class": "h100", "tenant": tenant, "device_ns": ns, "why": "" if tenant else "untenanted", **more}
-    return UsageLine(**given)  # type: ignore[arg-type]
-
+from .usage_lines import BASE, GPU, PRICES, device, line
 
 LINES = st.lists(
     st.builds(
@@ -165,64 +125,7 @@ def test_bad_prices_are_refused_with_their_place(tmp_path: Path, text: str, reas
         read_prices(file)
 
 
-# --- formats -------------------------------------------------------------------------------------------------------
-
-
-def test_csv_reads_back_and_a_name_is_no_formula() -> None:
-    groups = group([line("=cmd()", ns=5), line("acme", ns=3600 * 10**9)], ["tenant"])
-    rows = list(csv.DictReader(io.StringIO(write_csv(list(records(groups, [GPU]))))))
-    assert [row["tenant"] for row in rows] == ["'=cmd()", "acme"]
-    assert (rows[1]["device_ns"], rows[1]["amount"], rows[1]["currency"]) == ("3600000000000", "4.000000000", "EUR")
-
-
-def test_focus_has_its_columns_and_adds_up_to_the_amounts() -> None:
-    lines = [
-        line("acme", ns=3600 * 10**9, requests=9),
-        line("acme", unit="logic", device="", device_class="", cpu_ns=3600 * 10**9, tokens_out=10**6),
-        line("", ns=1800 * 10**9),
-    ]
-    groups = group(lines, ["tenant", "target"])
-    rows = list(focus(groups, [GPU, BASE], account="platform"))
-    assert len(FOCUS) == 21 and set(FOCUS) | set(FOCUS_MORE) <= set(rows[0])
-    assert all(name.startswith("x_") for name in set(rows[0]) - set(FOCUS) - set(FOCUS_MORE))
-    by_sku = {(row["SubAccountId"], row["SkuPriceId"]): Decimal(row["BilledCost"]) for row in rows}
-    assert by_sku == {
-        ("acme", "h100/h100/device"): Decimal(4),
-        ("acme", "base/none/cpu"): Decimal("0.036"),
-        ("acme", "base/none/tokens_out"): Decimal(2),
-        ("(unbilled)", "h100/h100/device"): Decimal(2),
-    }
-    (device,) = [row for row in rows if row["SkuId"] == "h100" and row["SubAccountId"] == "acme"]
-    assert device["ServiceCategory"] == "AI and Machine Learning"
-    assert (device["BillingPeriodStart"], device["BillingPeriodEnd"]) == (
-        "2026-11-01T00:00:00Z",
-        "2026-12-01T00:00:00Z",
-    )
-    assert (device["ChargePeriodStart"], device["ChargePeriodEnd"]) == ("2026-11-24T00:00:00Z", "2026-11-25T00:00:00Z")
-    with pytest.raises(CommandFailed, match="'h100' has no price"):
-        list(focus(groups, [BASE], account="platform"))
-
-
-def test_cloudevents_have_the_identity_of_their_line() -> None:
-    (event,) = cloudevents([("a1-00000007-3", line(ns=5)), ("a1-00000007-4", line(kind="device"))])
-    assert (event["id"], event["source"], event["subject"]) == ("a1-00000007-3", "/oriel/a1", "acme")
-    assert (event["specversion"], event["type"], event["data"]["device_ns"]) == ("1.0", "oriel.usage.v1", 5)
-
-
 # --- the command -----------------------------------------------------------------------------------------------
-
-
-def device(minute: str, busy: int, wall: int, still_open: int = 0) -> UsageLine:
-    return UsageLine(
-        kind="device",
-        minute=minute,
-        unit="inference",
-        device="gpu0",
-        device_class="h100",
-        busy_ns=busy,
-        wall_ns=wall,
-        open_ns=still_open,
-    )
 
 
 def test_a_batch_over_the_full_hour_is_no_difference() -> None:

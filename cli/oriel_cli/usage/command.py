@@ -93,22 +93,25 @@ def _export(args: argparse.Namespace, usage: Usage) -> int:
     groups = group([line for _, line in usage.lines], by, idle=args.idle or "")
     if args.format == "focus":
         rows = list(formats.focus(groups, prices, account=args.account))
-        names = rows[0] if rows else (*formats.FOCUS, *formats.FOCUS_MORE)
-        return _write(args, formats.write_csv(rows, list(names)))
-    rows = list(formats.records(groups, prices))
+        names = list(rows[0]) if rows else [*formats.FOCUS, *formats.FOCUS_MORE]
+        return _write(args, formats.write_csv(rows, names))
+    rows, names = list(formats.records(groups, prices)), formats.columns(by, priced=bool(prices))
     if args.format == "parquet":
         if args.out is None:
             raise CommandFailed("parquet needs --out FILE")
-        formats.write_parquet(rows, args.out)
+        formats.write_parquet(rows, names, args.out)
         return 0
-    return _write(args, formats.write_csv(rows) if args.format == "csv" else formats.write_ndjson(rows))
+    return _write(args, formats.write_csv(rows, names) if args.format == "csv" else formats.write_ndjson(rows))
 
 
 def _write(args: argparse.Namespace, text: str) -> int:
     if args.out is None:
         sys.stdout.write(text)
-    else:
+        return 0
+    try:
         args.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"{args.out} cannot be written: {error.strerror}") from error
     return 0
 
 

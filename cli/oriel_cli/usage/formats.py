@@ -5,13 +5,14 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.usage.grouping import IDLE, UNBILLED, Group
-from oriel_policies.metering.prices import Amounts, Price, decimal_text
+from oriel_policies.metering.prices import Price, decimal_text
 from oriel_wire.usage import COUNTERS, UsageLine
 
 # The 21 columns that FOCUS 1.2 demands of every data set; FOCUS_MORE are conditional or recommended ones.
@@ -52,6 +53,7 @@ FOCUS_MORE = (
     "SubAccountType",
 )
 NAME = "Oriel"
+NO_CLASS = "none"  # the SKU of use that needs no device
 _METERS = (
     ("device", "device_ns", "Hours", 3600 * 10**9, "device time"),
     ("cpu", "cpu_ns", "Hours", 3600 * 10**9, "CPU time"),
@@ -59,6 +61,12 @@ _METERS = (
     ("tokens_in", "tokens_in", "Tokens", 1, "tokens read"),
     ("tokens_out", "tokens_out", "Tokens", 1, "tokens written"),
 )
+
+
+def columns(by: Sequence[str], *, priced: bool) -> list[str]:
+    """Return the columns of `records` that are grouped by these keys."""
+    names = [*by, "class", "day", *COUNTERS, "estimated", *(("amount", "currency") if priced else ())]
+    return list(dict.fromkeys(names))
 
 
 def records(groups: Sequence[Group], prices: Sequence[Price]) -> Iterator[dict[str, Any]]:
@@ -76,9 +84,8 @@ def records(groups: Sequence[Group], prices: Sequence[Price]) -> Iterator[dict[s
         yield record
 
 
-def write_csv(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+def write_csv(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     """Return rows as CSV (RFC 4180) with a heading."""
-    names = list(columns) or list(rows[0] if rows else ("tenant", *COUNTERS))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
@@ -93,13 +100,31 @@ def write_ndjson(rows: Sequence[dict[str, Any]]) -> str:
     return "".join([json.dumps(row, ensure_ascii=False) + "\n" for row in rows])
 
 
-def write_parquet(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write rows to a Parquet file. Raises CommandFailed without pyarrow."""
+def write_parquet(rows: Sequence[dict[str, Any]], names: Sequence[str], path: Path) -> None:
+    """Write rows to a Parquet file: counters as 64-bit integers, amounts as decimals, null where no price applies.
+
+    Raises CommandFailed without pyarrow, or if the file cannot be written.
+    """
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise CommandFailed("parquet needs pyarrow: pip install 'oriel-serving[parquet]'") from error
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    kinds = {name: pyarrow.int64() for name in COUNTERS}
+    kinds |= {"estimated": pyarrow.bool_(), "amount": pyarrow.decimal128(38, 9)}
+    schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in names])
+    table = pyarrow.Table.from_pylist(
+        [
+            row | {"amount": Decimal(row["amount"]) if row["amount"] else None, "currency": row["currency"] or None}
+            if "amount" in row
+            else row
+            for row in rows
+        ],
+        schema=schema,
+    )
+    try:
+        parquet.write_table(table, path)
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error}") from error
 
 
 def cloudevents(lines: Sequence[tuple[str, UsageLine]]) -> Iterator[dict[str, Any]]:
@@ -144,16 +169,15 @@ def focus(groups: Sequence[Group], prices: Sequence[Price], *, account: str) -> 
         for name, counter, unit, size, described in _METERS:
             used, cost = each.sums[counter], getattr(paid, name)
             if used and (cost or name == "device"):
-                yield _charge(each, price, paid, name, cost, used / size, unit, described, account)
+                yield _charge(each, price, name, cost, _quantity(used, size), unit, described, account)
 
 
 def _charge(
     group: Group,
     price: Price,
-    paid: Amounts,
     name: str,
     cost: int,
-    quantity: float,
+    quantity: str,
     unit: str,
     described: str,
     account: str,
@@ -164,8 +188,11 @@ def _charge(
     month = day.replace(day=1)
     following = (month + timedelta(days=32)).replace(day=1)
     amount = decimal_text(cost)
-    sku = f"{group.device_class or 'none'}/{name}"
+    sku = group.device_class or NO_CLASS
     nobody = tenant in (IDLE, UNBILLED)
+    # A charge that is no sub account's has none.
+    account_of = "" if nobody else tenant
+    idle = "idle " if tenant == IDLE else ""
     return {
         "BilledCost": amount,
         "BillingAccountId": account,
@@ -175,14 +202,14 @@ def _charge(
         "BillingPeriodStart": _time(month),
         "ChargeCategory": "Usage",
         "ChargeClass": "",
-        "ChargeDescription": f"{described} of {target or 'all models and services'}, class {group.device_class or '-'}",
+        "ChargeDescription": f"{idle}{described} of {target or 'all models and services'}, class {sku}",
         "ChargePeriodEnd": _time(day + timedelta(days=1)),
         "ChargePeriodStart": _time(day),
         "ContractedCost": amount,
         "EffectiveCost": amount,
         "InvoiceIssuerName": NAME,
         "ListCost": amount,
-        "PricingQuantity": f"{quantity:.12g}",
+        "PricingQuantity": quantity,
         "PricingUnit": unit,
         "ProviderName": NAME,
         "PublisherName": NAME,
@@ -190,15 +217,16 @@ def _charge(
         "ServiceName": "Oriel inference",
         "BillingAccountType": "Platform",
         "ChargeFrequency": "Usage-Based",
-        "ConsumedQuantity": f"{quantity:.12g}",
+        "ConsumedQuantity": quantity,
         "ConsumedUnit": unit,
         "PricingCategory": "Standard",
         "ServiceSubcategory": "Other (AI and Machine Learning)",
-        "SkuId": group.device_class,
-        "SkuPriceId": f"{price.name}/{sku}",
-        "SubAccountId": tenant,
-        "SubAccountName": tenant,
-        "SubAccountType": "Tenant",
+        "SkuId": sku,
+        "SkuPriceId": f"{price.name}/{sku}/{name}",
+        "SubAccountId": account_of,
+        "SubAccountName": account_of,
+        "SubAccountType": "Tenant" if account_of else "",
+        "x_tenant": tenant,
         "x_target": target,
         "x_tier": group.keys.get("tier", ""),
         "x_requests": group.sums["requests"],
@@ -206,6 +234,11 @@ def _charge(
         "x_estimated": group.estimated,
         "x_unbilled": nobody,
     }
+
+
+def _quantity(used: int, size: int) -> str:
+    """Return a quantity without an exponent, which FOCUS would write in a form of its own."""
+    return f"{Decimal(used) / size:.15f}".rstrip("0").rstrip(".")
 
 
 def _time(moment: datetime) -> str:
