@@ -51,9 +51,18 @@ class Handler(RequestHandler):
         with ONE_AT_A_TIME:
             if not key:
                 self.storage.create_bucket(bucket, {"name": bucket})
+            elif self.headers.get("x-goog-if-generation-match") == "0" and self._is_there(bucket, key):
+                return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>", {})
             else:
                 self.storage.create_file(bucket, key, data, about)
         self._answer(200, b"", {"ETag": f'"{etag}"'})
+
+    def _is_there(self, bucket: str, key: str) -> bool:
+        try:
+            self.storage.get_file_obj(bucket, key)
+        except NotFound:
+            return False
+        return True
 
     def do_DELETE(self) -> None:
         with ONE_AT_A_TIME:

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from oriel_wire.objects.client import ClientLimits, ObjectClient, Stored
+from oriel_wire.objects.client import ClientLimits, ObjectClient, Stored, location_of
 from oriel_wire.objects.errors import ObjectChanged, ObjectStoreError, StoreUnavailable, TooManyObjects
+from oriel_wire.objects.opening import open_writer
 
 from ..conftest import Run
 from ..waiting import wait_until
@@ -103,6 +104,15 @@ async def test_a_checksum_is_of_the_bytes(server: ObjectServer, client: ObjectCl
     assert (head.key, head.size, head.etag) == ("sum/f", 5, (await only(client, "sum/")).etag)
     # obstore reports no checksum; the one of S3 has to be right.
     assert head.checksum == (("md5", "5d41402abc4b2a76b9719d911017c592") if server.kind == "s3" else None)
+
+
+async def test_what_is_written_reads_back_and_is_never_replaced(server: ObjectServer, client: ObjectClient) -> None:
+    writer = open_writer(location_of(server.url))
+    for data in (b"one", b"one", b"two, and longer"):
+        await writer.put("written/f", data)
+    each = await only(client, "written/")
+    assert await read(client, each.key, 0, each.size, each.etag) == b"one"
+    await writer.close()
 
 
 async def test_a_changed_object_is_noticed(server: ObjectServer, client: ObjectClient) -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -110,11 +111,12 @@ class UsageLedger:
         lines = self._held
         try:
             await self._in_thread(lambda: self._append(minute, lines, seal=True))
-            self._ship_after_s = 0.0
-            async with asyncio.timeout(STOP_S):
-                await self._ship()
         except OSError as error:
             _log.error("the usage of the last seconds is not recorded: %s", error)
+        self._ship_after_s = 0.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._ship()
         if self._store is not None:
             await self._store.close()
         self._thread.shutdown()
@@ -162,7 +164,7 @@ class UsageLedger:
                 await self._in_thread(partial(path.unlink, missing_ok=True))
         except FileNotFoundError:
             pass  # another server with the same folder has shipped it
-        except ObjectStoreError as error:
+        except (ObjectStoreError, OSError) as error:
             if not self.counts.ship_failures:
                 _log.error("usage is kept on this machine for now: %s", error)
             self.counts.ship_failures += 1

@@ -46,6 +46,7 @@ PAGE_OBJECTS = 1000
 CHUNK_BYTES = 256 * 1024
 _ENDPOINTS = {"gs": ("GOOGLE_BASE_URL",), "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")}
 _STATUS = re.compile(r"status code: ([1-5][0-9]{2})")
+_NOBODY = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
 _CREDENTIALS = re.compile("token request|performing credential")
 _BAD_NAME = re.compile(r'Path "((?:[^"\\]|\\.)*)"')
 
@@ -71,7 +72,12 @@ def open_obstore(location: Location, limits: ClientLimits) -> "ObstoreClient":
         if location.kind == "az":
             store = AzureStore(bucket, account_name=location.account, client_options=options, retry_config=once)
         elif emulator:
-            config: GCSConfig = {"base_url": emulator.rstrip("/"), "skip_signature": True}
+            config: GCSConfig = {
+                "base_url": emulator.rstrip("/"),
+                "skip_signature": True,
+                # It asks for credentials for writing all the same; this is nobody's, which is not asked for a token.
+                "service_account_key": _NOBODY,
+            }
             store = GCSStore(bucket, config=config, client_options=options, retry_config=once)
         else:
             store = GCSStore(bucket, client_options=options, retry_config=once)

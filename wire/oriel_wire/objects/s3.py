@@ -177,6 +177,9 @@ class S3Client:
         shown = f"{status} {code}" if code.isalnum() and code != str(status) else str(status)
         if key and 400 <= status < 500 and status not in (401, 408, 429):
             # Other objects may still be readable: only a listing shows whether the store itself is available.
+            if what.startswith("take"):
+                needs = ": it needs s3:PutObject, and kms:GenerateDataKey of its key" if status == 403 else ""
+                return ObjectRefused(f"{self._location} does not take {key!r} from this process ({shown}){needs}")
             needs = ": it needs s3:GetObject of it, and kms:Decrypt of its key" if status == 403 else ""
             return ObjectRefused(f"{self._location} does not give this process {key!r} ({shown}){needs}")
         if status == 403:
