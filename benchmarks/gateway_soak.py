@@ -213,7 +213,7 @@ async def soak(
         documents(Path(folder), server.sockets[0].getsockname()[1])
         http, grpc, admin = free_ports(3)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-        environ["XDG_STATE_HOME"] = folder
+        environ["ORIEL_STATE"] = folder
         if collector == "blackhole":
             environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
         command = (sys.executable, "-m", "oriel_cli.main", "gateway", "--policies", folder, "--quota-file", "none")

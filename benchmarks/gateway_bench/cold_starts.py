@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.processes import state_environment
 from onnx import TensorProto, helper, save_model
 from tests.conformance.redis_server import PASSWORD, redis_server
 from tests.gateway.process import Process, gateway_process
@@ -113,6 +114,7 @@ class Server:
             *(sys.executable, "-P", "-c", _COMMAND, "inference", "--model-repository", str(self._root)),
             *("--http-port", str(self._port), "--metrics-port", str(self._metrics_port), "--allow-grpc", "false"),
             stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **state_environment()},
         )
         return self._process
 

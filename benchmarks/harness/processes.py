@@ -1,5 +1,6 @@
 """Servers as processes: started, awaited, measured, and ended with all their children."""
 
+import atexit
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from oriel_cli import units
@@ -29,6 +31,7 @@ __all__ = [
     "inference_command",
     "pss_mb",
     "serving",
+    "state_environment",
     "status_of",
     "tree",
 ]
@@ -37,6 +40,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
 END_S = 5.0
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def state_environment() -> dict[str, str]:
+    """The environment of a server that keeps quotas, objectives and usage in a folder that goes with this process.
+
+    Without it they would be added to those of the user.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="oriel-bench-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return {"ORIEL_STATE": folder.name}
 
 
 def free_ports(count: int) -> list[int]:
@@ -75,11 +89,13 @@ def serving(
 
     own_session: the kernel shares the cores among sessions before it does among processes (autogroup), so that this
     decides how much of a busy machine a server gets. The kept figures are of the servers as they are started here.
+    environment: more variables, over those of `state_environment`.
     Exits with the end of its log when it does not start within `start_s`.
     """
     log = tempfile.TemporaryFile()
+    variables = {**os.environ, **state_environment(), **(environment or {})}
     process = subprocess.Popen(
-        list(command), env={**os.environ, **(environment or {})}, stdout=log, stderr=log, cwd=ROOT,
+        list(command), env=variables, stdout=log, stderr=log, cwd=ROOT,
         start_new_session=own_session, process_group=None if own_session else 0,
     )  # fmt: skip
     try:

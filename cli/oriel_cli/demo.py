@@ -64,7 +64,18 @@ def _gateway(admin_port: int | None) -> Iterator[tuple[str, int]]:
         yield host.strip("[]"), int(port)
         return
     _progress("no demo runs here: starting one on free ports")
-    command = [sys.executable, "-P", "-m", "oriel_cli.main", "up", "--demo", "--free-ports", "--json"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "oriel_cli.main",
+        "up",
+        "--demo",
+        "--free-ports",
+        "--json",
+        "--usage",
+        "none",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as started:
         try:
             assert started.stdout is not None

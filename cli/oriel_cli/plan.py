@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start and stop logic and inference by demand, within the bounds of the pools' scaling tables",
     )
+    parser.add_argument(
+        "--usage", metavar="DIR", help="where usage is recorded (ORIEL_STATE, else ~/.local/state/oriel); or 'none'"
+    )
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="logic's worker processes (2)")
     for unit, ports in PORTS.items():
         for label, port in ports.items():
@@ -66,6 +69,7 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
 
     if bool(args.tls_cert) != bool(args.tls_key):
         raise StartFailed("a certificate goes with its key: pass both --tls-cert and --tls-key")
+    usage = ["--usage", args.usage] if args.usage else []
     tls = ["--tls-cert", str(args.tls_cert), "--tls-key", str(args.tls_key)] if args.tls_cert else []
     at = _addresses(args)
     gateway, logic, inference = at["gateway"], at["logic"], at["inference"]
@@ -89,6 +93,7 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                 *_command("gateway"),
                 *("--policies", str(policies), "--host", args.host),
                 *tls,
+                *usage,
                 *_ports(gateway),
                 *(word for each in logics for word in ("--endpoint", f"logic={each['http']}")),
                 *(word for each in inferences for word in ("--endpoint", f"inference={each['http']}")),
@@ -109,6 +114,7 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                         *(word for folder in services for word in ("--services", str(folder))),
                         *models_at,
                         *("--host", LOOPBACK, "--workers", str(args.workers)),
+                        *usage,
                         *_ports(addresses),
                     ],
                     addresses=addresses,
@@ -128,6 +134,7 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                         *_command("inference"),
                         *(word for folder in repositories for word in ("--model-repository", str(folder))),
                         *("--host", LOOPBACK),
+                        *usage,
                         # If one model is broken, the others can still be tried out.
                         *("--strict-readiness", "false"),
                         # A spare process has one child for model checks; more checks at once would start more.

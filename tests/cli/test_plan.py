@@ -60,6 +60,10 @@ def test_the_public_ports_speak_tls_with_a_certificate_and_its_key(assets: DemoA
         plan.units(parsed("--tls-cert", "tls.crt"), assets)
 
 
+def test_where_usage_is_recorded_is_passed_on_to_each_unit(assets: DemoAssets) -> None:
+    assert all("--usage none " in flags(unit) for unit in plan.units(parsed("--usage", "none"), assets))
+
+
 def test_models_that_are_there_are_not_generated_again(assets: DemoAssets) -> None:
     assets.generated.mkdir()
     assert plan.units(parsed(), assets)[2].prepare == ()

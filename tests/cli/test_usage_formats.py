@@ -130,9 +130,8 @@ def test_the_validator_of_focus_finds_only_columns_that_1_2_does_not_demand(tmp_
         pytest.skip("no focus-validator on PATH: pip install focus-validator 'multimethod<1.11', apart from Oriel")
     (data := tmp_path / "focus.csv").write_text(exported(LINES, ["tenant", "target"], idle="show"))
     words = (program, "--data-file", str(data), "--validate-version", "1.0", "--column-namespace", "x_")
-    (folder,) = (
-        Path(program).parents[1].glob("lib/python3*/site-packages")
-    )  # where it looks for the codes of currencies
+    # It looks for the codes of currencies below the present folder.
+    (folder,) = Path(program).parents[1].glob("lib/python3*/site-packages")
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     failed = set(re.findall(r"^(\w+) failed:", done.stdout, re.M))
     assert failed == NOT_IN_1_2, done.stdout + done.stderr

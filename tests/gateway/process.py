@@ -71,6 +71,8 @@ async def gateway_process(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", code, "gateway", "--policies", str(policies)),
         *("--http-port", http_port, "--grpc-port", others[0], "--admin-port", others[1], *words),
+        # A bench, which has set no folder, adds nothing to the quotas, objectives and usage of the user.
+        env={"ORIEL_STATE": str(folder / "state"), **os.environ},
         # With a preexec_fn Python runs code in a forked child, which may hang because this process has gRPC's threads.
         preexec_fn=None if max_files is None else limited,
     )
