@@ -130,6 +130,9 @@ class RouteHooks(Protocol):
     def data(self, call: Any, data: bytes, complete: bool) -> None:
         """More of the answer is about to be passed on."""
 
+    def cut_off(self, call: Any) -> None:
+        """The call is about to end before its answer is complete."""
+
     def abandoned(self, call: Any, now: float) -> tuple[bool, float]:
         """Return whether a call that leaves its flight was executed, and the seconds it has to pay for that."""
 

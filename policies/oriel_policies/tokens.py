@@ -5,6 +5,7 @@ by what its answer reports. The prompt is not tokenised: a gateway has no vocabu
 """
 
 from dataclasses import dataclass
+from json import detect_encoding
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ READ_BYTES = 4 * 1024 * 1024  # the most bytes of a body that is read for the le
 USUAL_TOKENS = 256.0  # an answer whose length is neither asked for nor known
 MAX_TOKENS = 10**9
 _BYTES_PER_TOKEN = 4
+_MAX_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,21 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def wanted(body: bytes) -> Wanted:
-    """Read the answers that a body asks for. A body that is larger than READ_BYTES, or no such JSON, asks for one."""
+    """Read the answers that a body asks for. A body that is larger than READ_BYTES, or no such JSON, asks for one.
+
+    Of several fields for the length of an answer the largest counts, because servers differ in which one they read.
+    """
     if len(body) > READ_BYTES:
         return Wanted()
     try:
-        fields = _decode(body)
+        encoding = detect_encoding(body)  # as Python's servers read JSON
+        fields = _decode(body if encoding == "utf-8" else body.decode(encoding).encode())
         prompts = _prompts(bytes(fields.prompt))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return Wanted()
     most = [_count(each) for each in (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)]
     each = max(_count(fields.n) or 1, _count(fields.best_of) or 1)
-    return Wanted(next((found for found in most if found is not None), None), min(each * prompts, MAX_TOKENS))
+    return Wanted(max((found for found in most if found), default=None), min(each * prompts, MAX_TOKENS))
 
 
 def prompt_tokens(size_bytes: int) -> int:
@@ -64,7 +70,14 @@ def reserved(service: str, prompt: int, wants: Wanted, usual: float) -> int:
 
 
 def _count(value: Any) -> int | None:
-    """Return a whole number that may be a count of tokens or answers."""
+    """Return a count of tokens or answers, None if it is none. Servers also take `16.0` and `"16"` for one."""
+    if isinstance(value, str) and len(value) <= _MAX_DIGITS:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return min(value, MAX_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 

@@ -96,8 +96,8 @@ async def redis_server() -> AsyncIterator[RedisServer]:
 class Proxy:
     """A proxy between clients and Redis, or another server.
 
-    mode: "through"; "blackhole" (accepts bytes and answers nothing); "deaf" (passes requests on, but no answer);
-    "refuse" (connections); "reset" (connections).
+    mode: "through"; "blackhole" (accepts bytes and answers nothing); "deaf" (passes requests on, but no
+    answer, except HTTP's `100 Continue`, which a client waits for); "refuse" (connections); "reset" (connections).
     delay_s: added to every answer.
     tls: the context for its clients; None for plain TCP.
     """
@@ -167,7 +167,8 @@ class Proxy:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delayed: float) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
-                if self.mode == "blackhole" or (delayed and self.mode == "deaf"):
+                deaf = delayed and self.mode == "deaf" and not data.startswith(b"HTTP/1.1 100 ")
+                if deaf or self.mode == "blackhole":
                     continue
                 if delayed and self.delay_s:
                     await asyncio.sleep(self.delay_s)

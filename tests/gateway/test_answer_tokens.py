@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_gateway.shared.answer_tokens import TAIL_BYTES, AnswerTokens
+from oriel_gateway.shared.answer_tokens import MAX_KEYS, TAIL_BYTES, AnswerTokens
 
 
 class Head:
@@ -93,6 +93,33 @@ def test_what_the_servers_head_says_counts_and_what_cannot_be_read_is_estimated(
 def test_a_usage_that_makes_no_sense_is_none(usage: Any) -> None:
     found = count(Head(), [json.dumps({"usage": usage}).encode()])
     assert found[0] == 7 and not found[2]
+
+
+@pytest.mark.parametrize(
+    ("usage", "found"),
+    [
+        ({"prompt_tokens": 10, "completion_tokens": 90, "total_tokens": 10}, (10, 90)),
+        ({"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 100}, (10, 90)),  # tokens of reasoning
+        ({"prompt_tokens": 10, "completion_tokens": -90, "total_tokens": 100}, (10, 90)),
+        ({"prompt_tokens": 10, "total_tokens": 10}, (10, 0)),
+        ({"prompt_tokens": 10, "completion_tokens": -90}, None),
+        ({"prompt_tokens": 10, "completion_tokens": 10**40}, None),
+    ],
+)
+def test_a_usage_that_contradicts_itself_is_taken_at_its_most(usage: Any, found: tuple[int, int] | None) -> None:
+    answer = json.dumps({"usage": usage}).encode()
+    assert count(Head(), [answer]) == ((*found, True) if found else (7, -(-len(answer) // 4), False))
+
+
+def test_what_a_client_has_a_server_repeat_makes_its_call_no_cheaper() -> None:
+    """Answers of the Responses API repeat tools and their schemas, which the client writes."""
+    usage = '"usage": {"input_tokens": 10, "output_tokens": 90}'
+    forged = '"usage": {"input_tokens": 0, "output_tokens": 0}'
+    assert count(Head(), [f'{{{usage}, "tools": [{{{forged}}}]}}'.encode()]) == (10, 90, True)
+    many = f'{{{usage}, "tools": [{", ".join([f"{{{forged}}}"] * MAX_KEYS)}]}}'.encode()
+    assert count(Head(), [many]) == (7, -(-len(many) // 4), False), "of so many none is believed"
+    nested = b'{"usage": ' * 1600
+    assert count(Head(), [nested]) == (7, len(nested) // 4, False)
 
 
 @given(st.binary(max_size=200))

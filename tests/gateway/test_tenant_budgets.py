@@ -1,5 +1,6 @@
 """Budgets of tenants on the whole path: what is spent, shown, and refused once nothing is left."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from oriel_policies.documents import compile_documents
 from oriel_policies.metering.budgets import Use
 from oriel_wire.engine.usage_ledger import UsageLedger
 
+from ..waiting import until
 from .limit_desk import INFER, on, tenant_t
 from .openai_answers import CHAT, JSON, chat, streamed, whole
 from .stack import Client, Seen, Upstream, gateway, upstream
@@ -51,6 +53,11 @@ async def shown(client: Client, path: str = "/v1/usage") -> list[dict[str, Any]]
     return list(reply["budgets"] if path == "/v1/usage" else reply["limits"])
 
 
+def executed(up: Upstream) -> int:
+    """Return how many calls of models there were; a gateway also asks for the documents of its services."""
+    return sum(seen.head.startswith(f"POST {INFER} ") for seen in up.seen)
+
+
 async def used(_: Seen) -> bytes:
     cost = "dev=400000000;cpu=0;class=h100"
     return f"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost: {cost}\r\n\r\nok".encode()
@@ -66,7 +73,8 @@ async def test_a_budget_of_money_is_spent_by_prices_and_refuses_when_nothing_is_
             (budget,) = await shown(client)
             assert (budget["name"], budget["kind"], budget["unit"]) == ("budget-EUR-day", "budget", "EUR")
             assert (budget["limit"], budget["left"], budget["warn"], budget["stops"]) == ("1", left, 0.5, True)
-            assert await shown(client, "/v1/limits") == [budget]
+            (limit,) = await shown(client, "/v1/limits")
+            assert 0 <= budget.pop("more_in_s") - limit.pop("more_in_s") < 3600 and limit == budget
         reply = await client.ask(INFER, b"x", key="key-t")
         error = json.loads(reply.body)
         assert reply.status == 429 and error["reason"] == "budget_spent" and "1 EUR per day" in error["error"]
@@ -112,6 +120,84 @@ async def test_a_budget_that_stops_nothing_is_only_told(up: Upstream, caplog: py
             "tenant t: budget-device_seconds-month is spent to 80%",
             "tenant t: budget-device_seconds-month is spent",
         ]
+
+
+async def test_a_client_that_leaves_spends_what_has_passed_of_its_answer(up: Upstream) -> None:
+    """It could read a whole stream but its end, and spend nothing."""
+
+    async def stream(_: Seen) -> bytes:
+        event = b'data: {"a": 1}\n\n'
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        return head + b"%x\r\n%b\r\n" % (len(event), event) * 8  # and no end
+
+    up.answer = stream
+    files = budgets(up.port, '{ amount = 1000, unit = "tokens" }, { amount = 1, unit = "device_seconds" }')
+    body = chat(stream=True, text="x" * 400)
+    async with gateway(files) as (port, core), Client(port) as client:
+        async with Client(port) as leaving:
+            leaving.send(CHAT, body, key="key-t", headers=JSON)
+            await leaving.reader.readuntil(b"data: ")
+
+        async def spent() -> bool:
+            tokens, device = await shown(client)
+            prompt = -(-len(body) // 4)
+            return 1000 - int(tokens["left"]) in range(prompt, prompt + 9) and float(device["left"]) < 1.0
+
+        await until(spent)
+        used = json.loads((await client.ask("/v1/usage", method="GET", key="key-t")).body)
+        (target,) = used["day"]["targets"]
+        assert target["estimated"] and target["requests"] == 1 and target["tokens_in"] == -(-len(body) // 4)
+        lines = core.records.stats.usage.added("2026-11-24T12:00")
+        assert {(line.kind, line.why) for line in lines} == {("seen", "left")}, "the servers record it themselves"
+
+
+async def test_a_call_that_is_cut_off_costs_what_its_class_of_device_costs(up: Upstream) -> None:
+    up.answer = used
+    never = asyncio.Event()
+    files = budgets(up.port, '{ amount = 1000, unit = "EUR" }')
+    async with gateway(files) as (port, _), Client(port) as client:
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+        ((paid, *_),) = [(float(each["left"]), each) for each in await shown(client)]
+        assert paid == 999.6
+
+        async def silent(_: Seen) -> bytes:
+            await never.wait()
+            return b""
+
+        up.answer = silent
+        async with Client(port) as leaving:
+            leaving.send(INFER, b"x", key="key-t")
+            await until(lambda: executed(up) == 2)
+
+        async def spent() -> bool:
+            return float((await shown(client))[0]["left"]) < paid
+
+        await until(spent)
+        # The deadline is the client's own: it is charged. The tier's would be the platform's delay.
+        left = float((await shown(client))[0]["left"])
+
+        async def charged() -> bool:
+            """Return whether a call was charged; on a busy machine it may be late before it is sent."""
+            assert (await client.ask(INFER, b"x", key="key-t", headers="x-request-timeout-ms: 50\r\n")).status == 504
+            return float((await shown(client))[0]["left"]) < left
+
+        await until(charged)
+
+
+async def test_a_call_that_is_late_by_no_fault_of_its_client_spends_nothing(up: Upstream) -> None:
+    never = asyncio.Event()
+
+    async def silent(_: Seen) -> bytes:
+        await never.wait()
+        return b""
+
+    up.answer = silent
+    files = budgets(up.port, '{ amount = 1, unit = "device_seconds" }')
+    files["all.toml"] = files["all.toml"].replace(b"target_ms = 2000", b"target_ms = 250")  # and it gives up after 1 s
+    async with gateway(files) as (port, _), Client(port) as client:
+        reply = await client.ask(INFER, b"x", key="key-t")
+        assert reply.status == 504 and up.seen
+        assert [each["left"] for each in await shown(client)] == ["1"]
 
 
 async def test_a_restarted_gateway_knows_what_was_spent_by_the_usage_ledger(up: Upstream) -> None:
@@ -195,4 +281,5 @@ async def test_a_budget_outlives_a_ledger_that_has_left_the_machine(up: Upstream
         assert (await client.ask(INFER, b"x", key="key-t")).status == 200
     shutil.rmtree(tmp_path / "usage")
     async with life(files, tmp_path, quotas=True) as client:
+        assert [each["left"] for each in await shown(client)] == ["0"], "before its first call too"
         assert (await client.ask(INFER, b"x", key="key-t")).status == 429

@@ -8,7 +8,12 @@ from typing import Any
 import openai
 import pytest
 
+from oriel_gateway.admin.token_metrics import TokenCollector
+from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.spending import MAX_SHOWN
+from oriel_gateway.observe.usage import TOKEN_PAIRS
+from oriel_policies.documents import compile_documents
 
 from ..waiting import until
 from .limit_desk import INFER, on, tenant_t
@@ -170,3 +175,68 @@ async def test_an_equal_call_that_is_answered_from_the_cache_takes_no_tokens(up:
         assert before <= 971
         reply = await ask(client, chat(most=100))
         assert reply.headers["x-oriel-cache"] == "hit" and await left(client) >= before
+
+
+async def test_an_answer_whose_tokens_count_is_not_compressed(up: Upstream) -> None:
+    """A server that compresses would hide them: the answer would cost its prompt and nothing else."""
+    wishes = (JSON + "accept-encoding: gzip\r\n", JSON + "accept-encoding: br\r\n")
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
+        for number in range(4):  # by a head that was seen before, and by one that differs
+            assert (await client.ask(CHAT, chat(), key="key-t", headers=wishes[number % 2])).status == 200
+        assert (await client.ask(INFER, b"x", key="key-t", headers=wishes[0])).status == 200
+    found = ["accept-encoding" in seen.head.lower() for seen in up.seen]
+    assert found == [False] * 4 + [True]
+
+
+async def test_a_compressed_body_is_refused_where_its_tokens_count(up: Upstream) -> None:
+    headers = JSON + "content-encoding: gzip\r\n"
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
+        before = await left(client)
+        reply = await client.ask(CHAT, b"\x1f\x8b" * 9, key="key-t", headers=headers)
+        assert reply.status == 415 and json.loads(reply.body)["error"]["reason"] == "encoding_unsupported"
+        assert await left(client) >= before and not up.seen
+
+
+async def test_tokens_and_what_is_left_of_a_limit_are_metrics(up: Upstream) -> None:
+    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, core), Client(port) as client:
+        for _ in range(2):
+            assert (await ask(client, chat(most=100))).status == 200
+            assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+            found = scraped(core)
+        route = core.snapshot.routes[-1].name
+        assert {(labels["tenant"], labels["type"]): value for labels, value in found[TOKENS]} == {
+            ("t", "input"): 10,  # since it got a name in the first scrape
+            ("t", "output"): 20,
+            ("other", "input"): 10,
+            ("other", "output"): 20,
+        }
+        assert {labels["route"] for labels, _ in found[TOKENS]} == {route, "other"}
+        ((labels, ratio),) = found[LEFT]
+        assert labels == {"tenant": "t", "limit": "tokens"} and 0.94 <= ratio <= 0.945
+        core.adopt(compile_documents(on(up.port, tenant_t(""))))
+        assert scraped(core)[LEFT] == [], "there is no limit any more"
+
+
+async def test_only_so_many_pairs_and_limits_have_series(up: Upstream) -> None:
+    names = [f"n{number}" for number in range(TOKEN_PAIRS + 5)]
+    extra = "".join(f'\n[tenants.{name}]\ntier = "gold"\n{LIMIT}' for name in names).encode()
+    files = on(up.port, tenant_t(LIMIT))
+    files["all.toml"] += extra
+    async with gateway(files) as (_, core):
+        for number, name in enumerate(names):
+            core.records.stats.usage.tokens.count((name, "r"), "input", number + 1)
+            core.spending.used_tokens(core.snapshot.tenants[name])
+        found = scraped(core)
+        assert len(found[LEFT]) == MAX_SHOWN and len(found[TOKENS]) == TOKEN_PAIRS + 1
+        assert sum(value for _, value in found[TOKENS]) == 105 * 106 / 2
+
+
+TOKENS, LEFT = "oriel_gateway_tokens", "oriel_gateway_token_limit_left_ratio"
+
+
+def scraped(core: Gateway) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Return name -> (labels, value) of each sample."""
+    return {
+        family.name: [(sample.labels, sample.value) for sample in family.samples]
+        for family in TokenCollector(core).collect()
+    }

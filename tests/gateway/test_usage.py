@@ -5,8 +5,11 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Decided
+from oriel_gateway.observe.objectives import Judged
 from oriel_gateway.observe.usage import Usage
 
 from .stack import LIMITED, Client, Seen, documents, gateway, upstream
@@ -21,7 +24,7 @@ def tenant(name: str, caller: str = "") -> Any:
 
 
 def target(name: str) -> Any:
-    return SimpleNamespace(name=name, route=f"/v2/{name}", version="")
+    return SimpleNamespace(name=name, route=f"/v2/{name}", version="", pool="p", plan=SimpleNamespace(name="r"))
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
@@ -46,6 +49,47 @@ def test_what_answers_said_is_the_tenants_and_what_they_did_not_say_is_estimated
     assert (ours["device_ns"], ours["cpu_ns"], ours["tokens_out"], ours["estimated"]) == (1200, 9, 4, False)
     assert (theirs["device_ns"], theirs["estimated"]) == (250_000_000, True)
     assert usage.of("nobody", NOON)["month"]["requests"] == 0
+
+
+BEGUN = {"status": 200, "response_s": 2.1, "answered_s": 2.5}
+LEFT, LATE, BROKEN = Outcome.CALLER_LEFT, Outcome.DEADLINE_EXCEEDED, Outcome.UPSTREAM_BROKEN
+MISSED = Judged("missed", "execute")
+
+
+@pytest.mark.parametrize(
+    ("how", "requests", "device_ns"),
+    [
+        ({"outcome": LEFT}, 1, 500_000_000),
+        ({"outcome": LEFT, **BEGUN}, 1, 500_000_000),
+        ({"outcome": LEFT, **BEGUN, "used": "dev=7;cpu=0;class=h100"}, 1, 7),
+        ({"outcome": LEFT, **BEGUN, "status": 503}, 0, 0),  # an error of its server
+        ({"outcome": LEFT, "sent_s": 0.0}, 0, 0),
+        (
+            {"outcome": LATE, "status": 504, "judged": Judged("excused")},
+            1,
+            500_000_000,
+        ),  # it allowed less than its tier
+        ({"outcome": LATE, "status": 504, "judged": MISSED}, 0, 0),
+        ({"outcome": LATE, **BEGUN, "judged": MISSED}, 1, 500_000_000),
+        ({"outcome": BROKEN, **BEGUN, "judged": MISSED}, 0, 0),
+        ({"outcome": LEFT, **BEGUN, "protocol": "grpc", "answered_s": 2.1}, 1, 0),  # a stream, which may have idled
+    ],
+)
+def test_what_a_client_cuts_off_is_its_own_and_what_a_server_breaks_off_is_not(
+    how: dict[str, Any], requests: int, device_ns: int
+) -> None:
+    usage = Usage(NOON)
+    call = Decided(2.5, None, "POST", "http", tenant("a"), target("m"), LEFT, 0, "", 1.0)  # type: ignore[arg-type]
+    usage.count([call._replace(sent_s=2.0, answered_s=2.5, bytes_in=10, beside=1)._replace(**how)], NOON)
+    day = usage.of("a", NOON)["day"]
+    assert (day["requests"], day["device_ns"], day["bytes_in"]) == (requests, device_ns, 10 * requests)
+    lines = usage.added("2026-11-24T12:00")
+    assert {(line.kind, line.why, line.estimated) for line in lines} == (
+        {("seen", "left", True)} if requests else set()
+    )
+    again = Usage(NOON)
+    again.restore(lines, NOON)
+    assert again.of("a", NOON)["day"]["device_ns"] == device_ns
 
 
 def test_days_and_months_begin_at_midnight_utc() -> None:

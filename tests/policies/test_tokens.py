@@ -25,10 +25,17 @@ from oriel_policies.tokens import MAX_TOKENS, READ_BYTES, Wanted, prompt_tokens,
         ({"max_tokens": True, "n": -1, "prompt": []}, None, 1),
         ({"max_tokens": "many", "n": 1.5}, None, 1),
         ({"max_tokens": 10**30, "n": 10**30}, MAX_TOKENS, MAX_TOKENS),
+        # A server may read another field than we do, and Python's take a text or a whole fraction for a number.
+        ({"max_tokens": 500, "max_completion_tokens": 1}, 500, 1),
+        ({"max_tokens": "500", "n": "16"}, 500, 16),
+        ({"max_tokens": 500.0, "n": 1e1}, 500, 10),
+        ({"max_tokens": "nan", "n": "inf", "best_of": "1" * 40}, None, 1),
     ],
 )
 def test_a_body_says_how_long_its_answers_may_be(body: dict[str, Any], most: int | None, answers: int) -> None:
     assert wanted(json.dumps(body).encode()) == Wanted(most, answers)
+    for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"):
+        assert wanted(json.dumps(body).encode(encoding)) == Wanted(most, answers), "Python's servers read these too"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from oriel_gateway.admin.metrics import CertificateCollector, GatewayCollector
 from oriel_gateway.admin.queues import live_queues
 from oriel_gateway.admin.routing_metrics import RoutingCollector
 from oriel_gateway.admin.slo import LISTED, MOST_LISTED, slo_report
+from oriel_gateway.admin.token_metrics import TokenCollector
 from oriel_gateway.admin.wake import BODY_S, MOST_BYTES, refusal, wake_pool
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents.in_force import TokensReport
@@ -60,6 +61,7 @@ def admin_app(
         registry.register(CertificateCollector(certificates))
     registry.register(RoutingCollector(lambda: gateway.routing))
     registry.register(BudgetCollector(gateway))
+    registry.register(TokenCollector(gateway))
     registry.register(UsageLedgerCollector(usage or LedgerCounts()))
     registry.register(gateway.documents)
     registry.register(SpanCollector("gateway", gateway.sink, lambda: gateway.records.kept, gateway.recaller))

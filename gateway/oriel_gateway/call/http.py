@@ -275,14 +275,14 @@ class Call(Lifecycle):
 
     def shared_lines(self, left_out: tuple[bytes, ...]) -> bytes | None:
         """Return the lines of a call that is made for several callers; see `heads.head_lines`."""
-        return head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant), left_out)
+        return head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant), left_out + self.target.left_out)
 
     def put(self, connection: Any, now: float) -> None:
         """Write the whole request to a connection. A body of up to 64 KiB is kept: it may have to be sent again."""
         mark = self.mark
         lines = self.lines
         if lines is None:
-            lines = head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant))
+            lines = head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant), self.target.left_out)
             if self.target.spills:
                 lines = b"%b\r\n%b: true" % (lines, SENT_ON.encode())
             self.lines = lines

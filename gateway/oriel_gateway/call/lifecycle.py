@@ -433,6 +433,8 @@ class Lifecycle:
             gateway.clock.unwatch(self, self.slot)
         now = now or monotonic()
         unbounded = stream is not None and stream.unbounded
+        if self.extras is not None and outcome is not _ANSWERED:
+            self.extras.cut_off(self)
         if self.client is not None:
             self.client.call = None
             grant = self.grant

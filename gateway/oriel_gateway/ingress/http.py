@@ -141,7 +141,7 @@ class ClientConnection(ServerConnection):
                 self.authenticated(head)
                 judged = self._judgement(head, key, target)
                 self.server.heads.decide(head, judged)
-            lines = judged.lines_of(head)
+            lines = None if judged.target.tokens else judged.lines_of(head)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate, judged.key)
             if target.choices is not None:
                 target = chosen(target, head.get, mark.request_id)

@@ -7,6 +7,7 @@ from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
 from oriel_gateway.limits.meters import Meter, QuotaMeter, RateMeter, SlotMeter
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_policies.calendar import CalendarClock
+from oriel_policies.documents import Allowance
 from oriel_policies.limits import Bound, Window
 
 MAX_WINDOWS = 500_000
@@ -57,6 +58,12 @@ class EmbeddedLimiter(MeteredLimiter):
     def remembered(self) -> Container[tuple[str, str]]:
         """The budgets, as (tenant, name), that it knew at its start; the usage ledger has the others."""
         return () if self._file is None else self._file.budgets
+
+    def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
+        """See `MeteredLimiter.left`. What the file knows of a tenant counts before its first call."""
+        if self._file is not None and (tenant, allowance.name) not in self._accounts:
+            self._account(tenant, allowance, now)
+        return super().left(tenant, allowance, now)
 
     async def close(self) -> None:
         if self._file is not None:

@@ -13,14 +13,14 @@ from oriel_gateway.limits import Limiter
 from oriel_gateway.limits.error_text import shown
 from oriel_policies.calendar import Period
 from oriel_policies.documents import Snapshot, Tenant
-from oriel_policies.limits import Bound
+from oriel_policies.limits import Bound, Counts
 from oriel_policies.metering.budgets import Use, spent
 from oriel_wire.usage import UsageLine
 
-__all__ = ["MAX_SHOWN", "Fill", "Spending"]
+__all__ = ["MAX_SHOWN", "Fill", "Spending", "TokensLeft"]
 
 _log = logging.getLogger(__name__)
-MAX_SHOWN = 50  # budgets in metrics: those of which the largest share is spent
+MAX_SHOWN = 50  # budgets, and token limits, in metrics: those of which the largest share is spent
 MAX_KNOWN = 500  # tenants among which these are looked for
 
 
@@ -34,6 +34,14 @@ class Fill(NamedTuple):
     stop: bool
 
 
+class TokensLeft(NamedTuple):
+    """How much of one token limit is left: a share of its burst, at least 0."""
+
+    tenant: str
+    limit: str
+    ratio: float
+
+
 class Spending:
     """Single writer: the gateway's loop. snapshot: the documents in force."""
 
@@ -42,6 +50,7 @@ class Spending:
         self.snapshot = snapshot
         # the tenants that have spent the most, by the largest share of one of their budgets
         self._fullest: dict[str, float] = {}
+        self._most_tokens: dict[str, float] = {}  # the same of token limits
         self._reported: dict[tuple[str, str], int] = {}  # 1: a warning was logged, 2: that it is spent
 
     def add(self, tenant: Tenant, use: Use, day: str) -> None:
@@ -89,6 +98,35 @@ class Spending:
             found += fills
         return sorted(found, key=lambda fill: -fill.ratio)[:MAX_SHOWN]
 
+    def used_tokens(self, tenant: Tenant) -> None:
+        """Note that a tenant has used tokens, which may be limited."""
+        tenant = self.snapshot.tenants.get(tenant.name, tenant)
+        if found := self._tokens_left(tenant):
+            _note(self._most_tokens, tenant.name, 1.0 - min(left.ratio for left in found))
+
+    def tokens_left(self) -> list[TokensLeft]:
+        """Return the token limits of which the least is left, the least first."""
+        found: list[TokensLeft] = []
+        for name in list(self._most_tokens):
+            tenant = self.snapshot.tenants.get(name)
+            left = [] if tenant is None else self._tokens_left(tenant)
+            if not left:
+                del self._most_tokens[name]
+                continue
+            self._most_tokens[name] = 1.0 - min(each.ratio for each in left)
+            found += left
+        return sorted(found, key=lambda each: each.ratio)[:MAX_SHOWN]
+
+    def _tokens_left(self, tenant: Tenant) -> list[TokensLeft]:
+        now = monotonic()
+        return [
+            TokensLeft(tenant.name, bound.name, max(0.0, left / bound.limit))
+            for allowance in tenant.allowances
+            if allowance.tokens is not None
+            for bound, left, _ in self._limiter.left(tenant.name, allowance, now)
+            if bound.counts is Counts.TOKENS
+        ]
+
     def _charge(
         self, tenant: Tenant, use: Use, day: str, periods: tuple[Period, ...], known: Container[tuple[str, str]] = ()
     ) -> None:
@@ -121,10 +159,7 @@ class Spending:
         fills = self._fills(tenant)
         if not fills:
             return
-        fullest = self._fullest
-        fullest[tenant.name] = max(fill.ratio for fill in fills)
-        if len(fullest) > MAX_KNOWN:
-            del fullest[min(fullest, key=fullest.__getitem__)]
+        _note(self._fullest, tenant.name, max(fill.ratio for fill in fills))
         for fill in fills:
             key = (fill.tenant, fill.budget)
             level = 2 if fill.ratio >= 1.0 else 1 if fill.ratio >= fill.warn else 0
@@ -136,3 +171,10 @@ class Spending:
                 self._reported[key] = level
             else:
                 self._reported.pop(key, None)
+
+
+def _note(shares: dict[str, float], tenant: str, share: float) -> None:
+    """Note the share that a tenant has used of something; of too many tenants the one with the smallest goes."""
+    shares[tenant] = share
+    if len(shares) > MAX_KNOWN:
+        del shares[min(shares, key=shares.__getitem__)]

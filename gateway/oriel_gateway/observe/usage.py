@@ -1,9 +1,10 @@
 """Counts what tenants used, as this gateway saw it: for `GET /v1/usage` and for the usage ledger.
 
-Calls that have ended are counted together, as `stats` hands them over. The servers behind the gateway record what they
-used themselves, so that the gateway writes to the ledger only bytes, requests, and an estimate of the device time of
-servers that do not report it. What the others report is written as lines of kind "seen", which nobody adds up: from
-them a restarted gateway knows what its tenants used.
+Calls that have ended are counted together, as `stats` hands them over: those that were answered, and what passed of
+those that their clients cut off. The servers behind the gateway record what they used themselves, so that the gateway
+writes to the ledger only bytes, requests, and an estimate of the device time of servers that do not report it. What the
+others report, and what was cut off, is written as lines of kind "seen", which nobody adds up: from them a restarted
+gateway knows what its tenants used.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,17 +14,23 @@ from typing import Any, Final, Literal
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Decided, Plain
 from oriel_gateway.observe.spending import Spending
+from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.budgets import Use
 from oriel_policies.metering.usage import UsageBook, UsageKey, counters
-from oriel_wire.context import parse_cost, parse_tokens
+from oriel_wire.context import Used, parse_cost, parse_tokens
 from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
+TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
 _USED: Final = Decided._fields.index("used")
-_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
+# compiled, a member of an enum costs a look-up by name each time
+_ANSWERED: Final = Outcome.ANSWERED
+_LEFT: Final = Outcome.CALLER_LEFT
+_LATE: Final = Outcome.DEADLINE_EXCEEDED
+CUT_OFF = "left"  # why nobody else is charged for a call that its client left, or that was later than it allowed
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
 
 
@@ -68,15 +75,19 @@ class _Sums:
 
 class Usage:
     """Single writer: the gateway's loop. since: from when on this gateway knows what its tenants used. spending: None
-    if there are no budgets.
+    if there are no budgets. tokens: those that were read (`input`) and written (`output`), by tenant and route.
     """
 
     def __init__(self, now: datetime | None = None) -> None:
         self.spending: Spending | None = None
         self.since = now or datetime.now(UTC)
+        self.tokens: TopNames[tuple[str, str]] = TopNames(lambda _: (OTHER, OTHER), max_named=TOKEN_PAIRS)
         self._written = UsageBook(max_rows=MAX_ROWS)
         self._seen = UsageBook(max_rows=MAX_ROWS)
         self._tenants: dict[str, dict[tuple[str, bool], _Periods]] = {}
+        self._classes: dict[
+            str, str
+        ] = {}  # of the devices of each pool, for calls whose answer does not come to name it
         self._day = self._month = ""
 
     def count(self, batch: Iterable[Plain], now: datetime | None = None) -> None:
@@ -88,11 +99,14 @@ class Usage:
         self._turn(now or datetime.now(UTC))
         found: dict[tuple[int, int], _Sums] = {}
         last_tenant = last_target = sums = None
+        cut_off = False
         for (
             ended_s, _, _, _, tenant, target, outcome, status, _, _, _, _, sent_s,
             _, _, _, bytes_in, bytes_out, _, _, _, _, _, _, used, beside, _,
         ) in batch:  # fmt: skip
             if outcome is not _ANSWERED or status >= 400:
+                if sent_s and (outcome is _LEFT or outcome is _LATE):
+                    cut_off = True
                 continue
             if tenant is not last_tenant or target is not last_target or sums is None:
                 last_tenant, last_target = tenant, target
@@ -118,12 +132,38 @@ class Usage:
             sums.tokens_in += cost.tokens_in
             sums.tokens_out += cost.tokens_out
         if self.spending is not None and any(each.tenant.budgets for each in found.values()):
-            _by_class(batch, found)
+            _by_class(batch, found, self._classes)
         for each in found.values():
             if not each.tenant.caller:  # a model call of a service is charged with the service's own call
                 self._keep(each)
-                if self.spending is not None and each.tenant.budgets:
-                    self.spending.add(each.tenant, _use_of(each), self._day)
+                self._spend(each)
+        if cut_off:
+            for each in _cut_off(batch, self._classes).values():
+                self._keep_seen(each)
+                self._spend(each)
+
+    def _spend(self, sums: _Sums) -> None:
+        tenant, spending = sums.tenant, self.spending
+        if spending is not None and tenant.budgets:
+            spending.add(tenant, _use_of(sums), self._day)
+        read, written = sums.tokens_in + sums.estimated_read, sums.tokens_out + sums.estimated_written
+        if read or written:
+            self.tokens.count((tenant.name, sums.target.plan.name), "input", read)
+            self.tokens.count((tenant.name, sums.target.plan.name), "output", written)
+            if spending is not None:
+                spending.used_tokens(tenant)
+
+    def _keep_seen(self, sums: _Sums) -> None:
+        """Note what the answered part of calls used that were cut off; the servers record their part themselves."""
+        target = sums.target
+        name = target.name or target.route
+        key = UsageKey(sums.tenant.name, sums.tenant.tier.name, name, target.version, "", "", CUT_OFF)
+        requests, *_, bytes_in, bytes_out, tokens_in, tokens_out = _estimates(sums)
+        counted = (requests, 0, 0, sums.cpu_ns, bytes_in, bytes_out, tokens_in, tokens_out)
+        self._seen.row(key).add(counted)
+        for device_class, device_ns in sums.device_classes.items():
+            self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
+        self._note(sums.tenant.name, name, True, counters(counted) | {"device_ns": sums.device_ns})
 
     def _keep(self, sums: _Sums) -> None:
         tenant, target = sums.tenant, sums.target
@@ -133,11 +173,7 @@ class Usage:
             *(sums.reported, 0, sums.device_ns, sums.cpu_ns),
             *(sums.bytes_in, sums.bytes_out, sums.tokens_in, sums.tokens_out),
         )
-        guessed = (
-            *(sums.estimated, 0, sums.estimated_ns, 0, sums.estimated_in, sums.estimated_out),
-            *(sums.estimated_read, sums.estimated_written),
-        )
-        for estimated, counted in ((False, used), (True, guessed)):
+        for estimated, counted in ((False, used), (True, _estimates(sums))):
             if not counted[0]:
                 continue
             row = self._written.row(key)
@@ -156,8 +192,9 @@ class Usage:
         """Return what was used since the last call, as lines of the ledger."""
         lines = [_line(minute, key, values) for key, values in self._written.added()]
         for key, values in self._seen.added():
-            estimated, key = bool(key.why), key._replace(why="")
-            if estimated:
+            estimated, why = bool(key.why), key.why
+            key = key._replace(why=CUT_OFF if why == CUT_OFF else "")
+            if estimated and why != CUT_OFF:
                 # of a server that does not report it: the one record of its device time, and of its tokens
                 used = counters(values)
                 only = (0, 0, used["device_ns"], 0, 0, 0, used["tokens_in"], used["tokens_out"])
@@ -222,8 +259,11 @@ class Usage:
                 periods.day = dict.fromkeys(COUNTERS, 0)
 
 
-def _by_class(batch: Iterable[Plain], found: Mapping[tuple[int, int], _Sums]) -> None:
-    """Divide the device time of tenants with budgets among the classes of devices, which have different prices."""
+def _by_class(batch: Iterable[Plain], found: Mapping[tuple[int, int], _Sums], pools: dict[str, str]) -> None:
+    """Divide the device time of tenants with budgets among the classes of devices, which have different prices.
+
+    pools: gets the latest class of each pool.
+    """
     for plain in batch:
         sums = found.get((id(plain[4]), id(plain[5])))
         if sums is None or not sums.tenant.budgets or plain[6] is not _ANSWERED or plain[7] >= 400:
@@ -231,7 +271,54 @@ def _by_class(batch: Iterable[Plain], found: Mapping[tuple[int, int], _Sums]) ->
         cost = parse_cost(plain[_USED]) if plain[_USED] else None
         if cost is not None and cost.device_ns:
             classes = sums.device_classes
+            pools[sums.target.pool] = cost.device_class
             classes[cost.device_class] = classes.get(cost.device_class, 0) + cost.device_ns
+
+
+def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[int, int], _Sums]:
+    """Add up the calls that their clients cut off: by leaving, or by a deadline of their own.
+
+    Otherwise a client could have all of an answer but its end, or keep a device at work, and spend nothing. A call that
+    is late by no fault of its client counts only if a part of its answer has passed.
+    classes: of the devices behind each pool, as their answers have named them.
+    """
+    found: dict[tuple[int, int], _Sums] = {}
+    for plain in batch:
+        (
+            ended_s, _, _, protocol, tenant, target, outcome, status, _, _, _, _, sent_s,
+            response_s, _, _, bytes_in, bytes_out, _, _, answered_s, _, _, _, used, beside, judged,
+        ) = plain  # fmt: skip
+        begun = bool(response_s) and status < 400
+        own = not response_s and (outcome is _LEFT or (judged is not None and judged.result == "excused"))
+        if not sent_s or tenant.caller or not (outcome is _LEFT or outcome is _LATE) or not (begun or own):
+            continue
+        sums = found.get((id(tenant), id(target)))
+        if sums is None:
+            sums = found[id(tenant), id(target)] = _Sums(tenant, target)
+        sums.estimated += 1
+        sums.estimated_in += bytes_in
+        sums.estimated_out += bytes_out
+        cost = parse_cost(used) if used else None
+        if cost is None:
+            tokens = (parse_tokens(used) if used else None) or (0, 0)
+            # A stream of gRPC also lasts while its client asks for nothing.
+            idles = protocol == "grpc" and answered_s < ended_s
+            busy_ns = 0 if idles else round((ended_s - sent_s) / max(1, beside) * 1e9)
+            cost = Used(busy_ns, 0, classes.get(target.pool, ""), *tokens)
+        sums.device_ns += cost.device_ns
+        sums.device_classes[cost.device_class] = sums.device_classes.get(cost.device_class, 0) + cost.device_ns
+        sums.cpu_ns += cost.cpu_ns
+        sums.estimated_read += cost.tokens_in
+        sums.estimated_written += cost.tokens_out
+    return found
+
+
+def _estimates(sums: _Sums) -> tuple[int, ...]:
+    """Return the estimates of some calls, in the order of the counters of the ledger."""
+    return (
+        *(sums.estimated, 0, sums.estimated_ns, 0, sums.estimated_in, sums.estimated_out),
+        *(sums.estimated_read, sums.estimated_written),
+    )
 
 
 def _use_of(sums: _Sums) -> Use:

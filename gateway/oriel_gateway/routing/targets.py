@@ -86,6 +86,10 @@ class Spill:
     reason: str
 
 
+_LENGTH = (b"content-length:",)
+_READABLE = (*_LENGTH, b"accept-encoding:")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One authorised thing to ask one pool for. line: the request line to send upstream; plan: its route.
@@ -130,6 +134,11 @@ class Target:
     fallbacks: "tuple[Target, ...]" = ()
     renames: str = ""
     spills: tuple[Spill, ...] = ()
+
+    @property
+    def left_out(self) -> tuple[bytes, ...]:
+        """The beginnings of the header lines that are not sent on: an answer whose tokens count has to be readable."""
+        return _READABLE if self.tokens else _LENGTH
 
 
 class Choices:

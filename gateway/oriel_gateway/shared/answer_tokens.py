@@ -12,6 +12,7 @@ from oriel_wire.context import parse_cost
 from oriel_wire.h1_response import ResponseHead
 
 TAIL_BYTES: Final = 16 * 1024
+MAX_KEYS: Final = 64  # the most keys `usage` in these bytes
 _KEY: Final = '"usage"'
 _EVENT: Final = b"\ndata:"
 _IN: Final = ("prompt_tokens", "input_tokens")
@@ -82,23 +83,36 @@ class AnswerTokens:
 
 
 def _usage(text: str) -> tuple[int, int] | None:
-    """Return the tokens of the prompt and of the answer by the last `usage` of a text; None if it has none.
+    """Return the tokens of the prompt and of the answer by the largest `usage` of a text; None if it has none.
 
-    The key in a text of the answer is written with backslashes, so that it is not taken for one.
+    The key in a text of the answer is written with backslashes, so that it is not taken for one. A server repeats parts
+    of the request, such as the schemas of tools: what a client has written there can only make its call dearer. After
+    MAX_KEYS of them nothing is believed.
     """
-    at = len(text)
+    at, keys = len(text), 0
+    found: tuple[int, int] | None = None
     while (at := text.rfind(_KEY, 0, at)) >= 0:
         rest = text[at + len(_KEY) :].lstrip()
         if (at and text[at - 1] == "\\") or rest[:1] != ":":
             continue
+        if (keys := keys + 1) > MAX_KEYS:
+            return None
         try:
             usage: Any = _raw_decode(rest[1:].lstrip())[0]
         except (ValueError, RecursionError):
             continue
-        if isinstance(usage, dict) and (tokens_in := _count(usage, _IN)) is not None:
-            total = _count(usage, ("total_tokens",))
-            return tokens_in, max(0, total - tokens_in) if total is not None else _count(usage, _OUT) or 0
-    return None
+        both = _reported(usage) if isinstance(usage, dict) else None
+        if both is not None and (found is None or sum(both) > sum(found)):
+            found = both
+    return found
+
+
+def _reported(usage: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the tokens of one `usage`. Where its total is more than its parts, the answer had the rest."""
+    tokens_in, tokens_out, total = _count(usage, _IN), _count(usage, _OUT), _count(usage, ("total_tokens",))
+    if tokens_in is None or (tokens_out is None and total is None and any(name in usage for name in _OUT)):
+        return None
+    return tokens_in, max(tokens_out or 0, (total or 0) - tokens_in)
 
 
 def _count(usage: dict[str, Any], names: tuple[str, ...]) -> int | None:

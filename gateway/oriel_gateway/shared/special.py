@@ -79,6 +79,8 @@ def reserve_tokens(call: Call) -> AnswerTokens:
     Refused.
     """
     gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
+    if (call.head.get("content-encoding") or "identity").strip().lower() != "identity":
+        raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its tokens are counted")
     prompt = prompt_tokens(call.body_bytes)
     if grant is None or all(each.tokens is None for each in target.allowances):
         return AnswerTokens(prompt)
@@ -203,6 +205,11 @@ class Extras:
                 self._counted(call, tokens)
         if self._seen is not None:
             self._seen.add(data)
+
+    def cut_off(self, call: Call) -> None:
+        """The call ends before its answer is complete: what has passed of it was used."""
+        if (tokens := self._tokens) is not None and call.sent_s:
+            call.used = with_tokens(call.used, tokens.tokens_in, tokens.tokens_out)
 
     def abandoned(self, call: Call, now: float) -> tuple[bool, float]:
         """Return what `FlightWork.cost_of_leaving` says of a call that ends before its flight does."""
