@@ -15,7 +15,8 @@ from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.stores.remote import StoreCounts
 from oriel_policies.metering.usage import UsageRow, by_label, unbilled_ns
-from oriel_wire.telemetry import head, histogram, label_text, pieces
+from oriel_wire.exemplars import Exemplars
+from oriel_wire.telemetry import END, head, histogram, label_text, pieces
 from oriel_wire.usage import LedgerCounts
 
 PIECE_LINES = 2000
@@ -34,13 +35,14 @@ _ALL_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 @dataclass(frozen=True, slots=True)
 class Source:
     """The labels and counters of one version. queues: the schedulers of what serves, and of what it replaced and still
-    finishes.
+    finishes. exemplars: traces of its requests; None where the text cannot show them.
     """
 
     labels: str
     statistics: Statistics
     serving: ServingModel
     queues: tuple[ServingModel, ...]
+    exemplars: Exemplars[tuple[str, str, str]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class ServerCounts:
     evictions, memory_refusals: model -> times.
     load_queues: model -> requests that wait for it to be loaded.
     usage: of the usage ledger.
+    exemplars: traces of answered requests by (model, version, tier).
     """
 
     refused: Mapping[tuple[str, str, Outcome], int]
@@ -76,6 +79,7 @@ class ServerCounts:
     memory_refusals: Mapping[str, int]
     load_queues: Mapping[str, int]
     usage: LedgerCounts
+    exemplars: Exemplars[tuple[str, str, str]]
 
 
 def exposition(
@@ -84,7 +88,7 @@ def exposition(
     """Yield the text in pieces of at most PIECE_LINES lines, so that a caller on the loop can let it go on in
     between.
     """
-    sources = _sources(catalog)
+    sources = _sources(catalog, counts.exemplars if openmetrics else None)
     for family in FAMILIES:
         yield head(family.name, family.kind, family.text, openmetrics=openmetrics)
         lines = (line for source in sources for line in family.lines(family.name, source))
@@ -94,10 +98,10 @@ def exposition(
     yield from pieces(_server(counts, catalog, host, openmetrics), size=PIECE_LINES)
     yield from pieces(usage_lines(devices, openmetrics), size=PIECE_LINES)
     if openmetrics:
-        yield "# EOF\n"
+        yield END
 
 
-def _sources(catalog: Catalog) -> list[Source]:
+def _sources(catalog: Catalog, exemplars: Exemplars[tuple[str, str, str]] | None) -> list[Source]:
     found: dict[tuple[str, str], list[ServingModel]] = {}
     for model in (*catalog.serving(), *catalog.leaving):
         found.setdefault((model.spec.name, model.version), []).append(model)
@@ -110,6 +114,7 @@ def _sources(catalog: Catalog) -> list[Source]:
             models[0].batcher.statistics,
             models[0],
             tuple(models),
+            exemplars,
         )
         for (name, version), models in sorted(found.items())
     ]
@@ -156,8 +161,10 @@ def _first_response(name: str, source: Source) -> Iterator[str]:
 
 
 def _latency(name: str, source: Source) -> Iterator[str]:
+    serving, exemplars = source.serving, source.exemplars
     for tier, found in sorted(source.statistics.tiers.items()):
-        yield from histogram(name, f'{source.labels},tier="{tier}"', found.latency)
+        examples = None if exemplars is None else exemplars.of((serving.spec.name, serving.version, tier))
+        yield from histogram(name, f'{source.labels},tier="{tier}"', found.latency, examples)
 
 
 def _requests(name: str, source: Source) -> Iterator[str]:

@@ -203,16 +203,36 @@ async def test_each_attempt_is_a_span_of_its_own() -> None:
             assert f"{good.context.span_id:016x}" in (up.seen[-1].get("traceparent") or "")
 
 
+def exemplars(registry: CollectorRegistry, name: str) -> list[tuple[dict[str, str], str]]:
+    """Return labels and trace of each sample of this name that has an exemplar."""
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    samples = [each for family in families for each in family.samples if each.name == name]
+    return [(each.labels, each.exemplar.labels["trace_id"]) for each in samples if each.exemplar is not None]
+
+
 async def test_kept_traces_are_exemplars_of_the_duration() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         reply = await client.ask(INFER, b"x")
         registry = CollectorRegistry()
         registry.register(GatewayCollector(core))
-        families = text_string_to_metric_families(generate_latest(registry).decode())
-        samples = [each for family in families for each in family.samples]
-        found = [each.exemplar for each in samples if each.name == "oriel_gateway_request_duration_seconds_bucket"]
-        (exemplar,) = [each for each in found if each is not None]
-        assert exemplar.labels == {"trace_id": reply.headers["traceresponse"].split("-")[1]}
+        ((_, trace),) = exemplars(registry, "oriel_gateway_request_duration_seconds_bucket")
+        assert trace == reply.headers["traceresponse"].split("-")[1]
+        assert not exemplars(registry, "oriel_gateway_slo_bad_total")
+
+
+async def test_calls_that_broke_the_promise_are_exemplars_of_their_cause() -> None:
+    async with upstream() as up, gateway(documents([up.port]), sampling=NEVER) as (port, core), Client(port) as client:
+        answering(up, FAILING)
+        registry = CollectorRegistry()
+        registry.register(GatewayCollector(core))
+        await client.ask(INFER, b"x")
+        generate_latest(registry)  # gives the pair of tenant and target its name
+        await client.ask(INFER, b"x")
+        generate_latest(registry)  # a cause appears as 0 first
+        reply = await client.ask(INFER, b"x")
+        answered = {"tenant": "g", "tier": "gold", "target": "model:digits", "cause": "upstream_error"}
+        found = exemplars(registry, "oriel_gateway_slo_bad_total")
+        assert (answered, reply.headers["traceresponse"].split("-")[1]) in found
 
 
 async def closed_port() -> int:

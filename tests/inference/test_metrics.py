@@ -20,6 +20,8 @@ from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import ModelState
+from oriel_wire.trace import ListSink
+from oriel_wire.unsampled import keep_body
 
 from ..waiting import until
 from . import models
@@ -87,6 +89,32 @@ async def test_formats_follow_what_the_scraper_accepts(unit: Unit) -> None:
     assert "# TYPE nv_inference_request_success unknown\n" in asked.text and asked.text.endswith("# EOF\n")
     line = 'nv_inference_request_success{model="double",version="1"} 0\n'
     assert line in plain.text and line in asked.text, "the name is Triton's in both"
+
+
+async def traces(unit: Unit) -> set[tuple[str, str, str]]:
+    """Return tier and bucket of each exemplar of a latency, and its trace."""
+    found = (await families(unit, openmetrics=True))["oriel_request_duration_seconds"].samples
+    return {
+        (each.labels["tier"], each.exemplar.labels["trace_id"], each.labels["version"])
+        for each in found
+        if each.exemplar is not None
+    }
+
+
+async def test_kept_traces_are_exemplars_of_the_latency_also_those_that_are_asked_for_later(
+    unit: Unit, http: httpx.AsyncClient, sink: ListSink
+) -> None:
+    kept, other = "a" * 32, "b" * 32
+    for trace, flag in ((kept, "01"), (other, "00")):
+        headers = {"traceparent": f"00-{trace}-{'c' * 16}-{flag}", "x-oriel-tier": f"tier-{flag}"}
+        assert (await http.post(INFER, json=ONES, headers=headers)).status_code == 200
+    assert await traces(unit) == {("tier-01", kept, "1")}
+    assert "# {" not in (await scrape(unit)).text, "the text format has no exemplars"
+    recalled = await http.post("/oriel/v1/keep", content=keep_body([kept, other]))
+    assert recalled.json() == {"known": 1}
+    assert await traces(unit) == {("tier-01", kept, "1"), ("tier-00", other, "1")}
+    assert {span.attributes.get("oriel.model.version") for span in sink.spans if span.kind == "server"} == {"1"}
+    assert (await read(unit)).value("oriel_trace_kept_total", unit="inference", why="client") == 1
 
 
 async def test_tags_of_the_configuration_are_labels_as_triton_writes_them(tmp_path: Path) -> None:

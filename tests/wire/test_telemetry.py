@@ -1,5 +1,6 @@
 """The client library's parsers read the text as it was meant, whatever it holds."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
 
-from oriel_wire.telemetry import Histogram, head, histogram, label_text, pieces, wants_openmetrics
+from oriel_wire.exemplars import Exemplars
+from oriel_wire.telemetry import END, Histogram, head, histogram, label_text, pieces, wants_openmetrics
 
 LABELS = st.dictionaries(
     st.sampled_from(["model", "version", "tier", "_team"]),
@@ -43,6 +45,25 @@ def test_histograms_count_every_observation_in_every_bucket_it_fits(
     assert buckets == expected and found.count == len(values)
     rest = {sample.name: sample.value for sample in family.samples if sample.name != "h_bucket"}
     assert rest == ({} if bounds[0] < 0 else {"h_count": len(values), "h_sum": found.total})
+
+
+@given(BOUNDS, st.lists(st.floats(0.0, 1e7), min_size=1))
+def test_exemplars_are_read_with_the_bucket_that_their_value_is_in(
+    bounds: tuple[float, ...], values: list[float]
+) -> None:
+    found, exemplars = Histogram(bounds), Exemplars[str](clock=lambda: 1_800_000_000.25)
+    for number, value in enumerate(values):
+        found.observe(value)
+        exemplars.note("h", value, f"{number:032x}", bounds)
+    text = head("h", "histogram", "x", openmetrics=True) + "".join(histogram("h", 'a="b"', found, exemplars.of("h")))
+    (family,) = parse_openmetrics(text + END)
+    shown = [each for each in family.samples if each.exemplar is not None]
+    latest = {bisect_left(bounds, value): (f"{number:032x}", value) for number, value in enumerate(values)}
+    assert len(shown) == len(latest)
+    for sample in shown:
+        assert sample.exemplar is not None and float(sample.exemplar.timestamp) == 1_800_000_000.25
+        bucket = bisect_left((*bounds, float("inf")), float(sample.labels["le"]))
+        assert latest[bucket] == (sample.exemplar.labels["trace_id"], sample.exemplar.value)
 
 
 @given(st.lists(st.floats(0.0, 20.0)), st.lists(st.floats(0.0, 20.0)))

@@ -12,10 +12,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
+from oriel_wire.exemplars import Exemplar
+
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+END = "# EOF\n"  # the last line of OpenMetrics
 # Not final: the compiler misreads a final tuple that begins with a float.
-DURATION_BOUNDS_S: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+DURATION_BOUNDS_S: tuple[float, ...] = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
@@ -70,14 +75,26 @@ def head(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
-def histogram(name: str, labels: str, found: Histogram) -> Iterator[str]:
-    """The lines of one histogram. One with a bound below zero gets no count and sum, which OpenMetrics forbids then."""
+def histogram(
+    name: str, labels: str, found: Histogram, exemplars: Mapping[int, Exemplar] | None = None
+) -> Iterator[str]:
+    """The lines of one histogram. One with a bound below zero gets no count and sum, which OpenMetrics forbids then.
+
+    exemplars: traces by the number of their bucket; only for OpenMetrics.
+    """
     buckets = found.buckets()
-    for bound, seen in buckets:
-        yield f'{name}_bucket{{{labels},le="{bound}"}} {seen}\n'
+    for number, (bound, seen) in enumerate(buckets):
+        exemplar = exemplars.get(number) if exemplars else None
+        beside = "" if exemplar is None else exemplar_text(exemplar)
+        yield f'{name}_bucket{{{labels},le="{bound}"}} {seen}{beside}\n'
     if not found.bounds or found.bounds[0] >= 0.0:
         yield f"{name}_count{{{labels}}} {buckets[-1][1]}\n"
         yield f"{name}_sum{{{labels}}} {found.total!r}\n"
+
+
+def exemplar_text(exemplar: Exemplar) -> str:
+    """An exemplar as it stands behind the value of its sample."""
+    return f' # {{trace_id="{exemplar.trace}"}} {exemplar.value!r} {exemplar.at_s:.3f}'
 
 
 def pieces(lines: Iterable[str], *, size: int) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """Export `Stats`, the pools and the tiers as Prometheus metrics. docs/metrics.md has the table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from time import time
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
 from oriel_gateway.core import Gateway
@@ -13,6 +14,7 @@ from oriel_gateway.observe.objectives import CAUSE, RESULTS, Objectives
 from oriel_gateway.pools.cold_start import Phase
 from oriel_policies.ejection import Cause
 from oriel_wire.engine.tls import Certificates
+from oriel_wire.exemplars import Exemplar as Example
 from oriel_wire.telemetry import Histogram
 
 
@@ -56,8 +58,8 @@ class GatewayCollector(Collector):
         heads: dict[tuple[str, str], Histogram] = {}
         for (pool, route, tier, outcome, status), series in stats.series.items():
             labels = [pool, route, tier, outcome, f"{status}xx" if status else "none"]
-            buckets = exemplars.dressed((pool, route, tier, outcome, status), series.buckets())
-            calls.add_metric(labels, buckets, series.total)
+            examples = exemplars.of((pool, route, tier, outcome, status))
+            calls.add_metric(labels, _with_exemplars(series.buckets(), examples), series.total)
             came, went = moved.get((pool, route, tier), (0, 0))
             moved[pool, route, tier] = came + series.bytes_in, went + series.bytes_out
             heads.setdefault((pool, route), Histogram()).add(series.upstream)
@@ -124,6 +126,7 @@ class GatewayCollector(Collector):
             "Late and missed requests by the place that they lost their time in.",
             labels=["tenant", "tier", "target", "cause"],
         )
+        examples = self._gateway.records.bad_exemplars
         shown: set[tuple[Key, str]] = set()
         for key, counts in objectives.pairs.read().items():
             for result in RESULTS:
@@ -133,7 +136,8 @@ class GatewayCollector(Collector):
                     cause = name.removeprefix(CAUSE)
                     # A series begins at 0, and has its first calls in the next scrape: rates do not miss them.
                     if (key, cause) in self._shown:
-                        bad.add_metric([*key, cause], count)
+                        example = examples.of((key, cause)).get(0)
+                        bad.add_metric([*key, cause], count, exemplar=example and _exemplar(example))
                     elif count:
                         bad.add_metric([*key, cause], 0)
                     if count:
@@ -287,6 +291,20 @@ class GatewayCollector(Collector):
             "Lines of the access log that were lost.",
             value=0 if lines is None else lines.dropped,
         )
+
+
+def _exemplar(found: Example) -> Exemplar:
+    return Exemplar({"trace_id": found.trace}, found.value, found.at_s)
+
+
+def _with_exemplars(
+    buckets: Sequence[tuple[str, int]], examples: Mapping[int, Example]
+) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Return the buckets of a histogram with their exemplars. examples: by the number of the bucket."""
+    found: list[tuple[str, float] | tuple[str, float, Exemplar]] = [*buckets]
+    for number, example in examples.items():
+        found[number] = (*buckets[number], _exemplar(example))
+    return found
 
 
 class CertificateCollector(Collector):

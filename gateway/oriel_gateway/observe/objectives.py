@@ -196,6 +196,10 @@ class Objectives:
                 found = self._cells[key] = Cell(key)
         return found
 
+    def shown_as(self, key: Key) -> Key:
+        """Return the key under which the metrics show the calls of `key` now."""
+        return key if key in self.pairs.named else (OTHER, key[1], OTHER)
+
     def flush(self) -> None:
         """Pass on what was counted since the last time, and forget cells without calls since then."""
         now = self._clock()

@@ -6,15 +6,17 @@ from typing import Final
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.access_log import AccessLog
+from oriel_gateway.observe.budgets import Key
 from oriel_gateway.observe.decisions import NOT_REACHED, Decisions, Plain
-from oriel_gateway.observe.exemplars import Exemplars
-from oriel_gateway.observe.objectives import Judged, Objectives
+from oriel_gateway.observe.objectives import NO_TARGET, Judged, Objectives
 from oriel_gateway.observe.spans import span_count, spans_of
-from oriel_gateway.observe.stats import BATCH, Stats
+from oriel_gateway.observe.stats import BATCH, SeriesKey, Stats
 from oriel_gateway.observe.tracing import Address, Mark, Recorded
 from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
+from oriel_wire.exemplars import Exemplars
+from oriel_wire.telemetry import DURATION_BOUNDS_S
 from oriel_wire.trace import SpanSink
 
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
@@ -26,14 +28,15 @@ class Records:
     """Single writer: the gateway's loop. Both methods make the one tuple of `decisions.Decided` for a request.
 
     traced: whether spans go anywhere. scheme: of the clients' URLs. kept: traces kept so far, by `oriel.kept`. recall:
-    None if no server is asked for the spans of a trace that is kept only at its end.
+    None if no server is asked for the spans of a trace that is kept only at its end. exemplars: traces of calls by the
+    series of their duration. bad_exemplars: of late and missed calls by the key that they are counted under and cause.
 
     It stays a plain tuple: made from attributes it takes a third of the time of an object with slots and a quarter of
     that of a named tuple (docs/decisions, 65).
     """
 
     __slots__ = (
-        *("access_log", "decisions", "exemplars", "kept", "objectives"),
+        *("access_log", "bad_exemplars", "decisions", "exemplars", "kept", "objectives"),
         *("recall", "scheme", "sink", "stats", "traced"),
     )
 
@@ -42,7 +45,8 @@ class Records:
         self.traced = sink.enabled
         self.scheme = "http"
         self.kept: dict[str, int] = {}
-        self.exemplars = Exemplars()
+        self.exemplars: Exemplars[SeriesKey] = Exemplars()
+        self.bad_exemplars: Exemplars[tuple[Key, str]] = Exemplars()
         self.recall: Recall | None = None
         self.objectives = Objectives()
         self.stats = Stats(self.objectives, Usage())
@@ -79,6 +83,7 @@ class Records:
             why = mark.kept or kept_for(judged, outcome)
             if why:
                 self.kept[why] = self.kept.get(why, 0) + 1
+                self._note_bad(tenant, target, judged, mark)
                 self.sink.keep(spans_of, (decided, why, self.scheme, ""), 1)
 
     def ended(
@@ -157,9 +162,17 @@ class Records:
         target, outcome = call.target, call.outcome
         reason = "answered" if outcome is _ANSWERED else outcome.value
         key = (target.pool, target.plan.name, call.tenant.tier.name, reason, call.status // 100)
-        self.exemplars.note(key, decided[0] - call.received_s, mark.trace)
+        self.exemplars.note(key, decided[0] - call.received_s, mark.trace, DURATION_BOUNDS_S)
+        self._note_bad(call.tenant, target, judged, mark)
         record = (decided, why, self.scheme, call.http_version, call.code, call.held)
         self.sink.keep(spans_of, record, span_count(mark, call.permit_s, call.ahead))
+
+    def _note_bad(self, tenant: Tenant, target: Target | None, judged: Judged | None, mark: Mark) -> None:
+        """Keep the trace of a call that did not keep its promise, as an example of its cause."""
+        if judged is None or not judged.cause:
+            return
+        key = (tenant.name, tenant.tier.name, NO_TARGET if target is None else target.route)
+        self.bad_exemplars.note((self.objectives.shown_as(key), judged.cause), 1.0, mark.trace)
 
 
 def kept_for(judged: Judged | None, outcome: Outcome) -> str:

@@ -17,6 +17,9 @@ from oriel_wire.telemetry import DURATION_BOUNDS_S, Histogram
 BATCH: Final = 256
 
 
+SeriesKey = tuple[str, str, str, str, int]  # pool, route, tier, outcome, the first digit of the status
+
+
 class Series(Histogram):
     """Durations of the calls of one kind, their bytes, and the time until the upstream's head."""
 
@@ -39,7 +42,7 @@ class Stats:
     def __init__(self, objectives: Objectives, usage: Usage) -> None:
         self._objectives = objectives
         self._usage = usage
-        self._series: dict[tuple[str, str, str, str, int], Series] = {}
+        self._series: dict[SeriesKey, Series] = {}
         self._waits: dict[tuple[str, str], Histogram] = {}
         self._refused: dict[Outcome, int] = {}
         # refusals that are not counted yet

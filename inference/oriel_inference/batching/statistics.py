@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from oriel_inference.batching.call import BatchTimes
 from oriel_inference.errors import Outcome
-from oriel_wire.telemetry import Histogram
+from oriel_wire.telemetry import DURATION_BOUNDS_S, Histogram
 from oriel_wire.v2.proto import v2_pb2
 
 MAX_TIERS = 16
@@ -20,7 +20,7 @@ MAX_RESPONSES = 64
 MAX_LEDGER = 4096
 OTHER_TIERS = "other"
 
-LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LATENCY_S: tuple[float, ...] = (0.0005, *DURATION_BOUNDS_S, 30.0, 60.0)
 BATCH_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 FIRST_RESPONSE_MS = (100.0, 500.0, 2000.0, 5000.0)
 

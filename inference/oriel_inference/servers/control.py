@@ -3,6 +3,9 @@
 import asyncio
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+from prometheus_client import generate_latest as text_of
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,7 +17,8 @@ from oriel_inference.metrics import ServerCounts, exposition
 from oriel_inference.servers.surface import Surface
 from oriel_inference.stores.remote import counts_of
 from oriel_wire.engine.control import health_routes
-from oriel_wire.telemetry import OPENMETRICS, TEXT, wants_openmetrics
+from oriel_wire.engine.span_metrics import SpanCollector
+from oriel_wire.telemetry import END, OPENMETRICS, TEXT, wants_openmetrics
 
 
 def control_app(surface: Surface) -> Starlette:
@@ -24,6 +28,8 @@ def control_app(surface: Surface) -> Starlette:
         return JSONResponse([_line(entry) for entry in surface.catalog.index()])
 
     host = HostLoad()
+    spans = CollectorRegistry()
+    spans.register(SpanCollector("inference", surface.sink, lambda: surface.meter.kept, None))
 
     async def metrics(request: Request) -> Response:
         openmetrics = wants_openmetrics(request.headers.get("accept", ""))
@@ -39,8 +45,10 @@ def control_app(surface: Surface) -> Starlette:
             memory_refusals=dict(surface.control.memory.refusals),
             load_queues=surface.control.demand.waiting,
             usage=surface.usage,
+            exemplars=surface.meter.exemplars,
         )
-        text: list[str] = []
+        write = openmetrics_of if openmetrics else text_of
+        text = [write(spans).decode().removesuffix(END)]
         for piece in exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics):
             text.append(piece)
             await asyncio.sleep(0)  # requests continue while a thousand models are written

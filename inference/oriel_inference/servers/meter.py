@@ -9,13 +9,14 @@ import logging
 from collections import Counter
 from time import monotonic
 
-from oriel_inference.batching.statistics import OTHER_TIERS
+from oriel_inference.batching.statistics import LATENCY_S, OTHER_TIERS
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.servers.access_log import AccessLog
 from oriel_wire.context import CallContext
 from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
+from oriel_wire.exemplars import Exemplars
 from oriel_wire.orca import LoadReport, encode_report
 from oriel_wire.v2.datatypes import quoted
 
@@ -30,6 +31,8 @@ class Meter:
 
     log: the access log; None if there is none.
     refused: (model, tier, outcome) -> requests that never reached a version.
+    kept: traces that were kept, by why: `ratio` (it began here), `client` (its caller had it kept) or `error`.
+    exemplars: traces of answered requests by (model, version, tier), in the buckets of their latency.
     """
 
     def __init__(self, catalog: Catalog, log: AccessLog | None = None) -> None:
@@ -37,6 +40,8 @@ class Meter:
         self.log = log
         self.refused: Counter[tuple[str, str, Outcome]] = Counter()
         self.max_refused = MAX_REFUSED
+        self.kept: Counter[str] = Counter()
+        self.exemplars: Exemplars[tuple[str, str, str]] = Exemplars()
         self._large = LargeMessages(delay_s=_GIVE_BACK_S)
 
     def finished(
@@ -103,6 +108,10 @@ class Meter:
             self.log.turned_away(request_id, status, outcome, model)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("request %s: refused by its head with status %d (%s)", request_id, status, outcome.value)
+
+    def traced(self, model: str, version: str, tier: str, seconds: float, trace_id: int) -> None:
+        """Keep the trace of an answered request, whose spans were sent, as an example of its latency."""
+        self.exemplars.note((model, version, tier), seconds, f"{trace_id:032x}", LATENCY_S)
 
     def load_header(self, serving: ServingModel, band: int, form: str) -> str:
         """Return `endpoint-load-metrics`: the load of `serving` for a request of `band`. form: "TEXT" or "JSON"."""

@@ -192,7 +192,7 @@ class RequestRecord:
             self._trace((*request, outcome, 0.0, None, "", self._request), outcome, 1)
             return
         answer = completion.answer
-        version = completion.serving.spec.version
+        version = completion.serving.version
         if answer is None:
             self._trace((*request, outcome, completion.queued_s, None, version, self._request), outcome, 2)
             return
@@ -201,10 +201,21 @@ class RequestRecord:
 
     def _trace(self, record: tuple[Any, ...], outcome: Outcome | None, spans: int) -> None:
         """Send the spans of a request whose trace is kept; note one that may be asked for later."""
+        meter = self._meter
         if self._span.sampled:
+            meter.kept["client" if self._parent_id else "ratio"] += 1
+            note_kept(meter, record)
             self._sink.keep(spans_of, record, spans)
         elif outcome is not None and keeps_alone(outcome):
+            meter.kept["error"] += 1
             self._sink.ring.sent(self._span.trace_id)
             self._sink.keep(spans_of, record, spans)
         else:
             self._sink.ring.note(self._span.trace_id, spans_of, record, spans)
+
+
+def note_kept(meter: Meter, record: tuple[Any, ...]) -> None:
+    """Show a request whose spans are sent as an example of its latency, if it was answered. record: of `spans_of`."""
+    _, tier, span, _, _, received_s, ended_s, model, outcome, _, _, version, _ = record
+    if outcome is None:
+        meter.traced(model, version, tier, ended_s - received_s, span.trace_id)
