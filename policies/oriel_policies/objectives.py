@@ -35,6 +35,8 @@ BODY, LIMITER, QUEUE, ENDPOINT, UPSTREAM, NETWORK, LOGIC_WAIT, LOGIC, MODEL_WAIT
 ALPHA: Final = 0.05  # weight of the latest call in what is usual
 LEARN_EVERY: Final = 64  # one of so many calls that kept their promise is learned from
 
+MODEL_CALLS: Final = ("logic-infer", "logic-infer-steps", "logic-stream")  # stages in which a logic server calls models
+
 Times = tuple[float, ...]  # seconds in each of STAGES
 
 
@@ -93,7 +95,7 @@ def divide(stamps: Stamps, reported: Mapping[str, float]) -> Times:
 def inside(upstream_s: float, reported: Mapping[str, float]) -> tuple[float, ...]:
     """Divide the time until the server's answer: `upstream`, `network`, `logic_wait`, `logic`, `model_wait`, `model`.
 
-    reported: entries of `Server-Timing`. `logic` is all that the logic server did, and `logic-wait` and `logic-infer`
+    reported: entries of `Server-Timing`. `logic` is all that the logic server did, and `logic-wait` and `MODEL_CALLS`
     are parts of it; `queue` and `gateway-queue` are waits for models, and `compute` is their work. Calls of models that
     overlap are reported as more time than has passed: they are made as long as they can have taken at most.
     """
@@ -106,7 +108,7 @@ def inside(upstream_s: float, reported: Mapping[str, float]) -> tuple[float, ...
         return 0.0, upstream_s - waited - worked, 0.0, 0.0, waited, worked
     whole = min(whole, upstream_s)
     busy = min(reported.get("logic-wait", 0.0), whole)
-    called = min(reported.get("logic-infer", 0.0) + reported.get("logic-stream", 0.0), whole - busy)
+    called = min(sum([reported.get(stage, 0.0) for stage in MODEL_CALLS]), whole - busy)
     waited, worked = _within(called, waited, worked)
     hops = (upstream_s - whole) + (called - waited - worked)
     return 0.0, hops, busy, whole - busy - called, waited, worked

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from oriel_policies.objectives import (
     ALPHA,
     CAUSES,
+    MODEL_CALLS,
     STAGES,
     Stamps,
     Usual,
@@ -20,7 +21,7 @@ from oriel_policies.objectives import (
 )
 
 seconds = st.floats(0.0, 30.0).map(lambda value: round(value, 6))
-REPORTED = ("logic", "logic-wait", "logic-infer", "logic-stream", "logic-pre", "queue", "gateway-queue", "compute")
+REPORTED = (*MODEL_CALLS, "logic", "logic-wait", "logic-pre", "queue", "gateway-queue", "compute")
 
 
 @st.composite
@@ -132,6 +133,7 @@ def test_what_is_usual_follows_with_a_weight_of_a_twentieth() -> None:
         ({"queue": 0.2, "compute": 0.7}, "network model_wait model"),
         ({"logic": 0.9}, "network logic"),
         ({"logic": 0.9, "logic-infer": 0.6, "gateway-queue": 0.3}, "network logic model_wait"),
+        ({"logic": 0.9, "logic-infer": 0.1, "logic-infer-steps": 0.7, "compute": 0.8}, "network logic model"),
     ],
 )
 def test_the_servers_own_words_divide_the_time_until_their_answer(reported: dict[str, float], expected: str) -> None:

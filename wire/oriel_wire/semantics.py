@@ -55,7 +55,7 @@ _ROUTES = (
     (re.compile(rf"/v1/(?:files|batches|jobs)/{_NAME}(/[a-z]+)?\Z"), ""),
 )
 _FIXED = re.compile(
-    r"/v2|/v2/health/(?:live|ready)|/v2/models/stats|/v2/repository/index|/v2/logging|/v2/trace/setting"
+    r"/|/docs|/openapi\.json|/v2|/v2/health/(?:live|ready)|/v2/models/stats|/v2/repository/index|/v2/logging|/v2/trace/setting"
     r"|/v1/(?:embeddings|completions|chat/completions|responses|moderations|images/(?:generations|edits|variations)"
     r"|audio/(?:speech|transcriptions|translations)|models|services|files|batches|jobs|usage|limits)\Z"
 )

@@ -30,6 +30,7 @@ from oriel_wire.engine.api_page import OPENAPI
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.discovery import Address
 from oriel_wire.errors import UpstreamError
+from oriel_wire.trace import format_traceparent, new_trace
 
 _log = logging.getLogger(__name__)
 EVERY_S = 10.0
@@ -145,7 +146,9 @@ class Published:
 
     async def _services(self, client: HttpClient, address: Address) -> Description | None:
         """Return the described services; None if this server describes none. Raises UpstreamError."""
-        answer = await client.request("GET", OPENAPI, (), deadline=monotonic() + self.answer_s)
+        # Nobody's request: a server that keeps every trace would keep one of each poll.
+        headers = [("traceparent", format_traceparent(new_trace(sampled=False)))]
+        answer = await client.request("GET", OPENAPI, headers, deadline=monotonic() + self.answer_s)
         if answer.status != 200:
             return None
         before = self._documents.get(address)

@@ -121,13 +121,14 @@ class InferenceServers:
         refused: HttpResponse | None = None
         while (endpoint := self._endpoints.pick(tried, model)) is not None:
             lines = headers + hop.lines(self._clock(), trace)
+            resent = len(tried)
             endpoint.outstanding += 1
             try:
                 response = await endpoint.client.request(method, target, lines, body, deadline=call.deadline)
                 if endpoint.failures:
                     self._endpoints.mark_up(endpoint)
                 if stage is not None:
-                    stage.hop = HopFacts(*endpoint.address, method, target, response.status, len(tried))
+                    stage.hop = HopFacts(*endpoint.address, method, target, response.status, resent)
                 if response.status not in MAYBE_ELSEWHERE or not is_elsewhere(response):
                     return response
                 self._endpoints.mark_lacking(endpoint, model)
@@ -144,6 +145,8 @@ class InferenceServers:
                 raise ModelFailed("the inference server closed the connection before it answered") from error
             finally:
                 endpoint.outstanding -= 1
+                if stage is not None and stage.hop is None:
+                    stage.hop = HopFacts(*endpoint.address, method, target, 0, resent)
         if refused is not None:
             return refused
         raise ModelUnreachable("no inference server can be reached: try again later", retry_after_s=1.0)

@@ -38,11 +38,11 @@ def spans_of(
     started_s: float,
     ended_s: float,
     stages: Sequence[Stage],
-    tokens: tuple[str, int, int] | None,
+    tokens: tuple[str, int | None, int | None] | None,
 ) -> list[Span]:
     """Return the SERVER span of a request, and one span for each of its stages: CLIENT for a call of a model.
 
-    request: method and path. tokens: requested model, tokens read and written, of a call of the OpenAI API.
+    request: method and path. tokens: of a call of the OpenAI API, see `Visit`.
     """
     method, path = request
     otherwise = "/v1/services/{service}" if service else ""
@@ -53,7 +53,11 @@ def spans_of(
     if call.tier:
         attributes["oriel.tier"] = call.tier
     if tokens is not None:
-        attributes[GEN_AI["model"]], attributes[GEN_AI["input_tokens"]], attributes[GEN_AI["output_tokens"]] = tokens
+        attributes[GEN_AI["model"]], read, written = tokens
+        if read is not None:
+            attributes[GEN_AI["input_tokens"]] = read
+        if written is not None:
+            attributes[GEN_AI["output_tokens"]] = written
     failed = status >= 500 or (outcome is Outcome.HANDLER_FAILED)
     if outcome is not Outcome.OK:
         attributes["oriel.outcome"] = outcome.value
@@ -88,7 +92,10 @@ def _client(stage: Stage, attributes: Attributes) -> tuple[str, bool]:
     """Add what is known of a call of a model. Returns the name of its span, and whether it failed."""
     hop = stage.hop
     if hop is None:
-        return STREAM if stage.name == "stream" else "POST", bool(stage.error)
+        if stage.name != "stream":
+            return "POST", bool(stage.error)
+        attributes |= {"rpc.system.name": "grpc", "rpc.method": STREAM}
+        return STREAM, bool(stage.error)
     attributes["server.address"], attributes["server.port"] = hop.host, hop.port
     if not hop.path:
         code = grpc_code(hop.status)

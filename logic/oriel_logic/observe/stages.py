@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Literal
 
 from oriel_wire.context import parse_cost
+from oriel_wire.server_timing import read_server_timing
 from oriel_wire.trace import TraceContext, child
 
 Kind = Literal["client", "internal"]
@@ -16,7 +17,7 @@ Kind = Literal["client", "internal"]
 class HopFacts:
     """A call of another server.
 
-    path: "" for gRPC. status: of HTTP or of gRPC. resent: endpoints that were tried before.
+    path: "" for gRPC. status: of HTTP or of gRPC, 0 without an answer. resent: endpoints that were tried before.
     """
 
     host: str
@@ -31,15 +32,18 @@ class Stage:
     """One stage, timed by `with ledger.stage("pre"):`; open while `end_s` is 0. Times are monotonic seconds.
 
     Exceptions of its body pass through; `error` is the name of their class. hop: of a call of a model, as far as it is
-    known.
+    known. idle_s: seconds between start and end in which nothing was done, of a stage with breaks.
     """
 
-    __slots__ = ("_attributes", "_clock", "_context", "_root", "end_s", "error", "hop", "kind", "name", "start_s")
+    __slots__ = (
+        *("_attributes", "_clock", "_context", "_root", "end_s"),
+        *("error", "hop", "idle_s", "kind", "name", "start_s"),
+    )
 
     def __init__(self, name: str, kind: Kind, root: TraceContext, clock: Callable[[], float]) -> None:
         self.name = name
         self.kind: Kind = kind
-        self.start_s = self.end_s = 0.0
+        self.start_s = self.end_s = self.idle_s = 0.0
         self.error = ""
         self.hop: HopFacts | None = None
         self._root = root
@@ -77,7 +81,7 @@ class Ledger:
     """The stages of one request; they may overlap (fan-out).
 
     root: the request's own span.
-    upstream: `Server-Timing` entries that inference servers reported.
+    upstream: `Server-Timing` entries that inference servers reported. reported_s: the sums of further ones, by name.
     cost_us: the cost of the request so far: processor time of workers plus what inference servers charged.
     cpu_ns: processor time of workers. device_ns, device_class: of devices, as inference servers report it.
     tokens_in, tokens_out: of the OpenAI API.
@@ -89,6 +93,7 @@ class Ledger:
         "cpu_ns",
         "device_class",
         "device_ns",
+        "reported_s",
         "root",
         "stages",
         "tokens_in",
@@ -100,6 +105,7 @@ class Ledger:
         self.root = root
         self.stages: list[Stage] = []
         self.upstream: list[str] = []
+        self.reported_s: dict[str, float] = {}
         self.cost_us = self.cpu_ns = self.device_ns = self.tokens_in = self.tokens_out = 0
         self.device_class = ""
         self._clock = clock
@@ -138,5 +144,55 @@ class Ledger:
         totals: dict[str, float] = {}
         for stage in self.stages:
             if stage.start_s:
-                totals[stage.name] = totals.get(stage.name, 0.0) + max(0.0, stage.end_s - stage.start_s)
+                spent_s = max(0.0, stage.end_s - stage.start_s - stage.idle_s)
+                totals[stage.name] = totals.get(stage.name, 0.0) + spent_s
         return list(totals.items())
+
+
+class StepLedger(Ledger):
+    """Times the many model calls of a loop as one stage of a request, which is the parent of them all in its trace.
+
+    request: the ledger of the request. name: of the stage, whose attribute `oriel.steps` is the number of its calls.
+    """
+
+    __slots__ = ("_count", "_name", "_request", "_spent_s", "_whole")
+
+    def __init__(self, request: Ledger, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(request.root, clock=clock)
+        self._request = request
+        self._name = name
+        self._whole: Stage | None = None
+        self._spent_s = 0.0
+        self._count = 0
+
+    def stage(self, name: str, *, kind: Kind = "internal") -> Stage:
+        """Make the stage of one call."""
+        whole = self._whole
+        if whole is None:
+            whole = self._whole = self._request.stage(self._name, kind=kind)
+        stage = super().stage(name, kind=kind)
+        stage._context = whole.context
+        return stage
+
+    def fold(self) -> None:
+        """Add the calls that have ended to the request, and forget them."""
+        request, whole = self._request, self._whole
+        request.take(self)
+        for text in self.upstream:
+            for name, seconds in read_server_timing(text).items():
+                request.reported_s[name] = request.reported_s.get(name, 0.0) + seconds
+        self.upstream.clear()
+        if whole is None:
+            return
+        ended = [stage for stage in self.stages if stage.end_s]
+        self.stages = [stage for stage in self.stages if not stage.end_s]
+        self._count += len(ended)
+        for stage in ended:
+            whole.attributes.update(stage.attributes)
+            self._spent_s += stage.end_s - stage.start_s
+            whole.start_s = whole.start_s or stage.start_s
+            whole.end_s = max(whole.end_s, stage.end_s)
+            whole.hop = stage.hop or whole.hop
+            whole.error = stage.error
+        whole.idle_s = whole.end_s - whole.start_s - self._spent_s
+        whole.attributes["oriel.steps"] = self._count

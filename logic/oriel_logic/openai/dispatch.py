@@ -23,7 +23,7 @@ from oriel_logic.errors import (
     ModelUnknown,
     ServiceBroken,
 )
-from oriel_logic.observe.stages import Ledger
+from oriel_logic.observe.stages import StepLedger
 from oriel_logic.openai.answers import openai_error
 from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
@@ -41,6 +41,7 @@ from oriel_wire.context import CallContext
 from oriel_wire.near_names import did_you_mean
 
 _log = logging.getLogger(__name__)
+STEPS = "infer-steps"  # the stage of the model calls of a decode loop: the gateway knows it by this name
 S = TypeVar("S", bound=Served)
 R = TypeVar("R", EmbeddingRequest, CompletionRequest, ChatRequest)
 Work = Callable[[Inbound, Visit], Awaitable[Reply]]
@@ -151,6 +152,7 @@ class OpenAI:
         if not isinstance(found, kind) or not may_use(visit.call, name):
             raise self._absent(name, visit)
         visit.target = name
+        visit.tokens = name, None, None
         if not self._runs(found):
             raise ServiceBroken(f"the model '{name}' cannot run: GET /v1/services on the logic server says why")
         return found
@@ -167,7 +169,7 @@ class OpenAI:
         return parse(await read_body(inbound, visit, MAX_JSON_BYTES), kind)
 
     def _tools(self, visit: Visit) -> Tools:
-        steps = Ledger(visit.ledger.root, clock=self._clock)
+        steps = StepLedger(visit.ledger, STEPS, clock=self._clock)
         models, of_steps = self._inference.bind(visit.call, visit.ledger), self._inference.bind(visit.call, steps)
 
         def go_on() -> None:
@@ -179,7 +181,7 @@ class OpenAI:
             visit=visit,
             context=Context(visit.call, visit.ledger, self._workers, clock=self._clock),
             models=models,
-            steps=StepModels(of_steps, steps, visit.ledger),
+            steps=StepModels(of_steps, steps),
             go_on=go_on,
         )
 

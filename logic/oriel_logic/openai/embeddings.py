@@ -80,6 +80,7 @@ class Embeddings(Served):
         inputs = texts_or_tokens(request.input, "input", most=MAX_INPUTS)
         rows = await self.encode(tools, inputs, "input", longest=self.max_tokens if self.truncate else 0)
         total = tools.visit.ledger.tokens_in = self._checked(rows)
+        tools.visit.tokens = tools.visit.target, total, None
         vectors = await self._vectors(rows, tools)
         if request.dimensions is not None and request.dimensions > vectors.shape[1]:
             raise ParameterWrong(

@@ -208,7 +208,7 @@ class Run:
         answer = sum(choice.count for each in self.choices for choice in each)
         ledger = self._tools.visit.ledger
         ledger.tokens_in, ledger.tokens_out = prompt, answer
-        self._tools.visit.tokens = self._model.model, prompt, answer
+        self._tools.visit.tokens = self._tools.visit.target, prompt, answer
         return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
 
     async def texts(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from oriel_logic.client.models import ArrayLike, Models, Outputs
 from oriel_logic.errors import ParameterWrong
 from oriel_logic.loading.sources import HandlerFile
-from oriel_logic.observe.stages import Ledger
+from oriel_logic.observe.stages import StepLedger
 from oriel_logic.openai import tokenizer
 from oriel_logic.openai.decoder import Steps
 
@@ -41,12 +41,11 @@ class Tools:
 
 
 class StepModels:
-    """Models for a loop: the cost of its calls is summed, and no stage is kept for each."""
+    """Models for a loop, whose calls are one stage together."""
 
-    def __init__(self, models: Steps, own: Ledger, ledger: Ledger) -> None:
-        """Wrap `models`. own: the ledger that only `models` writes to. ledger: the request's."""
+    def __init__(self, models: Steps, ledger: StepLedger) -> None:
+        """Wrap `models`, which write to `ledger`."""
         self._models = models
-        self._own = own
         self._ledger = ledger
 
     async def infer(
@@ -60,9 +59,7 @@ class StepModels:
         try:
             return await self._models.infer(model, inputs, outputs=outputs, version=version)
         finally:
-            self._ledger.take(self._own)
-            self._own.stages.clear()
-            self._own.upstream.clear()
+            self._ledger.fold()
 
 
 class Served:

@@ -34,7 +34,7 @@ class Visit:
     parent_id: the caller's span, 0 if there is none.
     target: what usage is recorded for; "" for the service. bytes_in, bytes_out: of the bodies.
     request: method and path.
-    tokens: requested model, tokens read and written, of a call of the OpenAI API.
+    tokens: requested model, tokens read and written as far as they are known, of a call of the OpenAI API.
     """
 
     call: CallContext
@@ -49,7 +49,7 @@ class Visit:
     bytes_in: int = 0
     bytes_out: int = 0
     request: tuple[str, str] = ("", "")
-    tokens: tuple[str, int, int] | None = None
+    tokens: tuple[str, int | None, int | None] | None = None
 
     def begin(self, release: Release) -> None:
         """Record the release that answers the request; it counts as in use until the visit is finished."""
@@ -186,6 +186,8 @@ class Envelope:
         timing = server_timing([("logic", seconds), *[(f"logic-{name}", duration) for name, duration in stages]])
         if ledger.upstream:
             timing = ", ".join([timing, *ledger.upstream])
+        if ledger.reported_s:
+            timing = f"{timing}, {server_timing(list(ledger.reported_s.items()))}"
         stamp = [
             (REQUEST_ID, visit.call.request_id),
             ("traceresponse", format_traceparent(ledger.root)),

@@ -11,6 +11,8 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from oriel_wire.server_timing import read_server_timing
+
 from ...waiting import until
 from .conftest import Behind, Maker
 
@@ -90,6 +92,52 @@ async def test_a_stream_says_the_same_in_pieces(served: Maker) -> None:
     assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
     without = [chunk async for chunk in await client.completions.create(**asked, stream=True)]
     assert all(chunk.usage is None and chunk.choices for chunk in without)
+
+
+async def test_the_steps_of_an_answer_are_one_stage_and_one_parent_in_the_trace(
+    served: Maker, inference: Any, behind: Behind
+) -> None:
+    """The spans of all steps but the first hung on parents that were never sent, and their time counted as logic's."""
+    client, running = await served()
+    asked: dict[str, Any] = {"model": "tiny", "prompt": [PROMPT, "one"], "max_tokens": 8, "temperature": 0}
+    await client.completions.create(**asked)  # learns the model's inputs and outputs
+    running.sink.spans.clear()
+    inference.calls.clear()
+    answer = await client.completions.with_raw_response.create(**asked)
+    calls = len(inference.calls)
+    times = read_server_timing(answer.headers["server-timing"])
+    assert times["queue"] == pytest.approx(calls * 0.0001) and times["compute"] == pytest.approx(calls * 0.0002)
+    assert 0.0 < times["logic-infer-steps"]
+    server, *others = running.sink.spans
+    assert (server.attributes["gen_ai.request.model"], server.attributes["gen_ai.operation.name"]) == (
+        "tiny",
+        "text_completion",
+    )
+    hops = {f"{span.context.span_id:016x}": span for span in others if span.kind == "client"}
+    parents = [call.head.get("traceparent").split("-")[2] for call in inference.calls]
+    assert set(parents) == set(hops) and len(hops) == 3, "two prompts at first, then all steps of both"
+    (steps,) = [span for span in hops.values() if "oriel.steps" in span.attributes]
+    assert steps.attributes["oriel.steps"] == calls - 2 == parents.count(f"{steps.context.span_id:016x}")
+    assert (steps.name, steps.parent_id, steps.failed) == ("POST", server.context.span_id, False)
+    assert steps.attributes["url.full"] == f"http://127.0.0.1:{inference.port}/v2/models/tiny/infer"
+
+
+async def test_a_model_that_fails_within_an_answer_is_seen_in_the_trace(
+    served: Maker, inference: Any, behind: Behind
+) -> None:
+    client, running = await served()
+
+    def third(step: int) -> None:
+        if step == 3:
+            inference.refuse = (500, [], b'{"error": "broken"}')
+
+    behind.on_step = third
+    with pytest.raises(openai.APIStatusError):
+        await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=20, temperature=0)
+    (steps,) = [span for span in running.sink.spans if "oriel.steps" in span.attributes]
+    assert steps.failed and steps.attributes["http.response.status_code"] == 500
+    (server,) = [span for span in running.sink.spans if span.kind == "server"]
+    assert server.attributes["gen_ai.request.model"] == "tiny"
 
 
 async def test_chat_streams_a_role_then_text_then_why_it_ended(served: Maker, language: ModuleType, cut: Any) -> None:
@@ -340,7 +388,7 @@ async def test_what_a_loop_of_calls_leaves_behind_is_bounded(served: Maker) -> N
     _, stack = await served()
     asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "logit_bias": {"0": -100, "2": -100}}
     answer = await stack.client.post("/v1/completions", json=asked)
-    assert answer.headers["server-timing"].count("compute;dur") == 1, "only the first call speaks for itself"
+    assert answer.headers["server-timing"].count("compute;dur") == 2, "the first call, and all others together"
     assert int(answer.headers["x-oriel-cost-us"]) >= 40 * 250, "all of them are charged"
     async with stack.client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as streamed:
         assert streamed.status_code == 200
