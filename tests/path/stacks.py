@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,10 @@ def picture(digit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def started(state: Path, words: Sequence[str] = ()) -> Iterator[Stack]:
-    environ = {**os.environ, "ORIEL_STATE": str(state), "PYTHONPATH": os.pathsep.join(sys.path)}
+def started(state: Path, words: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    """Run a stack. words: further flags. variables: further environment variables."""
+    own = {"ORIEL_STATE": str(state), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environ = {**os.environ, **own, **(variables or {})}
     process = subprocess.Popen(
         command("up", "--demo", "--free-ports", "--json", *words), env=environ, stdout=subprocess.PIPE, text=True
     )

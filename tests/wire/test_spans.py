@@ -1,7 +1,5 @@
 """Spans over the wire, judged by OpenTelemetry's own protobuf messages on a receiver of ours."""
 
-import gzip
-import http.server
 import socket
 import subprocess
 import sys
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 
@@ -21,57 +18,14 @@ from oriel_wire.engine.otel_settings import Queue
 from oriel_wire.engine.spans import ExportingSink, Lane, open_sink
 from oriel_wire.trace import NullSink, Span, SpanSink, TraceContext, child, new_trace, wall_ns
 
+from ..otlp_receiver import Receiver, receiving
 from ..waiting import TIMEOUT_S
-
-
-class Receiver(http.server.ThreadingHTTPServer):
-    """answers: status and body of the next answers; then 200 without a body."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.requests: list[ExportTraceServiceRequest] = []
-        self.headers: list[dict[str, str]] = []
-        self.answers: list[tuple[int, bytes]] = []
-        self.arrived = threading.Semaphore(0)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def spans(self) -> list[Any]:
-        return [s for r in self.requests for rs in r.resource_spans for ss in rs.scope_spans for s in ss.spans]
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        assert self.path == "/v1/traces"
-        status, answer = self.server.answers.pop(0) if self.server.answers else (200, b"")
-        if status == 200 and self.headers["content-type"] == "application/x-protobuf":
-            self.server.requests.append(ExportTraceServiceRequest.FromString(body))
-        self.send_response(status)
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-        self.server.arrived.release()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with receiving() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
