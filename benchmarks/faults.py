@@ -10,6 +10,7 @@ usage     what tenants are charged beside the time of the device: overload, canc
 pushes    how soon KEDA hears that an empty pool is called, also through another gateway and after a gateway has ended
 cold      calls for an empty pool whose server, gateway and scaling fail in the same moment
 refused   calls that cannot be in time for a cold start: how many are refused at once, and how true Retry-After is
+traces    whether each late or missed request of an overload has a whole trace at the collector
 local     `oriel up --scale-to-zero`: how soon the first call is answered, with a spare process
 """
 
@@ -25,6 +26,7 @@ CASES = {
     "cold": "gateway_bench.cold_starts",
     "refused": "gateway_bench.cold_refusals",
     "local": "gateway_bench.local_start",
+    "traces": "gateway_bench.whole_traces",
 }
 
 if __name__ == "__main__":
