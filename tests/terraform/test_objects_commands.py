@@ -59,7 +59,7 @@ OTHER: dict[str, Any] = {
     },
     "logic": {"image": "registry.example/ours:1", "folders": ["/services"], "workers": 3},
     "policies": {"store": "s3://policies.example/oriel"},
-    "observability": {"otlp": {"endpoint": "https://otlp.example"}},
+    "observability": {"otlp": {"endpoint": "https://otlp.example", "trace_tail": "collector"}},
 }
 
 

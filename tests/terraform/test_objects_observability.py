@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from oriel_cli.plan import PORTS as UNIT_PORTS
+from oriel_wire.engine.otel_settings import resource_of
 
 from . import objects
 from .promtool import promtool
@@ -317,6 +318,13 @@ KNOWN: dict[str, set[str]] = {
     "receivers.otlp": {"protocols.http.endpoint"},
     "processors.memory_limiter": {"check_interval", "limit_percentage", "spike_limit_percentage"},
     "processors.batch": {"send_batch_size", "send_batch_max_size", "timeout"},
+    "processors.tail_sampling": {
+        "decision_wait",
+        "num_traces",
+        "decision_cache.sampled_cache_size",
+        "decision_cache.non_sampled_cache_size",
+        "policies",
+    },
     "exporters.otlphttp": {
         "endpoint",
         "compression",
@@ -334,6 +342,19 @@ KNOWN: dict[str, set[str]] = {
 }
 
 
+POD_FIELDS = {
+    "k8s.namespace.name": "metadata.namespace",
+    "k8s.pod.name": "metadata.name",
+    "k8s.pod.uid": "metadata.uid",
+    "k8s.node.name": "spec.nodeName",
+}
+
+
+def container_env(template: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = template["spec"]["containers"][0].get("env", [])
+    return found
+
+
 def paths(value: Any, path: str = "") -> set[str]:
     if not isinstance(value, dict):
         return {path}
@@ -345,8 +366,10 @@ def collector(found: list[objects.Object]) -> tuple[dict[str, Any], dict[str, An
     return config, objects.pods(found)["collector"]["spec"]["containers"][0]
 
 
-def test_the_collectors_configuration_holds_together(shared) -> None:
+@pytest.mark.parametrize("tail", ["gateway", "collector"])
+def test_the_collectors_configuration_holds_together(shared, tail: str) -> None:
     secret = {"endpoint": "https://otlp.example/v1", "authorization_secret_ref": {"name": "otlp", "key": "token"}}
+    secret["trace_tail"] = tail
     config, container = collector(objects.objects(shared, observability={"otlp": secret}))
     assert set(config) == {"receivers", "processors", "exporters", "extensions", "service"}
     for section in ("receivers", "processors", "exporters", "extensions"):
@@ -365,6 +388,33 @@ def test_the_collectors_configuration_holds_together(shared) -> None:
     used = set(re.findall(r"\$\{env:(\w+)\}", json.dumps(config)))
     assert used == {each["name"] for each in container["env"]} == {"OTLP_AUTHORIZATION"}
     assert container["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "otlp", "key": "token"}}
+
+
+def test_a_collector_that_chooses_gets_all_spans_and_the_documented_policy(shared, found) -> None:
+    chosen = objects.objects(
+        shared, observability={"otlp": {"endpoint": "https://a.example", "trace_tail": "collector"}}
+    )
+    config, container = collector(chosen)
+    page = (ROOT / "docs/tracing.md").read_text().partition("## With a collector of your own")[2]
+    documented_policy = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["processors"]["tail_sampling"]
+    assert config["processors"]["tail_sampling"] == documented_policy
+    assert config["service"]["pipelines"]["traces"]["processors"] == ["memory_limiter", "tail_sampling", "batch"]
+    assert "/opentelemetry-collector-contrib:" in container["image"], "only that distribution has the processor"
+    assert container["resources"]["limits"]["memory"] == "2Gi"
+    (gateway,) = objects.pods(chosen)["gateway"]["spec"]["containers"]
+    assert gateway["args"][gateway["args"].index("--trace-tail") + 1] == "collector"
+    # Without it nothing of that.
+    config, container = collector(found)
+    assert "tail_sampling" not in config["processors"] and "/opentelemetry-collector:" in container["image"]
+    (gateway,) = objects.pods(found)["gateway"]["spec"]["containers"]
+    assert "--trace-tail" not in gateway["args"]
+
+
+def test_a_collector_decides_after_the_last_span_of_the_longest_call_has_come(tree) -> None:
+    variables = (tree / "modules/platform/variables.tf").read_text()
+    (waits,) = re.findall(r"decision_wait_s = optional\(number, (\d+)\)", variables)
+    give_up_ms = re.findall(r"give_up_ms = (\d+)", (tree / "modules/platform/policies.tf").read_text())
+    assert int(waits) >= max(map(int, give_up_ms)) / 1000 + 2
 
 
 def test_a_new_configuration_is_a_new_pod(shared) -> None:
@@ -387,6 +437,13 @@ def test_the_units_are_told_the_collectors_address_and_only_then(shared, found) 
         address = re.fullmatch(r"http://([a-z]+)\.oriel\.svc\.cluster\.local:(\d+)", env["OTEL_EXPORTER_OTLP_ENDPOINT"])
         assert address and int(address[2]) in [port["port"] for port in services[address[1]]["spec"]["ports"]]
         assert float(env["OTEL_TRACES_SAMPLER_ARG"]) == 0.01
+        # Kubernetes expands a variable only from those that stand before it.
+        before = list(env)[: list(env).index("OTEL_RESOURCE_ATTRIBUTES")]
+        described = resource_of("gateway", {key: value for key, value in env.items() if value})
+        fields = {each["name"]: each["valueFrom"] for each in container_env(template) if each["name"] in before[-4:]}
+        for key, path in POD_FIELDS.items():
+            (variable,) = re.findall(r"\$\((\w+)\)", described[key])
+            assert fields[variable] == {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
     for template in objects.pods(objects.objects(shared)).values():
         names = {each["name"] for each in template["spec"]["containers"][0].get("env", [])}
         assert not [name for name in names if name.startswith("OTEL_")]

@@ -31,6 +31,7 @@ locals {
     local.redis_ca ? ["--limiter-ca", "/etc/oriel/redis/ca.crt"] : [],
     var.gateway.tls_secret == null ? [] : ["--tls-cert", "/etc/oriel/tls/tls.crt", "--tls-key", "/etc/oriel/tls/tls.key"],
     var.keda.enabled ? ["--scaler-port", tostring(local.ports.gateway.scaler)] : [],
+    local.collector_tail ? ["--trace-tail", "collector"] : [],
     var.gateway.args,
   )
   gateway_env = concat(

@@ -7,20 +7,52 @@ locals {
     { for name, port in { collector = 8888 } : name => port if var.observability.otlp != null },
   )
 
-  telemetry_env = [for each in [
-    { name = "OTEL_EXPORTER_OTLP_ENDPOINT", value = "http://collector.${var.namespace}.svc.cluster.local:4318" },
-    { name = "OTEL_TRACES_SAMPLER_ARG", value = tostring(try(var.observability.otlp.sample_ratio, 0)) },
-  ] : each if var.observability.otlp != null]
+  # Which pod a span is of; service.instance.id follows from the pod's uid.
+  pod_fields = {
+    POD_NAMESPACE = "metadata.namespace"
+    POD_NAME      = "metadata.name"
+    POD_UID       = "metadata.uid"
+    POD_NODE      = "spec.nodeName"
+  }
+  telemetry_env = [for each in concat(
+    [
+      { name = "OTEL_EXPORTER_OTLP_ENDPOINT", value = "http://collector.${var.namespace}.svc.cluster.local:4318" },
+      { name = "OTEL_TRACES_SAMPLER_ARG", value = tostring(try(var.observability.otlp.sample_ratio, 0)) },
+    ],
+    [for name, path in local.pod_fields : { name = name, valueFrom = { fieldRef = { apiVersion = "v1", fieldPath = path } } }],
+    [{
+      name  = "OTEL_RESOURCE_ATTRIBUTES" # Kubernetes puts in the variables, which have to stand before it
+      value = "k8s.namespace.name=$(POD_NAMESPACE),k8s.pod.name=$(POD_NAME),k8s.pod.uid=$(POD_UID),k8s.node.name=$(POD_NODE)"
+    }],
+  ) : each if var.observability.otlp != null]
+
+  # The collector chooses among whole traces: it gets the spans of all requests and holds them until it has decided.
+  collector_tail  = try(var.observability.otlp.trace_tail, "gateway") == "collector"
+  collector_image = "ghcr.io/open-telemetry/opentelemetry-collector-releases/opentelemetry-collector${local.collector_tail ? "-contrib" : ""}:0.136.0"
+  # 100,000 traces are those of 32 s at 3,000 requests a second. docs/tracing.md has the same policy.
+  collector_sampling = {
+    decision_wait  = "${try(var.observability.otlp.decision_wait_s, 0)}s"
+    num_traces     = 100000
+    decision_cache = { sampled_cache_size = 200000, non_sampled_cache_size = 200000 }
+    policies = [
+      { name = "promises", type = "string_attribute", string_attribute = { key = "oriel.sla.result", values = ["late", "missed"] } },
+      { name = "share", type = "probabilistic", probabilistic = { sampling_percentage = try(var.observability.otlp.sample_ratio * 100, 0) } },
+    ]
+  }
+  collector_memory = local.collector_tail ? "2Gi" : "256Mi"
 
   collector_secret = try(var.observability.otlp.authorization_secret_ref, null)
 
   collector_config = {
     receivers = { otlp = { protocols = { http = { endpoint = "0.0.0.0:4318" } } } }
-    processors = {
-      # First in the pipeline: it refuses what there is no memory for, and the units count what they drop.
-      memory_limiter = { check_interval = "1s", limit_percentage = 75, spike_limit_percentage = 20 }
-      batch          = { send_batch_size = 512, send_batch_max_size = 2048, timeout = "2s" }
-    }
+    processors = merge(
+      {
+        # First in the pipeline: it refuses what there is no memory for, and the units count what they drop.
+        memory_limiter = { check_interval = "1s", limit_percentage = 75, spike_limit_percentage = 20 }
+        batch          = { send_batch_size = 512, send_batch_max_size = 2048, timeout = "2s" }
+      },
+      { for name, sampling in { tail_sampling = local.collector_sampling } : name => sampling if local.collector_tail },
+    )
     exporters = {
       otlphttp = merge(
         {
@@ -36,7 +68,7 @@ locals {
     extensions = { health_check = { endpoint = "0.0.0.0:13133" } }
     service = {
       extensions = ["health_check"]
-      pipelines  = { traces = { receivers = ["otlp"], processors = ["memory_limiter", "batch"], exporters = ["otlphttp"] } }
+      pipelines  = { traces = { receivers = ["otlp"], processors = concat(["memory_limiter"], local.collector_tail ? ["tail_sampling"] : [], ["batch"]), exporters = ["otlphttp"] } }
       telemetry = {
         logs    = { level = "warn" }
         metrics = { readers = [{ pull = { exporter = { prometheus = { host = "0.0.0.0", port = 8888 } } } }] }
@@ -72,7 +104,8 @@ locals {
       kind       = "Deployment"
       metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
-        # One: what it holds while it is moved is lost, and the units count what they could not hand over meanwhile.
+        # One: what it holds while it is moved is lost, and the units count what they could not hand over meanwhile. And to
+        # choose among traces, it has to get all spans of each.
         replicas = 1
         selector = { matchLabels = local.selectors.collector }
         strategy = { type = "RollingUpdate", rollingUpdate = { maxUnavailable = 0, maxSurge = 1 } }
@@ -87,7 +120,7 @@ locals {
             terminationGracePeriodSeconds = 30
             containers = [{
               name  = "collector"
-              image = try(var.observability.otlp.image, "")
+              image = try(coalesce(var.observability.otlp.image, local.collector_image), "")
               args  = ["--config=/etc/otelcol/config.yaml"]
               env = [for secret in [local.collector_secret] : {
                 name      = "OTLP_AUTHORIZATION"
@@ -99,8 +132,8 @@ locals {
                 { name = "health", containerPort = 13133, protocol = "TCP" },
               ]
               resources = {
-                requests = { cpu = "100m", memory = "256Mi" }
-                limits   = { memory = "256Mi" }
+                requests = { cpu = local.collector_tail ? "500m" : "100m", memory = local.collector_memory }
+                limits   = { memory = local.collector_memory }
               }
               securityContext = local.container_security
               startupProbe    = { httpGet = { path = "/", port = "health" }, periodSeconds = 2, failureThreshold = 30 }

@@ -367,8 +367,13 @@ variable "observability" {
       endpoint = string
       # A Secret in the platform's namespace whose value is sent as the header authorization.
       authorization_secret_ref = optional(object({ name = string, key = string }))
-      sample_ratio             = optional(number, 0.01)
-      image                    = optional(string, "ghcr.io/open-telemetry/opentelemetry-collector-releases/opentelemetry-collector:0.136.0")
+      # Who chooses the traces that are kept: "gateway", at the end of a request; "collector", which gets all spans.
+      trace_tail = optional(string, "gateway")
+      # For "collector": at least 2 s more than the longest give_up_ms of the tiers, 30 s in those of `policies`.
+      decision_wait_s = optional(number, 32)
+      sample_ratio    = optional(number, 0.01)
+      # null: OpenTelemetry's own, of its distribution contrib for "collector".
+      image = optional(string)
     }))
   })
   default  = {}
@@ -393,5 +398,13 @@ variable "observability" {
   validation {
     condition     = var.observability.otlp == null || !can(regex(":latest$", var.observability.otlp.image))
     error_message = "observability.otlp.image: not latest."
+  }
+  validation {
+    condition     = var.observability.otlp == null || try(contains(["gateway", "collector"], var.observability.otlp.trace_tail), false)
+    error_message = "observability.otlp.trace_tail: gateway or collector."
+  }
+  validation {
+    condition     = var.observability.otlp == null || try(var.observability.otlp.decision_wait_s >= 2 && var.observability.otlp.decision_wait_s <= 3600, false)
+    error_message = "observability.otlp.decision_wait_s: from 2 to 3600."
   }
 }
