@@ -200,6 +200,7 @@ async def test_each_attempt_is_a_span_of_its_own() -> None:
             assert (failed.attributes["server.port"], good.attributes["server.port"]) == (dead, up.port)
             assert failed.failed and not good.failed and failed.context.span_id != good.context.span_id
             assert good.attributes["http.request.resend_count"] == 1
+            assert "http.request.resend_count" not in failed.attributes
             assert f"{good.context.span_id:016x}" in (up.seen[-1].get("traceparent") or "")
 
 

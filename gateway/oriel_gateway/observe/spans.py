@@ -51,8 +51,8 @@ def spans_of(
     spans = [server_span(name, own, mark.parent_id, decided.received_s, decided.ended_s, attributes, failed)]
     if decided.queued_s and (decided.ahead >= 0 or held is not None):
         spans.append(_queue(decided, own, held))
-    for onward, endpoint, start_s, end_s, error in mark.attempts:
-        spans.append(hop.span(decided, own, int(onward, 16), endpoint, start_s, end_s, error, len(spans)))
+    for before, (onward, endpoint, start_s, end_s, error) in enumerate(mark.attempts):
+        spans.append(hop.span(decided, own, int(onward, 16), endpoint, start_s, end_s, error, before))
     if decided.permit_s and decided.endpoint is not None and decided.sent_s:
         error = "" if outcome is Outcome.ANSWERED or _left(outcome) else outcome.value
         start_s = decided.sent_s if mark.attempts else decided.permit_s
