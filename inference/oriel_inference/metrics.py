@@ -16,7 +16,7 @@ from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.stores.remote import StoreCounts
 from oriel_policies.metering.usage import UsageRow, by_label, unbilled_ns
 from oriel_wire.exemplars import Exemplars
-from oriel_wire.telemetry import END, head, histogram, label_text, pieces
+from oriel_wire.telemetry import head, histogram, label_text, pieces
 from oriel_wire.usage import LedgerCounts
 
 PIECE_LINES = 2000
@@ -86,7 +86,7 @@ def exposition(
     catalog: Catalog, counts: ServerCounts, host: HostLoad, devices: Devices, *, openmetrics: bool
 ) -> Iterator[str]:
     """Yield the text in pieces of at most PIECE_LINES lines, so that a caller on the loop can let it go on in
-    between.
+    between. OpenMetrics needs `telemetry.END` behind them.
     """
     sources = _sources(catalog, counts.exemplars if openmetrics else None)
     for family in FAMILIES:
@@ -97,8 +97,6 @@ def exposition(
         yield from pieces(lines, size=PIECE_LINES)
     yield from pieces(_server(counts, catalog, host, openmetrics), size=PIECE_LINES)
     yield from pieces(usage_lines(devices, openmetrics), size=PIECE_LINES)
-    if openmetrics:
-        yield END
 
 
 def _sources(catalog: Catalog, exemplars: Exemplars[tuple[str, str, str]] | None) -> list[Source]:

@@ -1,11 +1,9 @@
 """The metrics port: `/metrics`, `/health/*`, and `/models` for operators and the supervisor."""
 
-import asyncio
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client import generate_latest as text_of
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,9 +14,10 @@ from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import ServerCounts, exposition
 from oriel_inference.servers.surface import Surface
 from oriel_inference.stores.remote import counts_of
-from oriel_wire.engine.control import health_routes
+from oriel_wire.engine.control import health_routes, metrics_response
+from oriel_wire.engine.exposition import exposition as registry_text
 from oriel_wire.engine.span_metrics import SpanCollector
-from oriel_wire.telemetry import END, OPENMETRICS, TEXT, wants_openmetrics
+from oriel_wire.telemetry import wants_openmetrics
 
 
 def control_app(surface: Surface) -> Starlette:
@@ -47,12 +46,9 @@ def control_app(surface: Surface) -> Starlette:
             usage=surface.usage,
             exemplars=surface.meter.exemplars,
         )
-        write = openmetrics_of if openmetrics else text_of
-        text = [write(spans).decode().removesuffix(END)]
-        for piece in exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics):
-            text.append(piece)
-            await asyncio.sleep(0)  # requests continue while a thousand models are written
-        return Response("".join(text), headers={"content-type": OPENMETRICS if openmetrics else TEXT})
+        of_spans = registry_text(spans, openmetrics=openmetrics)
+        of_models = exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics)
+        return await metrics_response(chain(of_spans, of_models), openmetrics=openmetrics)
 
     routes = health_routes(surface.readiness, registry=None)
     return Starlette(routes=[*routes, Route("/metrics", metrics), Route("/models", models)])

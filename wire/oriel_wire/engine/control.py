@@ -19,12 +19,14 @@ from typing import Any, Protocol, TypeVar
 
 import uvicorn
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from oriel_wire.engine.exposition import exposition
+from oriel_wire.telemetry import END, OPENMETRICS, TEXT, wants_openmetrics
 
 MAX_HEAD_BYTES = 32 * 1024
 KEEP_ALIVE_S = 5
@@ -231,8 +233,19 @@ def health_routes(ready: Callable[[], tuple[bool, str]], registry: CollectorRegi
 
     async def metrics(request: Request) -> Response:
         assert registry is not None
-        write, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(write(registry), media_type=content_type)
+        openmetrics = wants_openmetrics(request.headers.get("accept", ""))
+        return await metrics_response(exposition(registry, openmetrics=openmetrics), openmetrics=openmetrics)
 
     routes = [Route("/health/live", live), Route("/health/ready", readiness)]
     return routes if registry is None else [*routes, Route("/metrics", metrics)]
+
+
+async def metrics_response(pieces: Iterator[str], *, openmetrics: bool) -> Response:
+    """Return an answer of `/metrics`; between two pieces of it the loop goes on."""
+    text: list[str] = []
+    for piece in pieces:
+        text.append(piece)
+        await asyncio.sleep(0)
+    if openmetrics:
+        text.append(END)
+    return Response("".join(text), headers={"content-type": OPENMETRICS if openmetrics else TEXT})
