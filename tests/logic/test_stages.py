@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from oriel_logic.errors import Refused
 from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.trace import new_trace
@@ -31,8 +32,18 @@ def test_spans_are_children_of_the_request() -> None:
         raise KeyError
     (span,) = [stage_span(each, ledger.root, 0.0) for each in ledger.stages]
     assert (span.name, span.kind, span.failed) == ("POST", "client", True)
-    assert span.attributes == {"oriel.model": "m", "error.type": "KeyError"}
+    assert span.attributes == {"oriel.model": "m", "error.type": "KeyError", "http.request.method": "POST"}
     assert (span.parent_id, span.context.trace_id) == (ledger.root.span_id, ledger.root.trace_id)
+
+
+def test_errors_of_ours_are_named_by_their_reason_and_a_look_up_of_metadata_is_a_get() -> None:
+    ledger = Ledger(new_trace(True), clock=Clock())
+    with pytest.raises(Refused), ledger.stage("pre"):
+        raise Refused("no image")
+    with ledger.stage("metadata", kind="client"):
+        pass
+    pre, metadata = [stage_span(each, ledger.root, 0.0) for each in ledger.stages]
+    assert pre.attributes == {"error.type": "input_refused"} and metadata.name == "GET"
 
 
 async def test_the_stage_that_a_deadline_hit_is_the_innermost_one() -> None:

@@ -93,7 +93,8 @@ def _client(stage: Stage, attributes: Attributes) -> tuple[str, bool]:
     hop = stage.hop
     if hop is None:
         if stage.name != "stream":
-            return "POST", bool(stage.error)
+            attributes["http.request.method"] = method = "GET" if stage.name == "metadata" else "POST"
+            return method, bool(stage.error)
         attributes |= {"rpc.system.name": "grpc", "rpc.method": STREAM}
         return STREAM, bool(stage.error)
     attributes["server.address"], attributes["server.port"] = hop.host, hop.port

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
+from oriel_logic.errors import LogicError
 from oriel_wire.context import parse_cost
 from oriel_wire.server_timing import read_server_timing
 from oriel_wire.trace import TraceContext, child
@@ -31,8 +32,8 @@ class HopFacts:
 class Stage:
     """One stage, timed by `with ledger.stage("pre"):`; open while `end_s` is 0. Times are monotonic seconds.
 
-    Exceptions of its body pass through; `error` is the name of their class. hop: of a call of a model, as far as it is
-    known. idle_s: seconds between start and end in which nothing was done, of a stage with breaks.
+    Exceptions of its body pass through; `error` is their reason, or the name of their class. hop: of a call of a model,
+    as far as it is known. idle_s: seconds between start and end in which nothing was done, of a stage with breaks.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Stage:
     ) -> None:
         self.end_s = self._clock()
         if kind is not None:
-            self.error = kind.__name__
+            self.error = error.outcome.value if isinstance(error, LogicError) else kind.__name__
 
 
 class Ledger:
