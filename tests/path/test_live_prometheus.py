@@ -1,0 +1,91 @@
+"""A real Prometheus reads the whole platform with our configuration: every panel and every rule has data.
+
+No expression needs a GPU or Kubernetes, so that there is no exception. An alert has data while its condition holds.
+"""
+
+import json
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+import yaml
+from object_stores import ObjectServer, object_server
+
+from ..conftest import Run
+from ..gateway.certificates import needs_openssl
+from ..waiting import until
+from .live_platform import MONITORING, Platform, running
+
+
+def expressions() -> dict[str, str]:
+    """Return every query of a dashboard, and of every rule what it records or the condition of its alert."""
+    found = {}
+    for board in sorted((MONITORING / "dashboards").iterdir()):
+        for panel in json.loads(board.read_text())["panels"]:
+            for target in panel["targets"]:
+                where = f"{board.stem}: {panel['title']}: {target['refId']}"
+                found[where] = target["expr"].replace("$__rate_interval", "20s")
+    for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]:
+        for rule in group["rules"]:
+            found[rule.get("record") or rule["alert"]] = rule.get("record") or rule["expr"]
+    return found
+
+
+@pytest.fixture
+def store(run: Run) -> Iterator[ObjectServer]:
+    with object_server("s3", run) as server:
+        yield server
+
+
+async def missing(platform: Platform, asked: dict[str, str], since: float) -> dict[str, str]:
+    """Return those expressions that have had no number since then."""
+    window = {"start": str(since), "end": str(time()), "step": "1"}
+    left = {}
+    for name, expression in asked.items():
+        found = await platform.ask("query_range", query=expression, **window)
+        if not any(isfinite(float(value)) for series in found["result"] for _, value in series["values"]):
+            left[name] = expression
+    return left
+
+
+def rules_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [rule for group in answer["groups"] for rule in group["rules"]]
+
+
+@needs_openssl
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+async def test_every_panel_and_every_rule_has_data(tmp_path: Path, store: ObjectServer) -> None:
+    """Two rounds of calls, because a rate needs a counter that grows between two readings."""
+    since = time()
+    async with running(tmp_path, store) as platform:
+        await platform.has_read()
+        for _ in range(2):
+            statuses = await platform.traffic()
+            assert statuses[:2] == [{200}, {200}] and statuses[8] == {401} and 429 in statuses[9], statuses
+            await platform.has_read()
+        platform.break_off()
+        left = expressions()
+        assert len(left) > 90
+        absent = {"one that nothing exposes": 'oriel_gateway_waiting{pool="nobody"}'}
+        assert await missing(platform, absent, since) == absent
+
+        quiet: set[str] = set()
+
+        async def complete() -> bool:
+            nonlocal left, quiet
+            await platform.has_read()
+            left = await missing(platform, left, since)
+            rules = rules_of(await platform.ask("rules"))
+            quiet = {rule["name"] for rule in rules if rule["type"] == "alerting" and rule["state"] == "inactive"}
+            return not left and not quiet
+
+        try:
+            await until(complete)
+        except TimeoutError:
+            pytest.fail(f"without data: {json.dumps(left, indent=2)}\nalerts that do not hold: {quiet}")
+        rules = rules_of(await platform.ask("rules"))
+        assert {rule["name"] for rule in rules} <= expressions().keys() and {rule["health"] for rule in rules} == {"ok"}
