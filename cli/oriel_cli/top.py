@@ -87,7 +87,8 @@ async def snapshots(base: str) -> AsyncGenerator[dict[str, Any], None]:
 async def _print(base: str, *, as_json: bool, once: bool, sort: str) -> int:
     async with contextlib.aclosing(snapshots(base)) as found:
         async for snapshot in found:
-            lines = [json.dumps(snapshot)] if as_json else draw(snapshot, sort=sort, colour=_colour())
+            width = shutil.get_terminal_size().columns
+            lines = [json.dumps(snapshot)] if as_json else draw(snapshot, sort=sort, colour=_colour(), width=width)
             print("\n".join(lines), flush=True)
             if once:
                 return 0
@@ -107,7 +108,8 @@ async def _show(base: str, sort: str) -> int:
             return
         columns, height = shutil.get_terminal_size()
         note = "paused" if chosen["paused"] else f"by {SORTS[str(chosen['sort'])]}"
-        lines = draw(latest, sort=str(chosen["sort"]), colour=_colour(), height=height - 2, note=note)
+        order = str(chosen["sort"])
+        lines = draw(latest, sort=order, colour=_colour(), width=columns, height=height - 2, note=note)
         hint = "  ".join(f"{key} {name}" for key, name in SORTS.items()) + "  p pause  q quit"
         screen = "".join(f"{line}\x1b[K\r\n" for line in lines)
         print(f"\x1b[H{screen}\x1b[K\r\n{hint[:columns]}\x1b[K\x1b[J", end="", flush=True)

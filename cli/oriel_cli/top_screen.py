@@ -1,23 +1,44 @@
-"""Draws the gateway's snapshot as text of at most 80 columns. Pure: a decoded snapshot in, lines out."""
+"""Draws the gateway's snapshot as text, 80 to 160 columns wide. Pure: a decoded snapshot in, lines out."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-WIDTH: Final = 80
+WIDTH, MOST = 80, 160
+WIDE: Final = 110  # columns from which more is shown
 # key -> (what it sorts by, for people). The first one is the gateway's own order: the most important rows first.
 SORTS: Final = {"i": "importance", "m": "misses", "r": "calls/s", "l": "p99", "w": "waiting", "n": "name"}
 RED, YELLOW, SOFT, BOLD, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 Row = Mapping[str, Any]
-# heading, width (negative: right-aligned), what a row shows there; the text may carry a colour
-Column = tuple[str, int, Callable[[Row], "str | tuple[str, str]"]]
 
 
-def draw(snapshot: Row, *, sort: str = "i", colour: bool = False, height: int = 0, note: str = "") -> list[str]:
-    """Return the lines. sort: a key of `SORTS`. height: the most lines, 0 for as many as there are. note: beside the
-    title.
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    width: negative if its text stands at the right. show: the text of a row, with a colour if there is one.
+    most: the width to which it grows where there is room. wide: True if only wide screens have it, False if only
+    narrow ones do.
     """
+
+    heading: str
+    width: int
+    show: Callable[[Row], "str | tuple[str, str]"]
+    most: int = 0
+    wide: bool | None = None
+
+
+def draw(
+    snapshot: Row, *, sort: str = "i", colour: bool = False, width: int = WIDTH, height: int = 0, note: str = ""
+) -> list[str]:
+    """Return the lines.
+
+    sort: a key of `SORTS`. width: of the screen; less than `WIDTH` counts as that. height: the most lines, 0 for as
+    many as there are. note: beside the title.
+    """
+    width = min(max(width, WIDTH), MOST)
     sections = [
         (_TIERS, snapshot["tiers"], "tiers"),
         (_POOLS, _sorted(snapshot["pools"], sort, "pool"), "pools"),
@@ -25,13 +46,16 @@ def draw(snapshot: Row, *, sort: str = "i", colour: bool = False, height: int = 
         (_TENANTS, _sorted(snapshot["tenants"], sort, "tenant"), "tenants"),
         (_CALLS, snapshot["calls"], "calls"),
     ]
-    lines = [_title(snapshot, note, colour)]
+    lines = [_title(snapshot, note, colour, width)]
     rooms = _rooms([len(rows) for _, rows, _ in sections], max(0, height - 1 - 2 * len(sections)) if height else None)
-    for (columns, rows, name), room in zip(sections, rooms, strict=True):
+    for (all_columns, rows, name), room in zip(sections, rooms, strict=True):
+        columns = _fitting(all_columns, width)
         lines.append("")
-        lines.append(_painted(_line([_fitted(heading, width) for heading, width, _ in columns]), SOFT, colour))
+        lines.append(_painted(_line([_fitted(each.heading, size) for each, size in columns]), SOFT, colour))
         lines += [_row(columns, row, colour) for row in rows[:room]]
         hidden = len(rows) - room + snapshot["more"][name]
+        if not rows and not hidden and not height:
+            lines.append(_painted("none", SOFT, colour))
         if hidden > 0 and room > 0 and not height:
             lines.append(_painted(f"and {hidden} more", SOFT, colour))
     return lines
@@ -50,6 +74,21 @@ def _rooms(wanted: Sequence[int], left: int | None) -> list[int]:
     return rooms
 
 
+def _fitting(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
+    """Return the columns that a screen of this width has, with the width of each; what is left goes to those that grow,
+    one after the other.
+    """
+    shown = [each for each in columns if each.wide is None or each.wide == (width >= WIDE)]
+    sizes = [abs(each.width) for each in shown]
+    left = width - sum(sizes) - len(sizes) + 1
+    while left > 0 and any(size < each.most for size, each in zip(sizes, shown, strict=True)):
+        for index, each in enumerate(shown):
+            if left > 0 and sizes[index] < each.most:
+                sizes[index] += 1
+                left -= 1
+    return [(each, size if each.width > 0 else -size) for each, size in zip(shown, sizes, strict=True)]
+
+
 def _sorted(rows: Sequence[Row], sort: str, name: str) -> list[Row]:
     keys: dict[str, Callable[[Row], Any]] = {
         "m": lambda row: -(row.get("late", 0) + row.get("missed", 0)),
@@ -61,7 +100,7 @@ def _sorted(rows: Sequence[Row], sort: str, name: str) -> list[Row]:
     return sorted(rows, key=keys[sort]) if sort in keys else list(rows)
 
 
-def _title(snapshot: Row, note: str, colour: bool) -> str:
+def _title(snapshot: Row, note: str, colour: bool, width: int) -> str:
     rates = snapshot.get("rates")
     waiting = sum(_waiting(row) for row in snapshot["pools"])
     parts = [f"oriel {snapshot.get('version', '')}".strip()]
@@ -70,20 +109,23 @@ def _title(snapshot: Row, note: str, colour: bool) -> str:
             f"{_number(sum(rates.values()))} calls/s, {_number(rates['late'] + rates['missed'])} late or missed"
         )
     parts.append(f"{waiting} waiting")
-    parts.append(f"loop {_time(snapshot.get('lag_ms'))} late")
     parts += ["stopping"] if snapshot.get("draining") else []
     parts += [note] if note else []
+    lag_ms = snapshot.get("lag_ms") or 0.0
+    parts.append("loop on time" if lag_ms < 1.0 else f"loop {_time(lag_ms)} late")
     clock = datetime.fromtimestamp(snapshot.get("at", 0.0)).strftime("%H:%M:%S")
-    text = _clean("   ".join(parts))[: WIDTH - 10]
-    return _painted(f"{text:<{WIDTH - 9}} {clock}", BOLD, colour)
+    while len(parts) > 1 and len("   ".join(parts)) > width - 10:
+        parts.pop()
+    text = _clean("   ".join(parts))[: width - 10]
+    return _painted(f"{text:<{width - 9}} {clock}", BOLD, colour)
 
 
-def _row(columns: Sequence[Column], row: Row, colour: bool) -> str:
+def _row(columns: Sequence[tuple[Column, int]], row: Row, colour: bool) -> str:
     cells = []
-    for _, width, show in columns:
-        shown = show(row)
+    for column, size in columns:
+        shown = column.show(row)
         text, paint = (shown, "") if isinstance(shown, str) else shown
-        cells.append(_painted(_fitted(text, width), paint, colour))
+        cells.append(_painted(_fitted(text, size), paint, colour))
     return _line(cells)
 
 
@@ -166,57 +208,98 @@ def _queue(row: Row) -> str:
 
 def _servers(row: Row) -> tuple[str, str]:
     states = row["endpoints"]
-    text = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.items()) or "none"
-    if row.get("phase") not in (None, "ready"):
-        return row["phase"].replace("_", " "), YELLOW
+    text = ", ".join(f"{count} {_words(state)}" for state, count in states.items()) or "none"
     return text, "" if set(states) <= {"ready", "unknown"} else RED
 
 
+def _servers_or_start(row: Row) -> tuple[str, str]:
+    return _servers(row) if row.get("phase") in (None, "ready") else (_words(row["phase"]), YELLOW)
+
+
+def _start(row: Row) -> tuple[str, str]:
+    phase, rest_ms = row.get("phase"), row.get("expected_ms")
+    if phase in (None, "ready"):
+        return phase or "-", ""
+    return _words(phase) + (f", about {_time(rest_ms)}" if rest_ms is not None else ""), YELLOW
+
+
+def _causes(row: Row) -> list[tuple[str, float]]:
+    """Return the causes of misses with their shares, the most frequent first."""
+    total = sum(row["causes"].values())
+    return sorted(((_words(cause), count / total) for cause, count in row["causes"].items()), key=lambda each: -each[1])
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
 _TIERS: Final[Sequence[Column]] = (
-    ("TIER", 12, lambda row: row["tier"]),
-    ("TARGET", -7, lambda row: _time(row["target_ms"])),
-    ("CALLS/S", -7, lambda row: _number(row["rate"])),
-    ("5 MIN", -8, lambda row: _judged(row["attainment"].get("5m"), row["objective"])),
-    ("1 H", -8, lambda row: _judged(row["attainment"].get("1h"), row["objective"])),
-    ("30 D", -8, lambda row: _judged(row["attainment"].get("30d"), row["objective"])),
-    ("LEFT", -5, _budget),
-    ("BURN", -5, lambda row: _number(row["burn"].get("1h"))),
-    ("WAIT", -4, lambda row: _number(row["waiting"])),
-    ("OLDEST", -7, lambda row: _time(row["oldest_ms"]) if row["waiting"] else "-"),
+    Column("TIER", 9, lambda row: row["tier"], most=20),
+    Column("TARGET", -6, lambda row: _time(row["target_ms"])),
+    Column("PER S", -5, lambda row: _number(row["rate"]), wide=False),
+    Column("CALLS/S", -8, lambda row: _number(row["rate"]), wide=True),
+    Column("1 MIN", -8, lambda row: _judged(_attained(row), row["objective"]), wide=True),
+    Column("5 MIN", -7, lambda row: _judged(row["attainment"].get("5m"), row["objective"])),
+    Column("1 H", -7, lambda row: _judged(row["attainment"].get("1h"), row["objective"])),
+    Column("30 D", -7, lambda row: _judged(row["attainment"].get("30d"), row["objective"])),
+    Column("LEFT", -5, _budget),
+    Column("BURN", -4, lambda row: _number(row["burn"].get("1h"))),
+    Column("WAIT", -4, lambda row: _number(row["waiting"])),
+    Column("OLDEST", -6, lambda row: _time(row["oldest_ms"]) if row["waiting"] else "-"),
+    Column("CAUSE", 10, lambda row: next((cause for cause, _ in _causes(row)), "-"), wide=False),
+    Column(
+        "CAUSE OF MISSES",
+        20,
+        lambda row: ", ".join(f"{cause} {_share(share, 0)}" for cause, share in _causes(row)) or "-",
+        most=60,
+        wide=True,
+    ),
 )
 _POOLS: Final[Sequence[Column]] = (
-    ("POOL", 18, lambda row: row["pool"]),
-    ("PERMITS", -9, lambda row: f"{row['inflight']}/{row['permits']}"),
-    ("WAITING", 18, _queue),
-    ("OLDEST", -7, lambda row: _time(row["oldest_ms"]) if _waiting(row) else "-"),
-    ("SERVERS", 17, _servers),
-    ("REPL", -5, _replicas),
+    Column("POOL", 18, lambda row: row["pool"], most=28),
+    Column("PERMITS", -9, lambda row: f"{row['inflight']}/{row['permits']}"),
+    Column("WAITING", 18, _queue, most=44),
+    Column("OLDEST", -7, lambda row: _time(row["oldest_ms"]) if _waiting(row) else "-"),
+    Column("SERVERS", 17, _servers_or_start, wide=False),
+    Column("SERVERS", 17, _servers, most=36, wide=True),
+    Column("COLD START", 25, _start, wide=True),
+    Column("REPL", -5, _replicas),
 )
 _TARGETS: Final[Sequence[Column]] = (
-    ("MODEL OR SERVICE", 24, lambda row: f"{row['name']}{' (service)' if row['kind'] == 'service' else ''}"),
-    ("CALLS/S", -7, lambda row: _number(row["rate"])),
-    ("P50", -7, lambda row: _time(row["p50_ms"])),
-    ("P99", -7, lambda row: _time(row["p99_ms"])),
-    ("MISSES", -6, _bad),
-    ("ROWS", -5, lambda row: _number(row["rows"])),
-    ("PROVIDER", 9, lambda row: row["provider"] or "-"),
-    ("VERS", -6, lambda row: row["version"] or "-"),
+    Column(
+        "MODEL OR SERVICE",
+        25,
+        lambda row: f"{row['name']}{' (service)' if row['kind'] == 'service' else ''}",
+        most=40,
+    ),
+    Column("POOL", 18, lambda row: row.get("pool") or "-", most=28, wide=True),
+    Column("CALLS/S", -8, lambda row: _number(row["rate"])),
+    Column("P50", -7, lambda row: _time(row["p50_ms"])),
+    Column("P99", -7, lambda row: _time(row["p99_ms"])),
+    Column("MISSES", -6, _bad),
+    Column("IN TIME", -8, lambda row: _share(_attained(row), 1), wide=True),
+    Column("ROWS", -5, lambda row: _number(row["rows"])),
+    Column("PROVIDER", 9, lambda row: row["provider"] or "-", most=14),
+    Column("VERS", -6, lambda row: row["version"] or "-", most=14),
 )
 _TENANTS: Final[Sequence[Column]] = (
-    ("TENANT", 28, lambda row: row["tenant"]),
-    ("TIER", 10, lambda row: row["tier"] or "-"),
-    ("MISSES", -6, _bad),
-    ("IN TIME", -8, lambda row: _share(_attained(row), 1)),
-    ("USE", -6, lambda row: _number(row["used"])),
-    ("REFUSED", -7, lambda row: str(row["refused"])),
-    ("CALLS/S", -8, lambda row: _number(row["rate"])),
+    Column("TENANT", 29, lambda row: row["tenant"], most=40),
+    Column("TIER", 10, lambda row: row["tier"] or "-", most=20),
+    Column("MISSES", -6, _bad),
+    Column("IN TIME", -8, lambda row: _share(_attained(row), 1)),
+    Column("USE", -6, lambda row: _number(row["used"])),
+    Column("REFUSED", -7, lambda row: str(row["refused"])),
+    Column("CALLS/S", -8, lambda row: _number(row["rate"])),
 )
 _CALLS: Final[Sequence[Column]] = (
-    ("TIME", 8, lambda row: datetime.fromtimestamp(row["at"]).strftime("%H:%M:%S")),
-    ("RESULT", 7, lambda row: (row["result"], YELLOW if row["result"] == "late" else RED)),
-    ("REASON", 18, lambda row: "-" if row["result"] == "late" else row["reason"].replace("_", " ")),
-    ("CAUSE", 10, lambda row: (row.get("cause") or "-").replace("_", " ")),
-    ("TENANT", 13, lambda row: row["tenant"] or "-"),
-    ("OF", 11, lambda row: row["target"].partition(":")[2] or row["target"] or "-"),
-    ("TOOK", -7, lambda row: _time(row["took_ms"])),
+    Column("TIME", 8, lambda row: datetime.fromtimestamp(row["at"]).strftime("%H:%M:%S")),
+    Column("RESULT", 7, lambda row: (row["result"], YELLOW if row["result"] == "late" else RED)),
+    Column("REASON", 18, lambda row: "-" if row["result"] == "late" else _words(row["reason"]), most=24),
+    Column("CAUSE", 10, lambda row: _words(row.get("cause") or "-"), most=14),
+    Column("TENANT", 13, lambda row: row["tenant"] or "-", most=28),
+    Column("TIER", 8, lambda row: row["tier"] or "-", most=14, wide=True),
+    Column("OF", 11, lambda row: row["target"].partition(":")[2] or row["target"] or "-", most=28),
+    Column("TOOK", -7, lambda row: _time(row["took_ms"])),
+    Column("TARGET", -7, lambda row: _time(row["target_ms"]), wide=True),
+    Column("REQUEST", 16, lambda row: row["id"], most=32, wide=True),
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oriel_cli import top
 from oriel_cli.errors import CommandFailed
-from oriel_cli.top_screen import SORTS, WIDTH, draw
+from oriel_cli.top_screen import MOST, SORTS, WIDTH, draw
 
 COUNTS = {"rate": 1.5, "met": 90, "late": 8, "missed": 2, "excused": 0}
 
@@ -86,21 +86,47 @@ def test_every_section_is_drawn_with_what_is_not_known_as_a_dash() -> None:
 
 
 def test_below_its_objective_a_tier_has_a_mark_and_with_colours_a_colour() -> None:
-    assert "\x1b[31m !99.00%\x1b[0m" in "\n".join(draw(snapshot(), colour=True))
+    assert "\x1b[31m!99.00%\x1b[0m" in "\n".join(draw(snapshot(), colour=True))
 
 
 NAMES = st.one_of(st.text(max_size=200), st.just("\x1b[2J\n"), st.just("名前" * 60))
 
 
 @settings(max_examples=60, deadline=None)
-@given(name=NAMES, height=st.integers(0, 60), sort=st.sampled_from(list(SORTS)), rows=st.integers(0, 30))
-def test_no_line_is_wider_than_the_screen_and_no_name_controls_it(name: str, height: int, sort: str, rows: int) -> None:
+@given(
+    name=NAMES,
+    width=st.integers(0, 300),
+    height=st.integers(0, 60),
+    sort=st.sampled_from(list(SORTS)),
+    rows=st.integers(0, 30),
+)
+def test_no_line_is_wider_than_the_screen_and_no_name_controls_it(
+    name: str, width: int, height: int, sort: str, rows: int
+) -> None:
     made = {"tiers": tier, "pools": pool, "targets": target, "tenants": tenant, "calls": call}
-    lines = draw(
-        snapshot(**{key: [make(name) for _ in range(rows)] for key, make in made.items()}), sort=sort, height=height
-    )
-    assert all(len(line) <= WIDTH and line.isprintable() for line in lines)
+    shown = snapshot(**{key: [make(name) for _ in range(rows)] for key, make in made.items()})
+    lines = draw(shown, sort=sort, width=width, height=height)
+    assert all(len(line) <= min(max(width, WIDTH), MOST) and line.isprintable() for line in lines)
     assert not height or len(lines) <= max(height, 11)
+
+
+def test_a_wide_screen_shows_more_and_cuts_less() -> None:
+    waiting = pool() | {"waiting": {"gold": 2, "silver": 120}, "phase": "loading", "expected_ms": 9000.0}
+    made = snapshot(tiers=[tier() | {"causes": {"queue": 1, "model_wait": 3}}], pools=[waiting])
+    narrow, wide = ("\n".join(draw(made, width=width)) for width in (80, 140))
+    assert "model wait" in narrow and "loading" in narrow and "r" not in narrow.split()
+    for text in (
+        "model wait 75%, queue 25%",
+        "gold 2, silver 120, no server 1",
+        "loading, about 9.00 s",
+        "2 ready, 1 ejected",
+    ):
+        assert text in wide and text not in narrow
+    assert "REQUEST" in wide
+
+
+def test_a_table_without_rows_shows_that_there_are_none() -> None:
+    assert "\n".join(draw(snapshot(tenants=[], calls=[]))).count("\nnone") == 2
 
 
 def order(found: list[str], names: list[str]) -> list[str]:
