@@ -16,7 +16,7 @@ from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.console.live import MAX_VIEWERS, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, POLICY
 from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
-from oriel_gateway.admin.console.reports import ModelReport, ModelReports
+from oriel_gateway.admin.console.reports import Report, Reports
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
 from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
@@ -371,14 +371,74 @@ async def test_servers_are_asked_for_batches_version_and_provider() -> None:
         up.answer = answer
         await client.ask(INFER, b"{}")
         decided = core.records.decisions.latest(1)[0][5]
-        reports = ModelReports()
+        reports = Reports()
         for rows in (2.0, 3.0, 2.0, 2.0):
             # since its start, since the time before, after a restart of the server, and after an answer without a model
             await reports.ask([decided], core.pools)
-            expected = ModelReport(version="3", provider="CPUExecutionProvider", rows=rows)
-            assert reports.models == {"model:digits": expected}
+            expected = Report(version="3", provider="CPUExecutionProvider", rows=rows)
+            assert reports.targets == {"model:digits": expected}
         await reports.ask([], core.pools)
-        assert reports.models == {}
+        assert reports.targets == {}
+
+
+@pytest.mark.parametrize(
+    ("described", "version"),
+    [
+        ({"version": "1", "release": 4}, "1"),
+        ({"version": "3", "versions": [{"version": "2", "weight": 9}, {"version": "3", "weight": 1}]}, "2, 3"),
+        ({"version": "3", "versions": [{"version": "2", "weight": 0}, {"version": "3", "weight": 1}]}, "3"),
+    ],
+)
+async def test_logic_servers_are_asked_for_the_versions_of_services(described: dict[str, Any], version: str) -> None:
+    async def answer(seen: Seen) -> bytes:
+        if not seen.head.startswith("GET /v1/services/resize HTTP"):
+            return await up.ok(seen)
+        body = json.dumps({"name": "resize", "state": "ready", **described}).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        up.answer = answer
+        await client.ask("/v1/services/resize", b"{}")
+        decided = core.records.decisions.latest(1)[0][5]
+        reports = Reports()
+        await reports.ask([decided], core.pools)
+        assert reports.targets == {"service:resize": Report(version=version)}
+
+
+PRICES = """
+[prices.base]
+currency = "EUR"
+valid_from = 2026-01-01
+million_tokens_out = 1000
+[prices.h100]
+class = "h100"
+currency = "EUR"
+valid_from = 2026-01-01
+device_hour = "3600"
+"""
+
+
+async def test_calls_and_tenants_show_what_they_used_and_what_it_costs() -> None:
+    async def answer(_: Seen) -> bytes:
+        cost = "dev=400000000;cpu=2000000;class=h100;tin=3;tout=100"
+        return f"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost: {cost}\r\n\r\nok".encode()
+
+    async with upstream() as up, gateway(documents([up.port], extra=PRICES)) as (port, core), Client(port) as client:
+        await client.ask(INFER, b"{}", headers="x-request-id: unreported\r\n")
+        up.answer = answer
+        for _ in range(2):
+            await client.ask(INFER, b"{}", headers="x-request-id: r\r\n")
+        async with operator(core) as reader:
+            call, _ = (await reader.get("/decisions/r")).json()["decisions"]
+            used = {"device_ms": 400.0, "device_class": "h100", "cpu_ms": 2.0, "tokens_in": 3, "tokens_out": 100}
+            assert call["used"] == used and call["cost"] == {"EUR": "0.500000000"}
+            (other,) = (await reader.get("/decisions/unreported")).json()["decisions"]
+            assert other["used"] is None and other["cost"] is None
+            today = (await reader.get("/console/tenants/g")).json()["today"]
+            assert (today["cpu_ms"], today["tokens_in"], today["tokens_out"]) == (4.0, 6, 200)
+            assert today["device_ms"] >= 800.0 and today["cost"] == {"EUR": "1.000000000"}
+            nothing = (await reader.get("/console/tenants/b")).json()["today"]
+            assert nothing["device_ms"] == 0.0 and nothing["cost"] == {"EUR": "0.000000000"}
 
 
 async def test_a_tenants_limits_are_told_with_what_is_left_and_what_would_apply_to_a_call() -> None:

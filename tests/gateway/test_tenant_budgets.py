@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from oriel_gateway.admin.budget_metrics import BudgetCollector
+from oriel_gateway.admin.console.tenants import tenant_report
 from oriel_gateway.app import _remember_use
 from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import EmbeddedLimiter
@@ -75,6 +76,10 @@ async def test_a_budget_of_money_is_spent_by_prices_and_refuses_when_nothing_is_
             assert (budget["limit"], budget["left"], budget["warn"], budget["stops"]) == ("1", left, 0.5, True)
             (limit,) = await shown(client, "/v1/limits")
             assert 0 <= budget.pop("more_in_s") - limit.pop("more_in_s") < 3600 and limit == budget
+            report = tenant_report(core, "t", {})
+            assert report is not None
+            (line,) = report["limits"]
+            assert (line["counts"], line["limit"], line["left"], line["period"]) == ("EUR", 1.0, float(left), "day")
         reply = await client.ask(INFER, b"x", key="key-t")
         error = json.loads(reply.body)
         assert reply.status == 429 and error["reason"] == "budget_spent" and "1 EUR per day" in error["error"]

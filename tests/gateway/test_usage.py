@@ -117,6 +117,24 @@ def test_the_ledger_gets_bytes_and_estimates_and_a_restarted_gateway_its_own_not
     assert usage.added("2026-11-24T12:01") == []
 
 
+def test_device_time_is_known_by_class_in_a_batch_of_several_and_after_a_restart() -> None:
+    usage = Usage(NOON)
+    who, what = tenant("a"), target("m")
+    ended = Decided(2.0, None, "POST", "http", who, what, Outcome.ANSWERED, 200, "", 1.0)  # type: ignore[arg-type]
+    costs = ["dev=5;cpu=1;class=h100", "dev=7;cpu=1;class=cpu", "dev=11;cpu=1;class=h100", "dev=0;cpu=1;class=l4"]
+    usage.count([ended._replace(used=used, beside=1) for used in costs], NOON)
+    note(usage, "a", "theirs", busy_s=1e-6)
+    expected = {"h100": 16, "cpu": 7, "": 1000}
+    day, use = usage.today("a", NOON)
+    assert (day, use.device_ns, use.cpu_ns) == ("2026-11-24", expected, 4)
+    lines = [line for line in usage.added("2026-11-24T12:00") if line.kind == "seen"]
+    assert sum(line.device_ns for line in lines) == 1023 and sum(line.requests for line in lines) == 5
+    again = Usage(NOON)
+    again.restore(lines, NOON)
+    assert again.today("a", NOON)[1] == use
+    assert not any(again.today("a", NEXT_DAY)[1].device_ns.values())
+
+
 async def test_tenants_see_their_own_use_and_limits_with_their_key() -> None:
     async def answer(_: Seen) -> bytes:
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost: dev=500;cpu=0;class=cpu\r\n\r\nok"

@@ -136,11 +136,17 @@ def decision(name: str, request_id: str) -> dict[str, Any]:
         "tried": [name],
         "endpoint": name,
         "budget_ms": {"end": -3.0},
+        "used": {"device_ms": 11.5, "device_class": name, "cpu_ms": 2.0, "tokens_in": 7, "tokens_out": 5},
+        "cost": {name: "0.012345678"},
     }
 
 
 def tenant(name: str) -> dict[str, Any]:
-    limit = {"name": name, "counts": "requests", "limit": 10, "left": 4, "per_s": 2.0, "full_in_s": 3.0}
+    limits = [
+        {"name": f"{name} 1", "counts": "requests", "limit": 10, "left": 4, "per_s": 2.0, "full_in_s": 3.0},
+        {"name": f"{name} 2", "counts": name, "limit": 250.0, "left": 12.5, "period": "month", "full_in_s": 0.0},
+    ]
+    today = {"device_ms": 90_000.0, "cpu_ms": 0.0, "bytes_out": 5, "tokens_in": 700, "tokens_out": 500}
     steps = [{"stage": name, "text": name, "refused": name}]
     return {
         "tenant": f"{name}0",
@@ -149,7 +155,8 @@ def tenant(name: str) -> dict[str, Any]:
         "scopes": [name],
         "models": [name],
         "services": [name],
-        "limits": [limit],
+        "today": {**today, "cost": {name: "3.141592653"}},
+        "limits": limits,
         "steps": steps,
     }
 
@@ -302,7 +309,23 @@ def test_the_trace_of_a_late_call_is_two_clicks_away(console: Page) -> None:
     ]
     assert all(width >= 2 for _, width in spans), "a short span can be seen"
     line = console.run("document.querySelector('.line').innerText")
-    assert line.startswith("80ms total") and "name" in line and "12ms computing" in line
+    assert [each.strip() for each in line.split("·")] == ["80 ms total", "name", "12 ms of name", "0.0123 name"]
+
+
+def test_a_tenant_shows_its_use_its_cost_and_its_limits_which_sort(console: Page) -> None:
+    console.run("document.querySelector('.area-tenants tbody tr').click()")
+    facts = console.wait("document.querySelector('#details dl')?.innerText")
+    assert "90.0 s of devices, 1,200 tokens" in facts and "3.14 name" in facts
+    limits = "[...document.querySelectorAll('.area-limits tbody tr')].map(each => each.innerText)"
+    first, second = console.run(limits)
+    assert "4 / 10" in first and "2.0 per s" in first and "12.5" in second and "/ 250 name" in second
+    console.run("document.querySelectorAll('.area-limits thead button')[1].click()")
+    assert console.run(limits) == [first, second] and "sort.limits=-left" in console.run("location.hash")
+    console.run("document.querySelectorAll('.area-limits thead button')[1].click()")
+    assert console.run(limits) == [second, first]
+    console.run("document.querySelector('#explain').value = 'model:name0'")
+    console.run("document.querySelector('#explain').dispatchEvent(new Event('change', {bubbles: true}))")
+    assert "of=model%3Aname0" in console.run("location.hash")
 
 
 def test_everything_can_be_reached_with_keys(console: Page, server: Server) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
 
@@ -25,10 +26,12 @@ from oriel_gateway.admin.token_metrics import TokenCollector
 from oriel_gateway.admin.wake import BODY_S, MOST_BYTES, refusal, wake_pool
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents.in_force import TokensReport
+from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.metrics import LedgerClientCollector
-from oriel_gateway.observe.decisions import ANSWERS, Decided, explain
+from oriel_gateway.observe.decisions import ANSWERS, Decided, explain, use_of
 from oriel_gateway.pools.model_placement import shown
+from oriel_policies.metering.budgets import costs
 from oriel_wire.engine.control import health_routes
 from oriel_wire.engine.span_metrics import SpanCollector
 from oriel_wire.engine.tls import Certificates
@@ -84,7 +87,7 @@ def admin_app(
         return JSONResponse(live_queues(gateway))
 
     async def decision(request: Request) -> Response:
-        return _decisions(gateway.records.decisions.of(request.path_params["request_id"]), trace_url)
+        return _decisions(gateway, gateway.records.decisions.of(request.path_params["request_id"]), trace_url)
 
     async def decisions(request: Request) -> Response:
         query = request.query_params
@@ -92,7 +95,8 @@ def admin_app(
         if not _is_count(limit, ANSWERS):
             return JSONResponse({"error": {"message": f"limit is a number from 1 to {ANSWERS}"}}, status_code=400)
         tenant, reason = query.get("tenant", ""), query.get("reason", "")
-        return _decisions(gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit)), trace_url)
+        found = gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit))
+        return _decisions(gateway, found, trace_url)
 
     async def slo(request: Request) -> Response:
         limit = request.query_params.get("limit", str(LISTED))
@@ -151,11 +155,26 @@ def _is_count(text: str, most: int) -> bool:
     return len(text) <= 4 and text.isascii() and text.isdecimal() and 1 <= int(text) <= most
 
 
-def _decisions(found: Sequence[Decided], trace_url: str) -> Response:
+def _decisions(gateway: Gateway, found: Sequence[Decided], trace_url: str) -> Response:
     offset_s = time() - monotonic()
     status = 200 if found else 404
-    decisions = [explain(decided, offset_s) for decided in found]
-    if trace_url:
-        for each in decisions:
+    decisions = []
+    for decided in found:
+        each = explain(decided, offset_s)
+        each["cost"] = _cost(gateway, decided, offset_s)
+        if trace_url:
             each["trace_url"] = trace_url.replace("{trace_id}", each["trace_id"])
+        decisions.append(each)
     return JSONResponse({"decisions": decisions}, status_code=status)
+
+
+def _cost(gateway: Gateway, decided: Decided, offset_s: float) -> dict[str, str] | None:
+    """What a call costs its tenant, by currency; None if its server did not report what it used.
+
+    Only calls that were answered cost something.
+    """
+    use = use_of(decided) if decided.outcome is Outcome.ANSWERED and decided.status < 400 else None
+    if use is None:
+        return None
+    day = datetime.fromtimestamp(decided.ended_s + offset_s, UTC).strftime("%Y-%m-%d")
+    return costs(use, gateway.snapshot.prices.values(), day)

@@ -14,7 +14,9 @@ from oriel_gateway.observe.objectives import Judged
 from oriel_gateway.observe.tracing import Address, Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
+from oriel_policies.metering.budgets import Use
 from oriel_policies.objectives import STAGES, Stamps, Times, divide
+from oriel_wire.context import parse_cost
 from oriel_wire.server_timing import read_server_timing
 
 KEPT = 4096
@@ -130,6 +132,7 @@ def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
         "server_timing": decided.timing,
         "promise": _promise(decided),
         "budget_ms": _budget(decided),
+        "used": _used(use_of(decided)),
     }
     if target is not None:
         found["target"] = target.route
@@ -144,6 +147,33 @@ def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
         found["tried"] = [_address(endpoint) for endpoint in decided.tried]
         found["endpoint"] = None if decided.endpoint is None else _address(decided.endpoint)
     return found
+
+
+def use_of(decided: Decided) -> Use | None:
+    """Return what the server reported that the request used; None if it reported nothing."""
+    cost = parse_cost(decided.used) if decided.used else None
+    if cost is None:
+        return None
+    return Use(
+        device_ns={cost.device_class: cost.device_ns},
+        cpu_ns=cost.cpu_ns,
+        bytes_out=decided.bytes_out,
+        tokens_in=cost.tokens_in,
+        tokens_out=cost.tokens_out,
+    )
+
+
+def _used(use: Use | None) -> dict[str, Any] | None:
+    if use is None:
+        return None
+    device_class, device_ns = next(iter(use.device_ns.items()))
+    return {
+        "device_ms": round(device_ns / 1e6, 3),
+        "device_class": device_class,
+        "cpu_ms": round(use.cpu_ns / 1e6, 3),
+        "tokens_in": use.tokens_in,
+        "tokens_out": use.tokens_out,
+    }
 
 
 def stages(decided: Decided) -> dict[str, float]:

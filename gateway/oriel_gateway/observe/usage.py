@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.decisions import Decided, Plain
+from oriel_gateway.observe.decisions import Plain
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.routing.targets import Target
@@ -25,7 +25,6 @@ from oriel_wire.usage import COUNTERS, UsageLine
 UNIT = "gateway"
 MAX_ROWS = 100_000
 TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
-_USED: Final = Decided._fields.index("used")
 # compiled, a member of an enum costs a look-up by name each time
 _ANSWERED: Final = Outcome.ANSWERED
 _LEFT: Final = Outcome.CALLER_LEFT
@@ -35,11 +34,12 @@ SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in"
 
 
 class _Periods:
-    """The use of one tenant's target on one day and in one month."""
+    """The use of one tenant's target on one day and in one month. classes: the day's device time by class."""
 
-    __slots__ = ("day", "month")
+    __slots__ = ("classes", "day", "month")
 
     def __init__(self) -> None:
+        self.classes: dict[str, int] = {}
         self.day: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.month: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
@@ -51,15 +51,8 @@ class _Sums:
 
     __slots__ = (
         *("tenant", "target", "reported", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out"),
-        *(
-            "device_classes",
-            "estimated",
-            "estimated_in",
-            "estimated_out",
-            "estimated_ns",
-            "estimated_read",
-            "estimated_written",
-        ),
+        *("device_class", "_others", "estimated", "estimated_in", "estimated_out", "estimated_ns"),
+        *("estimated_read", "estimated_written"),
     )
 
     def __init__(self, tenant: Tenant, target: Target) -> None:
@@ -67,10 +60,20 @@ class _Sums:
         self.target = target
         self.reported = self.bytes_in = self.bytes_out = self.device_ns = self.cpu_ns = 0
         self.tokens_in = self.tokens_out = 0
+        self.device_class = ""  # of `device_ns`
+        self._others: dict[str, int] = {}  # the device time of other classes
         self.estimated = self.estimated_in = self.estimated_out = self.estimated_ns = 0
-        # device time by class, of tenants that have a budget
-        self.device_classes: dict[str, int] = {}
         self.estimated_read = self.estimated_written = 0  # tokens, where the gateway itself read how many
+
+    def turn(self, device_class: str) -> None:
+        """Count the device time of another class from now on."""
+        self._others = self.classes()
+        self.device_class = device_class
+        self.device_ns = self._others.pop(device_class, 0)
+
+    def classes(self) -> dict[str, int]:
+        """Return the device time by class."""
+        return {**self._others, self.device_class: self.device_ns} if self.device_ns else self._others
 
 
 class Usage:
@@ -127,12 +130,12 @@ class Usage:
             sums.reported += 1
             sums.bytes_in += bytes_in
             sums.bytes_out += bytes_out
+            if cost.device_class != sums.device_class:
+                sums.turn(cost.device_class)
             sums.device_ns += cost.device_ns
             sums.cpu_ns += cost.cpu_ns
             sums.tokens_in += cost.tokens_in
             sums.tokens_out += cost.tokens_out
-        if self.spending is not None and any(each.tenant.budgets for each in found.values()):
-            _by_class(batch, found, self._classes)
         for each in found.values():
             if not each.tenant.caller:  # a model call of a service is charged with the service's own call
                 self._keep(each)
@@ -145,6 +148,8 @@ class Usage:
     def _spend(self, sums: _Sums) -> None:
         tenant, spending = sums.tenant, self.spending
         if spending is not None and tenant.budgets:
+            if sums.device_class:
+                self._classes[sums.target.pool] = sums.device_class
             spending.add(tenant, _use_of(sums), self._day)
         read, written = sums.tokens_in + sums.estimated_read, sums.tokens_out + sums.estimated_written
         if read or written:
@@ -161,16 +166,19 @@ class Usage:
         requests, *_, bytes_in, bytes_out, tokens_in, tokens_out = _estimates(sums)
         counted = (requests, 0, 0, sums.cpu_ns, bytes_in, bytes_out, tokens_in, tokens_out)
         self._seen.row(key).add(counted)
-        for device_class, device_ns in sums.device_classes.items():
+        classes = sums.classes()
+        for device_class, device_ns in classes.items():
             self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
-        self._note(sums.tenant.name, name, True, counters(counted) | {"device_ns": sums.device_ns})
+        used = counters(counted) | {"device_ns": sum(classes.values())}
+        self._note(sums.tenant.name, name, True, used, classes)
 
     def _keep(self, sums: _Sums) -> None:
         tenant, target = sums.tenant, sums.target
         name = target.name or target.route
         key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "")
+        classes = sums.classes()
         used = (
-            *(sums.reported, 0, sums.device_ns, sums.cpu_ns),
+            *(sums.reported, 0, sum(classes.values()), sums.cpu_ns),
             *(sums.bytes_in, sums.bytes_out, sums.tokens_in, sums.tokens_out),
         )
         for estimated, counted in ((False, used), (True, _estimates(sums))):
@@ -180,13 +188,15 @@ class Usage:
             row.requests += counted[0]
             row.bytes_in += counted[4]
             row.bytes_out += counted[5]
-            seen = self._seen.row(key._replace(why="estimated" if estimated else ""))
+            by_class = {"": counted[2]} if estimated else classes
+            first = next(iter(by_class), "")
+            seen = self._seen.row(key._replace(why="estimated" if estimated else "", device_class=first))
             seen.add(counted)
-            if not estimated:
-                for device_class, device_ns in sums.device_classes.items():
+            for device_class, device_ns in by_class.items():
+                if device_class != first:
                     seen.device_ns -= device_ns
                     self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
-            self._note(tenant.name, name, estimated, counters(counted))
+            self._note(tenant.name, name, estimated, counters(counted), by_class)
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger."""
@@ -211,7 +221,8 @@ class Usage:
             first = datetime.fromisoformat(line.minute).replace(tzinfo=UTC)
             self.since = min(self.since, first)
             used = {name: getattr(line, name) for name in SHOWN}
-            self._note(line.tenant, line.target, line.estimated, used, day=line.minute[:10] == self._day)
+            by_class = {line.device_class: line.device_ns}
+            self._note(line.tenant, line.target, line.estimated, used, by_class, day=line.minute[:10] == self._day)
 
     def of(self, tenant: str, now: datetime | None = None) -> dict[str, Any]:
         """Return what `GET /v1/usage` answers: the use of one tenant, today and this month."""
@@ -227,7 +238,33 @@ class Usage:
             "month": {"begins": f"{self._month}-01T00:00:00Z", **_summed(month)},
         }
 
-    def _note(self, tenant: str, target: str, estimated: bool, used: dict[str, int], *, day: bool = True) -> None:
+    def today(self, tenant: str, now: datetime | None = None) -> tuple[str, Use]:
+        """Return the day, as "2026-11-24", and what a tenant has used on it, as it is priced."""
+        self._turn(now or datetime.now(UTC))
+        used, classes = dict.fromkeys(COUNTERS, 0), dict[str, int]()
+        for periods in self._tenants.get(tenant, {}).values():
+            for name, value in periods.day.items():
+                used[name] += value
+            for device_class, device_ns in periods.classes.items():
+                classes[device_class] = classes.get(device_class, 0) + device_ns
+        return self._day, Use(
+            device_ns=classes,
+            cpu_ns=used["cpu_ns"],
+            bytes_out=used["bytes_out"],
+            tokens_in=used["tokens_in"],
+            tokens_out=used["tokens_out"],
+        )
+
+    def _note(
+        self,
+        tenant: str,
+        target: str,
+        estimated: bool,
+        used: Mapping[str, int],
+        by_class: Mapping[str, int],
+        *,
+        day: bool = True,
+    ) -> None:
         targets = self._tenants.get(tenant)
         if targets is None:
             if len(self._tenants) >= MAX_ROWS:
@@ -242,6 +279,9 @@ class Usage:
             periods.month[name] += value
             if day:
                 periods.day[name] += value
+        if day:
+            for device_class, device_ns in by_class.items():
+                periods.classes[device_class] = periods.classes.get(device_class, 0) + device_ns
 
     def _turn(self, now: datetime) -> None:
         """Begin the day and the month of `now` in UTC."""
@@ -257,22 +297,7 @@ class Usage:
         for targets in self._tenants.values():
             for periods in targets.values():
                 periods.day = dict.fromkeys(COUNTERS, 0)
-
-
-def _by_class(batch: Iterable[Plain], found: Mapping[tuple[int, int], _Sums], pools: dict[str, str]) -> None:
-    """Divide the device time of tenants with budgets among the classes of devices, which have different prices.
-
-    pools: gets the latest class of each pool.
-    """
-    for plain in batch:
-        sums = found.get((id(plain[4]), id(plain[5])))
-        if sums is None or not sums.tenant.budgets or plain[6] is not _ANSWERED or plain[7] >= 400:
-            continue
-        cost = parse_cost(plain[_USED]) if plain[_USED] else None
-        if cost is not None and cost.device_ns:
-            classes = sums.device_classes
-            pools[sums.target.pool] = cost.device_class
-            classes[cost.device_class] = classes.get(cost.device_class, 0) + cost.device_ns
+                periods.classes = {}
 
 
 def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[int, int], _Sums]:
@@ -305,8 +330,9 @@ def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[i
             idles = protocol == "grpc" and answered_s < ended_s
             busy_ns = 0 if idles else round((ended_s - sent_s) / max(1, beside) * 1e9)
             cost = Used(busy_ns, 0, classes.get(target.pool, ""), *tokens)
+        if cost.device_class != sums.device_class:
+            sums.turn(cost.device_class)
         sums.device_ns += cost.device_ns
-        sums.device_classes[cost.device_class] = sums.device_classes.get(cost.device_class, 0) + cost.device_ns
         sums.cpu_ns += cost.cpu_ns
         sums.estimated_read += cost.tokens_in
         sums.estimated_written += cost.tokens_out
@@ -322,7 +348,7 @@ def _estimates(sums: _Sums) -> tuple[int, ...]:
 
 
 def _use_of(sums: _Sums) -> Use:
-    classes = dict(sums.device_classes)
+    classes = dict(sums.classes())
     classes[""] = classes.get("", 0) + sums.estimated_ns
     return Use(
         device_ns=classes,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from oriel_policies.calendar import Period
-from oriel_policies.metering.prices import NANO, Price, amounts, price_at
+from oriel_policies.metering.prices import NANO, Price, amounts, decimal_text, price_at
 
 UNITS = ("cpu_seconds", "device_seconds", "tokens")  # or the name of a currency
 _PREFIX = "budget-"
@@ -83,3 +83,10 @@ def spent(unit: str, use: Use, prices: Iterable[Price], day: str) -> int:
             tokens_out=use.tokens_out,
         ).total
     return total
+
+
+def costs(use: Use, prices: Iterable[Price], day: str) -> dict[str, str]:
+    """Return what this use costs in each currency of the prices, exactly, as {"EUR": "0.012500000"}."""
+    known = list(prices)
+    currencies = sorted({price.currency for price in known})
+    return {currency: decimal_text(spent(currency, use, known, day)) for currency in currencies}

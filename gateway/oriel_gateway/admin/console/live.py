@@ -13,7 +13,7 @@ from typing import Final
 
 from oriel_gateway.admin.console.reading import Moment, Promises, promises, read
 from oriel_gateway.admin.console.recent import Recent
-from oriel_gateway.admin.console.reports import EVERY_S, ModelReports
+from oriel_gateway.admin.console.reports import EVERY_S, Reports
 from oriel_gateway.admin.guard import Receive, Scope, Send
 from oriel_gateway.core import Gateway
 from oriel_wire.distribution import installed_version
@@ -40,7 +40,7 @@ class Source:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._version = installed_version()
-        self._reports = ModelReports()
+        self._reports = Reports()
         self._recent: Recent | None = None
         self._last_s: float | None = None
         self._promises: Promises = {}
@@ -60,10 +60,10 @@ class Source:
         moment = Moment(now=now, wall=time(), since_s=since_s)
         if now >= self._promises_due_s:
             self._promises, self._promises_due_s = promises(gateway, moment.wall), now + PROMISES_S
-        return read(gateway, recent, self._reports.models, self._promises, moment, self._version)
+        return read(gateway, recent, self._reports.targets, self._promises, moment, self._version)
 
     async def ask(self) -> None:
-        """Ask the servers of the busiest models every `EVERY_S`, until cancelled."""
+        """Ask the servers of the busiest models and services every `EVERY_S`, until cancelled."""
         while True:
             if self._recent is not None:
                 targets = sorted(self._recent.targets.items(), key=lambda item: -item[1].calls)

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Any, Final
 
 from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
-from oriel_gateway.admin.console.reports import ModelReport
+from oriel_gateway.admin.console.reports import Report
 from oriel_gateway.admin.console.snapshot import SECTIONS, snapshot
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
 from oriel_gateway.core import Gateway
@@ -54,7 +54,7 @@ def promises(gateway: Gateway, wall: float) -> Promises:
 def read(
     gateway: Gateway,
     recent: Recent,
-    reports: Mapping[str, ModelReport],
+    reports: Mapping[str, Report],
     kept: Promises,
     moment: Moment,
     version: str,
@@ -164,7 +164,7 @@ def _endpoints(gate: PoolGate) -> dict[str, int]:
     return {state: counted[state] for state in STATES if counted[state]}
 
 
-def _targets(recent: Recent, reports: Mapping[str, ModelReport], covers_s: float) -> Iterator[dict[str, Any]]:
+def _targets(recent: Recent, reports: Mapping[str, Report], covers_s: float) -> Iterator[dict[str, Any]]:
     for name, tally in _busiest(recent.targets.items(), SECTIONS["targets"][1], lambda tally: (tally.calls,)):
         target, report = recent.of_target.get(name), reports.get(name)
         yield {
@@ -176,7 +176,7 @@ def _targets(recent: Recent, reports: Mapping[str, ModelReport], covers_s: float
             "p99_ms": _rounded(tally.quantile_ms(0.99)),
             "rows": _rounded(report.rows) if report is not None else None,
             "provider": report.provider.removesuffix("ExecutionProvider") if report is not None else "",
-            "version": report.version if report is not None else target.version if target is not None else "",
+            "version": (target.version if target is not None else "") or (report.version if report is not None else ""),
         }
 
 

@@ -1,7 +1,8 @@
-"""Asks inference servers, while somebody looks, for what the gateway does not see: batches, providers and versions.
+"""Asks servers, while somebody looks, for what the gateway does not see: batches, providers and versions.
 
-Of the busiest models of the last minute, one server each is asked for the model's statistics (v2 protocol), so that
-unmodified Triton servers answer too. Answers are bounded in bytes, time and number.
+Of the busiest models and services of the last minute, one server each is asked: for the model's statistics (v2
+protocol), so that unmodified Triton servers answer too, or for the description of the service. Answers are bounded in
+bytes, time and number.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ from oriel_wire.errors import UpstreamError
 
 EVERY_S: Final = 5.0
 ANSWER_S: Final = 1.0
-MAX_MODELS: Final = 24
+MAX_TARGETS: Final = 24
 MAX_ANSWER_BYTES: Final = 256 * 1024
 
 
@@ -32,36 +33,49 @@ class _Statistics(msgspec.Struct):
     last_inference: int | str = 0
 
 
-class _Answer(msgspec.Struct):
+class _Models(msgspec.Struct):
     model_stats: list[_Statistics]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReport:
-    """A server's report of one of its models.
+class _Version(msgspec.Struct):
+    version: str = ""
+    weight: float = 0.0
 
+
+class _Service(msgspec.Struct):
+    """A service. versions: those among which calls are divided; empty if there is one."""
+
+    version: str = ""
+    versions: list[_Version] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A server's report of one of its models or services.
+
+    version: several are divided by commas. provider, rows: of models only.
     rows: the mean rows of a batch, since the report before, or since the server started if there was none.
     """
 
     version: str
-    provider: str
-    rows: float | None
+    provider: str = ""
+    rows: float | None = None
 
 
-class ModelReports:
+class Reports:
     """The latest reports by target. Single writer: the loop."""
 
     def __init__(self) -> None:
-        self.models: dict[str, ModelReport] = {}
+        self.targets: dict[str, Report] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
     async def ask(self, targets: Iterable[Target], pools: Mapping[str, PoolGate]) -> None:
-        """Ask once for each of the first `MAX_MODELS` models among the targets; forget others."""
-        models = [target for target in targets if target.kind == "model" and target.name][:MAX_MODELS]
-        routes = {target.route for target in models}
-        self.models = {route: report for route, report in self.models.items() if route in routes}
+        """Ask once for each of the first `MAX_TARGETS` models and services; forget others."""
+        chosen = [target for target in targets if target.kind in _PATHS and target.name][:MAX_TARGETS]
+        routes = {target.route for target in chosen}
+        self.targets = {route: report for route, report in self.targets.items() if route in routes}
         self._counts = {route: counts for route, counts in self._counts.items() if route in routes}
-        for target in models:
+        for target in chosen:
             gate = pools.get(target.pool)
             usable = gate.endpoints.usable if gate is not None else ()
             if usable:
@@ -69,12 +83,16 @@ class ModelReports:
 
     async def _ask(self, target: Target, host: str, port: int) -> None:
         client = HttpClient(host=host, port=port, max_connections=1, max_response_bytes=MAX_ANSWER_BYTES)
-        version = f"/versions/{target.version}" if target.version else ""
+        version = f"/versions/{target.version}" if target.version and target.kind == "model" else ""
         try:
-            path = f"/v2/models/{target.name}{version}/stats"
+            path = _PATHS[target.kind].format(target.name, version)
             answer = await client.request("GET", path, (), deadline=monotonic() + ANSWER_S)
-            if answer.status == 200:
-                found = msgspec.json.decode(answer.body, type=_Answer).model_stats
+            if answer.status != 200:
+                return
+            if target.kind == "service":
+                self.targets[target.route] = _service(msgspec.json.decode(answer.body, type=_Service))
+            else:
+                found = msgspec.json.decode(answer.body, type=_Models).model_stats
                 self._report(target.route, found, answer.get(PROVIDER) or "")
         except (UpstreamError, ValueError, RecursionError):
             return  # it is asked again; until then the latest report counts
@@ -89,9 +107,17 @@ class ModelReports:
         rows_before, batches_before = self._counts.get(route, (0, 0))
         if batches < batches_before or rows < rows_before:
             rows_before = batches_before = 0  # another server, or one that was started anew
-        before = self.models.get(route)
+        before = self.targets.get(route)
         mean = before.rows if before is not None else None
         if batches > batches_before:
             mean = (rows - rows_before) / (batches - batches_before)
         self._counts[route] = rows, batches
-        self.models[route] = ModelReport(version=latest.version, provider=provider, rows=mean)
+        self.targets[route] = Report(version=latest.version, provider=provider, rows=mean)
+
+
+_PATHS: Final = {"model": "/v2/models/{}{}/stats", "service": "/v1/services/{}{}"}
+
+
+def _service(found: _Service) -> Report:
+    shared = [each.version for each in found.versions if each.weight > 0.0]
+    return Report(version=", ".join(shared) or found.version)

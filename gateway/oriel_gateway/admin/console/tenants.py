@@ -1,13 +1,16 @@
-"""The console's view of one tenant: its limits with what is left, and what `oriel policies explain` says."""
+"""The console's view of one tenant: what it used and its cost today, its limits with what is left of them, and what
+`oriel policies explain` says.
+"""
 
 from collections.abc import Mapping
 from time import monotonic, time
 from typing import Any, Final
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.limits.error_text import UNITS
+from oriel_gateway.limits.error_text import UNITS, shown
 from oriel_policies.documents import ApiKey, Tenant
 from oriel_policies.explain import ExplainedCall, explain
+from oriel_policies.metering.budgets import costs
 
 MAX_LIMITS: Final = 64
 MAX_STEPS: Final = 32
@@ -22,6 +25,7 @@ def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict
     tenant = gateway.snapshot.tenants.get(name)
     if tenant is None:
         return None
+    gateway.records.stats.count()  # what has ended is spent
     return {
         "tenant": tenant.name,
         "tier": tenant.tier.name,
@@ -29,8 +33,22 @@ def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict
         "scopes": sorted(tenant.scopes),
         "models": list(tenant.models[:MAX_LIMITS]),
         "services": list(tenant.services[:MAX_LIMITS]),
+        "today": _today(gateway, tenant),
         "limits": _limits(gateway, tenant),
         "steps": _steps(gateway, tenant, query),
+    }
+
+
+def _today(gateway: Gateway, tenant: Tenant) -> dict[str, Any]:
+    """What the tenant has used since midnight (UTC), and what that costs by the prices in force."""
+    day, use = gateway.records.stats.usage.today(tenant.name)
+    return {
+        "device_ms": round(sum(use.device_ns.values()) / 1e6, 3),
+        "cpu_ms": round(use.cpu_ns / 1e6, 3),
+        "bytes_out": use.bytes_out,
+        "tokens_in": use.tokens_in,
+        "tokens_out": use.tokens_out,
+        "cost": costs(use, gateway.snapshot.prices.values(), day),
     }
 
 
@@ -39,6 +57,19 @@ def _limits(gateway: Gateway, tenant: Tenant) -> list[dict[str, Any]]:
     found = []
     for allowance in tenant.allowances:
         for bound, left, wait_s in limiter.left(tenant.name, allowance, monotonic()):
+            if bound.budget is not None:
+                amounts = shown(bound, left, wait_s)
+                found.append(
+                    {
+                        "name": bound.name,
+                        "counts": bound.budget.unit,
+                        "limit": float(amounts["limit"]),
+                        "period": amounts["per"],
+                        "left": float(amounts["left"]),
+                        "full_in_s": round(wait_s, 1),
+                    }
+                )
+                continue
             line: dict[str, Any] = {"name": bound.name, "counts": UNITS[bound.counts], "limit": bound.limit}
             if bound.rate is not None:
                 line["per_s"] = bound.rate.requests_per_s

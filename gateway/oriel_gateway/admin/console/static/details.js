@@ -89,14 +89,15 @@ const Facts = ({facts}) => html`<dl>${facts.filter(([, value]) => known(value) &
 const Call = ({call}) => {
   const row = store.data.calls.find((each) => each.id === call.request_id) || {};
   const shown = {...call, target_ms: call.target_ms ?? row.target_ms};
-  const device = timing(call.server_timing).filter(([name]) => name === "compute").reduce((sum, [, ms]) => sum + ms, 0);
+  const {used} = call;
   const cause = (call.promise && call.promise.cause) || row.cause;
   return html`
     <${Waterfall} call=${shown}/>
-    <p class="line"><b>${duration(call.stages_ms.total)}</b> total
+    <p class="line"><b>${durationText(call.stages_ms.total)}</b> total
       <span class="soft"> · </span>${cause ? readable(cause) : "no cause known"}
-      <span class="soft"> · </span>${device ? html`${duration(call.device_ms ?? device)} computing` : "computing not reported"}
-      <span class="soft"> · </span>${known(call.cost_us) && call.cost_us >= 0 ? html`cost ${duration(call.cost_us / 1000)}` : "cost not reported"}</p>
+      <span class="soft"> · </span>${!used ? "device not reported"
+        : used.device_ms ? `${durationText(used.device_ms)} of ${used.device_class || "a device"}` : `${durationText(used.cpu_ms)} of a processor`}
+      <span class="soft"> · </span>${money(call.cost) || (call.cost ? "no price" : "no cost")}</p>
     ${call.trace_url ? html`<p><a class="link" href=${safe(call.trace_url)} target="_blank" rel="noopener noreferrer">the whole trace ↗</a></p>` : ""}
     <${Facts} facts=${[
       ["what became of it", `${readable(call.reason)}${call.status ? `, status ${call.status}` : ""}`],
@@ -109,6 +110,7 @@ const Call = ({call}) => {
       ["went on from", (call.spilled || []).map((each) => `${each.pool} (${readable(each.reason)})`).join(", ")],
       ["left at its end", known(call.budget_ms && call.budget_ms.end) ? duration(Math.abs(call.budget_ms.end)) : null],
       ["bytes in, out", `${grouped.format(call.bytes_in)}, ${grouped.format(call.bytes_out)}`],
+      ["tokens in, out", used && used.tokens_in + used.tokens_out ? `${grouped.format(used.tokens_in)}, ${grouped.format(used.tokens_out)}` : null],
       ["ended", new Date(call.ended_at * 1000).toLocaleString()],
       ["request", html`<code>${call.request_id}</code>`], ["trace", html`<code>${call.trace_id}</code>`],
     ]}/>`;
@@ -116,14 +118,23 @@ const Call = ({call}) => {
 // A link that an operator configured leads to a web page, or nowhere.
 const safe = (address) => /^https?:\/\//.test(address) ? address : undefined;
 
-const UNITS = {requests: "", bytes: " B", compute_us: " µs"};
-const Limit = ({limit}) => html`<tr>
-  <th scope="row">${limit.name}</th>
-  <td class="number"><span class="cell"><${Bar} share=${limit.limit ? limit.left / limit.limit : 0} ink=${limit.left ? "accent" : "bad"}/><span>${
-    grouped.format(limit.left)}<span class="soft"> / ${grouped.format(limit.limit)}${UNITS[limit.counts]}</span></span></span></td>
-  <td class="number">${known(limit.per_s) ? html`${decimal(limit.per_s)}<span class="soft"> per s</span>` : limit.period ? html`<span class="soft">per ${limit.period}</span>` : html`<span class="soft">at once</span>`}</td>
-  <td class="number">${limit.full_in_s ? duration(limit.full_in_s * 1000) : dash}</td>
-</tr>`;
+const UNITS = {requests: "", bytes: " B", compute_us: " µs", device_seconds: " s", cpu_seconds: " s"};
+const unit = ({counts}) => UNITS[counts] ?? ` ${readable(counts)}`;
+const LIMITS = [
+  {key: "limit", label: "limit", value: (row) => row.name, text: (row) => row.name, cell: (row) => row.name},
+  {key: "left", label: "left", number: true, value: (row) => row.limit ? row.left / row.limit : 0,
+    cell: (row) => html`<span class="cell"><${Bar} share=${row.limit ? row.left / row.limit : 0} ink=${row.left ? "accent" : "bad"}/><span>${
+      amount(row.left)}<span class="soft"> / ${amount(row.limit)}${unit(row)}</span></span></span>`},
+  {key: "rate", label: "grows by", number: true, value: (row) => row.per_s ?? null, cell: (row) => known(row.per_s)
+    ? html`${decimal(row.per_s)}<span class="soft"> per s</span>` : html`<span class="soft">${row.period ? `per ${row.period}` : "at once"}</span>`},
+  {key: "wait", label: "more in", number: true, value: (row) => row.full_in_s, cell: (row) => row.full_in_s ? duration(row.full_in_s * 1000) : dash},
+];
+
+// What a tenant has used since midnight, UTC.
+const usedText = (today) => [
+  today.device_ms ? `${durationText(today.device_ms)} of devices` : "", today.cpu_ms ? `${durationText(today.cpu_ms)} of processors` : "",
+  today.tokens_in + today.tokens_out ? `${grouped.format(today.tokens_in + today.tokens_out)} tokens` : "",
+].filter(Boolean).join(", ") || "nothing";
 
 const Tenant = ({tenant}) => {
   const asked = chosen.open.of || "";
@@ -136,10 +147,8 @@ const Tenant = ({tenant}) => {
       ["may use", [...tenant.models.map((each) => `model ${each}`), ...tenant.services.map((each) => `service ${each}`)].join(", ") || "nothing"],
       ["scopes", tenant.scopes.join(", ")],
       ["last minute", row ? html`${decimal(row.rate)} calls/s, ${whole(bad(row))} late or missed, ${whole(row.refused)} refused` : "no call"],
-      ["cost today", known(tenant.cost_today) ? tenant.cost_today : dash]]}/>
-    <h3>Limits</h3>
-    ${tenant.limits.length ? html`<table aria-label="limits"><thead><tr><th scope="col">limit</th><th scope="col" class="number">left</th><th scope="col" class="number">grows by</th><th scope="col" class="number">more in</th></tr></thead>
-      <tbody>${tenant.limits.map((limit) => html`<${Limit} key=${limit.name} limit=${limit}/>`)}</tbody></table>` : html`<p class="soft">none</p>`}
+      ["used today", usedText(tenant.today)], ["cost today", money(tenant.today.cost) || html`<span class="soft">the documents have no price</span>`]]}/>
+    <${Table} id="limits" title="Limits" columns=${LIMITS} rows=${tenant.limits} rowKey=${(row) => row.name} empty="none"/>
     <h3><label for="explain">What would apply to a call of</label></h3>
     <select id="explain" value=${asked} onChange=${(event) => choose({open: {...chosen.open, of: event.target.value}})}>
       <option value="">choose a model or service</option>

@@ -15,10 +15,19 @@ const decimal = (value) => {
   return value >= 10 || Number.isInteger(value) ? value.toFixed(1) : value.toFixed(2);
 };
 
+// An amount in its unit; a part of one has three digits that count, down to 1e-9.
+const amount = (value) => {
+  if (Number.isInteger(value) || value >= 100) return grouped.format(value);
+  return value.toFixed(Math.min(9, Math.max(2, 2 - Math.floor(Math.log10(Math.abs(value))))));
+};
+// {currency: amount} as text; nothing where the documents have no price.
+const money = (cost) => Object.entries(cost || {}).map(([currency, value]) => `${amount(Number(value))} ${currency}`).join(", ");
+
 // A number and its unit, which takes the same room whatever it is, so that the digits of a column stand in line.
 const withUnit = (number, unit) => html`<span>${number}<span class="unit">${unit}</span></span>`;
 
 const durationParts = (ms) => {
+  if (ms === 0) return ["0", "ms"];
   if (ms < 0.995) return [ms.toFixed(2), "ms"];
   if (ms < 9.95) return [ms.toFixed(1), "ms"];
   if (ms < 999.5) return [ms.toFixed(0), "ms"];

@@ -15,7 +15,7 @@ const readFragment = () => {
   chosen.theme = ["light", "dark"].includes(found.get("theme")) ? found.get("theme") : "";
   chosen.sort = {};
   for (const [key, value] of found) if (key.startsWith("sort.")) chosen.sort[key.slice(5)] = value;
-  chosen.open = ["call", "tenant"].filter((kind) => found.get(kind)).map((kind) => ({kind, id: found.get(kind)}))[0] || null;
+  chosen.open = ["call", "tenant"].filter((kind) => found.get(kind)).map((kind) => ({kind, id: found.get(kind), of: found.get("of") || ""}))[0] || null;
   document.documentElement.dataset.theme = chosen.theme;
 };
 
@@ -24,6 +24,7 @@ const fragment = () => {
   if (chosen.q) made.set("q", chosen.q);
   for (const [table, by] of Object.entries(chosen.sort)) if (by) made.set(`sort.${table}`, by);
   if (chosen.open) made.set(chosen.open.kind, chosen.open.id);
+  if (chosen.open && chosen.open.of) made.set("of", chosen.open.of);
   if (chosen.theme) made.set("theme", chosen.theme);
   return `#${made}`;
 };
