@@ -102,6 +102,15 @@ class Page:
                 if str(error) not in LEFT:
                     raise
 
+    def click(self, selector: str) -> None:
+        """Press and release the mouse in the middle of the first element that the selector finds, once it is there."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.wait(found)
+        self.run(f"{found}.scrollIntoView({{block: 'center'}})")
+        x, y = self.run(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({found}.getBoundingClientRect())")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.tell("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
     def picture(self, path: Path, *, height: int = 1400) -> None:
         size = {"width": 1000, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.tell("Emulation.setDeviceMetricsOverride", **size)
@@ -109,12 +118,12 @@ class Page:
 
 
 @contextlib.contextmanager
-def opened(profile: Path) -> Iterator[Page]:
-    """Start a browser with one tab and a profile in the given folder."""
+def opened(profile: Path, *flags: str) -> Iterator[Page]:
+    """Start a browser with one tab and a profile in the given folder. flags: further ones."""
     assert CHROMIUM is not None
     their_in, commands = os.pipe()
     answers, their_out = os.pipe()
-    words = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    words = [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"]
     placed = [sys.executable, "-c", PLACE, str(their_in), str(their_out)]
     with (
         os.fdopen(commands, "wb", buffering=0) as to_browser,
