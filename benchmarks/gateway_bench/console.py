@@ -10,7 +10,7 @@ three tiers wait, and `--ended` decisions per second come to the ring, as under 
 reads the stream. CPU is that of this process with the viewer, less the same without. A snapshot is made in one turn
 of the loop: the longest one, by the thread's CPU time and by the clock, is the stall that the console causes.
 
-`--pictures DIR` writes the pictures of docs/console.md there instead, small ones if there is pngquant.
+`--pictures DIR` writes the pictures of docs/console.md there instead.
 
 Ends with 1 if a goal is missed: 60 KB, 4 requests, 150 ms, 1 % of a core, 20 ms.
 """
@@ -19,18 +19,19 @@ import argparse
 import asyncio
 import contextlib
 import json
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvloop
+from PIL import Image
 from tests.path.browser import CHROMIUM, Page, opened
 
 from gateway_bench.console_scene import load, scene
@@ -46,10 +47,12 @@ from oriel_wire.engine.control import ControlLimits, serve_control
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.process import listen
+from oriel_wire.sampling import NEVER
 from oriel_wire.trace import NullSink
 
 GOALS = {"bytes": 60 * 1024, "requests": 4, "paint_ms": 150.0, "cpu_percent": 1.0, "stall_ms": 20.0}
 LOADS = 5
+COLOURS = 96  # of a picture: a third of the bytes
 VIEWER = """
 import socket, sys
 s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -76,7 +79,7 @@ class Timed(Source):
 async def cost(waiting: int, ended: int, seconds: float) -> dict[str, float]:
     """The CPU and the stall of one viewer."""
     snapshot = compile_documents({"all.toml": documents(100, 3_600_000, waiting)})
-    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sample_ratio=0.0)
+    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sampling=NEVER)
     front: HttpServer = HttpServer(HttpLimits(max_connections=1 << 20))
     gateway.pools["p"].admission.limit = 0
     rest = b"\r\ncontent-type: application/json\r\ncontent-length: 1024\r\n\r\n" + bytes(1024)
@@ -179,8 +182,6 @@ def take_pictures(base: str, folder: Path, warm_s: float) -> None:
         _save(page, folder / "console-wide-dark.png")
         _size(page, 390, 844, "light")
         _save(page, folder / "console-narrow-light.png")
-        _size(page, 390, 844, "dark")
-        _save(page, folder / "console-narrow-dark.png")
         _size(page, 1440, 900, "light")
         rows = "[...document.querySelectorAll('.area-calls tbody tr')]"
         page.run(f"{rows}.find(each => each.innerText.includes('late')).click()")
@@ -203,9 +204,9 @@ def _size(page: Page, width: int, height: int, theme: str) -> None:
 
 def _save(page: Page, path: Path) -> None:
     page.run("new Promise(done => setTimeout(done, 500))")
-    path.write_bytes(b64decode(page.tell("Page.captureScreenshot", format="png")["data"]))
-    if (smaller := shutil.which("pngquant")) is not None:
-        subprocess.run([smaller, "--force", "--ext", ".png", "64", str(path)], check=True)
+    picture = Image.open(BytesIO(b64decode(page.tell("Page.captureScreenshot", format="png")["data"])))
+    small = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
 
 
 async def _pictures(folder: Path, warm_s: float) -> None:

@@ -20,6 +20,7 @@ from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.control import ControlLimits, serve_control
+from oriel_wire.sampling import NEVER
 from oriel_wire.trace import NullSink
 
 # model -> (pool, milliseconds, the most that chance adds, provider, mean rows of a batch)
@@ -32,7 +33,8 @@ MODELS = {
     "translator": ("language", 160.0, 220.0, "CPUExecutionProvider", 2.1),
     "forecaster": ("tabular", 4.0, 2.0, "OpenVINOExecutionProvider", 31.0),
 }
-SERVICES = {"checkout-risk": ("services", 22.0, 20.0), "search": ("services", 31.0, 30.0)}
+# service -> (pool, milliseconds, the most that chance adds, version)
+SERVICES = {"checkout-risk": ("services", 22.0, 20.0, "2"), "search": ("services", 31.0, 30.0, "5")}
 # tenant -> (tier, what it calls, calls per second)
 TENANTS = {
     "storefront": ("gold", ("ranker", "embedder", "search"), 14.0),
@@ -87,6 +89,10 @@ def documents(servers: dict[str, list[str]]) -> bytes:
         lines += [f'keys = [{{ sha256 = "{sha256(tenant.encode()).hexdigest()}" }}]']
         if tenant == "partner-7":
             lines += ["limit = { requests_per_s = 3.0, burst = 5, requests_per_day = 200000, concurrency = 8 }"]
+            lines += ['budgets = [{ amount = 250, unit = "EUR" }]']
+    lines += ["[prices.gpu]", 'class = "gpu"', 'currency = "EUR"', "valid_from = 2026-01-01", 'device_hour = "2.90"']
+    lines += ["[prices.cpu]", 'class = "cpu"', 'currency = "EUR"', "valid_from = 2026-01-01", 'device_hour = "0.40"']
+    lines += ['cpu_core_hour = "0.05"']
     return "\n".join(lines).replace("'", '"').encode()
 
 
@@ -105,10 +111,11 @@ class _Server:
                 length = head.partition("content-length:")[2].partition("\r\n")[0].strip()
                 if length:
                     await reader.readexactly(int(length))
-                writer.write(await self._answer(head.split(" ")[1]))
+                method, path = head.split(" ")[:2]
+                writer.write(await self._answer(method, path))
         writer.close()
 
-    async def _answer(self, path: str) -> bytes:
+    async def _answer(self, method: str, path: str) -> bytes:
         name = path.split("/")[3] if path.count("/") > 2 else ""
         if path.endswith("/stats"):
             _, _, _, provider, rows = MODELS[name]
@@ -116,23 +123,30 @@ class _Server:
             body = f'{{"model_stats":[{{"version":"3","inference_count":{int(batches * rows)},'
             body += f'"execution_count":{batches},"last_inference":1}}]}}'
             return _answer(body.encode(), f"x-oriel-provider: {provider}\r\n")
+        if method == "get" and name in SERVICES:
+            return _answer(f'{{"name":"{name}","version":"{SERVICES[name][3]}"}}'.encode(), "")
         if name in MODELS:
-            _, least_ms, more_ms, _, _ = MODELS[name]
+            _, least_ms, more_ms, provider, _ = MODELS[name]
             took_ms = least_ms + more_ms * self._random.random() ** 3
             await asyncio.sleep(took_ms / 1e3)
             queue_ms = took_ms * 0.3 * self._random.random()
             timing = f"queue;dur={queue_ms:.3f}, compute;dur={(took_ms - queue_ms) * 0.9:.3f}"
-            return _answer(b"{}", f"server-timing: {timing}\r\n")
+            device_class = "gpu" if provider.startswith(("Tensorrt", "CUDA")) else "cpu"
+            return _answer(b"{}", f"server-timing: {timing}\r\n{_cost(took_ms * 0.2, 0.0, device_class)}")
         if name in SERVICES:
-            _, least_ms, more_ms = SERVICES[name]
+            _, least_ms, more_ms, _ = SERVICES[name]
             took_ms = least_ms + more_ms * self._random.random() ** 3
             await asyncio.sleep(took_ms / 1e3)
             timing = f"logic;dur={took_ms * 0.97:.3f}, logic-pre;dur={took_ms * 0.2:.3f}, "
             timing += (
                 f"logic-infer;dur={took_ms * 0.6:.3f}, queue;dur={took_ms * 0.1:.3f}, compute;dur={took_ms * 0.4:.3f}"
             )
-            return _answer(b"{}", f"server-timing: {timing}\r\n")
+            return _answer(b"{}", f"server-timing: {timing}\r\n{_cost(took_ms * 0.1, took_ms * 0.2, 'cpu')}")
         return _answer(b'{"ready":true}', "")
+
+
+def _cost(device_ms: float, cpu_ms: float, device_class: str) -> str:
+    return f"x-oriel-cost: dev={int(device_ms * 1e6)};cpu={int(cpu_ms * 1e6)};class={device_class}\r\n"
 
 
 def _answer(body: bytes, fields: str) -> bytes:
@@ -163,7 +177,7 @@ async def scene(*, token: str | None = None, trace_url: str = "") -> AsyncIterat
                 held.bind(("127.0.0.1", 0))
                 addresses.append(f"127.0.0.1:{held.getsockname()[1]}")
         snapshot = compile_documents({"all.toml": documents(servers)})
-        gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sample_ratio=0.0)
+        gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink(), sampling=NEVER)
         public_socket, admin_socket = _socket(), _socket()
         public, admin = public_socket.getsockname()[1], admin_socket.getsockname()[1]
         front = await serve_public(gateway, public_socket)
