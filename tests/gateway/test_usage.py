@@ -10,7 +10,7 @@ import pytest
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Decided
 from oriel_gateway.observe.objectives import Judged
-from oriel_gateway.observe.usage import Usage
+from oriel_gateway.observe.usage import MAX_CLASSES, Usage
 
 from .stack import LIMITED, Client, Seen, documents, gateway, upstream
 
@@ -133,6 +133,14 @@ def test_device_time_is_known_by_class_in_a_batch_of_several_and_after_a_restart
     again.restore(lines, NOON)
     assert again.today("a", NOON)[1] == use
     assert not any(again.today("a", NEXT_DAY)[1].device_ns.values())
+
+
+def test_classes_of_devices_that_servers_name_are_bounded() -> None:
+    usage = Usage(NOON)
+    for number in range(MAX_CLASSES + 9):
+        note(usage, "a", "m", f"dev=1;cpu=0;class=c{number}")
+    _, use = usage.today("a", NOON)
+    assert len(use.device_ns) == MAX_CLASSES + 1 and use.device_ns[""] == 9
 
 
 async def test_tenants_see_their_own_use_and_limits_with_their_key() -> None:

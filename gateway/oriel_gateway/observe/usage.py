@@ -24,6 +24,7 @@ from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
+MAX_CLASSES = 32  # of devices, of one target: servers name them
 TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
 # compiled, a member of an enum costs a look-up by name each time
 _ANSWERED: Final = Outcome.ANSWERED
@@ -65,7 +66,7 @@ class _Sums:
         self.estimated = self.estimated_in = self.estimated_out = self.estimated_ns = 0
         self.estimated_read = self.estimated_written = 0  # tokens, where the gateway itself read how many
 
-    def turn(self, device_class: str) -> None:
+    def change_class(self, device_class: str) -> None:
         """Count the device time of another class from now on."""
         self._others = self.classes()
         self.device_class = device_class
@@ -131,7 +132,7 @@ class Usage:
             sums.bytes_in += bytes_in
             sums.bytes_out += bytes_out
             if cost.device_class != sums.device_class:
-                sums.turn(cost.device_class)
+                sums.change_class(cost.device_class)
             sums.device_ns += cost.device_ns
             sums.cpu_ns += cost.cpu_ns
             sums.tokens_in += cost.tokens_in
@@ -241,7 +242,8 @@ class Usage:
     def today(self, tenant: str, now: datetime | None = None) -> tuple[str, Use]:
         """Return the day, as "2026-11-24", and what a tenant has used on it, as it is priced."""
         self._turn(now or datetime.now(UTC))
-        used, classes = dict.fromkeys(COUNTERS, 0), dict[str, int]()
+        used = dict.fromkeys(COUNTERS, 0)
+        classes: dict[str, int] = {}
         for periods in self._tenants.get(tenant, {}).values():
             for name, value in periods.day.items():
                 used[name] += value
@@ -280,8 +282,10 @@ class Usage:
             if day:
                 periods.day[name] += value
         if day:
+            classes = periods.classes
             for device_class, device_ns in by_class.items():
-                periods.classes[device_class] = periods.classes.get(device_class, 0) + device_ns
+                known = device_class if device_class in classes or len(classes) < MAX_CLASSES else ""
+                classes[known] = classes.get(known, 0) + device_ns
 
     def _turn(self, now: datetime) -> None:
         """Begin the day and the month of `now` in UTC."""
@@ -331,7 +335,7 @@ def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[i
             busy_ns = 0 if idles else round((ended_s - sent_s) / max(1, beside) * 1e9)
             cost = Used(busy_ns, 0, classes.get(target.pool, ""), *tokens)
         if cost.device_class != sums.device_class:
-            sums.turn(cost.device_class)
+            sums.change_class(cost.device_class)
         sums.device_ns += cost.device_ns
         sums.cpu_ns += cost.cpu_ns
         sums.estimated_read += cost.tokens_in
