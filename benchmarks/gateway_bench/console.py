@@ -52,7 +52,7 @@ from oriel_wire.trace import NullSink
 
 GOALS = {"bytes": 60 * 1024, "requests": 4, "paint_ms": 150.0, "cpu_percent": 1.0, "stall_ms": 20.0}
 LOADS = 5
-COLOURS = 96  # of a picture: a third of the bytes
+COLOURS = 160  # of a picture: a third of the bytes
 VIEWER = """
 import socket, sys
 s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -205,7 +205,8 @@ def _size(page: Page, width: int, height: int, theme: str) -> None:
 def _save(page: Page, path: Path) -> None:
     page.run("new Promise(done => setTimeout(done, 500))")
     picture = Image.open(BytesIO(b64decode(page.tell("Page.captureScreenshot", format="png")["data"])))
-    small = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    # The method that keeps colours which few points have.
+    small = picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
 
 

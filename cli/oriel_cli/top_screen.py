@@ -112,7 +112,7 @@ def _title(snapshot: Row, note: str, colour: bool, width: int) -> str:
     parts += ["stopping"] if snapshot.get("draining") else []
     parts += [note] if note else []
     lag_ms = snapshot.get("lag_ms") or 0.0
-    parts.append("loop on time" if lag_ms < 1.0 else f"loop {_time(lag_ms)} late")
+    parts.append("loop on time" if lag_ms < 10.0 else f"loop {_time(lag_ms)} late")
     clock = datetime.fromtimestamp(snapshot.get("at", 0.0)).strftime("%H:%M:%S")
     while len(parts) > 1 and len("   ".join(parts)) > width - 10:
         parts.pop()

@@ -318,7 +318,7 @@ def test_a_tenant_shows_its_use_its_cost_and_its_limits_which_sort(console: Page
     assert "90.0 s of devices, 1,200 tokens" in facts and "3.14 name" in facts
     limits = "[...document.querySelectorAll('.area-limits tbody tr')].map(each => each.innerText)"
     first, second = console.run(limits)
-    assert "4 / 10" in first and "2.0 per s" in first and "12.5" in second and "/ 250 name" in second
+    assert "4 / 10" in first and "2 per s" in first and "12.5" in second and "/ 250 name" in second
     console.run("document.querySelectorAll('.area-limits thead button')[1].click()")
     assert console.run(limits) == [first, second] and "sort.limits=-left" in console.run("location.hash")
     console.run("document.querySelectorAll('.area-limits thead button')[1].click()")
@@ -424,6 +424,11 @@ def test_nothing_is_wider_than_the_screen(console: Page, width: int) -> None:
     assert console.run(WIDER % width) == []
     console.run("document.querySelector('.area-calls tbody tr').click()")
     console.wait("document.querySelector('.waterfall')")
+    assert console.run(WIDER % width) == []
+    press(console, "Escape")
+    console.wait("!document.querySelector('#details')")
+    console.run("document.querySelector('.area-tenants tbody tr').click()")
+    console.wait("document.querySelector('.area-limits')")
     assert console.run(WIDER % width) == []
 
 

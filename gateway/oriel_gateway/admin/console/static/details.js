@@ -125,8 +125,8 @@ const LIMITS = [
   {key: "left", label: "left", number: true, value: (row) => row.limit ? row.left / row.limit : 0,
     cell: (row) => html`<span class="cell"><${Bar} share=${row.limit ? row.left / row.limit : 0} ink=${row.left ? "accent" : "bad"}/><span>${
       amount(row.left)}<span class="soft"> / ${amount(row.limit)}${unit(row)}</span></span></span>`},
-  {key: "rate", label: "grows by", number: true, value: (row) => row.per_s ?? null, cell: (row) => known(row.per_s)
-    ? html`${decimal(row.per_s)}<span class="soft"> per s</span>` : html`<span class="soft">${row.period ? `per ${row.period}` : "at once"}</span>`},
+  {key: "rate", label: "grows by", number: true, wide: "w0", value: (row) => row.per_s ?? null, cell: (row) => known(row.per_s)
+    ? html`${amount(row.per_s)}<span class="soft"> per s</span>` : html`<span class="soft">${row.period ? `per ${row.period}` : "at once"}</span>`},
   {key: "wait", label: "more in", number: true, value: (row) => row.full_in_s, cell: (row) => row.full_in_s ? duration(row.full_in_s * 1000) : dash},
 ];
 
@@ -143,7 +143,7 @@ const Tenant = ({tenant}) => {
   const options = [...new Set([...names, ...fixed])].sort();
   const row = store.data.tenants.find((each) => each.tenant === tenant.tenant);
   return html`
-    <${Facts} facts=${[["tier", tenant.tier], ["weight in its tier", decimal(tenant.weight)],
+    <${Facts} facts=${[["tier", tenant.tier], ["weight in its tier", amount(tenant.weight)],
       ["may use", [...tenant.models.map((each) => `model ${each}`), ...tenant.services.map((each) => `service ${each}`)].join(", ") || "nothing"],
       ["scopes", tenant.scopes.join(", ")],
       ["last minute", row ? html`${decimal(row.rate)} calls/s, ${whole(bad(row))} late or missed, ${whole(row.refused)} refused` : "no call"],

@@ -12,8 +12,11 @@ const decimal = (value) => {
   if (!known(value)) return dash;
   if (value === 0) return "0";
   if (value >= 100) return grouped.format(value);
-  return value >= 10 || Number.isInteger(value) ? value.toFixed(1) : value.toFixed(2);
+  return value >= 10 ? value.toFixed(1) : value.toFixed(2);
 };
+
+// A number that stands alone, not in a column.
+const brief = (value) => known(value) ? value === 0 || value >= 100 ? grouped.format(value) : value.toFixed(1) : dash;
 
 // An amount in its unit; a part of one has three digits that count, down to 1e-9.
 const amount = (value) => {
@@ -33,7 +36,8 @@ const durationParts = (ms) => {
   if (ms < 999.5) return [ms.toFixed(0), "ms"];
   if (ms < 99950) return [(ms / 1000).toFixed(ms < 9995 ? 2 : 1), "s"];
   if (ms < 6e6) return [(ms / 6e4).toFixed(0), "min"];
-  return [(ms / 36e5).toFixed(0), "h"];
+  if (ms < 1.728e8) return [(ms / 36e5).toFixed(0), "h"];
+  return [(ms / 8.64e7).toFixed(0), "d"];
 };
 const duration = (ms) => known(ms) ? withUnit(...durationParts(ms)) : dash;
 const durationText = (ms) => known(ms) ? durationParts(ms).join(" ") : "–";

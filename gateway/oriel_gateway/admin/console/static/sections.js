@@ -128,8 +128,8 @@ const Main = ({data}) => {
   return html`<main>
     <${Table} id="tiers" title="Tiers" columns=${TIERS} rows=${data.tiers} more=${data.more.tiers} rowKey=${(row) => row.tier}
       empty="the documents have no tier"/>
-    <${Chart} id="rate" title="Calls per second" theme=${chosen.theme} value=${html`<b>${decimal(total)}</b>
-        ${rates ? html`<span class=${rates.late + rates.missed ? "ink-bad" : "soft"}>${decimal(rates.late + rates.missed)} late or missed</span>` : ""}`}
+    <${Chart} id="rate" title="Calls per second" theme=${chosen.theme} value=${html`<b>${brief(total)}</b>
+        ${rates ? html`<span class=${rates.late + rates.missed ? "ink-bad" : "soft"}>${brief(rates.late + rates.missed)} late or missed</span>` : ""}`}
       series=${[{key: "met", label: "in time", ink: "accent"}, {key: "bad", label: "late or missed", ink: "bad", fill: 0.25}]}/>
     <${Table} id="pools" title="Pools" columns=${POOLS(most)} rows=${data.pools} more=${data.more.pools} rowKey=${(row) => row.pool}
       empty="the documents have no pool"/>
