@@ -203,7 +203,7 @@ def _size(page: Page, width: int, height: int, theme: str) -> None:
 
 
 def _save(page: Page, path: Path) -> None:
-    page.run("new Promise(done => setTimeout(done, 500))")
+    page.run("new Promise(done => setTimeout(done, 1500))")  # until the next snapshot is drawn
     picture = Image.open(BytesIO(b64decode(page.tell("Page.captureScreenshot", format="png")["data"])))
     # The method that keeps colours which few points have.
     small = picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

@@ -40,7 +40,7 @@ const TIERS = [
   {key: "burn", label: "burn", number: true, wide: "w1", title: "how fast the budget burns: 1 lasts for 30 days; over the last hour",
     value: burn, cell: (row) => known(burn(row)) ? withUnit(decimal(burn(row)), "×") : dash},
   {key: "waiting", label: "waiting", number: true, value: (row) => row.waiting, cell: (row) => whole(row.waiting)},
-  {key: "oldest", label: "oldest", number: true, wide: "w1", title: "how long the oldest of them waits",
+  {key: "oldest", label: "oldest", number: true, wide: "w3", title: "how long the oldest of them waits",
     value: (row) => row.oldest_ms, cell: (row) => row.waiting ? duration(row.oldest_ms) : dash},
   {key: "causes", label: "cause of misses", grow: true, wide: "w2", value: (row) => (causes(row)[0] || [null])[0],
     text: (row) => causes(row).map(([cause]) => readable(cause)).join(" "), cell: (row) => html`<${Causes} row=${row}/>`},
