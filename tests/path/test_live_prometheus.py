@@ -1,6 +1,6 @@
 """A real Prometheus reads the whole platform with our configuration: every panel and every rule has data.
 
-No expression needs a GPU or Kubernetes, so that there is no exception. An alert has data while its condition holds.
+No expression needs a GPU or Kubernetes. An alert has data while its condition holds; `FULL_DISK` has the exceptions.
 """
 
 import json
@@ -19,6 +19,12 @@ from ..gateway.certificates import needs_openssl
 from ..waiting import until
 from .live_platform import MONITORING, Platform, running
 
+# Alerts that need a full disk, which this machine has no spare one for, and their metric, which has to be there.
+FULL_DISK = {
+    "OrielUsageNotWritten": "oriel_usage_ledger_failures_total",
+    "OrielUsageLost": "oriel_usage_ledger_lost_total",
+}
+
 
 def expressions() -> dict[str, str]:
     """Return every query of a dashboard, and of every rule what it records or the condition of its alert."""
@@ -31,7 +37,7 @@ def expressions() -> dict[str, str]:
     for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]:
         for rule in group["rules"]:
             found[rule.get("record") or rule["alert"]] = rule.get("record") or rule["expr"]
-    return found
+    return found | FULL_DISK
 
 
 @pytest.fixture
@@ -83,6 +89,7 @@ async def test_every_panel_and_every_rule_has_data(tmp_path: Path, store: Object
             left = await missing(platform, left, since)
             rules = rules_of(await platform.ask("rules"))
             quiet = {rule["name"] for rule in rules if rule["type"] == "alerting" and rule["state"] == "inactive"}
+            quiet -= FULL_DISK.keys()
             return not left and not quiet
 
         try:
