@@ -1,0 +1,263 @@
+"""Compiled artefacts: fingerprints, states, leases, tolerances, refusals and retirement, over all orders of events."""
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from oriel_policies.artefacts.comparison import (
+    TOLERANCES,
+    OutputError,
+    Tolerance,
+    disagreement,
+    parse_tolerance,
+    tolerance_of,
+)
+from oriel_policies.artefacts.fingerprint import ArtefactKey, differences, is_fingerprint, key_of
+from oriel_policies.artefacts.lease import LeaseRecord, LeaseVerdict, LeaseWatch
+from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState
+from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind, is_remembered, is_void
+from oriel_policies.artefacts.retirement import StoredArtefact, retired
+
+PARTS = [field.name for field in fields(ArtefactKey)]
+texts = st.text(max_size=6)
+keys = st.builds(ArtefactKey, **dict.fromkeys(PARTS, texts))
+
+
+# Fingerprints
+
+
+@given(keys, keys)
+def test_fingerprints_are_equal_exactly_if_all_parts_are(one: ArtefactKey, other: ArtefactKey) -> None:
+    assert (one.fingerprint == other.fingerprint) == (one == other)
+    assert (differences(one, other) == []) == (one == other)
+    assert is_fingerprint(one.fingerprint)
+
+
+@given(keys, st.sampled_from(PARTS), texts)
+def test_every_part_counts_and_the_difference_is_named(key: ArtefactKey, part: str, text: str) -> None:
+    assume(getattr(key, part) != text)
+    other = replace(key, **{part: text})
+    assert other.fingerprint != key.fingerprint
+    assert differences(key, other) == [part]
+
+
+@given(keys)
+def test_text_that_moves_from_one_part_to_the_next_is_another_fingerprint(key: ArtefactKey) -> None:
+    moved = replace(key, driver="", device=key.device + key.driver)
+    assert (moved.fingerprint == key.fingerprint) == (key.driver == "")
+
+
+@given(keys)
+def test_a_key_that_was_written_is_read_again(key: ArtefactKey) -> None:
+    assert key_of(key.parts()) == key
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, {"model": "a"}, dict.fromkeys(PARTS, 1), {**dict.fromkeys(PARTS, "a"), "x": "y"}]
+)
+def test_other_parts_are_no_key(parts: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="not the parts"):
+        key_of(parts)
+
+
+# States
+
+
+@given(st.lists(st.sampled_from(ArtefactEvent)))
+def test_nothing_serves_that_was_not_found_to_agree(events: list[ArtefactEvent]) -> None:
+    life, agreed = ArtefactLife("c"), False
+    for event in events:
+        before = life.state
+        try:
+            life.happened(event)
+        except ValueError:
+            assert life.state is before
+            continue
+        if event in (ArtefactEvent.FOUND, ArtefactEvent.BUILT):
+            agreed = False
+        agreed = agreed or event is ArtefactEvent.AGREED
+        if life.state is ArtefactState.SERVING:
+            assert agreed and before is ArtefactState.READY
+        if before is ArtefactState.RETIRED:
+            assert life.state is ArtefactState.RETIRED
+        if before is ArtefactState.SERVING:
+            assert life.state in (ArtefactState.REFUSED, ArtefactState.RETIRED)
+
+
+@pytest.mark.parametrize("state", ArtefactState)
+def test_every_state_but_the_last_can_be_left_and_the_model_may_leave_in_any(state: ArtefactState) -> None:
+    life = ArtefactLife("c")
+    life.state = state
+    assert life.happened(ArtefactEvent.LEFT) is ArtefactState.RETIRED
+
+
+def test_a_refused_artefact_says_why() -> None:
+    life = ArtefactLife("onnxruntime-graph")
+    life.happened(ArtefactEvent.REFUSAL_FOUND, "it is too slow")
+    assert life.text == "compiled by onnxruntime-graph: refused, it is too slow"
+
+
+# Leases
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 4.0), st.booleans()), max_size=40))
+def test_a_lease_that_is_renewed_in_time_is_never_taken_over(steps: list[tuple[float, bool]]) -> None:
+    watch, now, beat, renewed = LeaseWatch(expire_s=5.0), 0.0, 0, 0.0
+    assert watch.judge(LeaseRecord("a", beat), now) is LeaseVerdict.WAIT
+    for passed, renews in steps:
+        now += passed
+        if renews or now - renewed >= 5.0:
+            beat, renewed = beat + 1, now
+        assert watch.judge(LeaseRecord("a", beat), now) is LeaseVerdict.WAIT
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=40))
+def test_a_lease_whose_holder_is_gone_is_taken_over_once_it_has_expired(steps: list[float]) -> None:
+    watch, now, record = LeaseWatch(expire_s=5.0), 1000.0, LeaseRecord("a", 3)
+    watch.judge(record, now)
+    for passed in steps:
+        now += passed
+        expected = LeaseVerdict.TAKE_OVER if now - 1000.0 >= 5.0 else LeaseVerdict.WAIT
+        assert watch.judge(record, now) is expected
+
+
+def test_a_lease_of_another_holder_starts_anew_and_none_is_free() -> None:
+    watch = LeaseWatch(expire_s=5.0)
+    watch.judge(LeaseRecord("a", 3), 0.0)
+    assert watch.judge(LeaseRecord("b", 3), 5.0) is LeaseVerdict.WAIT
+    assert watch.judge(None, 6.0) is LeaseVerdict.TAKE
+    assert watch.judge(LeaseRecord("b", 3), 20.0) is LeaseVerdict.WAIT
+
+
+# Outputs
+
+
+@pytest.mark.parametrize(
+    ("datatype", "precision", "expected"),
+    [
+        ("FP32", "", TOLERANCES["FP32"]),
+        ("FP32", "FP16", TOLERANCES["FP16"]),
+        ("FP32", "FP64", TOLERANCES["FP32"]),
+        ("FP16", "BF16", TOLERANCES["BF16"]),
+        ("INT64", "FP16", Tolerance()),
+        ("BYTES", "", Tolerance()),
+        ("BOOL", "", Tolerance()),
+    ],
+)
+def test_the_coarser_of_output_and_computation_decides(datatype: str, precision: str, expected: Tolerance) -> None:
+    assert tolerance_of(datatype, precision) == expected
+
+
+def test_an_own_tolerance_is_for_floating_point_only() -> None:
+    own = Tolerance(1.0, 0.0)
+    assert tolerance_of("FP32", own=own) == own
+    assert tolerance_of("INT32", own=own) == Tolerance()
+
+
+tolerances = st.just(0.0) | st.floats(1e-30, 1e9)
+
+
+@given(tolerances, tolerances)
+def test_a_tolerance_that_was_written_is_read_again(absolute: float, relative: float) -> None:
+    assert parse_tolerance(f"absolute={absolute:.6e}".replace("e+", "e")) == Tolerance(float(f"{absolute:.6e}"))
+    read = parse_tolerance(f" relative={relative:.6e} , absolute = 1 ".replace("e+", "e"))
+    assert read == Tolerance(1.0, float(f"{relative:.6e}"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1e-3", "absolute=", "absolute=nan", "absolute=-1", "absolute=1,absolute=2", "x=1"]
+)
+def test_other_text_is_no_tolerance(text: str) -> None:
+    with pytest.raises(ValueError, match="must be as"):
+        parse_tolerance(text)
+
+
+def test_the_first_output_that_disagrees_is_named_with_its_errors() -> None:
+    good = OutputError(name="a", datatype="FP32", elements=4, absolute=1e-7)
+    bad = OutputError(name="b", datatype="FP32", elements=8, outside=3, not_finite=1, absolute=0.5, relative=0.25)
+    assert disagreement([good]) == ""
+    assert disagreement([good, bad]) == (
+        "output 'b' differs in 3 of 8 elements, 1 of them NaN or infinite in only one of the two: largest error 0.5 "
+        "absolute, 0.25 relative"
+    )
+    assert disagreement([replace(good, shapes="[1] for [2]")]) == "output 'a' has another shape: [1] for [2]"
+
+
+# Refusals
+
+circumstances = st.builds(
+    Circumstances,
+    seconds=st.floats(1, 1e6),
+    memory_bytes=st.integers(0, 1 << 40),
+    artefact_bytes=st.integers(1, 1 << 40),
+    tolerance=texts,
+    samples=texts,
+)
+
+
+@given(st.sampled_from(RefusalKind), circumstances)
+def test_what_is_remembered_stays_refused_while_nothing_changes(kind: RefusalKind, under: Circumstances) -> None:
+    assert is_void(Refusal(kind=kind, reason="r", under=under), under) == (not is_remembered(kind))
+
+
+@given(st.sampled_from(RefusalKind), circumstances, circumstances)
+def test_smaller_bounds_never_void_a_refusal(kind: RefusalKind, under: Circumstances, now: Circumstances) -> None:
+    now = replace(
+        now,
+        seconds=min(now.seconds, under.seconds),
+        memory_bytes=min(now.memory_bytes, under.memory_bytes) or under.memory_bytes,
+        artefact_bytes=min(now.artefact_bytes, under.artefact_bytes),
+        tolerance=under.tolerance,
+        samples=under.samples,
+    )
+    assume(is_remembered(kind))
+    assert not is_void(Refusal(kind=kind, reason="r", under=under), now)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "void"),
+    [
+        (RefusalKind.TIMED_OUT, {"seconds": 60.5}, True),
+        (RefusalKind.TIMED_OUT, {"memory_bytes": 0}, False),
+        (RefusalKind.OUT_OF_MEMORY, {"memory_bytes": 0}, True),
+        (RefusalKind.CRASHED, {"memory_bytes": 11}, True),
+        (RefusalKind.TOO_LARGE, {"artefact_bytes": 11}, True),
+        (RefusalKind.OUTPUTS_DIFFER, {"tolerance": "absolute=1"}, True),
+        (RefusalKind.NOT_COMPARED, {"samples": "other"}, True),
+        (RefusalKind.FAILED, {"samples": "other", "seconds": 61.0, "memory_bytes": 0}, False),
+        (RefusalKind.NOT_COMPILED, {"seconds": 61.0}, False),
+    ],
+)
+def test_only_what_may_end_differently_is_tried_again(kind: RefusalKind, change: dict, void: bool) -> None:  # type: ignore[type-arg]
+    under = Circumstances(seconds=60.0, memory_bytes=10, artefact_bytes=10)
+    assert is_void(Refusal(kind=kind, reason="r", under=under), replace(under, **change)) is void
+
+
+# Retirement
+
+stored = st.lists(
+    st.builds(
+        StoredArtefact,
+        fingerprint=st.uuids().map(str),
+        size_bytes=st.integers(0, 100),
+        used_s=st.floats(0, 100),
+        in_use=st.booleans(),
+    ),
+    unique_by=lambda each: each.fingerprint,
+)
+
+
+@given(stored, st.integers(0, 500), st.floats(0, 100))
+def test_what_stays_fits_or_is_in_use_and_what_goes_was_used_earlier(
+    found: list[StoredArtefact], max_bytes: int, max_age_s: float
+) -> None:
+    gone = retired(found, 100.0, max_bytes=max_bytes, max_age_s=max_age_s)
+    stays = [each for each in found if each.fingerprint not in gone]
+    assert not any(each.in_use for each in found if each.fingerprint in gone)
+    idle = [each for each in stays if not each.in_use]
+    assert all(100.0 - each.used_s <= max_age_s for each in idle)
+    assert not idle or sum(each.size_bytes for each in stays) <= max_bytes
+    young = [each for each in found if each.fingerprint in gone and 100.0 - each.used_s <= max_age_s]
+    assert all(each.used_s <= other.used_s for each in young for other in idle)
