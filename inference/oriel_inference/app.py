@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.process import BuildBounds
+from oriel_inference.artefacts.records import ArtefactSettings
 from oriel_inference.backends import Backend, find_backend, takes_requests
 from oriel_inference.backends.cuda import gpu_used_bytes, list_gpus
 from oriel_inference.backends.distributions import check_distributions
@@ -61,6 +64,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
+from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
@@ -197,6 +201,7 @@ async def open_unit(
     budgets = {HOST: settings.model_memory_bytes} if settings.model_memory_bytes else {}
     if settings.gpu_memory_bytes:
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
+    spans = sink if sink is not None else open_sink("inference")
     control = ModelControl(
         catalog,
         stores,
@@ -216,6 +221,7 @@ async def open_unit(
         used_bytes=lambda: _used_bytes(budgets),
         max_items=settings.max_queue_items,
         max_bytes=settings.max_queue_bytes,
+        artefacts=_artefacts(settings, spans),
     )
     scripting.wait = control.demand.wait
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
@@ -227,7 +233,7 @@ async def open_unit(
         control=control,
         dataplane=dataplane,
         peers=peers,
-        sink=sink if sink is not None else open_sink("inference"),
+        sink=spans,
         log=log,
         meter=meter,
         devices=devices,
@@ -325,6 +331,16 @@ async def open_unit(
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
                 _log.info("stopped")
+
+
+def _artefacts(settings: Settings, sink: SpanSink) -> ArtefactSettings:
+    return ArtefactSettings(
+        folder=ArtefactFolder(
+            settings.artefact_folder or cache_folder("artefacts"), max_bytes=settings.max_artefact_bytes
+        ),
+        bounds=BuildBounds(seconds=settings.artefact_build_s, memory_bytes=settings.artefact_build_bytes),
+        sink=sink,
+    )
 
 
 def _usage_ledger(settings: Settings, devices: Devices) -> UsageLedger | None:

@@ -27,6 +27,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oriel_inference.artefacts.keeper import ArtefactKeeper
+from oriel_inference.artefacts.records import ArtefactSettings
 from oriel_inference.backends import Backend
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.scheduler import Scheduler
@@ -40,10 +42,11 @@ from oriel_inference.errors import (
     ServerStopping,
     UnknownModel,
 )
-from oriel_inference.lifecycle import Catalog, Entry
+from oriel_inference.lifecycle import Catalog, Entry, ServingModel
 from oriel_inference.loader import Loader
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
+from oriel_inference.repository.compiling import Compilation
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.scan import Found, Repositories, Repository
@@ -70,6 +73,7 @@ class ModelControl:
     devices: the server's. memory: the budgets of memory.
     used_bytes: returns device -> bytes in use there now; blocks.
     max_items, max_bytes: bounds of the calls that wait for one model to be loaded.
+    artefacts: None makes no compiled artefacts, whatever configurations ask for.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class ModelControl:
         used_bytes: Callable[[], Mapping[str, int]],
         max_items: int,
         max_bytes: int,
+        artefacts: ArtefactSettings | None = None,
     ) -> None:
         self._catalog = catalog
         self._stores = stores
@@ -115,6 +120,7 @@ class ModelControl:
             defaults=defaults,
             load_threads=load_threads,
             devices=devices,
+            published=self._published,
         )
         self._loader = Loader(
             catalog,
@@ -130,6 +136,19 @@ class ModelControl:
             max_bytes=max_bytes,
         )
         self.demand, self.memory = self._loader.demand, self._loader.memory
+        self.artefacts: ArtefactKeeper | None = None
+        if artefacts is not None:
+            self.artefacts = ArtefactKeeper(
+                artefacts,
+                catalog=catalog,
+                spawn=self.spawn,
+                from_thread=clock.call_from_thread,
+                grow=self.memory.grow,
+            )
+
+    def _published(self, serving: ServingModel, compilation: Compilation) -> None:
+        if self.artefacts is not None:
+            self.artefacts.published(serving, compilation)
 
     @property
     def repository_up(self) -> bool:
@@ -236,6 +255,8 @@ class ModelControl:
         self.demand.close()
         self._repositories.close()
         self._rollout.close()
+        if self.artefacts is not None:
+            self.artefacts.close()
         if self._check is not None:
             self._check.close()
         for task in self._tasks:

@@ -9,6 +9,7 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, NotLoaded, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
+from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -30,12 +31,15 @@ class ServingModel:
     wants_source: they, or models of its steps, need the client's request.
     holds: calls of ensembles that began with it, and calls on their way to it; it does not close before these have
     ended. Writers: the ensembles and `servers.http_infer`.
+    artefact: the life of its compiled artefact, if its configuration asks for one. sessions and artefact are written by
+    whoever brings the artefact into service, on the loop.
     sizes: device -> bytes that it occupies, as far as they are counted. Writer: the memory budget.
     """
 
     __slots__ = (
         "_answered_before",
         "_tried",
+        "artefact",
         "batcher",
         "config",
         "fitter",
@@ -78,6 +82,7 @@ class ServingModel:
         self.load_s = load_s
         self.identity = identity
         self.holds = 0
+        self.artefact: ArtefactLife | None = None
         self.sizes: dict[str, int] = {}
         self.recognises = not spec.decoupled and not self.takes_requests
         self.templates = Templates()
@@ -297,9 +302,10 @@ class Catalog:
             entry = lines[found.name, found.serving]
             lines[found.name, found.serving] = replace(entry, reason=entry.reason or found.reason)
         for key, entry in lines.items():
-            if entry.serving is not None and entry.serving.untried:
-                reason = f"{entry.reason}; {UNTRIED}" if entry.reason else UNTRIED
-                lines[key] = replace(entry, reason=reason)
+            if entry.serving is not None:
+                artefact = entry.serving.artefact
+                remarks = (UNTRIED if entry.serving.untried else "", artefact.text if artefact is not None else "")
+                lines[key] = replace(entry, reason="; ".join(each for each in (entry.reason, *remarks) if each))
         for each in self.leaving:
             key = (each.spec.name, each.spec.version)
             if key not in lines or lines[key].serving is None:

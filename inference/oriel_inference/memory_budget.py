@@ -140,6 +140,19 @@ class MemoryBudget:
                 self._pulse()
         return failure
 
+    def grow(self, serving: ServingModel, size_bytes: int) -> bool:
+        """Count further bytes of the host's memory for a version that serves; return False if they do not fit.
+
+        Negative bytes are given back.
+        """
+        if not self._memory.budgets:
+            return True
+        grown = self._memory.grow(serving.spec.name, {HOST: size_bytes})
+        if grown:
+            serving.sizes = {**serving.sizes, HOST: max(0, serving.sizes.get(HOST, 0) + size_bytes)}
+            self._pulse()
+        return grown
+
     def released(self, model: str) -> None:
         """Release the memory of a model that was taken out of service, once its last request has ended."""
         for share in self._memory.shares(model):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.errors import Outcome
@@ -66,6 +67,7 @@ class ServerCounts:
     load_queues: model -> requests that wait for it to be loaded.
     usage: of the usage ledger.
     exemplars: traces of answered requests by (model, version, tier).
+    artefacts: of builds and checks.
     """
 
     refused: Mapping[tuple[str, str, Outcome], int]
@@ -80,6 +82,7 @@ class ServerCounts:
     load_queues: Mapping[str, int]
     usage: LedgerCounts
     exemplars: Exemplars[tuple[str, str, str]]
+    artefacts: ArtefactCounts
 
 
 def exposition(
@@ -202,6 +205,11 @@ def _releases(name: str, source: Source) -> Iterator[str]:
         yield f'{name}{{{source.labels},reason="{reason}"}} {count}\n'
 
 
+def _artefact(name: str, source: Source) -> Iterator[str]:
+    if (life := source.serving.artefact) is not None:
+        yield f'{name}{{{source.labels},compiler="{life.compiler}",state="{life.state.value}"}} 1\n'
+
+
 FAMILIES = (
     Family("nv_inference_request_success", "counter", "Requests answered", _number(lambda s: s.success.count)),
     Family("nv_inference_request_failure", "counter", "Requests without an answer", _failures),
@@ -260,6 +268,7 @@ FAMILIES = (
     Family("oriel_batches_released_total", "counter", "Batches by the reason for which they were started", _releases),
     Family("oriel_instances", "gauge", "Batches that may run at once, and what decides that number", _instances),
     Family("oriel_instances_running", "gauge", "Batches that run", _running),
+    Family("oriel_artefact_state", "gauge", "1 for the state of a model's compiled artefact", _artefact),
 )
 
 
@@ -308,6 +317,7 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
         labels = {"model": found.name, "version": str(found.serving), "newest": str(found.newest)}
         yield f"{name}{{{label_text(labels)}}} 1\n"
     yield from _memory(counts, openmetrics)
+    yield from _artefacts(counts.artefacts, openmetrics)
     dropped = counts.log_lines_dropped
     yield from single("oriel_access_log_dropped_total", "counter", "Lines of the access log that were lost", dropped)
     for family, text, values in counts.usage.families():
@@ -315,6 +325,25 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
         yield head(name, "counter", text, openmetrics=openmetrics)
         for what, count in values.items():
             yield f'{name}{{what="{what}"}} {count}\n'
+
+
+def _artefacts(counts: ArtefactCounts, openmetrics: bool) -> Iterator[str]:
+    """Yield the families of compiled artefacts."""
+    name = "oriel_artefacts_total"
+    yield head(name, "counter", "Artefacts that were built, found or refused, by outcome", openmetrics=openmetrics)
+    for (compiler, outcome), count in sorted(counts.outcomes.items()):
+        yield f"{name}{{{label_text({'compiler': compiler, 'outcome': outcome})}}} {count}\n"
+    name = "oriel_artefact_build_seconds_total"
+    yield head(name, "counter", "Time of the builds that succeeded", openmetrics=openmetrics)
+    for compiler, seconds in sorted(counts.build_s.items()):
+        yield f"{name}{{{label_text({'compiler': compiler})}}} {seconds!r}\n"
+    name = "oriel_artefact_rollbacks_total"
+    yield head(name, "counter", "Artefacts that failed in service and were taken out of it", openmetrics=openmetrics)
+    for model, count in sorted(counts.rollbacks.items()):
+        yield f"{name}{{{label_text({'model': model})}}} {count}\n"
+    name = "oriel_artefact_folder_bytes"
+    yield head(name, "gauge", "Bytes of artefacts in their folder", openmetrics=openmetrics)
+    yield f"{name} {counts.size_bytes}\n"
 
 
 def usage_lines(devices: Devices, openmetrics: bool) -> Iterator[str]:

@@ -31,10 +31,12 @@ from oriel_inference.lifecycle import ON_DEMAND, UNLOADED, UNTRIED, Catalog, Ent
 from oriel_inference.load_slots import LoadSlots
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
+from oriel_inference.repository.compiling import Compilation
 from oriel_inference.repository.config import CONFIG_FILE
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores import ModelStore
+from oriel_policies.artefacts.lifecycle import ArtefactEvent
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class Rollout:
     leave_s: how long a version that leaves may take to finish its requests.
     load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
     devices: the server's.
+    published: called for each new version that serves and whose configuration asks for a compiled artefact.
     """
 
     def __init__(
@@ -91,7 +94,9 @@ class Rollout:
         defaults: LoadDefaults | None = None,
         load_threads: int = 0,
         devices: Devices | None = None,
+        published: Callable[[ServingModel, Compilation], None] | None = None,
     ) -> None:
+        self._published = published
         self._devices = devices or Devices()
         self._catalog = catalog
         self._find_backend = find_backend
@@ -207,6 +212,9 @@ class Rollout:
         self._want(name, newest)
         self._set(name, list(entries.values()))
         self._leave(each for each in current.values() if each not in kept and each not in newest.values())
+        for version, loaded in versions.items():
+            if isinstance(loaded, LoadedVersion) and loaded.compilation is not None and self._published is not None:
+                self._published(made[version], loaded.compilation)
         if (fallback := self._catalog.fallback(name)) is not None:
             _log.warning("model %s version %s %s", name, fallback.serving, fallback.reason)
             reasons.append(f"version {fallback.serving} {fallback.reason}")
@@ -394,6 +402,8 @@ class Rollout:
     def _leave(self, servings: Iterable[ServingModel | None]) -> None:
         for serving in servings:
             if serving is not None:
+                if serving.artefact is not None:
+                    serving.artefact.happened(ArtefactEvent.LEFT)
                 self._catalog.leaving.append(serving)
                 self._closing[serving] = self._spawn(self._finish(serving))
 

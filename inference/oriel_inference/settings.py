@@ -140,6 +140,48 @@ class Settings:
             "(default 32 GiB)",
         ),
     )
+    artefact_folder: Path | None = field(
+        default=None,
+        metadata=flag(
+            "--artefact-folder",
+            group="models",
+            type=Path,
+            metavar="DIR",
+            help="where compiled artefacts of models with oriel.compile are kept; servers may share it (default: "
+            "~/.cache/oriel/artefacts)",
+        ),
+    )
+    max_artefact_bytes: int = field(
+        default=16 << 30,
+        metadata=flag(
+            "--artefact-folder-bytes",
+            group="models",
+            type=_whole_bytes,
+            metavar="N",
+            help="size limit of that folder; the least recently used artefacts are removed, never those in use here "
+            "(default 16 GiB)",
+        ),
+    )
+    artefact_build_s: float = field(
+        default=600.0,
+        metadata=flag(
+            "--artefact-build-secs",
+            group="models",
+            type=number(float, 1, 86_400),
+            metavar="S",
+            help="time for one build, and for one check of its outputs (default 600)",
+        ),
+    )
+    artefact_build_bytes: int = field(
+        default=0,
+        metadata=flag(
+            "--artefact-build-memory",
+            group="models",
+            type=_whole_bytes,
+            metavar="N",
+            help="address space of the process that builds or checks (default: 2 GiB and 8 times the model's files)",
+        ),
+    )
     access_log: str = field(
         default="",
         metadata=flag(

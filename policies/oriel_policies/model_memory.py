@@ -178,6 +178,20 @@ class ModelMemory:
         share.since_s = now
         share.clock = self._clock
 
+    def grow(self, name: str, sizes: Mapping[str, int]) -> bool:
+        """Add to the bytes of a loaded model if they fit beside everything else; return whether they did. Negative
+        bytes, of what was added before, always fit.
+        """
+        share = next((each for each in self._shares if each.name == name and each.state is ShareState.LOADED), None)
+        if share is None:
+            return not self.budgets
+        held = self._shares
+        if any(size > 0 and _total(held, device) + size > self._budget(device) for device, size in sizes.items()):
+            return False
+        for device, size in sizes.items():
+            share.sizes[device] = max(0, share.sizes.get(device, 0) + size)
+        return True
+
     def excess(self, now: float, leased: Leased) -> list[MemoryShare]:
         """Places to evict because measured sizes exceed a budget; they leave from now on. As many as may go."""
         found: list[MemoryShare] = []

@@ -71,6 +71,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "app flags settings start_report",
         "servers host log_settings metrics",
         "control demand load_slots loader memory_budget rollout",
+        "artefacts",
         "dataplane scripting",
         "repository",
         "ensembles",

@@ -183,3 +183,21 @@ def test_loads_under_pressure_are_few_beside_hindsight(alpha: float, seed: int) 
 def test_loads_are_few_beside_a_policy_that_knows_the_odds(young_s: float) -> None:
     trace = zipf_trace(3, models=50, alpha=1.0, per_s=0.2, calls=6000)
     assert by_rule(trace, 25, young_s=young_s).loads <= 1.2 * by_odds(trace, 25, young_s=young_s).loads
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-30, 30))))
+def test_what_a_loaded_model_grows_by_never_exceeds_the_budget(steps: list[tuple[str, int]]) -> None:
+    memory = ModelMemory({HOST: 60})
+    for name in NAMES[:3]:
+        loaded(memory, name, 10, 0.0)
+    for name, size in steps:
+        before = memory.used_bytes(HOST)
+        if memory.grow(name, {HOST: size}):
+            assert name in NAMES[:3]
+        else:
+            assert memory.used_bytes(HOST) == before and (size > 60 - before or name not in NAMES[:3])
+        assert memory.used_bytes(HOST) <= 60
+
+
+def test_without_a_budget_every_model_may_grow() -> None:
+    assert ModelMemory({}).grow("a", {HOST: 1 << 40})

@@ -72,7 +72,7 @@ class OnnxRuntime:
     name = "onnxruntime"
 
     def open(self, path: Path, options: EngineOptions) -> "OnnxRuntimeSession":
-        return OnnxRuntimeSession(_open(path, options), options)
+        return OnnxRuntimeSession(open_session(path, session_settings(options), options), options)
 
     def gpus(self) -> Sequence[Gpu]:
         return _gpus()
@@ -134,8 +134,8 @@ class OnnxRuntimeSession:
         self._session = None
 
 
-def _open(path: Path, options: EngineOptions) -> Any:
-    """Open a session that is known to use the requested providers. Raises LoadFailed."""
+def session_settings(options: EngineOptions) -> Any:
+    """Return ONNX Runtime's options of a session, without its providers."""
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.intra_op_threads
     settings.inter_op_num_threads = options.inter_op_threads
@@ -150,6 +150,11 @@ def _open(path: Path, options: EngineOptions) -> Any:
     settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     for key, value in options.session_entries.items():
         settings.add_session_config_entry(key, value)
+    return settings
+
+
+def open_session(path: Path, settings: Any, options: EngineOptions) -> Any:
+    """Open a session that is known to use the requested providers. Raises LoadFailed."""
     names = [name for name, _ in options.providers]
     providers = prepare(settings, options.providers)
     try:

@@ -39,7 +39,7 @@ from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
-from oriel_inference.batching.running import Running
+from oriel_inference.batching.running import Running, swap_sessions
 from oriel_inference.batching.service_times import INLINE_S, ServiceTimes
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import Relay, execute_stream
@@ -47,13 +47,7 @@ from oriel_inference.batching.verbose import log_batch, log_executed, log_failed
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
-from oriel_inference.errors import (
-    CallerLeft,
-    DeadlineTooShort,
-    InferenceError,
-    QueueFull,
-    ServerStopping,
-)
+from oriel_inference.errors import CallerLeft, DeadlineTooShort, InferenceError, QueueFull, ServerStopping
 from oriel_inference.model import ModelSpec
 from oriel_policies.batch import BatchBounds, Decision, Fill, Idle, Run, ServiceCurve, WaitUntil
 from oriel_policies.batch_queue import BatchQueue
@@ -221,6 +215,10 @@ class Batcher:
             self._line.left(call)
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         return True
+
+    def swap(self, sessions: Sequence[Session]) -> Callable[[], bool]:
+        """Let the next batches run on other sessions; see `swap_sessions`."""
+        return swap_sessions(sessions, self._idle, self._running, self._device_of, self._devices.host)
 
     def close(self) -> None:
         """Fail the waiting calls and accept no more; running batches end on their own."""

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks, usable_gpus
+from oriel_inference.backends.compilers import Compiler
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
+from oriel_inference.repository.compiling import Compilation, check_compilable, compiler_of
 from oriel_inference.repository.config import (
     CONFIG_FILE,
     MAX_FALLBACKS,
@@ -34,6 +36,7 @@ from oriel_inference.repository.spec import build_spec, check_against_file, comp
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import Fingerprint, ModelStore
+from oriel_policies.artefacts.comparison import Tolerance
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -146,6 +149,7 @@ class LoadedVersion:
     identity: what its files looked like; a version with an equal identity needs no second load.
     tried: whether the model was executed, with zeros or with the samples of its configuration.
     devices: the device of each session.
+    compilation: how its artefact is made, if its configuration asks for one.
     """
 
     spec: ModelSpec
@@ -156,6 +160,7 @@ class LoadedVersion:
     identity: str = ""
     tried: bool = True
     devices: tuple[Device, ...] = ()
+    compilation: Compilation | None = None
 
     @property
     def placed(self) -> tuple[Device, ...]:
@@ -165,7 +170,11 @@ class LoadedVersion:
     @property
     def slots(self) -> tuple[Session, ...]:
         """One session per instance: the only one of a model by demand stands for all of them."""
-        return self.sessions * self.spec.instances if self.spec.by_demand else self.sessions
+        return self.for_slots(self.sessions)
+
+    def for_slots(self, sessions: tuple[Session, ...]) -> tuple[Session, ...]:
+        """Other sessions, as many as `sessions`, for the slots of these."""
+        return sessions * self.spec.instances if self.spec.by_demand else sessions
 
     def close(self) -> None:
         """Closes the sessions of a version that will not serve."""
@@ -254,6 +263,7 @@ def _files_naming_engine(loading: Loading, config: pb.ModelConfig, available: Se
 
 def _load_ensemble(one: _VersionLoading) -> LoadedVersion:
     """Opens nothing. The models of its steps are checked when they are known."""
+    compiler_of(one.config, one.of.file)
     fill_defaults(one.config)
     spec = as_ensemble(one.spec(instances=1), one.config)
     return LoadedVersion(spec=spec, config=one.config, sessions=(), units=0, run_s=None, identity=one.identity)
@@ -268,6 +278,9 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
     found = placements(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
+    compiled = compiler_of(config, file)
+    if compiled is not None:
+        check_compilable(config, file, found)
     for place in found:
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):
@@ -305,10 +318,12 @@ def _open_version(
         sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
         devices = [one.of.devices.find(device_of(place.options.providers)) for place in found]
         one.warm_up(spec, sessions, devices)
+        compiled = compiler_of(config, file)
         return LoadedVersion(
             spec=spec,
             config=config,
             sessions=tuple(sessions),
+            compilation=None if compiled is None else _compilation(one, spec, found[0], *compiled),
             units=max(place.options.intra_op_threads for place in found),
             run_s=_time_warm_run(first, spec, devices[0]) if executed and not spec.decoupled else None,
             identity=one.identity,
@@ -321,6 +336,7 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
     process of its own. It is not executed with zeros either, because what the code does with them is not known.
     """
     config, loading, version = one.config, one.of, one.version
+    compiler_of(config, loading.file)
     options = EngineOptions(intra_op_threads=one.threads(instance_count(config)))
     require_complete(config, loading.file, loading.defaults)
     check_python(config, loading.store, loading.file)
@@ -345,6 +361,21 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
             identity=one.identity,
             tried=bool(config.model_warmup),
         )
+
+
+def _compilation(
+    one: _VersionLoading, spec: ModelSpec, place: Place, compiler: Compiler, tolerance: Tolerance | None
+) -> Compilation:
+    return Compilation(
+        compiler=compiler,
+        store=one.of.store,
+        model=one.of.model,
+        version=one.version,
+        place=place,
+        config=one.config,
+        spec=spec,
+        tolerance=tolerance,
+    )
 
 
 @contextmanager

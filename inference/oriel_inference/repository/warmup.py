@@ -1,6 +1,6 @@
 """`model_warmup`: runs the configured requests before a version is ready."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import cast
@@ -38,9 +38,9 @@ def run_warmup(
     if sum(max(1, sample.count) for sample in config.model_warmup) > MAX_SAMPLES:
         raise ConfigInvalid(file, "model_warmup", f"asks for more than {MAX_SAMPLES} runs")
     names = [output.name for output in spec.outputs]
-    for index, sample in enumerate(config.model_warmup):
+    found = warmup_inputs(config, spec, file, read=read)
+    for index, (sample, inputs) in enumerate(zip(config.model_warmup, found, strict=True)):
         field = f"model_warmup[{index}]"
-        inputs = _inputs(sample, spec, file, field, read)
         for session, device in zip(sessions, on, strict=True):
             for _ in range(max(1, sample.count)):
                 entered = device.start()
@@ -50,6 +50,14 @@ def run_warmup(
                     raise ConfigInvalid(file, field, f"the warm-up failed: {error.message}") from error
                 finally:
                     device.end(entered, "warmup")
+
+
+def warmup_inputs(
+    config: pb.ModelConfig, spec: ModelSpec, file: str, *, read: Callable[[str], bytes]
+) -> Iterator[dict[str, Array]]:
+    """Yield the inputs of each sample in the shapes that the runtime sees. Raises LoadFailed."""
+    for index, sample in enumerate(config.model_warmup):
+        yield _inputs(sample, spec, file, f"model_warmup[{index}]", read)
 
 
 def _run(session: Session, spec: ModelSpec, inputs: Mapping[str, Array], names: Sequence[str]) -> None:

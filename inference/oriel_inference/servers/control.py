@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import ServerCounts, exposition
@@ -45,6 +46,7 @@ def control_app(surface: Surface) -> Starlette:
             load_queues=surface.control.demand.waiting,
             usage=surface.usage,
             exemplars=surface.meter.exemplars,
+            artefacts=surface.control.artefacts.counts if surface.control.artefacts is not None else ArtefactCounts(),
         )
         of_spans = registry_text(spans, openmetrics=openmetrics)
         of_models = exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics)
@@ -65,6 +67,14 @@ def _line(entry: Entry) -> dict[str, Any]:
     if serving is not None:
         bounds = serving.spec.bounds
         line["provider"] = serving.provider
+        if (life := serving.artefact) is not None:
+            line["artefact"] = {
+                "compiler": life.compiler,
+                "state": life.state.value,
+                "fingerprint": life.fingerprint,
+                "reason": life.reason,
+                "errors": life.note,
+            }
         line["instances"] = serving.spec.instances
         line["instances_by"] = "demand" if serving.spec.by_demand else "configuration"
         line["instances_running"] = serving.batcher.running

@@ -44,10 +44,13 @@ def spawn(
     )
 
 
-def restrict_self(memory_bytes: int | None = None) -> None:
-    """Called by a child: forbid core dumps and writing files. memory_bytes: of address space, None for no limit."""
+def restrict_self(memory_bytes: int | None = None, *, file_bytes: int = 0) -> None:
+    """Called by a child: forbid core dumps, and files of more than `file_bytes`.
+
+    memory_bytes: of address space, None for no limit.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 

@@ -1,0 +1,123 @@
+"""The process that builds or checks one artefact: `python -m oriel_inference.artefacts.child`.
+
+Reads one JSON line and the bytes of the samples after it, writes one JSON line, and exits. It has the lowest priority,
+because the server that started it serves meanwhile. It holds no secrets and no sockets.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_wire.engine.child import restrict_self
+
+if TYPE_CHECKING:
+    from oriel_inference.backends import Session
+    from oriel_inference.repository.compiling import Samples
+
+__all__ = ["main"]
+
+_NO_MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate memory", "out of memory")
+
+
+def main() -> None:
+    """Answer one request."""
+    # The runtime may print to descriptor 1: answers go to a copy of it.
+    answers = os.dup(1)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.nice(19)
+    request = json.loads(sys.stdin.buffer.readline())
+    # The process ends itself if its parent is no longer there to kill it.
+    signal.alarm(request["timeout_s"])
+    # A file that would grow too large is an error of the write, not the end of the process.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    restrict_self(file_bytes=request["file_bytes"])
+    try:
+        answer = _check(request) if request["samples"] is not None else _build(request)
+    except LoadFailed as failure:
+        memory = any(text in failure.reason for text in _NO_MEMORY)
+        answer = {"kind": "out_of_memory" if memory else request["kind"], "reason": failure.reason}
+    except MemoryError:
+        answer = {"kind": "out_of_memory", "reason": "it needs more memory than a build may use"}
+    os.write(answers, json.dumps(answer).encode() + b"\n")
+
+
+def _limit(memory_bytes: int) -> None:
+    """Bound the address space once everything is imported. 0: no bound."""
+    if memory_bytes:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
+
+
+def _build(request: dict[str, Any]) -> dict[str, Any]:
+    from oriel_inference.backends.compilers import find_compiler
+    from oriel_inference.model import EngineOptions
+    from oriel_inference.repository.onnx_files import check_model_file
+
+    source = Path(request["source"])
+    check_model_file(source, request["shown"])
+    compiler = find_compiler(request["compiler"])
+    _limit(request["memory_bytes"])
+    return {"entry": compiler.build(source, EngineOptions(**request["options"]), Path(request["folder"]))}
+
+
+def _check(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the samples on the reference and on the artefact; those that the reference refuses are left out."""
+    from oriel_inference.artefacts.process import read_samples
+    from oriel_inference.backends import find_backend
+    from oriel_inference.backends.compilers import find_compiler
+    from oriel_inference.model import EngineOptions
+
+    samples = read_samples(request["samples"], sys.stdin.buffer)
+    compiler, options = find_compiler(request["compiler"]), EngineOptions(**request["options"])
+    backend = find_backend(compiler.reference)
+    _limit(request["memory_bytes"])
+    reference = backend.open(Path(request["source"]), options)
+    artefact = compiler.open(Path(request["folder"], request["entry"]), options)
+    return _compared(reference, artefact, samples, request)
+
+
+def _compared(reference: "Session", artefact: "Session", samples: "Samples", request: dict[str, Any]) -> dict[str, Any]:
+    from oriel_inference.artefacts.differences import measure
+    from oriel_policies.artefacts.comparison import Tolerance, tolerance_of
+
+    for what in ("inputs", "outputs"):
+        ours = {each.name: each.datatype for each in getattr(artefact, what)}
+        theirs = {each.name: each.datatype for each in getattr(reference, what)}
+        if ours != theirs:
+            return {"kind": "outputs_differ", "reason": f"its {what} are {ours}, those of the model are {theirs}"[:500]}
+    names = [info.name for info in reference.outputs]
+    expected, found, refused = [], [], ""
+    for sample in samples:
+        try:
+            expected.append(reference.run(sample, names))
+        except InferenceError as error:
+            refused = error.message
+            continue
+        try:
+            found.append(artefact.run(sample, names))
+        except InferenceError as error:
+            return {"kind": "outputs_differ", "reason": f"it fails where the model answers: {error.message}"}
+    if not expected:
+        return {"kind": "not_compared", "reason": f"the model runs with none of the samples: {refused}"}
+    own = Tolerance(*request["tolerance"]) if request["tolerance"] else None
+    errors = [
+        measure(
+            info.name,
+            info.datatype,
+            [(ours[index], theirs[index]) for ours, theirs in zip(found, expected, strict=True)],
+            tolerance_of(info.datatype, request["precision"], own),
+        )
+        for index, info in enumerate(reference.outputs)
+    ]
+    return {"errors": [asdict(each) for each in errors], "compared": len(expected)}
+
+
+if __name__ == "__main__":
+    main()

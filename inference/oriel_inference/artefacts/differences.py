@@ -1,0 +1,57 @@
+"""Measures how the outputs of an artefact differ from those of its reference. No I/O."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from oriel_policies.artefacts.comparison import EXACT, OutputError, Tolerance
+from oriel_wire.v2.messages import Array
+
+
+def measure(name: str, datatype: str, pairs: Iterable[tuple[Array, Array]], tolerance: Tolerance) -> OutputError:
+    """Compare one output over all samples. pairs: (artefact's, reference's)."""
+    elements = outside = odd = rows = same = 0
+    absolute = relative = 0.0
+    for artefact, reference in pairs:
+        if artefact.shape != reference.shape or artefact.dtype != reference.dtype:
+            shapes = f"{artefact.dtype} {list(artefact.shape)} instead of {reference.dtype} {list(reference.shape)}"
+            return OutputError(name=name, datatype=datatype, elements=elements, shapes=shapes)
+        elements += int(reference.size)
+        if datatype == "BF16":
+            artefact, reference = _widened(artefact), _widened(reference)
+        if tolerance == EXACT or reference.dtype.kind not in "f":
+            outside += int(np.count_nonzero(artefact != reference))
+            continue
+        ours, theirs = artefact.astype(np.float64), reference.astype(np.float64)
+        finite = np.isfinite(ours) & np.isfinite(theirs)
+        equal = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+        odd += int(np.count_nonzero(~finite & ~equal))
+        with np.errstate(over="ignore"):  # the difference of two large numbers may be infinite, and is then outside
+            error = np.abs(ours - theirs, where=finite, out=np.zeros_like(ours))
+        size = np.abs(theirs, where=finite, out=np.zeros_like(theirs))
+        outside += int(
+            np.count_nonzero(np.where(finite, error > tolerance.absolute + tolerance.relative * size, ~equal))
+        )
+        if error.size:
+            absolute = max(absolute, float(error.max()))
+            with np.errstate(over="ignore"):
+                shares = np.divide(error, size, out=np.zeros_like(error), where=size > 0)
+            relative = max(relative, float(shares.max()))
+        if theirs.ndim >= 2 and theirs.shape[-1] > 1 and theirs.size:
+            rows += theirs.size // theirs.shape[-1]
+            same += int(np.count_nonzero(ours.argmax(-1) == theirs.argmax(-1)))
+    return OutputError(
+        name=name,
+        datatype=datatype,
+        elements=elements,
+        outside=outside,
+        not_finite=odd,
+        absolute=absolute,
+        relative=relative,
+        top1=same / rows if rows else None,
+    )
+
+
+def _widened(bits: Array) -> Array:
+    """Return the numbers of BF16, which travel as their bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

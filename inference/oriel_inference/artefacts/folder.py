@@ -1,0 +1,354 @@
+"""The folder of artefacts, which the servers of a group may share.
+
+    <fingerprint>/manifest.json, and the files that it names    published by one rename, never changed afterwards
+    <fingerprint>.refused                                       a refusal that is remembered
+    <fingerprint>.lease                                         somebody builds it
+    .work-*                                                     builds in progress
+
+Everything is read as if somebody else had written it: a manifest is small and has exactly the form below, files are
+ordinary files with plain names, and every byte is compared with its checksum on its way into a private copy. Only that
+copy is opened. All methods block. They raise OSError where the folder cannot be read or written.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import mkdtemp
+from uuid import uuid4
+
+import msgspec
+
+from oriel_inference.stores.own_files import open_new, own_folder, read_own
+from oriel_policies.artefacts.fingerprint import ArtefactKey, is_fingerprint, key_of
+from oriel_policies.artefacts.lease import LeaseRecord
+from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_policies.artefacts.retirement import MAX_AGE_S, StoredArtefact, retired
+
+MAX_RECORD_BYTES = 1 << 20
+MAX_FILES = 1000
+MAX_TEXT = 2000
+STALE_WORK_S = 86_400.0
+_MANIFEST = "manifest.json"
+_PIECE_BYTES = 1 << 20
+FORM = 1
+
+
+class ArtefactDamaged(Exception):
+    """An artefact is not the one that was published. The text says what is wrong with it."""
+
+
+class FileLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of an artefact."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An artefact as it was published.
+
+    key: the parts of its fingerprint. entry: the file to open.
+    model, version: of the model that it was first built for; another one with the same files may use it.
+    built_at_s: of the Unix clock. build_s: how long the build took.
+    errors: what the check of its outputs found.
+    """
+
+    form: int
+    key: dict[str, str]
+    entry: str
+    files: dict[str, FileLine]
+    model: str
+    version: int
+    built_at_s: float
+    build_s: float
+    errors: str
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.files.values())
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    holder: str
+    beat: int
+
+
+class _Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: dict[str, str]
+    kind: str
+    reason: str
+    under: dict[str, float | int | str]
+    model: str
+    at_s: float
+
+
+class ArtefactFolder:
+    """One folder. max_bytes, max_age_s: bounds of what it keeps."""
+
+    def __init__(self, root: Path, *, max_bytes: int, max_age_s: float = MAX_AGE_S) -> None:
+        self.root = root
+        self.max_bytes = max_bytes
+        self._max_age_s = max_age_s
+
+    def open(self) -> str:
+        """Create the folder unless it is there. Returns what is wrong with it, "" if it can be used."""
+        wrong = own_folder(self.root)
+        return f"the artefact folder {wrong}" if wrong else ""
+
+    # Artefacts --------------------------------------------------------------------------------------------------
+
+    def find(self, fingerprint: str) -> Manifest | None:
+        """Return the manifest of an artefact, None if there is none. Raises ArtefactDamaged."""
+        try:
+            data = read_own(self.root / fingerprint / _MANIFEST, MAX_RECORD_BYTES + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            if not (self.root / fingerprint).exists():
+                return None
+            raise ArtefactDamaged("it has no manifest") from None
+        except PermissionError as error:
+            raise ArtefactDamaged(str(error)) from error
+        if len(data) > MAX_RECORD_BYTES:
+            raise ArtefactDamaged("its manifest is too large")
+        try:
+            manifest = msgspec.json.decode(data, type=Manifest)
+            key = key_of(manifest.key)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ArtefactDamaged(f"its manifest is not valid: {error}") from error
+        if manifest.form != FORM or key.fingerprint != fingerprint:
+            raise ArtefactDamaged("its manifest belongs to another fingerprint")
+        plain = all(_is_plain(name) and name != _MANIFEST for name in manifest.files)
+        if not plain or not 0 < len(manifest.files) <= MAX_FILES or manifest.entry not in manifest.files:
+            raise ArtefactDamaged("its manifest does not name its files")
+        return manifest
+
+    def copy(self, fingerprint: str, manifest: Manifest, into: Path | None) -> None:
+        """Copy the files of an artefact into an empty folder, or only read them, and compare every byte with its
+        checksum. Raises ArtefactDamaged.
+        """
+        for name, line in manifest.files.items():
+            digest, size_bytes = hashlib.sha256(), 0
+            try:
+                source = os.open(self.root / fingerprint / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError as error:
+                raise ArtefactDamaged(f"{name} cannot be read: {error.strerror}") from error
+            with os.fdopen(source, "rb") as file, _target(into, name) as target:
+                while piece := file.read(_PIECE_BYTES):
+                    size_bytes += len(piece)
+                    if size_bytes > line.size_bytes:
+                        break
+                    digest.update(piece)
+                    target.write(piece)
+            if size_bytes != line.size_bytes or digest.hexdigest() != line.sha256:
+                raise ArtefactDamaged(f"{name} is not the file that was built")
+
+    @contextmanager
+    def work(self) -> Iterator[Path]:
+        """Give an empty folder for a build, and remove what is left of it."""
+        folder = Path(mkdtemp(prefix=".work-", dir=self.root))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, work: Path, manifest: Manifest) -> None:
+        """Make the content of a work folder the artefact, unless another server was faster."""
+        with os.fdopen(open_new(work / _MANIFEST), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        for name in (*manifest.files, _MANIFEST):
+            with (work / name).open("rb") as file:
+                os.fsync(file.fileno())
+        try:
+            work.rename(self.root / key_of(manifest.key).fingerprint)
+        except OSError:
+            if not (self.root / key_of(manifest.key).fingerprint).is_dir():
+                raise
+        else:
+            work.mkdir()  # `work` removes it
+            (self.root / f"{key_of(manifest.key).fingerprint}.refused").unlink(missing_ok=True)
+
+    def remove(self, fingerprint: str) -> bool:
+        """Remove an artefact, and the refusal of its fingerprint. Returns False if there was neither."""
+        path, refused = self.root / fingerprint, self.root / f"{fingerprint}.refused"
+        found = path.exists() or path.is_symlink() or refused.exists()
+        refused.unlink(missing_ok=True)
+        self._discard(path)
+        return found
+
+    def discard(self, fingerprint: str) -> None:
+        """Remove an artefact, but not the refusal of its fingerprint."""
+        self._discard(self.root / fingerprint)
+
+    def _discard(self, path: Path) -> None:
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            # Renamed first, so that nobody finds half an artefact.
+            gone = self.root / f".work-{uuid4().hex}"
+            with suppress(FileNotFoundError):
+                path.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def used(self, fingerprint: str) -> None:
+        """Record that an artefact is in use."""
+        with suppress(FileNotFoundError):
+            os.utime(self.root / fingerprint)
+
+    def stored(self, in_use: Collection[str] = ()) -> list[StoredArtefact]:
+        """Return all artefacts, damaged ones as well."""
+        found = []
+        with suppress(FileNotFoundError):
+            for path in self.root.iterdir():
+                if is_fingerprint(path.name):
+                    with suppress(FileNotFoundError):
+                        size_bytes = sum(each.lstat().st_size for each in path.iterdir())
+                        used_s, name = path.lstat().st_mtime, path.name
+                        found.append(
+                            StoredArtefact(
+                                fingerprint=name, size_bytes=size_bytes, used_s=used_s, in_use=name in in_use
+                            )
+                        )
+        return found
+
+    def retire(self, in_use: Collection[str]) -> list[str]:
+        """Remove what is too old or too much, and what builds left behind. Returns the fingerprints."""
+        for fingerprint in in_use:
+            self.used(fingerprint)
+        gone = retired(self.stored(in_use), time.time(), max_bytes=self.max_bytes, max_age_s=self._max_age_s)
+        for fingerprint in gone:
+            self.discard(fingerprint)
+        with suppress(FileNotFoundError):
+            for path in self.root.glob(".work-*"):
+                with suppress(FileNotFoundError):
+                    if time.time() - path.lstat().st_mtime > STALE_WORK_S:
+                        shutil.rmtree(path, ignore_errors=True)
+        return gone
+
+    # Refusals ---------------------------------------------------------------------------------------------------
+
+    def remember(self, key: ArtefactKey, refusal: Refusal, model: str) -> None:
+        """Keep a refusal for a fingerprint."""
+        line = _Refused(
+            key=key.parts(),
+            kind=refusal.kind.value,
+            reason=refusal.reason[:MAX_TEXT],
+            under=asdict(refusal.under),
+            model=model,
+            at_s=time.time(),
+        )
+        self._write(f"{key.fingerprint}.refused", msgspec.json.format(msgspec.json.encode(line), indent=1))
+
+    def refusal(self, fingerprint: str) -> tuple[ArtefactKey, str, Refusal] | None:
+        """Return the refusal of a fingerprint with its key and the name of its model; None if there is none, or none
+        that can be read.
+        """
+        try:
+            data = read_own(self.root / f"{fingerprint}.refused", MAX_RECORD_BYTES)
+            line = msgspec.json.decode(data, type=_Refused)
+            key, under = key_of(line.key), msgspec.convert(line.under, Circumstances)
+            kind = RefusalKind(line.kind)
+        except (FileNotFoundError, PermissionError, msgspec.MsgspecError, ValueError):
+            return None
+        if key.fingerprint != fingerprint:
+            return None
+        return key, line.model, Refusal(kind=kind, reason=line.reason, under=under)
+
+    def refused(self) -> list[str]:
+        """Return the fingerprints with a refusal."""
+        with suppress(FileNotFoundError):
+            names = [path.stem for path in self.root.glob("*.refused")]
+            return sorted(name for name in names if is_fingerprint(name))
+        return []
+
+    # Leases -----------------------------------------------------------------------------------------------------
+
+    def lease(self, fingerprint: str) -> LeaseRecord | None:
+        """Return the lease of a fingerprint. One that cannot be read counts as one whose holder does not renew it."""
+        try:
+            line = msgspec.json.decode(read_own(self._lease(fingerprint), 4096), type=_Lease)
+        except FileNotFoundError:
+            return None
+        except (PermissionError, msgspec.MsgspecError):
+            return LeaseRecord("", 0)
+        return LeaseRecord(line.holder, line.beat)
+
+    def take(self, fingerprint: str, holder: str) -> bool:
+        """Take a lease; return False if somebody has it."""
+        new = self.root / f".work-{uuid4().hex}"
+        self._new(new, msgspec.json.encode(_Lease(holder, 0)))
+        try:
+            os.link(new, self._lease(fingerprint))  # fails if the name is there, also on NFS
+        except FileExistsError:
+            return False
+        finally:
+            new.unlink()
+        return True
+
+    def renew(self, fingerprint: str, record: LeaseRecord) -> bool:
+        """Write the next beat of a lease; return False if it is somebody else's by now."""
+        found = self.lease(fingerprint)
+        if found is None or found.holder != record.holder:
+            return False
+        self._write(f"{fingerprint}.lease", msgspec.json.encode(_Lease(record.holder, record.beat)))
+        return True
+
+    def release(self, fingerprint: str, holder: str) -> None:
+        """Give a lease back, unless it is somebody else's by now."""
+        found = self.lease(fingerprint)
+        if found is not None and found.holder == holder:
+            self._lease(fingerprint).unlink(missing_ok=True)
+
+    def break_lease(self, fingerprint: str, seen: LeaseRecord) -> None:
+        """Remove the lease of a holder that is gone, unless it was renewed since it was seen."""
+        if self.lease(fingerprint) == seen:
+            gone = self.root / f".work-{uuid4().hex}"
+            with suppress(FileNotFoundError):
+                self._lease(fingerprint).rename(gone)  # of several servers that try, one succeeds
+                gone.unlink()
+
+    def _lease(self, fingerprint: str) -> Path:
+        return self.root / f"{fingerprint}.lease"
+
+    def _write(self, name: str, data: bytes) -> None:
+        new = self.root / f".work-{uuid4().hex}"
+        self._new(new, data)
+        new.replace(self.root / name)
+
+    @staticmethod
+    def _new(path: Path, data: bytes) -> None:
+        with os.fdopen(open_new(path), "wb") as file:
+            file.write(data)
+
+
+def describe_files(folder: Path) -> dict[str, FileLine]:
+    """Return the lines of the files that a build has written. Raises OSError, or ArtefactDamaged for a folder in it."""
+    lines = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_file() or not _is_plain(path.name):
+            raise ArtefactDamaged(f"the compiler wrote {path.name[:100]!r}, which is not an ordinary file")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines[path.name] = FileLine(path.stat().st_size, digest)
+    return lines
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and len(name) <= 255 and not name.startswith(".") and "/" not in name and "\0" not in name
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> None:
+        """Drop the data."""
+
+
+@contextmanager
+def _target(into: Path | None, name: str) -> "Iterator[_Nowhere]":
+    if into is None:
+        yield _Nowhere()
+        return
+    with os.fdopen(open_new(into / name), "wb") as file:
+        yield file  # type: ignore[misc]

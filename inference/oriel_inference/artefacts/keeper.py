@@ -1,0 +1,466 @@
+"""Brings compiled artefacts into service, and out of it, while the reference serves.
+
+A version that is published serves by its reference: the model as its owner uploaded it. If its configuration asks for
+an artefact, a task follows it: finds or builds the artefact of its fingerprint, copies it where nobody else writes and
+compares every byte with its checksum, checks its outputs in a child process, opens it and swaps the sessions of the
+batcher between two batches. The sessions of the reference stay open beside it. When the artefact fails with a request
+that the reference can answer, the caller gets that answer, the sessions are swapped back, and the artefact is refused
+from then on.
+
+One artefact at a time is built, checked or opened in a server. Of the servers that share a folder one builds, see
+`oriel_policies.artefacts.lease`. Owner and single writer: the loop.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+from asyncio import sleep
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest
+from oriel_inference.artefacts.process import (
+    ArtefactRefused,
+    ChildProcesses,
+    build,
+    check_copy,
+    circumstances,
+    refusal_of,
+)
+from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed
+from oriel_inference.artefacts.session import CompiledSession
+from oriel_inference.backends import Session
+from oriel_inference.batching.batcher import Batcher
+from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.lifecycle import Catalog, ServingModel
+from oriel_inference.repository.compiling import Compilation, Samples
+from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseRecord, LeaseVerdict, LeaseWatch
+from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState
+from oriel_policies.artefacts.refusals import Refusal, RefusalKind, is_remembered, is_void
+from oriel_wire.trace import Span, new_trace
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+LEAVE_POLL_S = 0.02
+RETIRE_S = 3600.0
+MAX_DAMAGES = 2
+_Event = ArtefactEvent
+
+
+class ArtefactKeeper:
+    """The artefacts of one server.
+
+    spawn: starts a task that ends with the server.
+    from_thread: schedules a callback on the loop, from any thread.
+    grow: counts further bytes of a version's memory; returns False if there is no room.
+    expire_s, beat_s, poll_s: of leases.
+    """
+
+    def __init__(
+        self,
+        settings: ArtefactSettings,
+        *,
+        catalog: Catalog,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        from_thread: Callable[[Callable[[], None]], None],
+        grow: Callable[[ServingModel, int], bool],
+        expire_s: float = EXPIRE_S,
+        beat_s: float = BEAT_S,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._folder = settings.folder
+        self._bounds = settings.bounds
+        self._sink = settings.sink
+        self._catalog = catalog
+        self._spawn = spawn
+        self._from_thread = from_thread
+        self._grow = grow
+        self._expire_s = expire_s
+        self._beat_s = beat_s
+        self._poll_s = poll_s
+        self._holder = f"{socket.gethostname()[:64]}.{os.getpid()}.{uuid4().hex[:8]}"
+        self._turn = asyncio.Semaphore(1)
+        self._children = ChildProcesses()
+        self._retiring = False
+        self.counts = ArtefactCounts()
+
+    def close(self) -> None:
+        """End builds and checks under way."""
+        self._children.close()
+
+    def published(self, serving: ServingModel, compilation: Compilation) -> None:
+        """Follow a new version."""
+        serving.artefact = life = ArtefactLife(compilation.compiler.name)
+        self._spawn(self._follow(Followed(serving, compilation, life)))
+        if not self._retiring:
+            self._retiring = True
+            self._spawn(self._retire())
+
+    # Bringing one into service ----------------------------------------------------------------------------------
+
+    async def _follow(self, one: Followed) -> None:
+        try:
+            await self._bring(one)
+        except ArtefactRefused as refused:
+            await self._refuse(one, refused)
+        except OSError as error:
+            text = f"the artefact folder cannot be used: {error.strerror}"
+            await self._refuse(one, ArtefactRefused(RefusalKind.NO_SPACE, text))
+        except Exception:
+            # An unexpected error in one artefact must not keep the others from serving; the reference serves.
+            _log.exception("%s: its artefact could not be brought into service", one.shown)
+            with suppress(ValueError):
+                one.life.happened(_Event.INTERRUPTED)
+            one.life.reason = "it could not be brought into service, the server's log says why"
+        await self._tidy()
+
+    async def _bring(self, one: Followed) -> None:
+        life, watch, damages = one.life, LeaseWatch(self._expire_s), 0
+        async with self._turn:
+            await asyncio.to_thread(self._prepare, one)
+        fingerprint = life.fingerprint = one.key.fingerprint
+        while not one.left:
+            found = await asyncio.to_thread(self._find, one)
+            if one.left:
+                return
+            if isinstance(found, ArtefactDamaged):
+                await self._discard(one, found)
+                continue
+            if isinstance(found, Refusal):
+                life.happened(_Event.REFUSAL_FOUND, found.reason)
+                self._count(one, "remembered")
+                _log.warning("%s: %s", one.shown, life.text)
+                return
+            if found is not None:
+                life.happened(_Event.FOUND)
+                if await self._enter(one, found, built=False):
+                    return
+                damages += 1
+                continue
+            lease = await asyncio.to_thread(self._folder.lease, fingerprint)
+            verdict = watch.judge(lease, time.monotonic())
+            if one.left:
+                return
+            if verdict is LeaseVerdict.WAIT:
+                if life.state is not ArtefactState.WAITING:
+                    life.happened(_Event.OTHER_BUILDS)
+                    _log.info("%s: another server builds its artefact", one.shown)
+                await sleep(self._poll_s)
+                continue
+            if verdict is LeaseVerdict.TAKE_OVER and lease is not None:
+                await asyncio.to_thread(self._folder.break_lease, fingerprint, lease)
+            if await asyncio.to_thread(self._folder.take, fingerprint, self._holder):
+                if life.state is ArtefactState.WAITING:
+                    life.happened(_Event.LEASE_FREE)
+                built = await self._build_under_lease(one)
+                if built is not None and await self._enter(one, built, built=True):
+                    return
+                damages += built is not None
+            if damages > MAX_DAMAGES:
+                raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
+
+    def _prepare(self, one: Followed) -> None:
+        """Read what the fingerprint and the check need. Raises ArtefactRefused and OSError."""
+        if wrong := self._folder.open():
+            raise ArtefactRefused(RefusalKind.NO_SPACE, wrong)
+        try:
+            with one.compilation.source() as source:
+                one.key = one.compilation.key(source)
+            one.samples = one.compilation.samples()
+        except LoadFailed as failure:
+            raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
+        one.under = circumstances(one.compilation, self._bounds, one.samples)
+
+    def _find(self, one: Followed) -> Manifest | Refusal | ArtefactDamaged | None:
+        fingerprint = one.key.fingerprint
+        kept = self._folder.refusal(fingerprint)
+        if kept is not None and not is_void(kept[2], one.under):
+            return kept[2]
+        try:
+            return self._folder.find(fingerprint)
+        except ArtefactDamaged as damaged:
+            return damaged
+
+    async def _discard(self, one: Followed, damaged: ArtefactDamaged) -> None:
+        self._count(one, "damaged")
+        _log.warning("%s: an artefact is removed: %s", one.shown, damaged)
+        await asyncio.to_thread(self._folder.discard, one.key.fingerprint)
+
+    async def _build_under_lease(self, one: Followed) -> Manifest | None:
+        """Build with the lease in hand, and give it back. Returns None if another server was faster, or if the version
+        left meanwhile.
+        """
+        fingerprint = one.key.fingerprint
+        beating = asyncio.get_running_loop().create_task(self._beat(fingerprint))
+        try:
+            if await asyncio.to_thread(self._find, one) is not None:
+                return None
+            async with self._turn:
+                if one.left:
+                    return None
+                one.life.happened(_Event.BUILD_BEGUN)
+                _log.info("%s: its artefact is being built by %s", one.shown, one.life.compiler)
+                return await self._build(one)
+        finally:
+            beating.cancel()
+            with suppress(OSError):
+                await asyncio.to_thread(self._folder.release, fingerprint, self._holder)
+
+    async def _build(self, one: Followed) -> Manifest:
+        began = time.monotonic()
+
+        def progress(phase: str) -> None:
+            if phase == "checking":
+                self._from_thread(lambda: self._built(one))
+
+        outcome = "stopped"
+        try:
+            manifest = await asyncio.to_thread(
+                build,
+                one.compilation,
+                one.key,
+                self._folder,
+                self._bounds,
+                one.samples,
+                self._children,
+                progress,
+            )
+            outcome = "built"
+        except ArtefactRefused as refused:
+            outcome = refused.kind.value
+            raise
+        finally:
+            self._record(one, "artefact build", began, outcome)
+        self._count(one, "built")
+        seconds = self.counts.build_s
+        seconds[one.life.compiler] = seconds.get(one.life.compiler, 0.0) + manifest.build_s
+        return manifest
+
+    @staticmethod
+    def _built(one: Followed) -> None:
+        if not one.left:
+            one.life.happened(_Event.BUILT)
+
+    async def _beat(self, fingerprint: str) -> None:
+        beat = 0
+        while True:
+            await sleep(self._beat_s)
+            beat += 1
+            with suppress(OSError):  # another server may take the lease over then
+                await asyncio.to_thread(self._folder.renew, fingerprint, LeaseRecord(self._holder, beat))
+
+    async def _enter(self, one: Followed, manifest: Manifest, *, built: bool) -> bool:
+        """Copy, check and open an artefact, and swap it in. built: by this server just now, and checked.
+
+        Returns False if it was damaged and is to be built again. Raises ArtefactRefused and OSError.
+        """
+        life = one.life
+        async with self._turn:
+            if one.left:
+                return True
+            began, outcome = time.monotonic(), "stopped"
+            try:
+                opened = await asyncio.to_thread(self._open, one, manifest, built)
+                outcome = "opened"
+            except ArtefactDamaged as damaged:
+                outcome = "damaged"
+                if not one.left:
+                    life.happened(_Event.DAMAGED, str(damaged))
+                await self._discard(one, damaged)
+                return False
+            except ArtefactRefused as refused:
+                outcome = refused.kind.value
+                raise
+            finally:
+                self._record(one, "artefact check", began, outcome)
+        if not built:
+            self._count(one, "found")
+        if one.left:
+            await asyncio.to_thread(_close, opened)
+            return True
+        life.happened(_Event.AGREED)
+        if not self._grow(one.serving, manifest.size_bytes):
+            await asyncio.to_thread(_close, opened)
+            text = f"there is no room in the memory budget for its {manifest.size_bytes} bytes beside the model"
+            raise ArtefactRefused(RefusalKind.NO_SPACE, text)
+        self._swap_in(one, opened, manifest.size_bytes)
+        return True
+
+    def _open(self, one: Followed, manifest: Manifest, checked: bool) -> list[Session]:
+        """Return one session for each of the reference's; in a thread. Raises ArtefactDamaged and ArtefactRefused."""
+        compilation, fingerprint = one.compilation, one.key.fingerprint
+        copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
+        opened: list[Session] = []
+        try:
+            self._folder.copy(fingerprint, manifest, copy)
+            self._folder.used(fingerprint)
+            if checked:
+                one.life.note = manifest.errors
+            else:
+                one.life.note = check_copy(
+                    compilation, one.key, copy, manifest, self._bounds, one.samples, self._children
+                )
+            try:
+                opened.extend(
+                    compilation.compiler.open(copy / manifest.entry, compilation.place.options) for _ in one.reference
+                )
+                names = [output.name for output in compilation.spec.outputs]
+                for session in opened:
+                    self._warm(session, one.samples, names)
+            except (LoadFailed, InferenceError) as error:
+                _close(opened)
+                raise ArtefactRefused(RefusalKind.NOT_OPENED, str(error)) from error
+            return opened
+        finally:
+            # The runtime has read or mapped what it needs.
+            shutil.rmtree(copy, ignore_errors=True)
+
+    @staticmethod
+    def _warm(session: Session, samples: Samples, names: list[str]) -> None:
+        """Run one sample, so that the first request does not pay for it. Some models refuse some samples."""
+        for sample in samples:
+            with suppress(InferenceError):
+                session.run(sample, names)
+                return
+
+    def _swap_in(self, one: Followed, opened: list[Session], size_bytes: int) -> None:
+        serving = one.serving
+        batcher = serving.batcher
+        assert isinstance(batcher, Batcher)  # only such a model has a compilation
+
+        def failed(error: InferenceError) -> None:
+            self._from_thread(lambda: self._roll_back(one, opened, size_bytes, error))
+
+        sessions = [CompiledSession(*pair, failed) for pair in zip(opened, one.reference, strict=True)]
+        batcher.swap(_for_slots(serving, sessions))
+        serving.sessions = (*sessions, *one.reference)
+        one.life.happened(_Event.SWAPPED_IN)
+        _log.info("%s is served by its artefact %s: %s", one.shown, one.life.fingerprint[:12], one.life.text)
+
+    # Out of service ---------------------------------------------------------------------------------------------
+
+    def _roll_back(self, one: Followed, opened: list[Session], size_bytes: int, error: InferenceError) -> None:
+        """Swap the reference in again: the artefact failed in a run that the reference could do."""
+        serving, batcher = one.serving, one.serving.batcher
+        if one.life.state is not ArtefactState.SERVING or not isinstance(batcher, Batcher):
+            return
+        runs = batcher.swap(_for_slots(serving, one.reference))
+        serving.sessions = one.reference
+        reason = f"it failed in service, where the model answers: {error.detail or error.message}"
+        one.life.happened(_Event.FAILED, reason)
+        self.counts.rollbacks[serving.spec.name] += 1
+        self._count(one, RefusalKind.FAILED.value)
+        _log.error("%s: rolled back to the model itself: %s", one.shown, one.life.text)
+        self._grow(serving, -size_bytes)
+        self._spawn(self._after_rollback(one, opened, runs, reason))
+
+    async def _after_rollback(
+        self, one: Followed, opened: list[Session], runs: Callable[[], bool], reason: str
+    ) -> None:
+        await self._remember(one, ArtefactRefused(RefusalKind.FAILED, reason))
+        while True:
+            if not runs():
+                break
+            await sleep(LEAVE_POLL_S)
+        await asyncio.to_thread(_close, opened)
+
+    async def _refuse(self, one: Followed, refused: ArtefactRefused) -> None:
+        life, kept = one.life, is_remembered(refused.kind)
+        self._count(one, refused.kind.value)
+        if kept:
+            await self._remember(one, refused)
+        if one.left:
+            return
+        if not kept:
+            if life.state is not ArtefactState.ABSENT:
+                life.happened(_Event.INTERRUPTED)
+            life.reason = refused.reason
+        else:
+            events = {
+                ArtefactState.BUILDING: _Event.BUILD_FAILED,
+                ArtefactState.CHECKING: _Event.DISAGREED,
+                ArtefactState.READY: _Event.NOT_OPENED,
+            }
+            life.happened(events[life.state], refused.reason)
+        _log.warning("%s is served by the model itself: %s", one.shown, life.text)
+
+    async def _remember(self, one: Followed, refused: ArtefactRefused) -> None:
+        def keep() -> None:
+            self._folder.remember(one.key, refusal_of(refused, one.under), one.serving.spec.name)
+            self._folder.discard(one.key.fingerprint)
+
+        try:
+            await asyncio.to_thread(keep)
+        except OSError as error:
+            _log.warning("%s: the refusal of its artefact cannot be kept: %s", one.shown, error.strerror)
+
+    # The folder -------------------------------------------------------------------------------------------------
+
+    def in_use(self) -> set[str]:
+        """Return the fingerprints of this server's models, serving or not."""
+        return {life.fingerprint for life in self._lives() if life.fingerprint}
+
+    async def _retire(self) -> None:
+        while True:
+            await sleep(RETIRE_S)
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        try:
+            gone = await asyncio.to_thread(self._folder.retire, self.in_use())
+            stored = await asyncio.to_thread(self._folder.stored)
+        except OSError as error:
+            _log.warning("the artefact folder cannot be read: %s", error.strerror)
+            return
+        self.counts.size_bytes = sum(each.size_bytes for each in stored)
+        if gone:
+            _log.info("%d artefact(s) were removed from the folder, as too old or too much", len(gone))
+
+    def _lives(self) -> Iterable[ArtefactLife]:
+        return [model.artefact for model in self._catalog.serving() if model.artefact is not None]
+
+    # Records ----------------------------------------------------------------------------------------------------
+
+    def _count(self, one: Followed, outcome: str) -> None:
+        self.counts.outcomes[one.life.compiler, outcome] += 1
+
+    def _record(self, one: Followed, name: str, began_s: float, outcome: str) -> None:
+        if not self._sink.enabled:
+            return
+        attributes: dict[str, str | int | float | bool] = {
+            "oriel.model": one.serving.spec.name,
+            "oriel.model.version": one.serving.version,
+            "oriel.artefact.compiler": one.life.compiler,
+            "oriel.artefact.fingerprint": one.life.fingerprint,
+            "oriel.outcome": outcome,
+        }
+        failed = outcome not in ("built", "opened")
+        context = new_trace(True)
+        self._sink.record(
+            Span(
+                name=name,
+                context=context,
+                parent_id=0,
+                start_s=began_s,
+                end_s=time.monotonic(),
+                attributes=attributes,
+                failed=failed,
+            )
+        )
+
+
+def _for_slots(serving: ServingModel, sessions: "tuple[Session, ...] | list[CompiledSession]") -> list[Session]:
+    return list(sessions) * (serving.spec.instances if serving.spec.by_demand else 1)
+
+
+def _close(sessions: list[Session]) -> None:
+    for session in sessions:
+        session.close()

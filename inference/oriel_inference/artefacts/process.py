@@ -1,0 +1,258 @@
+"""Builds and checks artefacts in child processes, within bounds on time, memory and bytes. All functions block.
+
+A hostile model file, a compiler that hangs or needs too much memory, and an artefact that crashes the runtime can only
+end the child.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, FileLine, Manifest, describe_files
+from oriel_inference.errors import LoadFailed
+from oriel_inference.repository.compiling import Compilation, Samples
+from oriel_policies.artefacts.comparison import OutputError, agreement, disagreement
+from oriel_policies.artefacts.fingerprint import ArtefactKey
+from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_wire.engine.child import Child
+from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
+
+MAX_ANSWER_BYTES = 1 << 20
+BASE_MEMORY_BYTES = 2 << 30
+MEMORY_PER_BYTE = 8
+_CHILD = "oriel_inference.artefacts.child"
+
+
+class ArtefactRefused(Exception):
+    """An artefact cannot serve."""
+
+    def __init__(self, kind: RefusalKind, reason: str) -> None:
+        self.kind = kind
+        self.reason = " ".join(reason.split())
+        super().__init__(self.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildBounds:
+    """Bounds of one build, and of one check.
+
+    seconds: for the child. memory_bytes: of its address space; 0 for 2 GiB and eight times the model's files.
+    artefact_bytes: of all files of an artefact.
+    """
+
+    seconds: float = 600.0
+    memory_bytes: int = 0
+    artefact_bytes: int = 16 << 30
+
+
+class ChildProcesses:
+    """The children under way, so that a server that stops need not wait for them. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[Child] = set()
+        self._closed = False
+
+    def ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
+        """Start a child for one request and return its answer. Raises ArtefactRefused."""
+        deadline = time.monotonic() + bounds.seconds
+        with self._lock:
+            if self._closed:
+                raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping")
+            child = Child(_CHILD)
+            self._running.add(child)
+        try:
+            child.write(json.dumps(request).encode() + b"\n" + data, deadline)
+            answer = json.loads(child.read_line(MAX_ANSWER_BYTES, deadline))
+        except TimeoutError:
+            what = f"it took longer than {bounds.seconds:g} s"
+            raise ArtefactRefused(RefusalKind.TIMED_OUT, what) from None
+        except (OSError, ValueError):
+            code = child.end()
+            if self._closed:
+                raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping") from None
+            raise ArtefactRefused(RefusalKind.CRASHED, f"the process that tried it ended with {code}") from None
+        finally:
+            with self._lock:
+                self._running.discard(child)
+            child.end()
+        if reason := answer.get("reason"):
+            raise ArtefactRefused(RefusalKind(answer["kind"]), str(reason))
+        return dict(answer)
+
+    def close(self) -> None:
+        """End the children under way, and start no more."""
+        with self._lock:
+            self._closed = True
+            for child in self._running:
+                child.kill()
+
+
+def circumstances(compilation: Compilation, bounds: BuildBounds, samples: Samples) -> Circumstances:
+    """Return what may void a refusal."""
+    lines, data = write_samples(compilation, samples)
+    return Circumstances(
+        seconds=bounds.seconds,
+        memory_bytes=bounds.memory_bytes,
+        artefact_bytes=bounds.artefact_bytes,
+        tolerance=compilation.tolerance_text,
+        samples=hashlib.sha256(json.dumps(lines).encode() + data).hexdigest(),
+    )
+
+
+def build(
+    compilation: Compilation,
+    key: ArtefactKey,
+    folder: ArtefactFolder,
+    bounds: BuildBounds,
+    samples: Samples,
+    children: ChildProcesses,
+    progress: Callable[[str], None],
+) -> Manifest:
+    """Build, check and publish the artefact of `key`. progress: called with "building", then "checking".
+
+    Raises ArtefactRefused, and OSError where the folder cannot be written.
+    """
+    try:
+        with compilation.source() as source, folder.work() as work:
+            if compilation.key(source) != key:
+                raise ArtefactRefused(RefusalKind.CHANGED, "the model's files have changed")
+            progress("building")
+            began = time.monotonic()
+            request = _request(compilation, source, work, bounds, RefusalKind.NOT_COMPILED)
+            entry = str(children.ask(request, b"", bounds)["entry"])
+            build_s = time.monotonic() - began
+            files = describe_files(work)
+            if sum(each.size_bytes for each in files.values()) > bounds.artefact_bytes:
+                raise ArtefactRefused(RefusalKind.TOO_LARGE, f"it has more than {bounds.artefact_bytes} bytes")
+            manifest = _manifest(compilation, key, entry, files, build_s)
+            progress("checking")
+            errors = check(compilation, source, work, manifest, bounds, samples, children)
+            manifest = msgspec.structs.replace(manifest, errors=errors)
+            folder.publish(work, manifest)
+            return manifest
+    except LoadFailed as failure:
+        raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
+    except ArtefactDamaged as damaged:
+        raise ArtefactRefused(RefusalKind.NOT_COMPILED, str(damaged)) from damaged
+
+
+def check_copy(
+    compilation: Compilation,
+    key: ArtefactKey,
+    copy: Path,
+    manifest: Manifest,
+    bounds: BuildBounds,
+    samples: Samples,
+    children: ChildProcesses,
+) -> str:
+    """Check the outputs of a private copy of an artefact; return the largest errors as text. Raises ArtefactRefused."""
+    try:
+        with compilation.source() as source:
+            if compilation.key(source) != key:
+                raise ArtefactRefused(RefusalKind.CHANGED, "the model's files have changed")
+            return check(compilation, source, copy, manifest, bounds, samples, children)
+    except LoadFailed as failure:
+        raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
+
+
+def check(
+    compilation: Compilation,
+    source: Path,
+    folder: Path,
+    manifest: Manifest,
+    bounds: BuildBounds,
+    samples: Samples,
+    children: ChildProcesses,
+) -> str:
+    """Compare the outputs of the artefact in `folder` with those of `source`; return the largest errors as text.
+
+    Raises ArtefactRefused.
+    """
+    lines, data = write_samples(compilation, samples)
+    own = compilation.tolerance
+    request = _request(compilation, source, folder, bounds, RefusalKind.NOT_OPENED) | {
+        "entry": manifest.entry,
+        "samples": lines,
+        "tolerance": [own.absolute, own.relative] if own is not None else None,
+        "precision": manifest.key["precision"],
+        "file_bytes": 0,
+    }
+    answer = children.ask(request, data, bounds)
+    errors = [OutputError(**each) for each in answer["errors"]]
+    if reason := disagreement(errors):
+        raise ArtefactRefused(RefusalKind.OUTPUTS_DIFFER, reason)
+    return f"{agreement(errors)} over {answer['compared']} samples"
+
+
+def write_samples(compilation: Compilation, samples: Samples) -> tuple[list[dict[str, list[Any]]], bytes]:
+    """Return samples for a child: input -> [datatype, shape, bytes] of each, and the bytes of all of them."""
+    datatypes = {tensor.name: tensor.datatype for tensor in compilation.spec.inputs}
+    lines: list[dict[str, list[Any]]] = []
+    pieces: list[bytes] = []
+    for sample in samples:
+        line: dict[str, list[Any]] = {}
+        for name, array in sample.items():
+            pieces.append(bytes(raw_view(array, datatypes[name], array.shape, name)))
+            line[name] = [datatypes[name], list(array.shape), len(pieces[-1])]
+        lines.append(line)
+    return lines, b"".join(pieces)
+
+
+def read_samples(lines: list[dict[str, list[Any]]], data: IO[bytes]) -> Samples:
+    """Read what `write_samples` wrote."""
+    return [
+        {
+            name: decode_raw(data.read(size), 0, size, DATATYPES[datatype], tuple(shape), name)
+            for name, (datatype, shape, size) in line.items()
+        }
+        for line in lines
+    ]
+
+
+def refusal_of(refused: ArtefactRefused, under: Circumstances) -> Refusal:
+    """Return a refusal as it is remembered."""
+    return Refusal(kind=refused.kind, reason=refused.reason, under=under)
+
+
+def _request(
+    compilation: Compilation, source: Path, folder: Path, bounds: BuildBounds, kind: RefusalKind
+) -> dict[str, Any]:
+    size_bytes = sum(each.stat().st_size for each in source.parent.rglob("*") if each.is_file())
+    return {
+        "source": str(source),
+        "shown": f"{compilation.model}/{compilation.version}/{source.name}",
+        "compiler": compilation.compiler.name,
+        "options": {**asdict(compilation.place.options), "intra_op_threads": 1, "inter_op_threads": 1},
+        "folder": str(folder),
+        "kind": kind.value,
+        "samples": None,
+        "timeout_s": int(bounds.seconds) + 5,
+        "memory_bytes": bounds.memory_bytes or BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes,
+        "file_bytes": bounds.artefact_bytes,
+    }
+
+
+def _manifest(
+    compilation: Compilation, key: ArtefactKey, entry: str, files: dict[str, FileLine], build_s: float
+) -> Manifest:
+    if entry not in files:
+        raise ArtefactRefused(RefusalKind.NOT_COMPILED, "the compiler wrote no file")
+    return Manifest(
+        form=FORM,
+        key=key.parts(),
+        entry=entry,
+        files=files,
+        model=compilation.model,
+        version=compilation.version,
+        built_at_s=time.time(),
+        build_s=round(build_s, 3),
+        errors="",
+    )

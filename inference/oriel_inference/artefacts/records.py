@@ -1,0 +1,63 @@
+"""The settings and counts of the artefacts of a server, and what is known of one that is being brought into service."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.process import BuildBounds
+from oriel_inference.lifecycle import ServingModel
+from oriel_inference.repository.compiling import Compilation, Samples
+from oriel_policies.artefacts.fingerprint import ArtefactKey
+from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
+from oriel_policies.artefacts.refusals import Circumstances
+from oriel_wire.trace import SpanSink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtefactSettings:
+    """What the operator decides. sink: takes a span of each build and each check."""
+
+    folder: ArtefactFolder
+    bounds: BuildBounds
+    sink: SpanSink
+
+
+class ArtefactCounts:
+    """What has happened to artefacts since the start. Single writer: the loop.
+
+    outcomes: (compiler, outcome) -> times: "built", "found" (built earlier, or by another server), "damaged",
+    "remembered" (refused earlier, or by another server), or why one was refused.
+    rollbacks: model -> times. build_s: compiler -> seconds of builds that succeeded.
+    size_bytes: of the folder, when it was last listed.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.rollbacks: Counter[str] = Counter()
+        self.build_s: dict[str, float] = {}
+        self.size_bytes = 0
+
+
+class Followed:
+    """A version whose artefact is being brought into service, and its life."""
+
+    __slots__ = ("compilation", "key", "life", "reference", "samples", "serving", "under")
+
+    key: ArtefactKey
+    samples: Samples
+    under: Circumstances
+
+    def __init__(self, serving: ServingModel, compilation: Compilation, life: ArtefactLife) -> None:
+        self.serving = serving
+        self.compilation = compilation
+        self.life = life
+        self.reference = tuple(serving.sessions)
+
+    @property
+    def shown(self) -> str:
+        return f"model {self.serving.spec.name} version {self.serving.version}"
+
+    @property
+    def left(self) -> bool:
+        """Return whether the version is being replaced or unloaded."""
+        return self.life.state is ArtefactState.RETIRED

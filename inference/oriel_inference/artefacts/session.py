@@ -1,0 +1,47 @@
+"""The session of an artefact in service: a run in which the artefact fails is done by the reference."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from oriel_inference.backends import Session
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest
+from oriel_inference.model import TensorInfo
+from oriel_wire.v2.messages import Array
+
+
+class CompiledSession:
+    """One instance. reference: stays open beside it, owned by the caller.
+
+    failed: called, in the thread of the run, after the reference has answered what the artefact could not. A run that
+    the reference cannot do either says nothing about the artefact.
+    """
+
+    __slots__ = ("_artefact", "_failed", "_reference")
+
+    def __init__(self, artefact: Session, reference: Session, failed: Callable[[InferenceError], None]) -> None:
+        self._artefact = artefact
+        self._reference = reference
+        self._failed = failed
+
+    @property
+    def provider(self) -> str:
+        return self._artefact.provider
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]:
+        return self._artefact.inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorInfo]:
+        return self._artefact.outputs
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        try:
+            return self._artefact.run(inputs, outputs)
+        except (BackendFailed, InvalidRequest) as error:
+            results = self._reference.run(inputs, outputs)
+            self._failed(error)
+            return results
+
+    def close(self) -> None:
+        """Close the artefact's session; the reference stays open."""
+        self._artefact.close()

@@ -1,0 +1,91 @@
+"""Compilers behind one interface: each turns a model file into an artefact that opens or runs faster.
+
+`oriel_inference.artefacts` decides when one is built and whether it may serve; a compiler only builds and opens. Its
+`build` is called in a child process with bounds on time and memory.
+"""
+
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from oriel_inference.backends import Session
+from oriel_inference.errors import LoadFailed
+from oriel_inference.model import EngineOptions
+
+_COMPILERS = {"onnxruntime-graph": "oriel_inference.backends.onnx_graph:OnnxGraph"}
+# Instruction sets that kernels are chosen by; the other flags of a CPU say nothing about code.
+_INSTRUCTIONS = re.compile(
+    r"(?:s?sse\d?\w*|pni|avx\w*|fma\w*|f16c|bmi\d|vnni\w*|amx_\w+|popcnt|vaes|vpclmulqdq|asimd\w*|sve\w*|sme\w*|i8mm|bf16)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerIdentity:
+    """What an artefact depends on besides the model; the fields are those of `ArtefactKey`."""
+
+    compiler_version: str
+    device: str
+    driver: str = ""
+    profiles: str = ""
+    precision: str = ""
+    options: str = ""
+    compatibility: str = ""
+
+
+class Compiler(Protocol):
+    """One compiler. `reference` is the backend whose sessions serve until its artefact does."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reference(self) -> str: ...
+
+    def identity(self, options: EngineOptions) -> CompilerIdentity:
+        """Return what an artefact depends on that is built with `options` on this machine."""
+        ...
+
+    def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
+        """Write the artefact of a model file into an empty folder; blocks. Returns the name of the file to open, which
+        may refer to others beside it. Raises LoadFailed.
+        """
+        ...
+
+    def open(self, path: Path, options: EngineOptions) -> Session:
+        """Open the file that `build` named. options: those of the reference's session. Raises LoadFailed."""
+        ...
+
+
+def compiler_names() -> list[str]:
+    """Return the names of all compilers, installed or not."""
+    return list(_COMPILERS)
+
+
+def find_compiler(name: str) -> Compiler:
+    """Return a compiler by its name. Raises LoadFailed if it is unknown or not installed."""
+    target = _COMPILERS.get(name)
+    if target is None:
+        raise LoadFailed(f"{name[:64]!r} is not one of {', '.join(_COMPILERS)}")
+    module, _, attribute = target.partition(":")
+    try:
+        factory: Callable[[], Compiler] = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise LoadFailed(f"{name!r} is not installed: pip install 'oriel-serving[cpu]'") from error
+    return factory()
+
+
+@cache
+def cpu_instructions() -> str:
+    """Return the architecture of this CPU and its instruction sets."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    names = sorted({each for each in (found[1].split() if found else ()) if _INSTRUCTIONS.fullmatch(each)})
+    return " ".join((platform.machine() or "unknown", *names))

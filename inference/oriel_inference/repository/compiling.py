@@ -1,0 +1,202 @@
+"""`oriel.compile` in a configuration: which compiler makes an artefact of the model, from what, and how its outputs are
+checked.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from oriel_inference.backends.compilers import Compiler, compiler_names, find_compiler
+from oriel_inference.errors import ConfigInvalid, LoadFailed
+from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_inference.repository.config import CONFIG_FILE
+from oriel_inference.repository.instances import Place
+from oriel_inference.repository.private import private_files
+from oriel_inference.repository.warmup import warmup_inputs
+from oriel_inference.stores import ModelStore
+from oriel_policies.artefacts.comparison import Tolerance, parse_tolerance
+from oriel_policies.artefacts.fingerprint import ArtefactKey
+from oriel_wire.v2.datatypes import DATATYPES
+from oriel_wire.v2.messages import Array
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+COMPILE_KEY = "oriel.compile"
+TOLERANCE_KEY = "oriel.compile.tolerance"
+MAX_SAMPLES = 16
+MAX_SAMPLE_BYTES = 64 << 20  # of all samples of one check
+SEED = 20_240_117
+# Variable dimensions of the made samples: some models take only some lengths, so those that fail are left out.
+LENGTHS = (1, 4, 16)
+MAX_ROWS = 4
+
+Samples = list[dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """The facts from which the artefact of one version is made and checked.
+
+    place: the file and the options of the reference.
+    tolerance: the owner's; None for the default of each data type.
+    """
+
+    compiler: Compiler
+    store: ModelStore
+    model: str
+    version: int
+    place: Place
+    config: pb.ModelConfig
+    spec: ModelSpec
+    tolerance: Tolerance | None
+
+    @property
+    def tolerance_text(self) -> str:
+        """Return the owner's tolerance as text; "" for the default."""
+        own = self.tolerance
+        return "" if own is None else f"absolute={own.absolute!r},relative={own.relative!r}"
+
+    @contextmanager
+    def source(self) -> Iterator[Path]:
+        """Give the model's file, among all files of the version, where nobody else writes if that is possible. Raises
+        LoadFailed.
+        """
+        name = self.place.filename
+        paths = {name: self.store.artifact(self.model, self.version, name)}
+        with private_files(self.store, self.model, self.version, paths) as files:
+            yield files[name]
+
+    def key(self, source: Path) -> ArtefactKey:
+        """Return the key of the artefact of this file. Raises LoadFailed if its files cannot be read."""
+        try:
+            digest = _digest(source)
+        except OSError as error:
+            raise LoadFailed(f"{source.name} cannot be read: {error.strerror}") from error
+        identity = asdict(self.compiler.identity(self.place.options))
+        return ArtefactKey(model=digest, compiler=self.compiler.name, **identity)
+
+    def samples(self) -> Samples:
+        """Return the inputs of the check: those of `model_warmup` if there are any, else made ones. Raises
+        LoadFailed.
+        """
+        if not self.config.model_warmup:
+            return made_samples(self.spec)
+
+        def read(name: str) -> bytes:
+            return self.store.data(self.model, f"warmup/{name}")
+
+        given = warmup_inputs(self.config, self.spec, f"{self.model}/{CONFIG_FILE}", read=read)
+        return _bounded(given)
+
+
+def compiler_of(config: pb.ModelConfig, file: str) -> tuple[Compiler, Tolerance | None] | None:
+    """Return the compiler that a configuration names, with the owner's tolerance; None if it names none.
+
+    Raises ConfigInvalid that names the parameter.
+    """
+    name = _parameter(config, COMPILE_KEY)
+    text = _parameter(config, TOLERANCE_KEY)
+    if not name:
+        if text:
+            raise ConfigInvalid(file, f"parameters[{TOLERANCE_KEY!r}]", f"needs parameters[{COMPILE_KEY!r}]")
+        return None
+    field = f"parameters[{COMPILE_KEY!r}]"
+    if name not in compiler_names():
+        raise ConfigInvalid(file, field, f"{name[:64]!r} is not one of {', '.join(compiler_names())}")
+    try:
+        compiler = find_compiler(name)
+    except LoadFailed as failure:
+        raise ConfigInvalid(file, field, failure.reason) from failure
+    if config.backend != compiler.reference:
+        raise ConfigInvalid(file, field, f"{name!r} compiles models of backend {compiler.reference!r} only")
+    try:
+        return compiler, parse_tolerance(text) if text else None
+    except ValueError as error:
+        raise ConfigInvalid(file, f"parameters[{TOLERANCE_KEY!r}]", str(error)) from error
+
+
+def check_compilable(config: pb.ModelConfig, file: str, found: Sequence[Place]) -> None:
+    """Raise ConfigInvalid if the model runs on anything but the CPU, or answers more than once."""
+    if any(place.options.providers for place in found):
+        raise ConfigInvalid(
+            file,
+            f"parameters[{COMPILE_KEY!r}]",
+            "compiles for the CPU, and the model has an execution provider of its own: leave out one of the two",
+        )
+    if config.model_transaction_policy.decoupled:
+        raise ConfigInvalid(file, f"parameters[{COMPILE_KEY!r}]", "does not go with a decoupled model")
+
+
+def made_samples(spec: ModelSpec) -> Samples:
+    """Return inputs made from a fixed seed: one for each length of variable dimensions, with 1 row and with several."""
+    values = np.random.default_rng(SEED)
+    rows = sorted({1, min(MAX_ROWS, spec.max_batch_size)}) if spec.batched else [0]
+    found = ({each.name: _made(each, row, length, values) for each in spec.inputs if not each.optional}
+             for length in LENGTHS for row in rows if _bytes(spec, row, length) <= MAX_SAMPLE_BYTES)  # fmt: skip
+    variable = any(-1 in (each.engine_dims or each.dims) for each in spec.inputs)
+    return _bounded(found) if variable else _bounded(found, len(rows))
+
+
+def _bounded(found: Iterator[dict[str, Array]], most: int = MAX_SAMPLES) -> Samples:
+    samples: Samples = []
+    size_bytes = 0
+    for each in found:
+        size_bytes += sum(_size(array) for array in each.values())
+        if len(samples) >= most or (samples and size_bytes > MAX_SAMPLE_BYTES):
+            break
+        samples.append(each)
+    return samples
+
+
+def _size(array: Array) -> int:
+    return sum(map(len, array.flat)) + 4 * array.size if array.dtype == object else int(array.nbytes)
+
+
+def _shape(tensor: TensorSpec, rows: int, length: int) -> tuple[int, ...]:
+    dims = tensor.dims if tensor.engine_dims is None else tensor.engine_dims
+    sizes = tuple(length if dim < 0 else dim for dim in dims)
+    return (rows, *sizes) if rows else sizes
+
+
+def _bytes(spec: ModelSpec, rows: int, length: int) -> int:
+    total = 0
+    for each in spec.inputs:
+        total += math.prod(_shape(each, rows, length)) * (DATATYPES[each.datatype].size or 16)
+    return total
+
+
+def _made(tensor: TensorSpec, rows: int, length: int, values: np.random.Generator) -> Array:
+    """Return values that most models take: whole numbers are 0 or 1, so that they are valid as indices and masks."""
+    shape = _shape(tensor, rows, length)
+    if tensor.datatype == "BYTES":
+        texts = np.empty(math.prod(shape), dtype=object)
+        texts[:] = [values.integers(97, 123, 4, dtype=np.uint8).tobytes() for _ in range(texts.size)]
+        return texts.reshape(shape)
+    if tensor.datatype == "BF16":
+        floats = values.standard_normal(shape, dtype=np.float32)
+        return (floats.view(np.uint32) >> 16).astype(np.uint16)
+    dtype = DATATYPES[tensor.datatype].dtype
+    if dtype.kind == "f":
+        return np.asarray(values.standard_normal(shape), dtype)
+    return np.asarray(values.integers(0, 2, shape), dtype)
+
+
+def _digest(source: Path) -> str:
+    """Return the digest of the model's file and of everything in its folder, which it may refer to."""
+    folder, digest = source.parent, hashlib.sha256()
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    for name in (source.name, *names):
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    for name in names:
+        with (folder / name).open("rb") as file:
+            own = hashlib.file_digest(file, "sha256")
+        digest.update(own.digest())
+    return digest.hexdigest()
+
+
+def _parameter(config: pb.ModelConfig, key: str) -> str:
+    return config.parameters[key].string_value.strip() if key in config.parameters else ""

@@ -1,0 +1,265 @@
+"""Compiled artefacts in a real server: the reference serves meanwhile, and nothing wrong or damaged ever serves."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import save_model
+
+from oriel_inference.app import Unit
+from oriel_inference.backends.onnx_graph import ENTRY, OnnxGraph
+from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
+from oriel_inference.errors import BackendFailed
+from oriel_inference.memory_budget import MemoryBudget
+from oriel_wire.trace import ListSink
+
+from ..waiting import until
+from . import models
+from .control_server import ROW, Served, put, serving, times
+
+COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
+COMPILED = models.DOUBLE + COMPILE
+
+
+@asynccontextmanager
+async def served(root: Path, folder: Path, **more: Any) -> AsyncIterator[Served]:
+    async with serving(root, "none", artefact_folder=folder, **more) as one:
+        yield one
+
+
+def state(unit: Unit, name: str = "double") -> str:
+    life = unit.catalog.get(name).artefact
+    return life.state.value if life is not None else ""
+
+
+async def until_state(one: Served, wanted: str, name: str = "double") -> None:
+    def reached() -> bool:
+        life = one.unit.catalog.get(name).artefact
+        assert life is not None
+        if life.state.value == wanted:
+            return True
+        assert life.state.value != "refused", life.text  # it will not get there any more
+        return False
+
+    await until(reached)
+
+
+def outcomes(one: Served) -> dict[str, int]:
+    keeper = one.unit.surface.control.artefacts
+    assert keeper is not None
+    return {outcome: count for (_, outcome), count in keeper.counts.outcomes.items()}
+
+
+def only_artefact(folder: Path) -> Path:
+    (found,) = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return found
+
+
+async def test_an_artefact_is_built_checked_and_swapped_in_under_load_without_a_failed_call(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        states, answers = set(), 0
+
+        async def call_until_serving() -> None:
+            nonlocal answers
+            while True:
+                states.add(seen := state(one.unit))
+                assert seen != "refused"
+                assert await one.answer() == 2.0  # raises for any other status than 200
+                answers += 1
+                if seen == "serving":
+                    return
+
+        await asyncio.gather(*(call_until_serving() for _ in range(4)))
+        assert answers >= 4 and states - {"serving"}, "the reference answered before"
+        statistics = one.unit.catalog.get("double").batcher.statistics
+        assert sum(statistics.failures.values()) == 0
+        assert outcomes(one) == {"built": 1}
+        (line,) = (await one.lines()).values()
+        assert line[0] == "READY"
+        assert line[1].startswith(
+            "compiled by onnxruntime-graph: serving, largest error 0 absolute, 0 relative over 2 "
+        )
+        text = (await one.client.get(f"http://127.0.0.1:{one.unit.metrics_port}/metrics")).text
+        state_line = 'oriel_artefact_state{model="double",version="1",compiler="onnxruntime-graph",state="serving"} 1'
+        assert state_line in text
+        assert 'oriel_artefacts_total{compiler="onnxruntime-graph",outcome="built"} 1' in text
+        (shown,) = (await one.client.get(f"http://127.0.0.1:{one.unit.metrics_port}/models")).json()
+        assert shown["artefact"]["state"] == "serving"
+        assert shown["artefact"]["fingerprint"] == only_artefact(tmp_path / "artefacts").name
+        sink = one.unit.surface.sink
+        assert isinstance(sink, ListSink)
+        spans = {span.name: span.attributes for span in sink.spans if span.name.startswith("artefact")}
+        assert spans["artefact build"]["oriel.outcome"] == "built"
+        assert spans["artefact check"]["oriel.artefact.fingerprint"] == shown["artefact"]["fingerprint"]
+
+
+async def test_a_later_start_finds_the_artefact_and_builds_nothing(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    for expected in ({"built": 1}, {"found": 1}):
+        async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+            await until_state(one, "serving")
+            assert await one.answer() == 2.0
+            assert outcomes(one) == expected
+
+
+async def test_four_servers_that_start_together_build_once(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    async with AsyncExitStack() as stack:
+        four = await asyncio.gather(
+            *(stack.enter_async_context(served(tmp_path / "models", tmp_path / "artefacts")) for _ in range(4))
+        )
+        await asyncio.gather(*(until_state(each, "serving") for each in four))
+        assert sorted(outcome for each in four for outcome in outcomes(each)) == ["built", "found", "found", "found"]
+        assert [await each.answer() for each in four] == [2.0] * 4
+
+
+async def test_a_damaged_artefact_is_never_opened_but_built_again(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    folder = tmp_path / "artefacts"
+    async with served(tmp_path / "models", folder) as one:
+        await until_state(one, "serving")
+    save_model(times(5.0), str(only_artefact(folder) / ENTRY))  # the manifest has the checksum of the right one
+    async with served(tmp_path / "models", folder) as one:
+        await until_state(one, "serving")
+        assert await one.answer() == 2.0
+        assert outcomes(one) == {"damaged": 1, "built": 1}
+
+
+async def test_a_forged_artefact_with_the_right_checksums_is_refused_by_its_outputs(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    folder = tmp_path / "artefacts"
+    async with served(tmp_path / "models", folder) as one:
+        await until_state(one, "serving")
+    artefact = only_artefact(folder)
+    save_model(times(5.0), str(artefact / ENTRY))
+    forged, manifest = (artefact / ENTRY).read_bytes(), json.loads((artefact / "manifest.json").read_text())
+    manifest["files"][ENTRY] = {"size_bytes": len(forged), "sha256": hashlib.sha256(forged).hexdigest()}
+    (artefact / "manifest.json").write_text(json.dumps(manifest))
+    for expected in ({"outputs_differ": 1}, {"remembered": 1}):
+        async with served(tmp_path / "models", folder) as one:
+            await until_state(one, "refused")
+            assert await one.answer() == 2.0
+            assert outcomes(one) == expected
+            (line,) = (await one.lines()).values()
+            assert line[0] == "READY" and "output 'y' differs in " in line[1]
+    assert not artefact.exists(), "it is removed, so that nobody loads it"
+
+
+async def test_another_file_is_another_fingerprint_and_a_refusal_does_not_hold_for_it(tmp_path: Path) -> None:
+    folder = tmp_path / "artefacts"
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    async with serving(tmp_path / "models", "poll", artefact_folder=folder) as one:
+        await until_state(one, "serving")
+        before = one.unit.catalog.get("double").artefact
+        put(tmp_path / "models", 3.0, version=2, config=COMPILED)
+        await one.until_answer(3.0)
+        await until_state(one, "serving")
+        after = one.unit.catalog.get("double").artefact
+        assert before is not None and after is not None
+        assert before.state.value == "retired" and before.fingerprint != after.fingerprint
+        assert await one.answer() == 3.0
+
+
+class Failing(OnnxRuntimeSession):
+    """A session of an artefact that fails once it is told to."""
+
+    fails = False
+
+    def run(self, inputs: Any, outputs: Any) -> Any:
+        if self.fails:
+            raise BackendFailed("the artefact is broken")
+        return super().run(inputs, outputs)
+
+
+async def test_an_artefact_that_fails_in_service_is_rolled_back_and_its_caller_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Failing] = []
+    right = OnnxGraph.open
+
+    def broken(self: OnnxGraph, path: Path, options: Any) -> Failing:
+        session = right(self, path, options)
+        session.__class__ = Failing
+        assert isinstance(session, Failing)
+        opened.append(session)
+        return session
+
+    monkeypatch.setattr(OnnxGraph, "open", broken)
+    put(tmp_path / "models", 2.0, config=COMPILED + "instance_group { count: 2 kind: KIND_CPU }")
+    folder = tmp_path / "artefacts"
+    async with served(tmp_path / "models", folder) as one:
+        await until_state(one, "serving")
+        assert await one.answer() == 2.0
+        for session in opened:
+            session.fails = True
+        assert set(await asyncio.gather(*(one.answer() for _ in range(20)))) == {2.0}
+        await until_state(one, "refused")
+        assert set(await asyncio.gather(*(one.answer() for _ in range(20)))) == {2.0}
+        assert len(opened) == 2
+        await until(lambda: all(session._session is None for session in opened))
+        text = (await one.client.get(f"http://127.0.0.1:{one.unit.metrics_port}/metrics")).text
+        assert 'oriel_artefact_rollbacks_total{model="double"} 1' in text
+        await until(lambda: list(folder.glob("*.refused")))
+    async with served(tmp_path / "models", folder) as one:
+        await until_state(one, "refused")
+        assert outcomes(one) == {"remembered": 1}
+        (line,) = (await one.lines()).values()
+        assert "it failed in service, where the model answers: the artefact is broken" in line[1]
+
+
+async def test_a_request_that_the_model_itself_refuses_says_nothing_about_its_artefact(tmp_path: Path) -> None:
+    config = """
+    max_batch_size: 0
+    input [ { name: "index" data_type: TYPE_INT64 dims: [ -1 ] } ]
+    output [ { name: "row" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]
+    """
+    models.put(tmp_path / "models", "lookup", models.lookup(), config + COMPILE)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving", "lookup")
+        for index, status in ((2, 200), (7, 500), (1, 200)):
+            body = {"inputs": [{"name": "index", "shape": [1], "datatype": "INT64", "data": [index]}]}
+            response = await one.client.post("/v2/models/lookup/infer", json=body)
+            assert (response.status_code == 200) == (status == 200), response.text
+        assert state(one.unit, "lookup") == "serving"
+
+
+async def test_a_server_that_stops_ends_the_build_that_is_under_way(tmp_path: Path) -> None:
+    models.put(tmp_path / "models", "double", models.double(), COMPILED)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until(lambda: state(one.unit) in ("building", "checking", "serving"))
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        response = await one.client.post("/v2/models/double/infer", json=ROW)
+        assert response.json()["outputs"][0]["data"] == [2, 4, 6, 8]
+
+
+async def test_a_folder_that_others_may_write_is_not_used_and_the_model_serves(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    (tmp_path / "artefacts").mkdir()
+    (tmp_path / "artefacts").chmod(0o777)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until(lambda: outcomes(one) == {"no_space": 1})
+        await until(lambda: (life := one.unit.catalog.get("double").artefact) is not None and life.reason)
+        assert state(one.unit) == "absent"
+        assert "may be written by others" in str((await one.lines()).values())
+        assert await one.answer() == 2.0
+    assert list((tmp_path / "artefacts").iterdir()) == []
+
+
+async def test_an_artefact_for_which_the_memory_budget_has_no_room_does_not_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    monkeypatch.setattr(MemoryBudget, "grow", lambda self, serving, size_bytes: False)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until(lambda: outcomes(one).get("no_space"))
+        await until(lambda: (life := one.unit.catalog.get("double").artefact) is not None and life.reason)
+        assert state(one.unit) == "absent"
+        assert "no room in the memory budget" in str((await one.lines()).values())
+        assert await one.answer() == 2.0
