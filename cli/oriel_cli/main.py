@@ -41,6 +41,7 @@ COMMANDS = {
     "logic build": _Entry("oriel_logic.dev.build", "make a folder from which an image of your services is built"),
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),
     "models": _Entry("oriel_cli.models", "list, load and unload a server's models, and how they do"),
+    "engines": _Entry("oriel_cli.engines", "list, build, verify and remove the compiled artefacts of models"),
     "policies": _Entry("oriel_cli.policies", "check the documents that promise service levels"),
     "usage": _Entry("oriel_cli.usage.command", "export what tenants used, with prices; check that nothing is missing"),
     "keys": _Entry("oriel_cli.keys", "make an API key"),

@@ -22,6 +22,7 @@ from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import ModelState
 from oriel_wire.trace import ListSink
 from oriel_wire.unsampled import keep_body
+from oriel_policies.artefacts.lifecycle import ArtefactLife
 
 from ..waiting import until
 from . import models
@@ -65,6 +66,11 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_pat
         one = {"double": 1}
         control.memory = SimpleNamespace(bytes={"host": (3, 2, 1)}, evictions=one, refusals=one)
         control.demand = SimpleNamespace(waiting=one, close=lambda: None)
+        assert control.artefacts is not None
+        control.artefacts.counts.outcomes["onnxruntime-graph", "built"] += 1
+        control.artefacts.counts.build_s["onnxruntime-graph"] = 0.5
+        control.artefacts.counts.rollbacks["double"] += 1
+        unit.catalog.get("double").artefact = ArtefactLife("onnxruntime-graph")
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
         unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])
         unit.catalog.publish("half", [replace(broken, name="half")])

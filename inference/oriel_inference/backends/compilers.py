@@ -20,7 +20,7 @@ from oriel_inference.model import EngineOptions
 _COMPILERS = {"onnxruntime-graph": "oriel_inference.backends.onnx_graph:OnnxGraph"}
 # Instruction sets that kernels are chosen by; the other flags of a CPU say nothing about code.
 _INSTRUCTIONS = re.compile(
-    r"(?:s?sse\d?\w*|pni|avx\w*|fma\w*|f16c|bmi\d|vnni\w*|amx_\w+|popcnt|vaes|vpclmulqdq|asimd\w*|sve\w*|sme\w*|i8mm|bf16)"
+    r"(?:s?sse\d?\w*|pni|avx\w*|fma\w*|f16c|bmi\d|vnni\w*|amx_\w+|popcnt|vaes|vpclmulqdq|asimd\w*|sve\w*|sme(?:2\w*)?|i8mm|bf16)"
 )
 
 

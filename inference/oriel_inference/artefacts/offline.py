@@ -1,0 +1,209 @@
+"""Builds and verifies artefacts without a server: for `oriel engines`, ahead of a deployment. All functions block."""
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from oriel_inference.artefacts.folder import ArtefactDamaged, ArtefactFolder, Manifest
+from oriel_inference.artefacts.process import (
+    ArtefactRefused,
+    BuildBounds,
+    ChildProcesses,
+    build,
+    check_copy,
+    circumstances,
+    refusal_of,
+)
+from oriel_inference.backends import find_backend
+from oriel_inference.backends.compilers import find_compiler
+from oriel_inference.errors import LoadFailed
+from oriel_inference.model import EngineOptions
+from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, Samples
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.stores.local import LocalStore
+from oriel_policies.artefacts.fingerprint import ArtefactKey
+from oriel_policies.artefacts.lease import BEAT_S, LeaseRecord, LeaseVerdict, LeaseWatch
+from oriel_policies.artefacts.refusals import RefusalKind, is_remembered, is_void
+from oriel_wire.v2.datatypes import quoted
+
+CHECK_S = 60.0
+Progress = Callable[[str, float], None]  # phase, and for how many seconds it has lasted
+
+
+def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str, Compilation | str]]:
+    """Yield `model/version`, and what its artefact is made from or why that cannot be: for every version that would
+    serve and whose configuration asks for an artefact.
+
+    names: of the models; all by default, without those that ask for none. Raises LoadFailed if the folder is none.
+    """
+    store = LocalStore(root, runs_code=False)
+    check = CheckProcess(CHECK_S)
+    try:
+        for name in names or store.models():
+            loading = Loading(store, name, find_backend=find_backend, cores=1, models=1, check=check)
+            try:
+                if not names and COMPILE_KEY not in loading.configuration().parameters:
+                    continue
+                versions = load_model(loading)
+            except LoadFailed as failure:
+                yield name, failure.reason
+                continue
+            for version, loaded in versions.items():
+                if isinstance(loaded, LoadedVersion):
+                    loaded.close()
+                    missing = f"its configuration has no parameters[{COMPILE_KEY!r}]"
+                    yield f"{name}/{version}", loaded.compilation or missing
+                elif loaded is not None:
+                    yield f"{name}/{version}", loaded.reason
+    finally:
+        check.end()
+
+
+def key_and_samples(compilation: Compilation) -> tuple[ArtefactKey, Samples]:
+    """Return what identifies an artefact, and the inputs of its check. Raises LoadFailed."""
+    with compilation.source() as source:
+        return compilation.key(source), compilation.samples()
+
+
+def build_ahead(
+    compilation: Compilation,
+    folder: ArtefactFolder,
+    bounds: BuildBounds,
+    progress: Progress,
+    *,
+    again: bool = False,
+    beat_s: float = BEAT_S,
+    poll_s: float = 1.0,
+) -> tuple[str, Manifest]:
+    """Make sure that the artefact is in the folder, with checked outputs. Returns "built" or "found", and its manifest.
+
+    again: try a build in spite of a refusal that is remembered. Waits while another process builds it.
+    Raises ArtefactRefused, LoadFailed and OSError.
+    """
+    if wrong := folder.open():
+        raise ArtefactRefused(RefusalKind.NO_SPACE, wrong)
+    key, samples = key_and_samples(compilation)
+    fingerprint, under = key.fingerprint, circumstances(compilation, bounds, samples)
+    if again:
+        folder.remove(fingerprint)
+    holder, watch, began = f"oriel-engines.{os.getpid()}.{uuid4().hex[:8]}", LeaseWatch(), time.monotonic()
+    while True:
+        if (kept := folder.refusal(fingerprint)) is not None and not is_void(kept[2], under):
+            raise ArtefactRefused(kept[2].kind, f"it was refused before: {kept[2].reason}")
+        if (found := _sound(folder, fingerprint)) is not None:
+            return "found", found
+        lease = folder.lease(fingerprint)
+        verdict = watch.judge(lease, time.monotonic())
+        if verdict is LeaseVerdict.WAIT:
+            progress("waiting for another process that builds it", time.monotonic() - began)
+            time.sleep(poll_s)
+            continue
+        if verdict is LeaseVerdict.TAKE_OVER and lease is not None:
+            folder.break_lease(fingerprint, lease)
+        if not folder.take(fingerprint, holder):
+            continue
+        try:
+            if (found := _sound(folder, fingerprint)) is not None:
+                return "found", found
+            with _beats(folder, fingerprint, holder, progress, beat_s) as phase:
+                return "built", build(compilation, key, folder, bounds, samples, ChildProcesses(), phase)
+        except ArtefactRefused as refused:
+            if is_remembered(refused.kind):
+                folder.remember(key, refusal_of(refused, under), compilation.model)
+            raise
+        finally:
+            folder.release(fingerprint, holder)
+
+
+def verify_outputs(compilation: Compilation, folder: ArtefactFolder, bounds: BuildBounds) -> tuple[str, str]:
+    """Check the outputs of an artefact in the folder as a server does before it serves.
+
+    Returns its fingerprint, and the largest errors as text; "" for these if there is no artefact.
+
+    Raises ArtefactRefused, ArtefactDamaged, LoadFailed and OSError.
+    """
+    key, samples = key_and_samples(compilation)
+    manifest = folder.find(key.fingerprint)
+    if manifest is None:
+        return key.fingerprint, ""
+    copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
+    try:
+        folder.copy(key.fingerprint, manifest, copy)
+        errors = check_copy(compilation, key, copy, manifest, bounds, samples, ChildProcesses())
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+    return key.fingerprint, errors
+
+
+def unfit(key: ArtefactKey) -> str:
+    """Return why an artefact cannot be used on this machine, whatever model it is for; "" if nothing is known against
+    it.
+    """
+    try:
+        here = find_compiler(key.compiler).identity(EngineOptions())
+    except LoadFailed as failure:
+        return failure.reason
+    for what, theirs, ours in (
+        ("compiler version", key.compiler_version, here.compiler_version),
+        ("driver", key.driver, here.driver),
+    ):
+        if theirs != ours:
+            return f"it was built for {what} {quoted(theirs)}, here is {quoted(ours)}"
+    if key.device != here.device:
+        theirs_only = sorted(set(key.device.split()) - set(here.device.split()))
+        ours_only = sorted(set(here.device.split()) - set(key.device.split()))
+        lacks = f"this one lacks {' '.join(theirs_only)}" if theirs_only else f"this one also has {' '.join(ours_only)}"
+        return f"it was built for another device: {lacks}"
+    return ""
+
+
+def _sound(folder: ArtefactFolder, fingerprint: str) -> Manifest | None:
+    """Return the manifest of an artefact whose files are whole; remove one whose files are not."""
+    try:
+        manifest = folder.find(fingerprint)
+        if manifest is not None:
+            folder.copy(fingerprint, manifest, None)
+    except ArtefactDamaged:
+        folder.discard(fingerprint)
+        return None
+    return manifest
+
+
+@contextmanager
+def _beats(
+    folder: ArtefactFolder, fingerprint: str, holder: str, progress: Progress, beat_s: float
+) -> Iterator[Callable[[str], None]]:
+    """Renew a lease and report the progress from another thread. Gives the function that begins a phase."""
+    ended, lock = threading.Event(), threading.Lock()
+    phase, since = "", time.monotonic()
+
+    def enter(name: str) -> None:
+        nonlocal phase, since
+        with lock:
+            phase, since = name, time.monotonic()
+        progress(name, 0.0)
+
+    def beat() -> None:
+        number = 0
+        while not ended.wait(beat_s):
+            number += 1
+            with suppress(OSError):
+                folder.renew(fingerprint, LeaseRecord(holder, number))
+            with lock:
+                name, seconds = phase, time.monotonic() - since
+            progress(name, seconds)
+
+    beating = threading.Thread(target=beat, name="artefact-lease", daemon=True)
+    beating.start()
+    try:
+        yield enter
+    finally:
+        ended.set()
+        beating.join()

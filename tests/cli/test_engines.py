@@ -1,0 +1,86 @@
+"""`oriel engines`: artefacts without a server."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oriel_cli.main import main
+
+from ..inference.control_server import put
+from ..inference.models import DOUBLE
+
+COMPILED = DOUBLE + 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
+
+
+def test_artefacts_are_built_listed_verified_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    repository, folder = ["--model-repository", str(tmp_path / "models")], ["--artefact-folder", str(tmp_path / "a")]
+
+    def engines(*words: str, code: int = 0) -> str:
+        assert main(["engines", *words, *folder]) == code
+        return capsys.readouterr().out
+
+    built = engines("build", *repository)
+    assert built.startswith("double/1: built ")
+    (line,) = json.loads(engines("build", *repository, "--json"))
+    assert line["state"] == "found" and line["reason"].startswith("largest error 0 absolute")
+    fingerprint = line["fingerprint"]
+    heading, row = engines("ls").splitlines()
+    assert heading.split() == ["FINGERPRINT", "MODEL", "COMPILER", "BYTES", "AGE", "STATE", "REASON"]
+    assert row.startswith(f"{fingerprint[:12]}  double/1  onnxruntime-graph")
+    (listed,) = json.loads(engines("ls", "--json"))
+    assert listed["fingerprint"] == fingerprint and listed["key"]["compiler"] == "onnxruntime-graph"
+    assert engines("verify") == f"{fingerprint[:12]}: whole\n"
+    assert engines("verify", *repository).startswith(f"{fingerprint[:12]}: agrees, with double/1: largest error 0 ")
+    with (tmp_path / "a" / fingerprint / "optimised.onnx").open("ab") as file:
+        file.write(b"x")
+    assert engines("verify", code=1) == f"{fingerprint[:12]}: damaged, optimised.onnx is not the file that was built\n"
+    assert engines("rm", fingerprint[:8]) == f"{fingerprint[:12]} is removed\n"
+    assert engines("ls") == "no artefacts\n"
+
+
+def test_a_refused_build_ends_with_1_and_is_listed_until_it_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    repository, folder = ["--model-repository", str(tmp_path / "models")], ["--artefact-folder", str(tmp_path / "a")]
+    small = ["--artefact-build-memory", "1000000"]
+    assert main(["engines", "build", *repository, *folder, *small, "--json"]) == 1
+    (line,) = json.loads(capsys.readouterr().out)
+    assert line["state"] == "refused"
+    assert main(["engines", "ls", *folder, "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["state"] == "refused" and listed["model"] == "double"
+    assert main(["engines", "rm", "--refused", *folder]) == 0
+    assert main(["engines", "build", *repository, *folder]) == 0
+    assert "double/1: built" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["rm"], "name fingerprints, or pass --refused or --all"),
+        (["rm", "abc"], "give at least 6 characters"),
+        (["verify", "abcdef"], "there is none"),
+        (["build", "--model-repository", "/nowhere"], "is not a folder"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path, words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").mkdir()
+    assert main(["engines", *words, "--artefact-folder", str(tmp_path / "a")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and reason in captured.err
+
+
+def test_a_model_that_asks_for_no_artefact_is_named_if_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path / "models", 2.0)
+    folder = ["--artefact-folder", str(tmp_path / "a"), "--model-repository", str(tmp_path / "models")]
+    assert main(["engines", "build", *folder]) == 0
+    assert capsys.readouterr().out == "no model asks for an artefact\n"
+    assert main(["engines", "build", "double", *folder]) == 1
+    assert capsys.readouterr().out == "double/1: failed, its configuration has no parameters['oriel.compile']\n"

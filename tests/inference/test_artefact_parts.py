@@ -1,0 +1,419 @@
+"""The parts of compiled artefacts: folder, comparison of outputs, bounds of a build, swap of sessions."""
+
+import io
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from oriel_inference.artefacts.differences import measure
+from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, Manifest, describe_files
+from oriel_inference.artefacts.offline import build_ahead, compilations, unfit, verify_outputs
+from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds, ChildProcesses, read_samples, write_samples
+from oriel_inference.artefacts.session import CompiledSession
+from oriel_inference.backends import find_backend
+from oriel_inference.backends.compilers import cpu_instructions
+from oriel_inference.backends.fake import FakeSession, Gate
+from oriel_inference.errors import BackendFailed, LoadFailed
+from oriel_inference.model import TensorInfo
+from oriel_inference.repository.compiling import Compilation, made_samples
+from oriel_inference.repository.load import Loading, load_model
+from oriel_inference.stores.local import LocalStore
+from oriel_policies.artefacts.comparison import TOLERANCES, Tolerance, disagreement
+from oriel_policies.artefacts.fingerprint import ArtefactKey
+from oriel_policies.artefacts.lease import LeaseRecord
+from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+
+from . import models
+from .bench import Bench, spec
+from .bench import X as BENCH_X
+from .bench import Y as BENCH_Y
+from .control_server import put
+from .ensembles import model, tensor
+
+COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
+KEY = ArtefactKey(model="m", compiler="c", compiler_version="1", device="d")
+UNDER = Circumstances(seconds=1.0, memory_bytes=0, artefact_bytes=1)
+
+
+# The folder
+
+
+def published(root: Path, files: dict[str, bytes]) -> tuple[ArtefactFolder, Manifest]:
+    folder = ArtefactFolder(root, max_bytes=1 << 30)
+    assert folder.open() == ""
+    with folder.work() as work:
+        for name, data in files.items():
+            (work / name).write_bytes(data)
+        manifest = Manifest(
+            form=FORM,
+            key=KEY.parts(),
+            entry=next(iter(files)),
+            files=describe_files(work),
+            model="double",
+            version=1,
+            built_at_s=0.0,
+            build_s=0.0,
+            errors="",
+        )
+        folder.publish(work, manifest)
+    return folder, manifest
+
+
+def test_what_was_published_is_found_and_copied_and_nothing_else_is_left(tmp_path: Path) -> None:
+    folder, manifest = published(tmp_path / "a", {"x": b"1", "y": b"22"})
+    assert folder.find(KEY.fingerprint) == manifest
+    (tmp_path / "copy").mkdir()
+    folder.copy(KEY.fingerprint, manifest, tmp_path / "copy")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == {"x": b"1", "y": b"22"}
+    assert [path.name for path in folder.root.iterdir()] == [KEY.fingerprint]
+    assert folder.find("0" * 40) is None
+    published(tmp_path / "a", {"x": b"3"})
+    assert folder.find(KEY.fingerprint) == manifest, "the first to publish wins"
+    assert folder.remove(KEY.fingerprint) and not folder.remove(KEY.fingerprint)
+
+
+@given(st.data())
+def test_no_change_of_a_file_or_of_the_manifest_goes_unnoticed(data: st.DataObject) -> None:
+    root = Path(os.environ.get("TMPDIR", "/tmp"), f"oriel-artefact-test-{os.getpid()}")
+    shutil.rmtree(root, ignore_errors=True)
+    try:
+        folder, manifest = published(root, {"x": b"content of x", "y": b"content of y"})
+        path = root / KEY.fingerprint / data.draw(st.sampled_from(["x", "y", "manifest.json"]))
+        content = bytearray(path.read_bytes())
+        at = data.draw(st.integers(0, len(content) - 1))
+        byte = data.draw(st.integers(0, 255).filter(lambda each: each != content[at]))
+        content[at] = byte
+        path.write_bytes(content[: data.draw(st.sampled_from([at, at + 1, len(content)]))])
+        try:
+            found = folder.find(KEY.fingerprint)
+            assert found is not None
+            folder.copy(KEY.fingerprint, found, None)
+        except ArtefactDamaged:
+            return
+        assert path.name == "manifest.json", "only what says nothing about the bytes may change"
+        assert (found.files, found.entry, found.key) == (manifest.files, found.entry, manifest.key)
+        assert found.entry in manifest.files
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entry": "z"},
+        {"entry": "../x"},
+        {"files": {}},
+        {"files": {"../x": {"size_bytes": 1, "sha256": ""}}},
+        {"files": {"manifest.json": {"size_bytes": 1, "sha256": ""}}, "entry": "manifest.json"},
+        {"key": {**KEY.parts(), "device": "other"}},
+        {"key": {}},
+        {"form": FORM + 1},
+        {"more": 1},
+    ],
+)
+def test_a_manifest_that_is_not_as_we_write_them_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder, _ = published(tmp_path / "a", {"x": b"1"})
+    path = folder.root / KEY.fingerprint / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ArtefactDamaged):
+        folder.find(KEY.fingerprint)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    folder, manifest = published(tmp_path / "a", {"x": b"1"})
+    (tmp_path / "x").write_bytes(b"1")
+    path = folder.root / KEY.fingerprint / "x"
+    path.unlink()
+    path.symlink_to(tmp_path / "x")
+    with pytest.raises(ArtefactDamaged, match="x cannot be read"):
+        folder.copy(KEY.fingerprint, manifest, None)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert ArtefactFolder(tmp_path / "b", max_bytes=1).open() == "the artefact folder is a link, not a folder"
+
+
+def test_one_of_two_takes_a_lease_and_only_its_holder_renews_and_releases_it(tmp_path: Path) -> None:
+    folder = ArtefactFolder(tmp_path / "a", max_bytes=1)
+    folder.open()
+    assert folder.lease("f") is None
+    assert folder.take("f", "one") and not folder.take("f", "two")
+    assert folder.renew("f", LeaseRecord("one", 1)) and not folder.renew("f", LeaseRecord("two", 9))
+    folder.release("f", "two")
+    assert folder.lease("f") == LeaseRecord("one", 1)
+    folder.break_lease("f", LeaseRecord("one", 0))
+    assert folder.lease("f") == LeaseRecord("one", 1), "it was renewed since"
+    folder.break_lease("f", LeaseRecord("one", 1))
+    assert folder.take("f", "two")
+    folder.release("f", "two")
+    assert list(folder.root.iterdir()) == []
+
+
+def test_a_refusal_is_read_as_it_was_written_and_a_success_forgets_it(tmp_path: Path) -> None:
+    folder, _ = published(tmp_path / "a", {"x": b"1"})
+    refusal = Refusal(kind=RefusalKind.TIMED_OUT, reason="too slow", under=UNDER)
+    folder.remember(KEY, refusal, "double")
+    assert folder.refusal(KEY.fingerprint) == (KEY, "double", refusal)
+    assert folder.refused() == [KEY.fingerprint]
+    folder.discard(KEY.fingerprint)
+    published(tmp_path / "a", {"x": b"1"})
+    assert folder.refusal(KEY.fingerprint) is None
+    (folder.root / f"{KEY.fingerprint}.refused").write_text("{}")
+    assert folder.refusal(KEY.fingerprint) is None, "what cannot be read refuses nothing"
+
+
+def test_the_least_recently_used_artefact_goes_when_the_folder_is_full_and_never_one_in_use(tmp_path: Path) -> None:
+    folder, _ = published(tmp_path / "a", {"x": b"1"})
+    folder.max_bytes = 0
+    assert folder.retire({KEY.fingerprint}) == []
+    assert folder.retire(()) == [KEY.fingerprint]
+    assert list(folder.root.iterdir()) == []
+
+
+# Outputs
+
+floats = npst.arrays(np.float32, npst.array_shapes(max_dims=2, max_side=4), elements=st.floats(width=32))
+
+
+@given(floats, floats)
+def test_measured_errors_agree_with_numpys_allclose(one: Any, other: Any) -> None:
+    one = np.resize(one, other.shape)
+    tolerance = TOLERANCES["FP32"]
+    with np.errstate(all="ignore"):
+        expected = np.isclose(
+            one.astype(np.float64), other.astype(np.float64), tolerance.relative, tolerance.absolute, equal_nan=True
+        )
+    found = measure("y", "FP32", [(one, other)], tolerance)
+    assert found.outside == np.count_nonzero(~expected)
+    assert (disagreement([found]) == "") == bool(expected.all())
+
+
+@pytest.mark.parametrize(
+    ("datatype", "ours", "theirs", "outside", "odd"),
+    [
+        ("FP32", [np.nan, np.inf, -np.inf, 1], [np.nan, np.inf, -np.inf, 1], 0, 0),
+        ("FP32", [np.nan, np.inf, 1, 1], [1, -np.inf, np.inf, 1], 3, 3),
+        ("FP16", [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.01, 5.0], 1, 0),
+        ("FP64", [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0 + 1e-5], 1, 0),
+        ("INT64", [1, 2, 3, 4], [1, 2, 3, 5], 1, 0),
+        ("BOOL", [True, True, True, False], [True, True, True, True], 1, 0),
+        ("BYTES", [b"a", b"b", b"c", b"d"], [b"a", b"b", b"c", b"d"], 0, 0),
+        ("BF16", [0x3F80, 0x4000, 0x7FC0, 0x3F80], [0x3F81, 0x4000, 0x7FC0, 0x4000], 1, 0),
+    ],
+)
+def test_each_data_type_is_compared_by_its_own_rule(
+    datatype: str, ours: list[Any], theirs: list[Any], outside: int, odd: int
+) -> None:
+    dtypes = {"FP32": "f4", "FP16": "f2", "FP64": "f8", "INT64": "i8", "BOOL": "?", "BYTES": "O", "BF16": "u2"}
+    pair = np.array(ours, dtypes[datatype]), np.array(theirs, dtypes[datatype])
+    found = measure("y", datatype, [pair], TOLERANCES.get(datatype, Tolerance()))
+    assert (found.elements, found.outside, found.not_finite) == (4, outside, odd)
+
+
+def test_another_shape_disagrees_and_top1_counts_rows() -> None:
+    one, other = np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32)
+    assert measure("y", "FP32", [(one, other)], Tolerance()).shapes == "float32 [2, 3] instead of float32 [3, 2]"
+    rows = np.array([[0.1, 0.2], [0.2, 0.1]], np.float32)
+    assert measure("y", "FP32", [(rows, rows[::-1])], TOLERANCES["FP32"]).top1 == 0.0
+
+
+# Configuration
+
+
+def refused(root: Path, config: str) -> str:
+    models.put(root, "double", models.double(), config)
+    try:
+        found = load_model(Loading(LocalStore(root), "double", find_backend=find_backend, cores=1, models=1))
+    except LoadFailed as failure:
+        return failure.reason
+    (loaded,) = found.values()
+    assert isinstance(loaded, LoadFailed)
+    return loaded.reason
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"oriel.compile": "tvm"}, "parameters['oriel.compile']: 'tvm' is not one of onnxruntime-graph"),
+        ({"oriel.compile.tolerance": "absolute=1"}, "parameters['oriel.compile.tolerance']: needs parameters"),
+        (
+            {"oriel.compile": "onnxruntime-graph", "oriel.compile.tolerance": "1e-3"},
+            "parameters['oriel.compile.tolerance']: must be as absolute=1e-5,relative=1e-3",
+        ),
+    ],
+)
+def test_a_wrong_parameter_is_refused_by_name(tmp_path: Path, parameters: dict[str, str], reason: str) -> None:
+    texts = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
+    assert reason in refused(tmp_path, models.DOUBLE + "\n".join(texts))
+
+
+# Builds
+
+
+def compilation(root: Path) -> Compilation:
+    ((_, found),) = compilations(root)
+    assert isinstance(found, Compilation), found
+    return found
+
+
+def silent(phase: str, seconds: float) -> None:
+    """Report nothing."""
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kinds"),
+    [
+        (BuildBounds(seconds=0.0), {"timed_out"}),
+        (BuildBounds(memory_bytes=1 << 20), {"out_of_memory", "crashed"}),
+        (BuildBounds(artefact_bytes=16), {"not_compiled", "too_large", "crashed"}),
+    ],
+)
+def test_a_build_beyond_its_bounds_ends_and_is_remembered(tmp_path: Path, bounds: BuildBounds, kinds: set[str]) -> None:
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    folder, one = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
+    with pytest.raises(ArtefactRefused) as first:
+        build_ahead(one, folder, bounds, silent)
+    assert first.value.kind.value in kinds, first.value.reason
+    with pytest.raises(ArtefactRefused, match="it was refused before"):
+        build_ahead(one, folder, bounds, silent)
+    assert not list(folder.root.glob(".work-*")) and not list(folder.root.glob("*.lease"))
+    outcome, _ = build_ahead(one, folder, BuildBounds(), silent, again=True)
+    assert outcome == "built"
+
+
+def test_outputs_are_verified_with_the_samples_of_the_configuration(tmp_path: Path) -> None:
+    warm = """
+    model_warmup {
+      name: "w" batch_size: 2
+      inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 4 ] random_data: true } }
+    }
+    """
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE + warm)
+    folder, one = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
+    assert [sample["x"].shape for sample in one.samples()] == [(2, 4)]
+    phases: list[str] = []
+    outcome, manifest = build_ahead(one, folder, BuildBounds(), lambda phase, _: phases.append(phase))
+    assert (outcome, phases) == ("built", ["building", "checking"])
+    assert manifest.errors == "largest error 0 absolute, 0 relative over 1 samples"
+    assert verify_outputs(one, folder, BuildBounds())[1] == manifest.errors
+    assert unfit(one.key(tmp_path / "models/double/1/model.onnx")) == ""
+
+
+def test_a_model_that_runs_with_no_sample_is_not_compared_and_does_not_serve(tmp_path: Path) -> None:
+    fails = models.graph(
+        [models.helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        [("x", models.FLOAT, ["n", 4])],
+        [("y", models.FLOAT, ["a", "b"])],
+        [models.numpy_helper.from_array(np.array([-1, 7], dtype=np.int64), "shape")],
+    )
+    config = models.DOUBLE.replace("max_batch_size: 8", "max_batch_size: 2").replace(
+        'name: "y" data_type: TYPE_FP32 dims: [ 4 ]', 'name: "y" data_type: TYPE_FP32 dims: [ 7 ]'
+    )
+    models.put(tmp_path / "models", "double", fails, config + COMPILE)
+    with pytest.raises(ArtefactRefused) as failed:
+        build_ahead(
+            compilation(tmp_path / "models"), ArtefactFolder(tmp_path / "a", max_bytes=1), BuildBounds(), silent
+        )
+    assert failed.value.kind is RefusalKind.NOT_COMPARED
+
+
+def test_weights_beside_the_model_belong_to_the_fingerprint_and_to_the_artefact(tmp_path: Path) -> None:
+    models.put(tmp_path / "models", "slow", models.slow(2, 64), "max_batch_size: 4\n" + COMPILE)
+    one = compilation(tmp_path / "models")
+    source = tmp_path / "models/slow/1/model.onnx"
+    before = one.key(source)
+    (source.parent / "weights").write_bytes(b"1")
+    assert one.key(source) != before
+    _, manifest = build_ahead(one, ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), BuildBounds(), silent)
+    assert sorted(manifest.files) == ["optimised.onnx", "weights.bin"]
+
+
+def test_an_artefact_of_another_machine_says_why_it_cannot_be_used(tmp_path: Path) -> None:
+    here = ArtefactKey(
+        model="m", compiler="onnxruntime-graph", compiler_version="0.1", device=f"{cpu_instructions()} avx9"
+    )
+    assert unfit(here).startswith("it was built for compiler version '0.1', here is ")
+    put(tmp_path, 2.0, config=models.DOUBLE + COMPILE)
+    key = compilation(tmp_path).key(tmp_path / "double/1/model.onnx")
+    assert unfit(replace(key, device=f"{key.device} avx9")) == "it was built for another device: this one lacks avx9"
+
+
+@given(st.sampled_from(["FP32", "FP16", "BF16", "INT64", "BOOL", "BYTES"]), st.integers(0, 3))
+def test_samples_reach_the_child_as_they_were(datatype: str, rows: int) -> None:
+    made = models_spec(datatype, rows)
+    samples = made_samples(made)
+    assert samples
+    lines, data = write_samples(SimpleNamespace(spec=made), samples)  # type: ignore[arg-type]
+    for sent, read in zip(samples, read_samples(json.loads(json.dumps(lines)), io.BytesIO(data)), strict=True):
+        assert sent["in"].dtype == read["in"].dtype and (sent["in"] == read["in"]).all()
+
+
+def models_spec(datatype: str, rows: int) -> Any:
+    made = model("m", inputs=(replace(tensor("in", (-1, 2)), datatype=datatype),), outputs=(tensor("out", (2,)),))
+    return replace(made, max_batch_size=rows)
+
+
+def test_a_server_that_stops_starts_no_child() -> None:
+    children = ChildProcesses()
+    children.close()
+    with pytest.raises(ArtefactRefused) as stopped:
+        children.ask({}, b"", BuildBounds())
+    assert stopped.value.kind is RefusalKind.STOPPED
+
+
+# The swap
+
+X = TensorInfo(name="in", datatype="FP32", shape=(-1, 2))
+Y = TensorInfo(name="out", datatype="FP32", shape=(-1, 2))
+
+
+@given(st.lists(st.sampled_from(["call", "turn", "step", "swap"]), max_size=40), st.integers(1, 3))
+def test_whenever_sessions_are_swapped_every_call_is_answered_and_later_batches_run_on_the_new_ones(
+    events: list[str], instances: int
+) -> None:
+    bench = Bench(spec(max_rows=2, instances=instances))
+    made: list[list[FakeSession]] = [list(bench.sessions)]
+    calls = []
+    for event in events:
+        if event == "call":
+            calls.append(bench.call())
+        elif event == "turn":
+            bench.clock.run()
+        elif event == "step":
+            bench.step()
+        else:
+            made.append([FakeSession([BENCH_X], [BENCH_Y], gate=Gate()) for _ in range(instances)])
+            began = len(bench.workers.jobs)
+            runs = bench.batcher.swap(made[-1])
+            assert runs() == (bench.batcher.running > 0) and bench.batcher.running == began
+    bench.settle()
+    assert all(len(bench.answer(number).outputs[0]) == 1 for number in calls)
+    before = [len(each.batches) for group in made[:-1] for each in group]
+    bench.call()
+    bench.settle()
+    assert [len(each.batches) for group in made[:-1] for each in group] == before
+    assert len(bench.batcher._idle) == instances and {id(each) for each in bench.batcher._idle} == {
+        id(each) for each in made[-1]
+    }
+
+
+def test_a_failure_that_the_reference_shares_is_the_callers_and_another_one_is_the_artefacts() -> None:
+    gate, failures = Gate(), []
+    broken, right = FakeSession([X], [Y], gate=gate, fail=True), FakeSession([X], [Y], gate=gate)
+    inputs = {"in": np.ones((1, 2), np.float32)}
+    session = CompiledSession(broken, right, failures.append)
+    assert session.run(inputs, ["out"])[0].tolist() == [[2.0, 2.0]]
+    assert [type(each) for each in failures] == [BackendFailed]
+    with pytest.raises(BackendFailed):
+        CompiledSession(broken, broken, failures.append).run(inputs, ["out"])
+    assert len(failures) == 1
+    session.close()
+    assert broken.closed and not right.closed
