@@ -18,7 +18,14 @@ from hypothesis.extra import numpy as npst
 from oriel_inference.artefacts.differences import measure
 from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, Manifest, describe_files
 from oriel_inference.artefacts.offline import build_ahead, compilations, unfit, verify_outputs
-from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds, ChildProcesses, read_samples, write_samples
+from oriel_inference.artefacts.process import (
+    ArtefactRefused,
+    BuildBounds,
+    ChildProcesses,
+    build,
+    read_samples,
+    write_samples,
+)
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.compilers import cpu_instructions
@@ -37,7 +44,7 @@ from . import models
 from .bench import Bench, spec
 from .bench import X as BENCH_X
 from .bench import Y as BENCH_Y
-from .control_server import put
+from .control_server import put, times
 from .ensembles import model, tensor
 
 COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
@@ -289,6 +296,47 @@ def test_a_build_beyond_its_bounds_ends_and_is_remembered(tmp_path: Path, bounds
     assert outcome == "built"
 
 
+class Disturbed(ChildProcesses):
+    """Children of which the first one is asked while the model's file is replaced."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
+        models.save_model(times(3.0), str(self._path))
+        return super().ask(request, data, bounds)
+
+
+def test_nothing_is_published_under_the_fingerprint_of_a_file_that_was_replaced_meanwhile(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    folder, small = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
+    assert folder.open() == ""
+    one = replace(small, store=LocalStore(tmp_path / "models", max_copy_bytes=0))  # opened where it lies
+    path = tmp_path / "models/double/1/model.onnx"
+    key, children = one.key(path), Disturbed(path)
+    with pytest.raises(ArtefactRefused) as changed:
+        build(one, key, folder, BuildBounds(), one.samples(), children, lambda phase: None)
+    assert changed.value.kind is RefusalKind.CHANGED
+    assert list(folder.root.iterdir()) == []
+    with pytest.raises(LoadFailed, match="have changed since it was loaded"):
+        one.key(path)
+
+
+def test_the_lease_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    folder, one = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
+    folder.open()
+    fingerprint = one.key(tmp_path / "models/double/1/model.onnx").fingerprint
+    assert folder.take(fingerprint, "somebody who was killed")
+    phases: list[str] = []
+    outcome, _ = build_ahead(
+        one, folder, BuildBounds(), lambda phase, _: phases.append(phase), expire_s=0.05, poll_s=0.01
+    )
+    assert outcome == "built" and phases[0] == "waiting for another process that builds it"
+    assert folder.lease(fingerprint) is None
+
+
 def test_outputs_are_verified_with_the_samples_of_the_configuration(tmp_path: Path) -> None:
     warm = """
     model_warmup {
@@ -331,6 +379,7 @@ def test_weights_beside_the_model_belong_to_the_fingerprint_and_to_the_artefact(
     source = tmp_path / "models/slow/1/model.onnx"
     before = one.key(source)
     (source.parent / "weights").write_bytes(b"1")
+    one = compilation(tmp_path / "models")
     assert one.key(source) != before
     _, manifest = build_ahead(one, ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), BuildBounds(), silent)
     assert sorted(manifest.files) == ["optimised.onnx", "weights.bin"]

@@ -29,7 +29,7 @@ from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, Sampl
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.lease import BEAT_S, LeaseRecord, LeaseVerdict, LeaseWatch
+from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseRecord, LeaseVerdict, LeaseWatch
 from oriel_policies.artefacts.refusals import RefusalKind, is_remembered, is_void
 from oriel_wire.v2.datatypes import quoted
 
@@ -80,6 +80,7 @@ def build_ahead(
     *,
     again: bool = False,
     beat_s: float = BEAT_S,
+    expire_s: float = EXPIRE_S,
     poll_s: float = 1.0,
 ) -> tuple[str, Manifest]:
     """Make sure that the artefact is in the folder, with checked outputs. Returns "built" or "found", and its manifest.
@@ -93,7 +94,7 @@ def build_ahead(
     fingerprint, under = key.fingerprint, circumstances(compilation, bounds, samples)
     if again:
         folder.remove(fingerprint)
-    holder, watch, began = f"oriel-engines.{os.getpid()}.{uuid4().hex[:8]}", LeaseWatch(), time.monotonic()
+    holder, watch, began = f"oriel-engines.{os.getpid()}.{uuid4().hex[:8]}", LeaseWatch(expire_s), time.monotonic()
     while True:
         if (kept := folder.refusal(fingerprint)) is not None and not is_void(kept[2], under):
             raise ArtefactRefused(kept[2].kind, f"it was refused before: {kept[2].reason}")

@@ -8,7 +8,8 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -121,25 +122,22 @@ def build(
     Raises ArtefactRefused, and OSError where the folder cannot be written.
     """
     try:
-        with compilation.source() as source, folder.work() as work:
-            if compilation.key(source) != key:
-                raise ArtefactRefused(RefusalKind.CHANGED, "the model's files have changed")
-            progress("building")
-            began = time.monotonic()
-            request = _request(compilation, source, work, bounds, RefusalKind.NOT_COMPILED)
-            entry = str(children.ask(request, b"", bounds)["entry"])
-            build_s = time.monotonic() - began
-            files = describe_files(work)
-            if sum(each.size_bytes for each in files.values()) > bounds.artefact_bytes:
-                raise ArtefactRefused(RefusalKind.TOO_LARGE, f"it has more than {bounds.artefact_bytes} bytes")
-            manifest = _manifest(compilation, key, entry, files, build_s)
-            progress("checking")
-            errors = check(compilation, source, work, manifest, bounds, samples, children)
-            manifest = msgspec.structs.replace(manifest, errors=errors)
+        with folder.work() as work:
+            with _unchanged(compilation, key) as source:
+                progress("building")
+                began = time.monotonic()
+                request = _request(compilation, source, work, bounds, RefusalKind.NOT_COMPILED)
+                entry = str(children.ask(request, b"", bounds)["entry"])
+                build_s = time.monotonic() - began
+                files = describe_files(work)
+                if sum(each.size_bytes for each in files.values()) > bounds.artefact_bytes:
+                    raise ArtefactRefused(RefusalKind.TOO_LARGE, f"it has more than {bounds.artefact_bytes} bytes")
+                manifest = _manifest(compilation, key, entry, files, build_s)
+                progress("checking")
+                errors = check(compilation, source, work, manifest, bounds, samples, children)
+                manifest = msgspec.structs.replace(manifest, errors=errors)
             folder.publish(work, manifest)
             return manifest
-    except LoadFailed as failure:
-        raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
     except ArtefactDamaged as damaged:
         raise ArtefactRefused(RefusalKind.NOT_COMPILED, str(damaged)) from damaged
 
@@ -154,13 +152,8 @@ def check_copy(
     children: ChildProcesses,
 ) -> str:
     """Check the outputs of a private copy of an artefact; return the largest errors as text. Raises ArtefactRefused."""
-    try:
-        with compilation.source() as source:
-            if compilation.key(source) != key:
-                raise ArtefactRefused(RefusalKind.CHANGED, "the model's files have changed")
-            return check(compilation, source, copy, manifest, bounds, samples, children)
-    except LoadFailed as failure:
-        raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
+    with _unchanged(compilation, key) as source:
+        return check(compilation, source, copy, manifest, bounds, samples, children)
 
 
 def check(
@@ -220,6 +213,25 @@ def read_samples(lines: list[dict[str, list[Any]]], data: IO[bytes]) -> Samples:
 def refusal_of(refused: ArtefactRefused, under: Circumstances) -> Refusal:
     """Return a refusal as it is remembered."""
     return Refusal(kind=refused.kind, reason=refused.reason, under=under)
+
+
+@contextmanager
+def _unchanged(compilation: Compilation, key: ArtefactKey) -> Iterator[Path]:
+    """Give the model's file. If it changes before the end, nothing that was found out holds: raises ArtefactRefused."""
+    try:
+        with compilation.source() as source:
+
+            def compare() -> None:
+                if compilation.key(source) != key:
+                    raise ArtefactRefused(RefusalKind.CHANGED, "the model's files have changed")
+
+            compare()
+            try:
+                yield source
+            finally:
+                compare()
+    except LoadFailed as failure:
+        raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
 
 
 def _request(

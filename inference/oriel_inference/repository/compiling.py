@@ -41,6 +41,7 @@ Samples = list[dict[str, Array]]
 class Compilation:
     """The facts from which the artefact of one version is made and checked.
 
+    files: the fingerprint that the files of the version had when the reference was loaded.
     place: the file and the options of the reference.
     tolerance: the owner's; None for the default of each data type.
     """
@@ -49,6 +50,7 @@ class Compilation:
     store: ModelStore
     model: str
     version: int
+    files: str
     place: Place
     config: pb.ModelConfig
     spec: ModelSpec
@@ -71,11 +73,15 @@ class Compilation:
             yield files[name]
 
     def key(self, source: Path) -> ArtefactKey:
-        """Return the key of the artefact of this file. Raises LoadFailed if its files cannot be read."""
+        """Return the key of the artefact of this file. Raises LoadFailed if its files cannot be read, or are not those
+        of the reference any more.
+        """
         try:
             digest = _digest(source)
         except OSError as error:
             raise LoadFailed(f"{source.name} cannot be read: {error.strerror}") from error
+        if self.store.fingerprint(self.model).versions.get(self.version, "") != self.files:
+            raise LoadFailed("the model's files have changed since it was loaded")
         identity = asdict(self.compiler.identity(self.place.options))
         return ArtefactKey(model=digest, compiler=self.compiler.name, **identity)
 

@@ -371,6 +371,7 @@ def _compilation(
         store=one.of.store,
         model=one.of.model,
         version=one.version,
+        files=one.before.versions.get(one.version, ""),
         place=place,
         config=one.config,
         spec=spec,
