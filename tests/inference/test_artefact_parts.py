@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -89,6 +89,7 @@ def test_what_was_published_is_found_and_copied_and_nothing_else_is_left(tmp_pat
     assert folder.remove(KEY.fingerprint) and not folder.remove(KEY.fingerprint)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_no_change_of_a_file_or_of_the_manifest_goes_unnoticed(data: st.DataObject) -> None:
     root = Path(os.environ.get("TMPDIR", "/tmp"), f"oriel-artefact-test-{os.getpid()}")
@@ -349,7 +350,7 @@ def test_outputs_are_verified_with_the_samples_of_the_configuration(tmp_path: Pa
     assert [sample["x"].shape for sample in one.samples()] == [(2, 4)]
     phases: list[str] = []
     outcome, manifest = build_ahead(one, folder, BuildBounds(), lambda phase, _: phases.append(phase))
-    assert (outcome, phases) == ("built", ["building", "checking"])
+    assert (outcome, list(dict.fromkeys(phases))) == ("built", ["building", "checking"])
     assert manifest.errors == "largest error 0 absolute, 0 relative over 1 samples"
     assert verify_outputs(one, folder, BuildBounds())[1] == manifest.errors
     assert unfit(one.key(tmp_path / "models/double/1/model.onnx")) == ""

@@ -119,6 +119,19 @@ async def test_four_servers_that_start_together_build_once(tmp_path: Path) -> No
         assert [await each.answer() for each in four] == [2.0] * 4
 
 
+async def test_four_servers_that_start_together_try_what_cannot_be_built_once(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    small = {"artefact_build_bytes": 1 << 20}
+    async with AsyncExitStack() as stack:
+        four = await asyncio.gather(
+            *(stack.enter_async_context(served(tmp_path / "models", tmp_path / "artefacts", **small)) for _ in range(4))
+        )
+        await asyncio.gather(*(until_state(each, "refused") for each in four))
+        found = [outcome for each in four for outcome in outcomes(each)]
+        assert found.count("remembered") == 3 and len(found) == 4, found
+        assert [await each.answer() for each in four] == [2.0] * 4
+
+
 async def test_a_damaged_artefact_is_never_opened_but_built_again(tmp_path: Path) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
     folder = tmp_path / "artefacts"

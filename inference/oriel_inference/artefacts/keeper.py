@@ -209,6 +209,9 @@ class ArtefactKeeper:
                 one.life.happened(_Event.BUILD_BEGUN)
                 _log.info("%s: its artefact is being built by %s", one.shown, one.life.compiler)
                 return await self._build(one)
+        except ArtefactRefused as refused:
+            await self._remember(one, refused)  # before another server gets the lease
+            raise
         finally:
             beating.cancel()
             with suppress(OSError):
@@ -373,13 +376,12 @@ class ArtefactKeeper:
         await asyncio.to_thread(_close, opened)
 
     async def _refuse(self, one: Followed, refused: ArtefactRefused) -> None:
-        life, kept = one.life, is_remembered(refused.kind)
+        life = one.life
         self._count(one, refused.kind.value)
-        if kept:
-            await self._remember(one, refused)
+        await self._remember(one, refused)
         if one.left:
             return
-        if not kept:
+        if not is_remembered(refused.kind):
             if life.state is not ArtefactState.ABSENT:
                 life.happened(_Event.INTERRUPTED)
             life.reason = refused.reason
@@ -393,6 +395,11 @@ class ArtefactKeeper:
         _log.warning("%s is served by the model itself: %s", one.shown, life.text)
 
     async def _remember(self, one: Followed, refused: ArtefactRefused) -> None:
+        """Keep a refusal for the other servers and for later, unless its reason may pass."""
+        if refused.kept or not is_remembered(refused.kind):
+            return
+        refused.kept = True
+
         def keep() -> None:
             self._folder.remember(one.key, refusal_of(refused, one.under), one.serving.spec.name)
             self._folder.discard(one.key.fingerprint)

@@ -6,6 +6,7 @@ end the child.
 
 import hashlib
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,9 +33,10 @@ _CHILD = "oriel_inference.artefacts.child"
 
 
 class ArtefactRefused(Exception):
-    """An artefact cannot serve."""
+    """An artefact cannot serve. kept: whether the refusal was written into the folder."""
 
     def __init__(self, kind: RefusalKind, reason: str) -> None:
+        self.kept = False
         self.kind = kind
         self.reason = " ".join(reason.split())
         super().__init__(self.reason)
@@ -134,7 +136,10 @@ def build(
                     raise ArtefactRefused(RefusalKind.TOO_LARGE, f"it has more than {bounds.artefact_bytes} bytes")
                 manifest = _manifest(compilation, key, entry, files, build_s)
                 progress("checking")
-                errors = check(compilation, source, work, manifest, bounds, samples, children)
+                with folder.work() as copy:  # a runtime may write beside what it opens
+                    for name in files:
+                        shutil.copyfile(work / name, copy / name)
+                    errors = check(compilation, source, copy, manifest, bounds, samples, children)
                 manifest = msgspec.structs.replace(manifest, errors=errors)
             folder.publish(work, manifest)
             return manifest

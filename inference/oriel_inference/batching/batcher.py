@@ -39,10 +39,11 @@ from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
-from oriel_inference.batching.running import Running, swap_sessions
+from oriel_inference.batching.running import Running
 from oriel_inference.batching.service_times import INLINE_S, ServiceTimes
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import Relay, execute_stream
+from oriel_inference.batching.swap import swap_sessions
 from oriel_inference.batching.verbose import log_batch, log_executed, log_failed
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.batching.workers import Workers
