@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from memory_objects import MemoryObjects
 
 from oriel_inference.artefacts.differences import measure
 from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, Manifest, describe_files
@@ -23,6 +25,7 @@ from oriel_inference.artefacts.process import (
     BuildBounds,
     ChildProcesses,
     build,
+    lacks_memory,
     read_samples,
     write_samples,
 )
@@ -30,10 +33,12 @@ from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.compilers import cpu_instructions
 from oriel_inference.backends.fake import FakeSession, Gate
+from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.errors import BackendFailed, LoadFailed
 from oriel_inference.model import TensorInfo
 from oriel_inference.repository.compiling import Compilation, made_samples
-from oriel_inference.repository.load import Loading, load_model
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.scripting import Scripting
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import TOLERANCES, Tolerance, disagreement
 from oriel_policies.artefacts.fingerprint import ArtefactKey
@@ -46,6 +51,8 @@ from .bench import X as BENCH_X
 from .bench import Y as BENCH_Y
 from .control_server import put, times
 from .ensembles import model, tensor
+from .remote_models import model as model_bytes
+from .remote_stores import remote
 
 COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
 KEY = ArtefactKey(model="m", compiler="c", compiler_version="1", device="d")
@@ -238,8 +245,13 @@ def test_another_shape_disagrees_and_top1_counts_rows() -> None:
 
 def refused(root: Path, config: str) -> str:
     models.put(root, "double", models.double(), config)
+    (root / "double/1/model.py").write_text("class TritonPythonModel: pass")
+
+    def backend_of(name: str) -> Any:
+        return PythonBackend(Scripting(time.monotonic)) if name == "python" else find_backend(name)
+
     try:
-        found = load_model(Loading(LocalStore(root), "double", find_backend=find_backend, cores=1, models=1))
+        found = load_model(Loading(LocalStore(root), "double", find_backend=backend_of, cores=1, models=1))
     except LoadFailed as failure:
         return failure.reason
     (loaded,) = found.values()
@@ -261,6 +273,28 @@ def refused(root: Path, config: str) -> str:
 def test_a_wrong_parameter_is_refused_by_name(tmp_path: Path, parameters: dict[str, str], reason: str) -> None:
     texts = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
     assert reason in refused(tmp_path, models.DOUBLE + "\n".join(texts))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            models.DOUBLE
+            + 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }',
+            "compiles for the CPU, and the model has an execution provider of its own",
+        ),
+        (models.DOUBLE + "model_transaction_policy { decoupled: true }", "does not go with a decoupled model"),
+        (models.DOUBLE.replace("onnxruntime", "python"), "compiles models of backend 'onnxruntime' only"),
+        (
+            models.DOUBLE.replace('backend: "onnxruntime"', 'platform: "ensemble"')
+            + 'ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "x" value: "x" } '
+            'output_map { key: "y" value: "y" } } }',
+            "compiles models of backend 'onnxruntime' only",
+        ),
+    ],
+)
+async def test_what_cannot_be_compiled_is_refused_by_name(tmp_path: Path, config: str, reason: str) -> None:
+    assert reason in refused(tmp_path, config + COMPILE)
 
 
 # Builds
@@ -295,6 +329,23 @@ def test_a_build_beyond_its_bounds_ends_and_is_remembered(tmp_path: Path, bounds
     assert not list(folder.root.glob(".work-*")) and not list(folder.root.glob("*.lease"))
     outcome, _ = build_ahead(one, folder, BuildBounds(), silent, again=True)
     assert outcome == "built"
+
+
+def test_a_model_of_an_object_store_has_an_artefact_too(tmp_path: Path) -> None:
+    config = (models.DOUBLE + COMPILE).encode()
+    objects = MemoryObjects({"repo/double/1/model.onnx": model_bytes(2.0), "repo/double/config.pbtxt": config})
+    with remote(objects, tmp_path / "cache") as store:
+        store.models()
+        (loaded,) = load_model(Loading(store, "double", find_backend=find_backend, cores=1, models=1)).values()
+        assert isinstance(loaded, LoadedVersion) and loaded.compilation is not None
+        loaded.close()
+        folder = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30)
+        outcome, manifest = build_ahead(loaded.compilation, folder, BuildBounds(), silent)
+        assert (outcome, manifest.model) == ("built", "double")
+        objects.put("repo/double/1/model.onnx", model_bytes(3.0))
+        store.models()
+        with pytest.raises(LoadFailed, match="have changed since it was loaded"):
+            build_ahead(loaded.compilation, folder, BuildBounds(), silent)
 
 
 class Disturbed(ChildProcesses):
@@ -417,6 +468,18 @@ def test_a_server_that_stops_starts_no_child() -> None:
     with pytest.raises(ArtefactRefused) as stopped:
         children.ask({}, b"", BuildBounds())
     assert stopped.value.kind is RefusalKind.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [
+        ("std::bad_alloc", True),
+        ("Failed to allocate memory for requested buffer", True),
+        ("bad shape", False),
+    ],
+)
+def test_an_error_for_want_of_memory_is_not_held_against_an_artefact(text: str, memory: bool) -> None:
+    assert lacks_memory(f"ONNX Runtime cannot load model.onnx: {text}") == memory
 
 
 # The swap

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_NO_MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate memory", "out of memory")
-
 
 def main() -> None:
     """Answer one request."""
@@ -37,12 +35,16 @@ def main() -> None:
     signal.alarm(request["timeout_s"])
     # A file that would grow too large is an error of the write, not the end of the process.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # Python 3.11 keeps bytecode of which it could write only a part.
+    sys.dont_write_bytecode = True
     restrict_self(file_bytes=request["file_bytes"])
     try:
         answer = _check(request) if request["samples"] is not None else _build(request)
     except LoadFailed as failure:
-        memory = any(text in failure.reason for text in _NO_MEMORY)
-        answer = {"kind": "out_of_memory" if memory else request["kind"], "reason": failure.reason}
+        from oriel_inference.artefacts.process import lacks_memory
+
+        kind = "out_of_memory" if lacks_memory(failure.reason) else request["kind"]
+        answer = {"kind": kind, "reason": failure.reason}
     except MemoryError:
         answer = {"kind": "out_of_memory", "reason": "it needs more memory than a build may use"}
     os.write(answers, json.dumps(answer).encode() + b"\n")

@@ -32,6 +32,7 @@ from oriel_inference.artefacts.process import (
     build,
     check_copy,
     circumstances,
+    lacks_memory,
     refusal_of,
 )
 from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed
@@ -128,6 +129,8 @@ class ArtefactKeeper:
             await asyncio.to_thread(self._prepare, one)
         fingerprint = life.fingerprint = one.key.fingerprint
         while not one.left:
+            if damages > MAX_DAMAGES:
+                raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
             found = await asyncio.to_thread(self._find, one)
             if one.left:
                 return
@@ -164,8 +167,6 @@ class ArtefactKeeper:
                 if built is not None and await self._enter(one, built, built=True):
                     return
                 damages += built is not None
-            if damages > MAX_DAMAGES:
-                raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
 
     def _prepare(self, one: Followed) -> None:
         """Read what the fingerprint and the check need. Raises ArtefactRefused and OSError."""
@@ -320,7 +321,8 @@ class ArtefactKeeper:
                     self._warm(session, one.samples, names)
             except (LoadFailed, InferenceError) as error:
                 _close(opened)
-                raise ArtefactRefused(RefusalKind.NOT_OPENED, str(error)) from error
+                kind = RefusalKind.NO_SPACE if lacks_memory(str(error)) else RefusalKind.NOT_OPENED
+                raise ArtefactRefused(kind, str(error)) from error
             return opened
         finally:
             # The runtime has read or mapped what it needs.
@@ -368,7 +370,8 @@ class ArtefactKeeper:
     async def _after_rollback(
         self, one: Followed, opened: list[Session], runs: Callable[[], bool], reason: str
     ) -> None:
-        await self._remember(one, ArtefactRefused(RefusalKind.FAILED, reason))
+        kind = RefusalKind.NO_SPACE if lacks_memory(reason) else RefusalKind.FAILED
+        await self._remember(one, ArtefactRefused(kind, reason))
         while True:
             if not runs():
                 break

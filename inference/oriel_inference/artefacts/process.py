@@ -30,6 +30,7 @@ MAX_ANSWER_BYTES = 1 << 20
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
 _CHILD = "oriel_inference.artefacts.child"
+_NO_MEMORY = ("bad allocation", "bad_alloc", "failed to allocate memory", "out of memory")
 
 
 class ArtefactRefused(Exception):
@@ -213,6 +214,11 @@ def read_samples(lines: list[dict[str, list[Any]]], data: IO[bytes]) -> Samples:
         }
         for line in lines
     ]
+
+
+def lacks_memory(text: str) -> bool:
+    """Return whether the error of a runtime is about memory, which says nothing about the artefact."""
+    return any(each in text.lower() for each in _NO_MEMORY)
 
 
 def refusal_of(refused: ArtefactRefused, under: Circumstances) -> Refusal:
