@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from dataclasses import replace
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.errors import BackendFailed, LoadFailed
 from oriel_inference.model import TensorInfo
+from oriel_inference.repository import onnx_files
 from oriel_inference.repository.compiling import Compilation, made_samples
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.scripting import Scripting
@@ -387,6 +389,17 @@ def test_the_lease_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> No
     )
     assert outcome == "built" and phases[0] == "waiting for another process that builds it"
     assert folder.lease(fingerprint) is None
+
+
+def test_a_bound_on_the_size_of_files_leaves_no_half_bytecode_behind(tmp_path: Path) -> None:
+    """A child once wrote the first bytes of the bytecode of what it imported, and nothing could import that again."""
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    one = compilation(tmp_path / "models")
+    bytecode = Path(cache_from_source(onnx_files.__file__))
+    bytecode.unlink(missing_ok=True)
+    with pytest.raises(ArtefactRefused):
+        build_ahead(one, ArtefactFolder(tmp_path / "a", max_bytes=1), BuildBounds(artefact_bytes=16), silent)
+    assert not bytecode.exists() or bytecode.stat().st_size > 16
 
 
 def test_outputs_are_verified_with_the_samples_of_the_configuration(tmp_path: Path) -> None:
