@@ -20,9 +20,9 @@ from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import ModelState
+from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.trace import ListSink
 from oriel_wire.unsampled import keep_body
-from oriel_policies.artefacts.lifecycle import ArtefactLife
 
 from ..waiting import until
 from . import models
