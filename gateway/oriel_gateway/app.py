@@ -277,7 +277,11 @@ async def _remember_use(ledger: UsageLedger, gateway: Gateway) -> None:
         found = lines_since(ledger.folder, f"{now[:7]}-01", but=ledger.instance)
         return [line for line in found if line.kind == "seen"]
 
-    lines = await asyncio.to_thread(earlier)
+    try:
+        lines = await asyncio.to_thread(earlier)
+    except OSError as error:
+        _log.error("what tenants used before this start is not counted, because it cannot be read: %s", error)
+        return
     gateway.records.stats.usage.restore(lines)
     if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was spent
         gateway.spending.restore(lines, now[:10], gateway.limiter.remembered)

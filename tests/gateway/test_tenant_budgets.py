@@ -1,6 +1,7 @@
 """Budgets of tenants on the whole path: what is spent, shown, and refused once nothing is left."""
 
 import asyncio
+import errno
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oriel_gateway import app
 from oriel_gateway.admin.budget_metrics import BudgetCollector
 from oriel_gateway.admin.console.tenants import tenant_report
 from oriel_gateway.app import _remember_use
@@ -277,6 +279,18 @@ async def test_what_was_spent_is_known_after_a_restart_and_counted_once(
     async with life(files, tmp_path, quotas=after) as client:
         assert [each["left"] for each in await shown(client)] == ["0.2", "0"]
         assert (await client.ask(INFER, b"x", key="key-t")).status == 429
+
+
+async def test_a_gateway_serves_although_the_use_before_its_start_cannot_be_read(
+    up: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreadable(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(app, "lines_since", unreadable)
+    async with life(budgets(up.port, '{ amount = 1, unit = "EUR" }'), tmp_path, quotas=False) as client:
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+    assert "because it cannot be read" in caplog.text and "Too many open files" in caplog.text
 
 
 async def test_a_budget_outlives_a_ledger_that_has_left_the_machine(up: Upstream, tmp_path: Path) -> None:
