@@ -15,7 +15,7 @@ see `most_in_time`; `/ blind` beside it is what could be reached at best.
 import argparse
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -24,12 +24,9 @@ import numpy as np
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.workers import Job
-from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
-from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
+from oriel_inference.simulated import DeviceClock, SimulatedModel, SimulatedSession
 from oriel_policies.batch import BatchBounds, ServiceCurve
-from oriel_wire.v2.messages import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,46 +64,6 @@ DEVICES = (
 )
 
 
-class DeviceClock(VirtualClock):
-    """Jobs run at the moment they are submitted, in a time of their own that does not move the world's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead_s = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.ahead_s
-
-    def submit(self, job: Job) -> None:
-        job()
-        self.ahead_s = 0.0
-
-    def call_from_thread(self, callback: Callable[[], None]) -> None:
-        self.call_at(self.now(), callback)
-
-
-class DeviceSession:
-    """One instance: its runs take the made-up time. rows: what it has computed in all."""
-
-    provider = "virtual"
-    inputs: Sequence[TensorInfo] = ()
-    outputs: Sequence[TensorInfo] = ()
-
-    def __init__(self, device: Device, clock: DeviceClock, chance: random.Random) -> None:
-        self._device = device
-        self._clock = clock
-        self._chance = chance
-
-    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        rows = len(inputs["x"])
-        noise = self._chance.gauss(1.0, self._device.noise)
-        self._clock.ahead_s = self._device.seconds(rows) * max(0.5, noise)
-        return [inputs["x"]]
-
-    def close(self) -> None:
-        pass
-
-
 class NoCurve(ServiceCurve):
     """The curve of a server that does not learn."""
 
@@ -136,20 +93,6 @@ def bursty(rate: float, until_s: float, chance: random.Random) -> Iterator[float
 ARRIVALS = {"poisson": poisson, "bursty": bursty}
 
 
-def model(device: Device, delay_s: float) -> ModelSpec:
-    return ModelSpec(
-        name="m",
-        version=1,
-        platform="",
-        backend="",
-        max_batch_size=device.max_rows,
-        inputs=(TensorSpec(name="x", datatype="FP32", dims=(1,)),),
-        outputs=(TensorSpec(name="y", datatype="FP32", dims=(1,)),),
-        bounds=BatchBounds(max_rows=device.max_rows, max_delay_s=delay_s),
-        queue=QueueRules(),
-    )
-
-
 @dataclass(slots=True)
 class Found:
     """The number of requests by tier: those that came, and those that were answered in time."""
@@ -173,9 +116,14 @@ def simulate(
     clock = DeviceClock()
     chance = random.Random(seed)
     plain = fifo_delay_s is not None
+
+    def seconds(rows: int) -> float:
+        return device.seconds(rows) * max(0.5, chance.gauss(1.0, device.noise))
+
+    bounds = BatchBounds(max_rows=device.max_rows, max_delay_s=fifo_delay_s or 0.0)
     batcher = Batcher(
-        model(device, fifo_delay_s or 0.0),
-        [DeviceSession(device, clock, chance)],
+        SimulatedModel(name="m", bounds=bounds, instances=1, seconds=seconds).spec(),
+        [SimulatedSession(clock, seconds)],
         clock=clock,
         cores=Cores(1),
         workers=clock,

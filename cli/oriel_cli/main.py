@@ -33,7 +33,10 @@ COMMANDS = {
     "top": _Entry("oriel_cli.top", "watch a gateway: tiers, pools, models, tenants, the latest misses"),
     "slo": _Entry("oriel_cli.slo", "print whether the promises of tiers are kept, and what is left of their budgets"),
     "load": _Entry("oriel_cli.load.command", "offer a load on schedule and print what became of it (open loop)"),
-    "simulate": _Entry("oriel_cli.simulate.command", "compare ways of scaling a pool in virtual time"),
+    "simulate": _Entry(
+        "oriel_cli.simulate.command",
+        "replay a load in virtual time, measure profiles for that, compare ways of scaling",
+    ),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
     "logic new": _Entry("oriel_logic.dev.new", "make a folder with a service, its test, a sample and its settings"),

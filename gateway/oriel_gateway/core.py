@@ -91,7 +91,7 @@ class Gateway:
         self.fronts: set[HttpServer] = set()
         self.unread = Unread()
         self.bodies = LargeMessages(least_bytes=_BODY_BYTES, delay_s=_GIVE_BACK_S)
-        most_s = _most_s(snapshot)
+        most_s = learn_within_s(snapshot)
         self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}
         self.left_pools: list[PoolGate] = []
         self.scaled = ScaledPools()
@@ -119,7 +119,7 @@ class Gateway:
         self._trust(snapshot)
         self.spending.snapshot = snapshot
         old, pools = self.snapshot, {}
-        most_s = _most_s(snapshot)
+        most_s = learn_within_s(snapshot)
         for name, pool in snapshot.pools.items():
             gate = self.pools.get(name)
             if gate is None:
@@ -287,7 +287,8 @@ class Gateway:
             await gate.close()
 
 
-def _most_s(snapshot: Snapshot) -> float:
+def learn_within_s(snapshot: Snapshot) -> float:
+    """Return how long calls may take in a pool whose concurrency is learned: a part of the tightest target."""
     return LEARN_SHARE * min((tier.target_s for tier in snapshot.tiers.values()), default=inf)
 
 

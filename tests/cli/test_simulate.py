@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from oriel_cli.main import main
 from oriel_cli.simulate.autoscaler import Activation, HorizontalPodAutoscaler
 from oriel_cli.simulate.cluster import Cluster
-from oriel_cli.simulate.command import Tier, changes_of_direction, compare
 from oriel_cli.simulate.hindsight import hindsight
 from oriel_cli.simulate.loads import Load, recorded, synthetic
+from oriel_cli.simulate.scale import Tier, changes_of_direction, compare
 from oriel_policies.scaling import PoolScaling
 
 

@@ -4,9 +4,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Literal
 
-Process = Literal["poisson", "bursty", "uniform", "trace"]
 MAX_TRACE_LINES = 5_000_000
 
 
@@ -42,6 +40,14 @@ def bursty(rate: float, seconds: float, random: Random, *, factor: float, burst_
             yield offset
         # What was left of the last gap is drawn anew in the next stay: the process has no memory.
         offset, on = until, not on
+
+
+def ramp(rate: float, seconds: float, random: Random, *, factor: float) -> Iterator[float]:
+    """Offsets of a Poisson process whose rate goes on a straight line from `rate` to factor x rate at the end."""
+    highest = rate * max(1.0, factor)
+    for offset in poisson(highest, seconds, random):
+        if random.random() * highest < rate * (1.0 + (factor - 1.0) * offset / seconds):
+            yield offset
 
 
 def replayed(offsets: Sequence[float], seconds: float) -> Iterator[float]:

@@ -5,7 +5,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -15,7 +15,7 @@ import uvloop
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.load.bodies import Prepared, prepare
-from oriel_cli.load.generator import Generator, Record
+from oriel_cli.load.generator import Generator, Record, schedule
 from oriel_cli.load.plot import as_html
 from oriel_cli.load.report import as_document, as_text, progress_line
 from oriel_cli.load.scenario import Phase, Scenario, Stream, checked, read
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--url", help="http://host:port/path or grpc://host:port/v2/models/NAME")
     one.add_argument("--rate", type=float, help="arrivals per second")
     one.add_argument("--seconds", type=float, help="how long (10)")
-    one.add_argument("--arrivals", choices=("poisson", "bursty", "uniform"), help="arrival process (poisson)")
+    one.add_argument("--arrivals", choices=("poisson", "bursty", "ramp", "uniform"), help="arrival process (poisson)")
     one.add_argument(
         "--trace", metavar="FILE", help="replay arrivals instead: a line per arrival, seconds from the start"
     )
@@ -57,12 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     both.add_argument("--plot", type=Path, metavar="FILE", default=Path("oriel-load.html"), help="(oriel-load.html)")
     both.add_argument("--no-plot", action="store_true")
     both.add_argument("--json", metavar="FILE", help="write the figures there; '-': to stdout, instead of the table")
+    both.add_argument("--record", type=Path, metavar="FILE", help="write the arrivals there, as a trace to replay")
     both.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def run(args: argparse.Namespace) -> int:
-    scenario = _scenario(args)
-    for path in [*([] if args.no_plot else [args.plot]), *([Path(args.json)] if args.json not in (None, "-") else [])]:
+    scenario = scenario_of(args)
+    written = [
+        None if args.no_plot else args.plot,
+        args.record,
+        Path(args.json) if args.json not in (None, "-") else None,
+    ]
+    for path in filter(None, written):
         if not path.parent.is_dir():
             raise CommandFailed(f"{path}: there is no such folder")  # now, not after an hour's load
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -74,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(as_text(document)))
         if args.json:
             _write(Path(args.json), json.dumps(document) + "\n")
+    if args.record is not None:
+        _write(args.record, "".join(trace_lines(scenario, until_s=record.ran_s)))
     if not args.no_plot:
         _write(args.plot, as_html(document))
         print(f"\nplot: {args.plot}", file=sys.stderr)
@@ -83,6 +91,14 @@ def run(args: argparse.Namespace) -> int:
     return 0 if document["quoted"] and answered else EXIT_FAILED
 
 
+def trace_lines(scenario: Scenario, *, until_s: float) -> Iterator[str]:
+    """Yield the lines of a trace that replays the arrivals of all phases in one, up to `until_s` from the first."""
+    for offset, _, stream in schedule(scenario):
+        if offset >= until_s:
+            return
+        yield f"{offset:.6f},{scenario.stream[stream].name}\n"
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
@@ -90,17 +106,20 @@ def _write(path: Path, text: str) -> None:
         raise CommandFailed(f"{path}: cannot be written ({refused.strerror})") from refused
 
 
-def _scenario(args: argparse.Namespace) -> Scenario:
+def scenario_of(args: argparse.Namespace) -> Scenario:
+    """Return the scenario of the file or of the flags. Raises CommandFailed."""
     always: dict[str, Any] = {
-        name: value for name in ("seed", "max_in_flight", "max_lag_ms") if (value := getattr(args, name)) is not None
+        name: value
+        for name in ("seed", "max_in_flight", "max_lag_ms")
+        if (value := getattr(args, name, None)) is not None
     }
     given = {
         name: value
         for name in (*Stream.__struct_fields__, *Phase.__struct_fields__)
         if (value := getattr(args, name, None)) is not None
     }
-    if args.header is not None:
-        given["headers"] = dict([_header(line) for line in args.header])
+    if (headers := getattr(args, "header", None)) is not None:
+        given["headers"] = dict([_header(line) for line in headers])
     if args.scenario is not None:
         if given:
             raise CommandFailed(f"a scenario file was given: put {', '.join(sorted(given))} in the file instead")

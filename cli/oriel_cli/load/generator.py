@@ -16,7 +16,7 @@ from itertools import accumulate, takewhile
 from random import Random
 from time import monotonic, process_time
 
-from oriel_cli.load.arrivals import bursty, merged, poisson, replayed, uniform
+from oriel_cli.load.arrivals import bursty, merged, poisson, ramp, replayed, uniform
 from oriel_cli.load.pacer import Pacer
 from oriel_cli.load.scenario import Scenario, Stream, trace_of
 from oriel_cli.load.senders import Sender, Ticket
@@ -71,7 +71,23 @@ def _schedule(scenario: Scenario, number: int, stream: Stream, trace: Sequence[f
         return uniform(rate, phase.seconds)
     if phase.arrivals == "bursty":
         return bursty(rate, phase.seconds, random, factor=phase.burst_factor, burst_s=phase.burst_s)
+    if phase.arrivals == "ramp":
+        return ramp(rate, phase.seconds, random, factor=phase.ramp_factor)
     return poisson(rate, phase.seconds, random)
+
+
+def schedule(scenario: Scenario) -> Iterator[tuple[float, int, int]]:
+    """Return the arrivals of all phases: offset from the start of the run, number of the phase, index of the stream.
+
+    Traces are read now, not when the arrivals are.
+    """
+    starts = accumulate((phase.seconds for phase in scenario.phase), initial=0.0)
+    phases = zip(starts, offered(scenario), strict=False)
+    return (
+        (start + offset, number, stream)
+        for number, (start, arrivals) in enumerate(phases)
+        for offset, stream in arrivals()
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +108,7 @@ class Generator:
     def __init__(self, scenario: Scenario, senders: Sequence[Sender]) -> None:
         self._scenario = scenario
         self._starts = list(accumulate((phase.seconds for phase in scenario.phase), initial=0.0))
-        self._phases = offered(scenario)
+        self._arrivals = schedule(scenario)
         tail_s = max(stream.gives_up_s for stream in scenario.stream)
         timelines = {stream.tier: Timeline(scenario.seconds, tail_s) for stream in scenario.stream}
         tallies = [[Tally() for _ in scenario.stream] for _ in scenario.phase]
@@ -128,7 +144,6 @@ class Generator:
         self._all_ended: asyncio.Future[None] = self._loop.create_future()
         self._pacer = Pacer(self._pump)
         self._began = monotonic() + LEAD_S
-        self._arrivals = self._all()
         self._advance()
         gc.collect()
         gc.freeze()  # what lives now is not walked again and again while answers are timed
@@ -155,11 +170,6 @@ class Generator:
             self._all_sent.set_result(None)
         else:
             self._leave()
-
-    def _all(self) -> Iterator[tuple[float, int, int]]:
-        for number, (start, arrivals) in enumerate(zip(self._starts, self._phases, strict=False)):
-            for offset, lane in arrivals():
-                yield start + offset, number, lane
 
     def _advance(self) -> None:
         arrival = next(self._arrivals, None)

@@ -1,6 +1,6 @@
 """Writes the page of a load: one HTML file that holds everything it shows. Pure: the document in, text out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -28,12 +28,17 @@ svg { width: 100%; height: auto; } svg text { font: 11.5px system-ui, sans-serif
 .lag { fill: var(--lag); opacity: .6; } .warm { fill: var(--warm); }
 polyline { fill: none; stroke-width: 2; stroke-linejoin: round; } .thin { stroke-width: 1.2; opacity: .6; }
 .dash { stroke-dasharray: 5 4; } .dots { stroke-dasharray: 1.5 3; } .level { stroke-dasharray: 8 5; opacity: .55; }
+@media (prefers-color-scheme: dark) { .key, svg [class^="t"] { filter: brightness(1.35); } }
 .key { display: inline-block; width: 1.6em; height: .2em; vertical-align: middle; margin: 0 .35em 0 1em; }
 """
 
 
-def as_html(document: Mapping[str, Any]) -> str:
-    """A whole page for the document of `report.as_document`; no part of it is fetched from anywhere."""
+def as_html(document: Mapping[str, Any], *, about: str = "", sections: Sequence[str] = (), style: str = "") -> str:
+    """A whole page for the document of `report.as_document`; no part of it is fetched from anywhere.
+
+    about: HTML to stand below the title instead of what holds for a measured load. sections: HTML to stand after the
+    charts. style: CSS for these.
+    """
     timeline = document["timeline"]
     colours = {tier: COLOURS[index % len(COLOURS)] for index, tier in enumerate(timeline)}
     styles = {tier: f"t{index % len(COLOURS)}" for index, tier in enumerate(timeline)}
@@ -49,15 +54,17 @@ def as_html(document: Mapping[str, Any]) -> str:
             "<!doctype html>",
             f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
             '<meta name="viewport" content="width=device-width">',
-            f"<style>{STYLE}{rules}</style></head><body>",
+            f"<style>{STYLE}{rules}{style}</style></head><body>",
             f"<h1>{title}</h1>",
-            f'<p class="soft">oriel {escape(document["oriel"])}, seed {document["seed"]}; a phase is '
+            about
+            or f'<p class="soft">oriel {escape(document["oriel"])}, seed {document["seed"]}; a phase is '
             f"{escape(document['rule']['text'])}. Latency counts from the scheduled arrival. "
             "Warm-ups (grey) are not quoted.</p>",
             quoted,
             cut,
             f"<p>{legend}</p>",
             *_charts(document, styles),
+            *sections,
             "<h2>Phases and tiers</h2>",
             _table(document),
             "<h2>What was not answered well</h2>",
@@ -68,9 +75,9 @@ def as_html(document: Mapping[str, Any]) -> str:
     )
 
 
-def _charts(document: Mapping[str, Any], styles: Mapping[str, str]) -> list[str]:
-    timeline = document["timeline"]
-    spans = [
+def spans_of(document: Mapping[str, Any]) -> list[Span]:
+    """The phases of a document, for its charts."""
+    return [
         Span(
             label=phase["phase"],
             start_s=phase["start_s"],
@@ -79,6 +86,11 @@ def _charts(document: Mapping[str, Any], styles: Mapping[str, str]) -> list[str]
         )
         for phase in document["phases"]
     ]
+
+
+def _charts(document: Mapping[str, Any], styles: Mapping[str, str]) -> list[str]:
+    timeline = document["timeline"]
+    spans = spans_of(document)
 
     def lines(name: str, what: str, style: str = "", per_s: bool = False, scale: float = 1.0) -> list[Line]:
         return [

@@ -158,6 +158,11 @@ def _phase_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]])
         lines.append(
             f"  not quoted: {phase['objection']}" if phase["warm_up"] else f"  NOT QUOTED: {phase['objection']}"
         )
+    return [*lines, *tier_lines(phase, streams)]
+
+
+def tier_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines about the tiers of one phase: a table, and what was not answered well."""
     targets: dict[str, set[float]] = {}
     for stream in streams:
         if stream["target_ms"] is not None:
@@ -180,7 +185,7 @@ def _phase_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]])
         )
     heading = ("tier", "arrivals/s", "good", "refused", "failed", "target ms", "in target", "goodput/s")
     table = columns((*heading, *(f"{share} ms" for share in _SHARES)), rows, right=set(range(1, 11)))
-    lines += [f"  {line}" for line in table]
+    lines = [f"  {line}" for line in table]
     for tier, found in phase["tiers"].items():
         for kind in ("refused", "failed", "unsent"):
             for reason, count in sorted(found[kind].items(), key=lambda each: -each[1]):

@@ -56,9 +56,10 @@ class Phase(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str = ""
     rate: Positive | None = None
     rates: dict[str, Annotated[float, Meta(ge=0, le=1e6)]] = {}
-    arrivals: Literal["poisson", "bursty", "uniform", "trace"] = "poisson"
+    arrivals: Literal["poisson", "bursty", "ramp", "uniform", "trace"] = "poisson"
     burst_factor: Annotated[float, Meta(ge=1, le=1000)] = 5.0
     burst_s: Seconds = 0.5
+    ramp_factor: Annotated[float, Meta(ge=0, le=1000)] = 4.0
     trace: str = ""
     warm_up: bool = False  # sent and counted, never quoted
 

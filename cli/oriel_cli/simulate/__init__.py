@@ -1,1 +1,1 @@
-"""`oriel simulate scale`: compares scaling policies in virtual time, on the same load."""
+"""`oriel simulate`: replays loads in virtual time, compares scaling policies, and packs services into nodes."""

@@ -1,5 +1,6 @@
 """One pool at run time: its endpoints, its permits and the queue for them."""
 
+from collections.abc import Callable
 from math import ceil, inf
 from time import monotonic
 from typing import Final, Protocol
@@ -79,10 +80,12 @@ class PoolGate:
     wants_load_report: whether the next request should ask its server for a load report.
     most_s: how long calls may take in the pool so that its concurrency can be learned.
     demand: counts the demand for a pool that scales; None for others.
+    clock: monotonic seconds; another one than the machine's in simulations.
     """
 
-    def __init__(self, pool: Pool, *, most_s: float = inf) -> None:
+    def __init__(self, pool: Pool, *, most_s: float = inf, clock: Callable[[], float] = monotonic) -> None:
         self.name = pool.name
+        self._clock = clock
         self.pool = pool
         memo = ResponseMemo()  # one for all endpoints: a thousand of them with a megabyte each would be a gigabyte
         self.endpoints = EndpointSet(
@@ -244,7 +247,7 @@ class PoolGate:
         return Prospect(
             usable=usable,
             room=not queues or admission.queue.takes(band, size_bytes),
-            wait_s=backlog.wait_s(waiting, monotonic()) if waits and backlog is not None else 0.0,
+            wait_s=backlog.wait_s(waiting, self._clock()) if waits and backlog is not None else 0.0,
             service_s=self._times.get(target.work, _NO_TIMES).expected_s,
         )
 
@@ -266,7 +269,7 @@ class PoolGate:
         due = min(received_s + tier.target_s, deadline)
         times = self._times.get(target.work, _NO_TIMES)
         backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name)
-        now = monotonic()
+        now = self._clock()
         # Most calls are far from being late; only the others need the whole estimate.
         if backlog is not None and waiting and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now:
             left_s = deadline - now
@@ -285,7 +288,8 @@ class PoolGate:
                     retry_after_s=max(1, min(60, ceil(wait_s))),
                 )
         if not admission.queue.takes(tier.band, size_bytes):
-            raise self._full_now()
+            retry_after_s = admission.retry_after_s()
+            raise Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
         ticket = Ticket(
             band=tier.band,
             tenant=tenant.name,
@@ -307,10 +311,6 @@ class PoolGate:
         for loser in displaced:
             loser.payload.displaced()
         return ticket
-
-    def _full_now(self) -> Refused:
-        retry_after_s = self.admission.retry_after_s()
-        return Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
 
     def leave_queue(self, ticket: Ticket) -> bool:
         """Leave the queue. Returns False if the waiter has acquired a permit already."""
@@ -367,7 +367,7 @@ class PoolGate:
                     self._full = True
                     learned.calm()
                     admission.limit = learned.limit
-                if good is not None and learned.ended(held_s, monotonic(), good=good, late=late):
+                if good is not None and learned.ended(held_s, self._clock(), good=good, late=late):
                     admission.limit = learned.limit
                     self.wants_load_report = True
             self.pump()
@@ -400,7 +400,7 @@ class PoolGate:
             admission.inflight >= admission.limit and not self.lendable
         ):
             return
-        now = monotonic()
+        now = self._clock()
         while True:
             while admission.inflight >= admission.limit:
                 if not self.lendable or not self._suspend_one():

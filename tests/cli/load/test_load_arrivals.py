@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_cli.load.arrivals import bursty, merged, poisson, replayed, trace_offsets, uniform
+from oriel_cli.load.arrivals import bursty, merged, poisson, ramp, replayed, trace_offsets, uniform
 
 RATES = st.floats(0, 2000)
 SPANS = st.floats(0.01, 2)
@@ -20,6 +20,7 @@ def test_arrivals_ascend_within_the_phase_and_follow_from_the_seed(
         lambda: uniform(rate, seconds),
         lambda: poisson(rate, seconds, Random(seed)),
         lambda: bursty(rate, seconds, Random(seed), factor=factor, burst_s=burst_s),
+        lambda: ramp(rate, seconds, Random(seed), factor=factor),
     ):
         found = list(islice(make(), 5000))
         assert found == sorted(found) and all(0 <= each < seconds for each in found)
@@ -31,6 +32,14 @@ def test_poisson_has_its_rate_and_its_spread() -> None:
     mean = sum(gaps) / len(gaps)
     spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean
     assert len(gaps) == pytest.approx(50_000, rel=0.02) and spread == pytest.approx(1, rel=0.03)
+
+
+@pytest.mark.parametrize("factor", [0.0, 4.0])
+def test_a_ramp_goes_on_a_straight_line_to_its_end(factor: float) -> None:
+    found = list(ramp(500, 100, Random(3), factor=factor))
+    assert len(found) == pytest.approx(50_000 * (1 + factor) / 2, rel=0.02)
+    half = sum([1 for each in found if each < 50])
+    assert half == pytest.approx(25_000 * (1 + (factor - 1) / 4), rel=0.02)
 
 
 def test_bursts_keep_the_mean_rate_and_spread_more_than_poisson() -> None:

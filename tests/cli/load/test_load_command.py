@@ -104,11 +104,14 @@ seconds = 0.8
 arrivals = "bursty"
 rate = 200
 """)
-    code, out, err = await oriel_load(tmp_path, "s.toml", "--json", "f.json")
+    code, out, err = await oriel_load(tmp_path, "s.toml", "--json", "f.json", "--record", "calls.csv")
     assert code in (0, 1), err  # 1: this machine was too busy for the generator
     assert "calm: poisson arrivals, 0.4 s" in out and "storm: bursty" in out and "goodput/s" in out
     document = json.loads((tmp_path / "f.json").read_text())
     assert [phase["phase"] for phase in document["phases"]] == ["calm", "storm"]
+    recorded = [line.split(",") for line in (tmp_path / "calls.csv").read_text().splitlines()]
+    assert len(recorded) == sum([phase["all"]["scheduled"] for phase in document["phases"]])
+    assert {stream for _, stream in recorded} == {"gold", "other"}
     assert document["phases"][0]["tiers"]["gold"]["good"] == document["phases"][0]["tiers"]["gold"]["scheduled"] > 60
     html = (tmp_path / "oriel-load.html").read_text()
     page = Page(html)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.load.command import _scenario, add_arguments
+from oriel_cli.load.command import add_arguments, scenario_of
 from oriel_cli.load.scenario import Scenario, read
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +31,7 @@ def parsed(folder: Path, text: str) -> Scenario:
 def flags(*words: str) -> Scenario:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return _scenario(parser.parse_args(words))
+    return scenario_of(parser.parse_args(words))
 
 
 def test_a_file_becomes_streams_and_phases(tmp_path: Path) -> None:
@@ -64,7 +64,10 @@ def test_the_example_is_a_scenario() -> None:
         (('tier = "second"', 'key_env = "ORIEL_ABSENT"'), "ORIEL_ABSENT"),
         (('body = "b.json"', 'body = "b.json"\nrows = 2'), "either 'body' or 'rows'"),
         (("[[phase]]", "[[phase"), "line"),
-        (("[[phase]]", '[[phase]]\narrivals = "poison"'), "it is one of 'bursty', 'poisson', 'trace', 'uniform'"),
+        (
+            ("[[phase]]", '[[phase]]\narrivals = "poison"'),
+            "it is one of 'bursty', 'poisson', 'ramp', 'trace', 'uniform'",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_file(tmp_path: Path, change: tuple[str, str], said: str) -> None:

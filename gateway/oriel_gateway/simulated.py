@@ -1,0 +1,204 @@
+"""A gateway in virtual time: the real limits, routes, queues and permits; only the upstream is made up.
+
+It decides in the order of `ingress.judging` and of the table in `call.lifecycle`: whether the call could be in time,
+its limits, a permit or a place in the queue, and what its end gives back. Bytes are left out, and with them retries,
+hedging, shadow copies, kept answers and fallback pools. Pools do not scale here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from oriel_gateway.core import learn_within_s
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.http_status import STATUS
+from oriel_gateway.limits.embedded import EmbeddedLimiter
+from oriel_gateway.limits.grants import Grant
+from oriel_gateway.pools.holding import judge_request
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.target_cache import TargetCache
+from oriel_gateway.routing.targets import Target, chosen
+from oriel_policies.documents import Snapshot, Tenant
+from oriel_policies.flows import Ticket
+
+EPOCH_S = 1767225600.0  # the wall clock at the beginning of a simulation, for quotas: 2026-01-01, a Thursday
+
+# The end of a call: the status of its answer, the reason of a refusal and what the server reports as its cost.
+End = Callable[[int, str, int], None]
+Cancel = Callable[[], None]
+
+
+class Timer(Protocol):
+    """A scheduled call that may be cancelled."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Virtual time."""
+
+    def now(self) -> float: ...
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer: ...
+
+
+class Upstream(Protocol):
+    """The servers behind the gateway. Returns how to cancel the call, whose `end` is then not called any more."""
+
+    def __call__(self, target: Target, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel: ...
+
+
+class SimulatedGateway:
+    """One gateway. upstream: gets the calls that have a permit."""
+
+    def __init__(self, snapshot: Snapshot, clock: Clock, upstream: Upstream) -> None:
+        began_s = clock.now()
+        self.clock = clock
+        self.upstream = upstream
+        self.limiter = EmbeddedLimiter(wall=lambda: EPOCH_S + clock.now() - began_s)
+        self.targets = TargetCache(snapshot)
+        most_s = learn_within_s(snapshot)
+        # No server of a simulated pool is starting, so no call is held for one.
+        pools = [replace(pool, scaling=None, probe="", discover=None) for pool in snapshot.pools.values()]
+        self.pools = {pool.name: PoolGate(pool, most_s=most_s, clock=clock.now) for pool in pools}
+
+    @property
+    def waiting(self) -> int:
+        """Count the calls that wait for a permit."""
+        return sum([len(gate.admission.queue) for gate in self.pools.values()])
+
+    def call(
+        self,
+        tenant: Tenant,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        request_id: str,
+        rows: int,
+        size_bytes: int,
+        timeout_s: float | None,
+        end: End,
+    ) -> None:
+        """Take a call now. `end` is called once.
+
+        timeout_s: what the client gives it; the tier's time if that is less, or None.
+        """
+        try:
+            target = self.targets.of_line(tenant, f"POST {path} HTTP/1.1".encode("ascii"), "POST", path, "")
+            if target.choices is not None:
+                target = chosen(target, headers.get, request_id)
+            tenant, gate, now = target.tenant, self.pools[target.pool], self.clock.now()
+            left_s = tenant.tier.give_up_s if timeout_s is None else min(timeout_s, tenant.tier.give_up_s)
+            if left_s < gate.slow_s:
+                judge_request(gate, target, tenant, size_bytes, left_s)
+            grant = self.limiter.acquire(tenant, target, size_bytes, now) if target.allowances else None
+        except Refused as refused:
+            end(STATUS[refused.outcome], refused.outcome.value, 0)
+            return
+        _Call(self, gate, target, grant, now, now + left_s, rows, size_bytes, end).begin()
+
+
+class _Call:
+    """A call from its permit or its place in the queue to its end. It is a `pools.pool.Waiter`."""
+
+    __slots__ = (
+        "_cancel",
+        "_deadline",
+        "_end",
+        "_gate",
+        "_gateway",
+        "_grant",
+        "_permit_s",
+        "_rows",
+        "_size_bytes",
+        "_target",
+        "_ticket",
+        "_timer",
+        "queued_s",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        gate: PoolGate,
+        target: Target,
+        grant: Grant | None,
+        now: float,
+        deadline: float,
+        rows: int,
+        size_bytes: int,
+        end: End,
+    ) -> None:
+        self.tenant = target.tenant
+        self.queued_s = now
+        self._gateway = gateway
+        self._gate = gate
+        self._target = target
+        self._grant = grant
+        self._deadline = deadline
+        self._rows = rows
+        self._size_bytes = size_bytes
+        self._end: End | None = end
+        self._ticket: Ticket | None = None
+        self._permit_s = -1.0
+        self._cancel: Cancel | None = None
+        self._timer: Timer | None = None
+
+    def begin(self) -> None:
+        """Send the call on if a permit is free, else queue it."""
+        gate, now = self._gate, self.queued_s
+        self._timer = self._gateway.clock.call_at(self._deadline, self._expired)
+        if gate.admission.enter():
+            self.admitted()
+            return
+        try:
+            self._ticket = gate.join_queue(
+                self,
+                self.tenant,
+                self._target,
+                received_s=now,
+                deadline=self._deadline,
+                size_bytes=self._size_bytes,
+            )
+        except Refused as refused:
+            self._finish(STATUS[refused.outcome], refused.outcome.value)
+            return
+        gate.pump()
+
+    def admitted(self) -> None:
+        """Send the call to a server: it has a permit."""
+        self._permit_s = self._gateway.clock.now()
+        cancel = self._gateway.upstream(self._target, self.tenant, self._rows, self._deadline, self._finish)
+        if self._end is not None:
+            self._cancel = cancel
+
+    def displaced(self) -> None:
+        """End the call: a more urgent one has taken its place."""
+        self._ticket = None
+        self._finish(STATUS[Outcome.DISPLACED], Outcome.DISPLACED.value)
+
+    def _expired(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+        elif self._ticket is not None and self._permit_s < 0.0:
+            self._gate.leave_queue(self._ticket)
+            self._ticket = None
+        self._finish(STATUS[Outcome.DEADLINE_EXCEEDED], Outcome.DEADLINE_EXCEEDED.value)
+
+    def _finish(self, status: int, reason: str, cost_us: int = -1) -> None:
+        end, self._end = self._end, None
+        if end is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        now, executed, cost_s = self._gateway.clock.now(), self._permit_s >= 0.0, 0.0
+        if executed:
+            late = status != 200 and now >= self._deadline
+            size_bytes = self._size_bytes if status < 300 else -1
+            cost_s = self._gate.release_permit(
+                self._target, self.tenant, self._ticket, now - self._permit_s, cost_us, size_bytes, status < 500, late
+            )
+        if self._grant is not None:
+            self._grant.settle(round(cost_s * 1e6), executed, now)
+        end(status, reason, cost_us)

@@ -1,0 +1,243 @@
+"""`oriel simulate serve`: loads in virtual time, through the real queues, limits and batches."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_cli.errors import CommandFailed
+from oriel_cli.load.command import trace_lines
+from oriel_cli.load.generator import schedule
+from oriel_cli.load.scenario import Phase, Scenario, Stream, checked
+from oriel_cli.main import main
+from oriel_cli.simulate.profile import Profile, Size, drawn, mean_ms, read, spread_of
+from oriel_cli.simulate.requests import request_of
+from oriel_cli.simulate.serve import simulate
+from oriel_cli.simulate.virtual import VirtualLoad
+from oriel_policies.documents import Snapshot, compile_documents
+from oriel_policies.metering.prices import NANO, Price
+
+URL = "http://x/v2/models/m/infer"
+ALONE = Profile(model="m", max_rows=0, sizes=[Size(rows=1, mean_ms=10.0)])
+BATCHED = Profile(model="m", max_rows=16, sizes=[Size(rows=1, mean_ms=10.0), Size(rows=16, mean_ms=25.0)])
+
+
+def scenario(*streams: dict[str, Any], **phase: Any) -> Scenario:
+    found = [Stream(**{"url": URL, **stream}) for stream in streams or ({},)]
+    return checked(Scenario(stream=found, phase=[Phase(**{"seconds": 20.0, **phase})]), Path())
+
+
+def simulated(made: Scenario, profile: Profile = ALONE, **more: Any) -> dict[str, Any]:
+    return simulate(made, {profile.model: profile}, **more)
+
+
+def documents(*, inflight: int = 4, limit: str = "") -> Snapshot:
+    tenants = "".join(
+        f'[tenants.{tier}]\ntier = "{tier}"\nmodels = ["*"]\n'
+        f'keys = [{{ sha256 = "{sha256(tier.encode()).hexdigest()}" }}]\n{limit if tier == "bronze" else ""}\n'
+        for tier in ("gold", "bronze")
+    )
+    text = f"""
+[tiers.gold]
+band = 0
+target_ms = 100
+give_up_ms = 400
+[tiers.bronze]
+band = 2
+target_ms = 1000
+give_up_ms = 4000
+[pools.p]
+endpoints = ["127.0.0.1:1"]
+max_inflight = {inflight}
+learn_concurrency = false
+[[routes]]
+model = "*"
+pool = "p"
+{tenants}"""
+    return compile_documents({"all.toml": text.encode()})
+
+
+def test_calls_that_never_meet_take_the_time_of_the_profile() -> None:
+    profile = msgspec.structs.replace(ALONE, overhead_ms=2.0, row_ms=1.0)
+    document = simulated(scenario({"target_ms": 13.5}, arrivals="uniform", rate=20.0), profile)
+    found = document["phases"][0]["tiers"]["load"]
+    assert found["scheduled"] == found["good"] == 399 and found["attainment"] == 1.0
+    assert found["latency_ms"]["p50"] == pytest.approx(13.0, rel=0.006), "10 ms, 2 beside the batch and 1 for the row"
+    assert document["simulation"]["device_s"] == pytest.approx(399 * 0.011)
+    assert document["simulation"]["models"]["m"]["sizes"] == {"1": 399}
+
+
+@pytest.mark.parametrize("load", [0.4, 0.7])
+def test_an_arrival_meets_a_busy_server_as_often_as_queueing_theory_says(load: float) -> None:
+    """Of Poisson arrivals at a single server, 1 - load wait for nobody, whatever the service times."""
+    made = scenario({"target_ms": 10.001, "deadline_ms": 60_000.0}, rate=100.0 * load, seconds=300.0)
+    document = simulated(made)
+    assert document["phases"][0]["tiers"]["load"]["attainment"] == pytest.approx(1.0 - load, abs=0.02)
+    assert document["simulation"]["utilisation"] == pytest.approx(load, abs=0.02)
+
+
+def test_batches_grow_with_the_load_and_two_replicas_halve_it() -> None:
+    made = scenario({"target_ms": 100.0, "deadline_ms": 400.0}, rate=400.0)
+    one, two = simulated(made, BATCHED), simulated(made, BATCHED, replicas=2)
+    means = [found["simulation"]["models"]["m"] for found in (one, two)]
+    assert means[0]["rows"] / means[0]["batches"] > 1.3 * means[1]["rows"] / means[1]["batches"]
+    p99s = [found["phases"][0]["tiers"]["load"]["latency_ms"]["p99"] for found in (one, two)]
+    assert p99s[1] < p99s[0]
+    assert two["simulation"]["utilisation"] < one["simulation"]["utilisation"]
+
+
+def test_the_same_seed_gives_the_same_result_and_the_arrivals_of_a_measured_load() -> None:
+    made = scenario({"deadline_ms": 100.0}, arrivals="bursty", rate=120.0)
+    assert simulated(made, BATCHED) == simulated(made, BATCHED)
+    assert simulated(made, BATCHED)["phases"][0]["all"]["scheduled"] == len(list(schedule(made)))
+
+
+def test_through_a_gateway_the_urgent_tier_is_in_time_and_limits_refuse() -> None:
+    streams = [{"name": tier, "key": tier, "weight": weight} for tier, weight in (("gold", 1.0), ("bronze", 2.0))]
+    document = simulated(scenario(*streams, rate=180.0), snapshot=documents())
+    tiers = document["phases"][0]["tiers"]
+    assert tiers["gold"]["attainment"] > 0.95, "gold alone is 60 of the 100 calls per second that the server takes"
+    assert tiers["bronze"]["attainment"] < 0.5 and sum(tiers["bronze"]["refused"].values()) > 1000
+    limited = simulated(
+        scenario(*streams, rate=90.0), snapshot=documents(limit="limit = { requests_per_s = 10, burst = 1 }")
+    )
+    refused = limited["phases"][0]["tiers"]["bronze"]["refused"]
+    assert set(refused) == {"429 rate_limited"}
+    assert limited["phases"][0]["tiers"]["bronze"]["good"] <= 10 * 20 + 1
+    assert not limited["phases"][0]["tiers"]["gold"]["refused"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 2**20),
+    st.sampled_from(["poisson", "bursty", "ramp"]),
+    st.floats(20.0, 400.0),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_every_call_ends_once_and_leaves_nothing_behind(
+    seed: int, arrivals: str, rate: float, replicas: int, gateway: bool
+) -> None:
+    streams = [{"name": tier, "key": tier, "deadline_ms": 150.0} for tier in ("gold", "bronze")]
+    made = scenario(*streams, arrivals=arrivals, rate=rate, seconds=1.5)
+    made.seed = seed
+    profile = msgspec.structs.replace(BATCHED, instances=2, spread=[0.5, 1.0, 2.0], overhead_ms=1.0)
+    load = VirtualLoad(
+        made,
+        [request_of(stream) for stream in made.stream],
+        {"m": profile},
+        replicas=replicas,
+        snapshot=documents() if gateway else None,
+    )
+    record = load.run()
+    for tally in record.tallies[0]:
+        ended = tally.good + sum(tally.refused.values()) + sum(tally.failed.values())
+        assert tally.scheduled == tally.sent == ended == tally.latency.count + ended - tally.good
+    assert all(not replica.outstanding and not replica.server.waiting for replica in load._replicas)
+    if load._gateway is not None:
+        gate = load._gateway.pools["p"]
+        assert (gate.admission.inflight, len(gate.admission.queue)) == (0, 0)
+
+
+def test_a_recorded_load_is_replayed_as_it_was(tmp_path: Path) -> None:
+    streams = [{"name": "a"}, {"name": "b", "weight": 3.0}]
+    made = scenario(*streams, arrivals="bursty", rate=50.0)
+    trace = tmp_path / "calls.csv"
+    trace.write_text("".join(trace_lines(made, until_s=12.0)))
+    again = scenario(*streams, arrivals="trace", trace=str(trace))
+    first = [(round(offset, 6), stream) for offset, _, stream in schedule(made) if offset < 12.0]
+    assert [(offset, stream) for offset, _, stream in schedule(again)] == first
+
+
+def test_the_command_prints_a_table_or_json_and_writes_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, prices, page = tmp_path / "p.json", tmp_path / "prices.toml", tmp_path / "page.html"
+    profile.write_bytes(msgspec.json.encode(BATCHED))
+    prices.write_text('[prices.t4]\nclass = "cpu"\ncurrency = "USD"\nvalid_from = 2026-01-01\ndevice_hour = 0.75\n')
+    flags = ["--profile", str(profile), "--rate", "200", "--seconds", "3", "--target-ms", "100", "--replicas", "2"]
+    assert main(["simulate", "serve", *flags, "--prices", str(prices), "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert "2 replicas without a gateway" in text and "1.5 USD an hour for the replicas" in text and "p99 ms" in text
+    html = page.read_text()
+    assert html.count("<svg") == html.count("</svg>") == 6 and "http://" not in html
+    assert main(["simulate", "serve", *flags, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["simulation"]["replicas"] == 2 and document["simulation"]["cost"] == []
+
+
+def test_costs_follow_from_the_price_of_the_class() -> None:
+    price = Price(name="t4", device_class="cpu", currency="USD", valid_from="2026-01-01", device_hour=NANO)
+    document = simulated(scenario({}, arrivals="uniform", rate=50.0), replicas=2, prices=[price])
+    (cost,) = document["simulation"]["cost"]
+    assert cost["replicas_per_hour"] == 2.0 and cost["replicas"] == pytest.approx(2 * 20 / 3600)
+    assert cost["used"] == pytest.approx(document["simulation"]["device_s"] / 3600)
+    assert cost["per_million_answers"] == pytest.approx(cost["replicas"] / 999 * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("stream", "why"),
+    [
+        ({"url": "http://x/v1/services/s"}, "only requests to models"),
+        ({"url": "http://x/v2/models/other/infer"}, "no profile of model 'other', only of m"),
+        ({"rows": 17}, "17 rows are more"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(stream: dict[str, Any], why: str) -> None:
+    with pytest.raises(CommandFailed, match=why):
+        simulated(scenario(stream, rate=1.0), BATCHED)
+
+
+def test_a_key_of_nobody_is_refused() -> None:
+    with pytest.raises(CommandFailed, match="belongs to no tenant"):
+        simulated(scenario({"key": "silver"}, rate=1.0), snapshot=documents())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"model": "m"}', "max_rows"),
+        ('{"model": "m", "max_rows": 4, "sizes": []}', "sizes"),
+        ('{"model": "m", "max_rows": 4, "sizes": [{"rows": 2, "mean_ms": 1}, {"rows": 1, "mean_ms": 1}]}', "ascend"),
+        ('{"model": "m", "max_rows": 4, "sizes": [{"rows": 2, "mean_ms": 1}], "spread": [2, 1]}', "ascend"),
+        ('{"model": "m", "max_rows": 4, "sizes": [{"rows": 2, "mean_ms": 1}], "preferred_rows": [8]}', "at most"),
+        ("[", "p.json"),
+    ],
+)
+def test_a_mistake_in_a_profile_is_named(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(CommandFailed, match=why):
+        read(path)
+
+
+@given(st.lists(st.floats(0.001, 1000.0), min_size=2, max_size=300))
+def test_a_spread_ascends_and_draws_the_mean(samples: list[float]) -> None:
+    spread = spread_of(samples)
+    assert spread == sorted(spread)
+    between = [(one + other) / 2 for one, other in zip(spread, spread[1:], strict=False)]
+    assert sum(between) / len(between) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_drawn_times_have_the_mean_of_their_size() -> None:
+    profile = msgspec.structs.replace(BATCHED, spread=spread_of([1.0, 1.0, 1.0, 1.5, 3.0]), row_ms=0.5)
+    seconds = drawn(profile, Random(1))
+    for rows in (1, 7, 16):
+        mean_s = sum([seconds(rows) for _ in range(20_000)]) / 20_000
+        assert mean_s * 1e3 == pytest.approx(mean_ms(profile.sizes, rows) + 0.5 * rows, rel=0.02)
+    assert mean_ms(profile.sizes, 32) == pytest.approx(41.0), "on the line of the two largest sizes"
+
+
+def test_a_load_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandFailed, match="at most 5000000"):
+        simulated(scenario(rate=1e5, seconds=60.0))
+    path = tmp_path / "p.json"
+    path.write_bytes(msgspec.json.encode(ALONE))
+    flags = ["--profile", str(path), "--rate", "1", "--replicas", "1001"]
+    assert main(["simulate", "serve", *flags]) == 1 and "--replicas is 1 to 1000" in capsys.readouterr().err
