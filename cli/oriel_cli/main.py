@@ -35,7 +35,7 @@ COMMANDS = {
     "load": _Entry("oriel_cli.load.command", "offer a load on schedule and print what became of it (open loop)"),
     "simulate": _Entry(
         "oriel_cli.simulate.command",
-        "replay a load in virtual time, measure profiles for that, compare ways of scaling",
+        "replay a load in virtual time, compare ways of scaling, pack services into nodes",
     ),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),

@@ -114,10 +114,10 @@ class SimulatedServer:
         self._arrays: dict[int, Array] = {}
         self.batchers: dict[str, Batcher] = {}
         for model in models:
-            told = None if ran is None else _of(ran, model.name)
+            hook = None if ran is None else _of(ran, model.name)
             self.batchers[model.name] = Batcher(
                 model.spec(),
-                [SimulatedSession(clock, model.seconds, told) for _ in range(model.instances)],
+                [SimulatedSession(clock, model.seconds, hook) for _ in range(model.instances)],
                 clock=clock,
                 cores=units,
                 workers=clock,

@@ -101,7 +101,7 @@ async def measured(url: str, model: str, *, seconds: float, rows: int = 1, devic
     assert parts.hostname is not None
     client = HttpClient(host=parts.hostname, port=parts.port or 80, max_connections=MOST_CALLERS)
     try:
-        config = await _asked(client, f"/v2/models/{quote(model, safe='')}/config")
+        config = await _read(client, f"/v2/models/{quote(model, safe='')}/config")
         max_rows = int(config.get("max_batch_size") or 0)
         batching = config.get("dynamic_batching")
         found = batching if isinstance(batching, dict) else {}
@@ -197,7 +197,7 @@ async def _shot(url: str, model: str, rows: int) -> Shot:
 
 async def _counts(client: HttpClient, model: str) -> dict[int, _Counts]:
     """Read the batches of all versions from the statistics extension, by size."""
-    document = await _asked(client, f"/v2/models/{quote(model, safe='')}/stats")
+    document = await _read(client, f"/v2/models/{quote(model, safe='')}/stats")
     found: dict[int, _Counts] = {}
     for version in document.get("model_stats") or ():
         for each in version.get("batch_stats") or ():
@@ -256,13 +256,15 @@ def _batches(counts: Mapping[int, _Counts], rows: int) -> bool:
     return any(size > rows for size in counts)
 
 
-async def _asked(client: HttpClient, target: str) -> dict[str, Any]:
+async def _read(client: HttpClient, target: str) -> dict[str, Any]:
     answer = await client.request("GET", target, [], deadline=monotonic() + ANSWER_WITHIN_S)
     try:
         document = json.loads(answer.body)
     except ValueError:
         document = None
     if answer.status != 200 or not isinstance(document, dict):
-        said = document.get("error") if isinstance(document, dict) else ""
-        raise CommandFailed(f"the server answers {answer.status} to {target}{f': {str(said)[:200]}' if said else ''}")
+        reason = document.get("error") if isinstance(document, dict) else ""
+        raise CommandFailed(
+            f"the server answers {answer.status} to {target}{f': {str(reason)[:200]}' if reason else ''}"
+        )
     return document

@@ -3,7 +3,7 @@
 import argparse
 from typing import Protocol
 
-from oriel_cli.simulate import calibrate, scale, serve
+from oriel_cli.simulate import calibrate, cost, scale, serve
 
 
 class _Action(Protocol):
@@ -15,6 +15,7 @@ class _Action(Protocol):
 ACTIONS: dict[str, tuple[_Action, str]] = {
     "serve": (serve, "replay a load against the real queue, limit and batch rules in virtual time"),
     "profile": (calibrate, "measure how long a model's batches take on a running server, for `simulate serve`"),
+    "cost": (cost, "what services cost an hour on nodes, packed in several ways"),
     "scale": (scale, "how many replicas each policy takes, and which calls are in time"),
 }
 

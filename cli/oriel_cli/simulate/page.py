@@ -66,9 +66,9 @@ def _sections(document: Mapping[str, Any]) -> list[str]:
         Line(label=name, values=[100.0 * each for each in bins], width_s=timeline["width_s"], style=styles[name])
         for name, bins in timeline["busy"].items()
     ]
-    places = {"gateway": "dash", "servers": ""}
+    queues = {"gateway": "dash", "servers": ""}
     waiting = [
-        Line(label=place, values=list(bins), width_s=timeline["width_s"], style=f"t0 {places[place]}")
+        Line(label=place, values=list(bins), width_s=timeline["width_s"], style=f"t0 {queues[place]}")
         for place, bins in timeline["waiting"].items()
     ]
     dashed = ", dashed at the gateway" if "gateway" in timeline["waiting"] else ""
