@@ -4,6 +4,7 @@ python benchmarks/goodput.py CASE [options]
 
 servers     the inference server beside a FIFO and Triton
 simulation  the batcher alone in virtual time, against a FIFO
+prediction  how far `oriel simulate serve` is from measured loads
 shift       two models whose share of the load turns from 1:10 to 10:1
 expiry      how late the answers to expired requests are
 """
@@ -13,6 +14,7 @@ from harness.cases import run
 CASES = {
     "servers": "inference_bench.goodput",
     "simulation": "inference_bench.goodput_simulation",
+    "prediction": "inference_bench.prediction",
     "shift": "inference_bench.shift",
     "expiry": "inference_bench.expiry",
 }

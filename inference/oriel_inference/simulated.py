@@ -19,45 +19,58 @@ from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.batch import BatchBounds, ServiceCurve
 from oriel_wire.v2.messages import Array
 
+LEARNED = 20  # batches of each size that a server has seen before
+
 
 class DeviceClock(VirtualClock):
     """Virtual time in which jobs run at the moment they are submitted, in a time of their own.
 
     ahead_s: how much later than the world's time the running job is.
+    wait_s: how much later still the loop learns that the job has ended.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.ahead_s = 0.0
+        self.wait_s = 0.0
 
     def now(self) -> float:
         return super().now() + self.ahead_s
 
     def submit(self, job: Job) -> None:
         job()
-        self.ahead_s = 0.0
+        self.ahead_s = self.wait_s = 0.0
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
-        self.call_at(self.now(), callback)
+        self.call_at(self.now() + self.wait_s, callback)
 
 
 class SimulatedSession:
-    """One instance of a model, whose runs take `seconds(rows)`. ran: is called with rows and seconds of each run."""
+    """One instance of a model, whose runs take `seconds(rows)`, after which it waits for `row_s` for each row.
+
+    ran: is called with rows and seconds of each run.
+    """
 
     provider = "virtual"
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
 
     def __init__(
-        self, clock: DeviceClock, seconds: Callable[[int], float], ran: Callable[[int, float], None] | None = None
+        self,
+        clock: DeviceClock,
+        seconds: Callable[[int], float],
+        ran: Callable[[int, float], None] | None = None,
+        row_s: float = 0.0,
     ) -> None:
         self._clock = clock
         self._seconds = seconds
         self._ran = ran
+        self._row_s = row_s
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         rows = len(inputs["x"])
         self._clock.ahead_s = seconds = self._seconds(rows)
+        self._clock.wait_s = rows * self._row_s
         if self._ran is not None:
             self._ran(rows, seconds)
         return [inputs["x"]]
@@ -72,12 +85,16 @@ class SimulatedModel:
 
     bounds: None means that every request runs alone.
     seconds: rows of a batch -> how long it takes, drawn anew each time.
+    row_s: what an instance waits after a batch for each of its rows, while the server reads and writes.
+    learned: sizes of batches whose times the server has learned before.
     """
 
     name: str
     bounds: BatchBounds | None
     instances: int
     seconds: Callable[[int], float]
+    row_s: float = 0.0
+    learned: Sequence[int] = ()
 
     def spec(self) -> ModelSpec:
         """Return it as a model of a repository, with one input of one column."""
@@ -117,11 +134,11 @@ class SimulatedServer:
             hook = None if ran is None else _of(ran, model.name)
             self.batchers[model.name] = Batcher(
                 model.spec(),
-                [SimulatedSession(clock, model.seconds, hook) for _ in range(model.instances)],
+                [SimulatedSession(clock, model.seconds, hook, model.row_s) for _ in range(model.instances)],
                 clock=clock,
                 cores=units,
                 workers=clock,
-                curve=ServiceCurve(),
+                curve=_curve(model),
                 inline_s=0.0,
             )
 
@@ -150,6 +167,14 @@ class SimulatedServer:
         )
         batcher.submit(call)
         return lambda: None if batcher.leave(call) else None
+
+
+def _curve(model: SimulatedModel) -> ServiceCurve:
+    found = ServiceCurve()
+    for _ in range(LEARNED):
+        for rows in model.learned:
+            found.observe(rows, model.seconds(rows))
+    return found
 
 
 def _of(ran: Callable[[str, int, float], None], model: str) -> Callable[[int, float], None]:

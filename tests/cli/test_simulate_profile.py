@@ -53,7 +53,7 @@ async def test_a_profile_is_measured_and_can_be_simulated(
     assert (profile.max_rows, profile.max_delay_ms, profile.preferred_rows) == (4, 2.0, [2])
     assert profile.device_class == "t4" and profile.measured and profile.server.startswith(url)
     assert {1, 2, 4} <= {size.rows for size in profile.sizes} and all(size.mean_ms > 0.0 for size in profile.sizes)
-    assert profile.overhead_ms + profile.row_ms > 0.0 and len(profile.spread) > 1
+    assert profile.overhead_ms + profile.row_ms > 0.0 and all(len(size.spread) > 1 for size in profile.sizes)
     load = ["--profile", str(out), "--rate", "50", "--seconds", "1", "--json"]
     assert await asyncio.to_thread(main, ["simulate", "serve", *load]) == 0
     assert json.loads(capsys.readouterr().out)["phases"][0]["all"]["scheduled"] > 0

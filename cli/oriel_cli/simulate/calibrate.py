@@ -3,8 +3,9 @@
 First one caller at a time sends requests of 1, 2, 4, ... rows. Each answer gives a sample of the whole time, and the
 server's statistics give the time of its batch, so the rest of it is the overhead. Then so many callers send requests of
 one row that calls always wait: that gives the time of batches under load, how many run at once, and how long instances
-rest between two although calls wait, because the server reads requests and writes answers meanwhile. The server should
-have nothing else to do.
+rest between two although calls wait, because the server reads requests and writes answers meanwhile. The statistics are
+read every WATCH_S then: where one batch has ended in between, its own time is known. The server should have nothing
+else to do.
 """
 
 import argparse
@@ -31,6 +32,9 @@ from oriel_wire.errors import UpstreamError
 ANSWER_WITHIN_S = 30.0
 MOST_CALLERS = 256
 MOST_SIZES = 12
+WATCH_S = 0.01
+OFTEN = 20  # batches of a size that make a mean
+ENOUGH = 100  # batches that make a spread
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,13 +121,15 @@ async def measured(url: str, model: str, *, seconds: float, rows: int = 1, devic
     return Profile(
         model=model,
         max_rows=max_rows if max_rows and (batching is not None or _batches(loaded.counts, rows)) else 0,
-        sizes=[Size(rows=size, mean_ms=round(s / n * 1e3, 4), batches=n) for size, (n, s) in counts.items()],
+        sizes=[
+            Size(rows=size, mean_ms=round(s / n * 1e3, 4), batches=n, spread=_spread(size, alone, loaded))
+            for size, (n, s) in counts.items()
+        ],
         max_delay_ms=int(found.get("max_queue_delay_microseconds") or 0) / 1e3,
         preferred_rows=[int(each) for each in found.get("preferred_batch_size") or ()],
         instances=loaded.instances,
         overhead_ms=round(max(0.0, overhead_s - loaded.row_s) * 1e3, 4),
         row_ms=round(loaded.row_s * 1e3, 4),
-        spread=_spread(list(alone.values())),
         device_class=device_class,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
         server=f"{url}, one caller and {loaded.callers}, {seconds:g} s each size",
@@ -161,12 +167,16 @@ async def _alone(client: HttpClient, url: str, model: str, rows: int, seconds: f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """So many callers that calls always wait. row_s: the rest of an instance between two batches, for each row."""
+    """So many callers that calls always wait. row_s: the rest of an instance between two batches, for each row.
+
+    single: (rows, seconds) of batches that were seen one by one.
+    """
 
     callers: int
     counts: Mapping[int, _Counts]
     instances: int
     row_s: float
+    single: Sequence[tuple[int, float]]
 
 
 async def _loaded(client: HttpClient, url: str, model: str, rows: int, max_rows: int, seconds: float) -> _Loaded:
@@ -174,7 +184,11 @@ async def _loaded(client: HttpClient, url: str, model: str, rows: int, max_rows:
     shot = await _shot(url, model, rows)
     await drive(client, shot, callers=callers, duration_s=min(1.0, seconds))
     before, began_s = await _counts(client, model), monotonic()
-    figures = await drive(client, shot, callers=callers, duration_s=seconds)
+    single: list[tuple[int, float]] = []
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(_watch(client, model, single))
+        figures = await drive(client, shot, callers=callers, duration_s=seconds)
+        watch.cancel()
     elapsed_s = monotonic() - began_s
     counts = _since(before, await _counts(client, model), model)
     if figures.others:
@@ -187,6 +201,7 @@ async def _loaded(client: HttpClient, url: str, model: str, rows: int, max_rows:
         counts=counts,
         instances=instances,
         row_s=max(0.0, (instances * elapsed_s - busy_s) / executed),
+        single=single,
     )
 
 
@@ -228,7 +243,7 @@ def _merged(alone: Sequence[Mapping[int, _Counts]], loaded: Mapping[int, _Counts
     single: dict[int, _Counts] = {}
     for each in alone:
         single.update(each)
-    often = {rows: each for rows, each in loaded.items() if each.batches >= 20}
+    often = {rows: each for rows, each in loaded.items() if each.batches >= OFTEN}
     both = [rows for rows in often if rows in single]
     slower = 1.0
     if both:
@@ -241,9 +256,32 @@ def _merged(alone: Sequence[Mapping[int, _Counts]], loaded: Mapping[int, _Counts
     return dict(sorted(found.items()))
 
 
-def _spread(found: Sequence[_Alone]) -> list[float]:
-    """Return the spread of batches: that of the answers to one caller, whose other time spreads as much."""
-    return spread_of([latency_s / each.mean_s for each in found for latency_s in each.latencies_s])
+async def _watch(client: HttpClient, model: str, single: list[tuple[int, float]]) -> None:
+    """Read the statistics again and again; note every batch that was the only one since the last time."""
+    before = await _counts(client, model)
+    while True:
+        await asyncio.sleep(WATCH_S)
+        after = await _counts(client, model)
+        none = _Counts(0, 0.0)
+        more = [
+            (rows, each.batches - before.get(rows, none).batches, each.seconds - before.get(rows, none).seconds)
+            for rows, each in after.items()
+        ]
+        more = [each for each in more if each[1] > 0]
+        if len(more) == 1 and more[0][1] == 1 and more[0][2] > 0.0:
+            single.append((more[0][0], more[0][2]))
+        before = after
+
+
+def _spread(rows: int, alone: Mapping[int, _Alone], loaded: _Loaded) -> list[float]:
+    """Return the spread of batches of one size: under load, if enough were seen one by one, else that of the answers to
+    one caller, whose other time spreads as much.
+    """
+    single = [seconds for size, seconds in loaded.single if size == rows]
+    if len(single) >= ENOUGH:
+        return spread_of(single)
+    nearest = min([size for size in alone if size >= rows], default=max(alone))
+    return spread_of(alone[nearest].latencies_s)
 
 
 def _sizes(most: int) -> list[int]:

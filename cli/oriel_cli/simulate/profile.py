@@ -19,11 +19,17 @@ Rows = Annotated[int, Meta(ge=1, le=65_536)]
 
 
 class Size(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Batches of one size. rows: of a batch. mean_ms: of `batches` of them."""
+    """Batches of one size. rows: of a batch. mean_ms: of `batches` of them.
+
+    spread: quantiles of a batch's time over the mean, at equal steps from the least to the largest.
+    """
 
     rows: Rows
     mean_ms: Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
     batches: Annotated[int, Meta(ge=1)] = 1
+    spread: Annotated[list[Annotated[float, Meta(ge=0.0, le=1000.0)]], Meta(min_length=1, max_length=1000)] = (
+        msgspec.field(default_factory=lambda: [1.0])
+    )
 
 
 class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +41,6 @@ class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     overhead_ms: what an answer takes beside its batch: sockets, parsing, the hand-over to a thread.
     row_ms: what an instance waits after a batch for each of its rows, although calls wait: the server reads and writes.
     sizes: mean times by rows, ascending.
-    spread: quantiles of a batch's time over the mean of its size, at equal steps from the least to the largest.
     device_class: for which policy documents have a price.
     measured, server: when, and on which server; for people.
     """
@@ -48,9 +53,6 @@ class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     instances: Annotated[int, Meta(ge=1, le=1024)] = 1
     overhead_ms: Milliseconds = 0.0
     row_ms: Milliseconds = 0.0
-    spread: Annotated[list[Annotated[float, Meta(ge=0.0, le=1000.0)]], Meta(min_length=1, max_length=1000)] = (
-        msgspec.field(default_factory=lambda: [1.0])
-    )
     device_class: str = "cpu"
     measured: str = ""
     server: str = ""
@@ -77,8 +79,8 @@ def read(path: Path) -> Profile:
     rows = [size.rows for size in found.sizes]
     if rows != sorted(set(rows)):
         raise CommandFailed(f"{path}: 'sizes' have to ascend by 'rows'")
-    if found.spread != sorted(found.spread):
-        raise CommandFailed(f"{path}: 'spread' has to ascend")
+    if any(size.spread != sorted(size.spread) for size in found.sizes):
+        raise CommandFailed(f"{path}: every 'spread' has to ascend")
     if any(each > found.max_rows for each in found.preferred_rows):
         raise CommandFailed(f"{path}: 'preferred_rows' are at most 'max_rows'")
     return found
@@ -101,18 +103,23 @@ def mean_ms(sizes: Sequence[Size], rows: int) -> float:
 
 
 def drawn(profile: Profile, chance: Random) -> Callable[[int], float]:
-    """Return a function from rows to the seconds of one batch and the wait after it, drawn anew at each call."""
-    spread, row_s = profile.spread, profile.row_ms / 1e3
-    means: dict[int, float] = {}
+    """Return a function from rows to the seconds of one batch, drawn anew at each call.
+
+    A batch spreads as those of the next larger size do.
+    """
+    known = [size.rows for size in profile.sizes]
+    learned: dict[int, tuple[float, list[float]]] = {}
 
     def seconds(rows: int) -> float:
-        mean_s = means.get(rows)
-        if mean_s is None:
-            mean_s = means[rows] = mean_ms(profile.sizes, rows) / 1e3
+        found = learned.get(rows)
+        if found is None:
+            size = profile.sizes[min(bisect_left(known, rows), len(known) - 1)]
+            found = learned[rows] = mean_ms(profile.sizes, rows) / 1e3, size.spread
+        mean_s, spread = found
         place = chance.random() * (len(spread) - 1)
         low = int(place)
         high = min(low + 1, len(spread) - 1)
-        return mean_s * (spread[low] + (spread[high] - spread[low]) * (place - low)) + rows * row_s
+        return mean_s * (spread[low] + (spread[high] - spread[low]) * (place - low))
 
     return seconds
 

@@ -25,7 +25,6 @@ from oriel_policies.batch import BatchBounds
 from oriel_policies.documents import Snapshot, Tenant
 from oriel_policies.metering.device_clock import DeviceClock
 from oriel_policies.picking import PeakEwma, two_of
-from oriel_wire.context import PRIORITY, TENANT
 
 DEFAULT_TIMEOUT_S = 60.0  # of a server, for a call that names none
 # The end of a call (status, reason, cost in microseconds), and how to cancel one; as in `oriel_gateway.simulated`.
@@ -125,22 +124,21 @@ class VirtualLoad:
             replica.server = SimulatedServer(models, self._clock, cores=cores, ran=partial(self._ran, replica.device))
         self._gateway: Any = None
         self._tenants: list[Tenant] = []
+        self._longest_s = max(DEFAULT_TIMEOUT_S, *[request.timeout_s or 0.0 for request in requests])
         if snapshot is not None:
             self._gateway = SimulatedGateway(snapshot, self._clock, self._forward)
+            self._longest_s = max(self._longest_s, *[tier.give_up_s for tier in snapshot.tiers.values()])
             self._tenants = [tenant_of(snapshot, stream.name, stream.key) for stream in scenario.stream]
 
     def run(self) -> Record:
         """Run the load to its end, and until all calls have ended."""
         numbers = count()
         for offset_s, phase, stream in schedule(self._scenario):
-            # Not by the difference to now: the sum of many rounding errors would move the arrivals.
             self._clock.advance(self._began_s + offset_s - self._clock.now())
             self._send(offset_s, phase, stream, next(numbers))
             self._clock.run()
             self._measure(offset_s)
-        limits = [stream.deadline_ms or 0.0 for stream in self._scenario.stream]
-        longest_s = max(*[each.gives_up_s for each in self._scenario.stream], max(limits) / 1e3, DEFAULT_TIMEOUT_S)
-        self._clock.advance(self._began_s + self._scenario.seconds + longest_s + 1.0 - self._clock.now())
+        self._clock.advance(self._began_s + self._scenario.seconds + self._longest_s + 1.0 - self._clock.now())
         return Record(tallies=self._tallies, timelines=self._timelines, ran_s=self._scenario.seconds)
 
     def _measure(self, offset_s: float) -> None:
@@ -167,7 +165,6 @@ class VirtualLoad:
         arrived = timeline.at(offset_s)
         arrived.arrivals += 1
         target_s = None if stream.target_ms is None else stream.target_ms / 1e3
-        timeout_s = None if stream.deadline_ms is None else stream.deadline_ms / 1e3
         ended = False
 
         def end(status: int, reason: str, cost_us: int) -> None:
@@ -195,19 +192,18 @@ class VirtualLoad:
                 request_id=f"{number:016x}",
                 rows=request.rows,
                 size_bytes=request.size_bytes,
-                timeout_s=timeout_s,
+                timeout_s=request.timeout_s,
                 end=end,
             )
             return
         now = self._clock.now()
-        deadline = now + (DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
-        fields = {name.lower(): value for name, value in stream.headers.items()}
+        deadline = now + (DEFAULT_TIMEOUT_S if request.timeout_s is None else request.timeout_s)
         leave = self._submit(
             request.model,
             request.rows,
             deadline=deadline,
-            band=int(fields.get(PRIORITY, "0") or 0),
-            tenant=fields.get(TENANT, ""),
+            band=request.band,
+            tenant=request.tenant,
             end=end,
         )
         if now + stream.gives_up_s < deadline:
@@ -290,7 +286,12 @@ def _model(profile: Profile, chance: Random) -> Any:
             max_delay_s=profile.max_delay_ms / 1e3,
         )
     return SimulatedModel(
-        name=profile.model, bounds=bounds, instances=profile.instances, seconds=drawn(profile, chance)
+        name=profile.model,
+        bounds=bounds,
+        instances=profile.instances,
+        seconds=drawn(profile, chance),
+        row_s=profile.row_ms / 1e3,
+        learned=[size.rows for size in profile.sizes],
     )
 
 
