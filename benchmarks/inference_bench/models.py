@@ -3,6 +3,7 @@
 - tiny: a 16 -> 32 -> 4 perceptron; all that is measured is the way to it and back.
 - encoder: token ids through eight transformer layers, about 5 ms for one row on one thread; batches help because
   the weights are read once.
+- shallow: the same with two layers, at most sixteen rows in a batch.
 - image: one 3 x 224 x 224 FP32 tensor (602 KB) into a single strided convolution and a mean.
 - mlp: a perceptron of 35 million weights; one row reads them all, sixty-four rows hardly take longer to read.
 """
@@ -98,12 +99,12 @@ def _perceptron(model: "Model", *widths: int) -> onnx.GraphProto:
     return graph.finished(x, model)
 
 
-def _encoder(model: "Model") -> onnx.GraphProto:
+def _encoder(model: "Model", layers: int = LAYERS) -> onnx.GraphProto:
     graph = _Graph()
     x = graph.node("Gather", graph.weight(VOCABULARY, WIDTH), "x", axis=0)
     scale = graph.constant(np.array((WIDTH // HEADS) ** -0.5, np.float32))
     joined = graph.constant(np.array([0, TOKENS, WIDTH], np.int64))
-    for _ in range(LAYERS):
+    for _ in range(layers):
         given = graph.normed(x)
         query, value = (graph.heads(graph.dense(given, WIDTH, WIDTH), (0, 2, 1, 3)) for _ in range(2))
         key = graph.heads(graph.dense(given, WIDTH, WIDTH), (0, 2, 3, 1))
@@ -141,6 +142,14 @@ ENCODER = Model(
     max_batch=64,
     graph=lambda: _encoder(ENCODER),
 )
+SHALLOW = Model(
+    name="shallow",
+    datatype="INT64",
+    dims=(TOKENS,),
+    outputs=(16,),
+    max_batch=16,
+    graph=lambda: _encoder(SHALLOW, 2),
+)
 IMAGE = Model(
     name="image",
     datatype="FP32",
@@ -157,7 +166,7 @@ MLP = Model(
     max_batch=64,
     graph=lambda: _perceptron(MLP, 256, 4096, 4096, 4096, 16),
 )
-MODELS = {model.name: model for model in (TINY, ENCODER, IMAGE, MLP)}
+MODELS = {model.name: model for model in (TINY, ENCODER, SHALLOW, IMAGE, MLP)}
 
 
 def write(model: Model, path: Path) -> Path:
