@@ -2,7 +2,7 @@
 
 It decides in the order of `ingress.judging` and of the table in `call.lifecycle`: whether the call could be in time,
 its limits, a permit or a place in the queue, and what its end gives back. Bytes are left out, and with them retries,
-hedging, shadow copies, kept answers and fallback pools. Pools do not scale here.
+hedging, shadow copies, kept answers and fallback pools.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,12 +14,14 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.limits.embedded import EmbeddedLimiter
 from oriel_gateway.limits.grants import Grant
+from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.holding import judge_request
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import Snapshot, Tenant
 from oriel_policies.flows import Ticket
+from oriel_policies.scaling import PoolRecord
 
 EPOCH_S = 1767225600.0  # the wall clock at the beginning of a simulation, for quotas: 2026-01-01, a Thursday
 
@@ -66,6 +68,14 @@ class SimulatedGateway:
     def waiting(self) -> int:
         """Count the calls that wait for a permit."""
         return sum([len(gate.admission.queue) for gate in self.pools.values()])
+
+    def count_demand(self, pool: str, capacity: float) -> Callable[[float], PoolRecord]:
+        """Count the demand for a pool from now on. Returns how to read it at a time. capacity: devices of a replica."""
+        gate = self.pools[pool]
+        demand = PoolDemand(self.clock.now(), lambda: None, clock=self.clock.now)
+        demand.active, demand.capacity = True, capacity
+        gate.count_demand(demand)
+        return lambda now: demand.record(gate.admission.inflight, now)
 
     def call(
         self,
@@ -148,6 +158,8 @@ class _Call:
     def begin(self) -> None:
         """Send the call on if a permit is free, else queue it."""
         gate, now = self._gate, self.queued_s
+        if gate.demand is not None:
+            gate.demand.arrived(self.tenant.tier.name, now)
         self._timer = self._gateway.clock.call_at(self._deadline, self._expired)
         if gate.admission.enter():
             self.admitted()
@@ -162,9 +174,14 @@ class _Call:
                 size_bytes=self._size_bytes,
             )
         except Refused as refused:
+            self._turned_away()
             self._finish(STATUS[refused.outcome], refused.outcome.value)
             return
         gate.pump()
+
+    def _turned_away(self) -> None:
+        if self._gate.demand is not None:
+            self._gate.demand.refused(self.tenant.tier.name)
 
     def admitted(self) -> None:
         """Send the call to a server: it has a permit."""
@@ -176,6 +193,7 @@ class _Call:
     def displaced(self) -> None:
         """End the call: a more urgent one has taken its place."""
         self._ticket = None
+        self._turned_away()
         self._finish(STATUS[Outcome.DISPLACED], Outcome.DISPLACED.value)
 
     def _expired(self) -> None:
@@ -184,6 +202,7 @@ class _Call:
         elif self._ticket is not None and self._permit_s < 0.0:
             self._gate.leave_queue(self._ticket)
             self._ticket = None
+            self._turned_away()
         self._finish(STATUS[Outcome.DEADLINE_EXCEEDED], Outcome.DEADLINE_EXCEEDED.value)
 
     def _finish(self, status: int, reason: str, cost_us: int = -1) -> None:

@@ -42,7 +42,7 @@ def spread(profile: Profile, quantiles: list[float]) -> Profile:
     return msgspec.structs.replace(profile, sizes=sizes)
 
 
-def documents(*, inflight: int = 4, limit: str = "") -> Snapshot:
+def documents(*, inflight: int = 4, limit: str = "", scaling: str = "") -> Snapshot:
     tenants = "".join(
         f'[tenants.{tier}]\ntier = "{tier}"\nmodels = ["*"]\n'
         f'keys = [{{ sha256 = "{sha256(tier.encode()).hexdigest()}" }}]\n{limit if tier == "bronze" else ""}\n'
@@ -58,9 +58,10 @@ band = 2
 target_ms = 1000
 give_up_ms = 4000
 [pools.p]
-endpoints = ["127.0.0.1:1"]
+discover = "dns:127.0.0.1:1"
 max_inflight = {inflight}
 learn_concurrency = false
+{scaling}
 [[routes]]
 model = "*"
 pool = "p"
@@ -81,10 +82,10 @@ def test_calls_that_never_meet_take_the_time_of_the_profile() -> None:
 @pytest.mark.parametrize("load", [0.4, 0.7])
 def test_an_arrival_meets_a_busy_server_as_often_as_queueing_theory_says(load: float) -> None:
     """Of Poisson arrivals at a single server, 1 - load wait for nobody, whatever the service times."""
-    made = scenario({"target_ms": 10.001, "deadline_ms": 60_000.0}, rate=100.0 * load, seconds=300.0)
+    made = scenario({"target_ms": 10.001, "deadline_ms": 60_000.0}, rate=100.0 * load, seconds=100.0)
     document = simulated(made)
-    assert document["phases"][0]["tiers"]["load"]["attainment"] == pytest.approx(1.0 - load, abs=0.02)
-    assert document["simulation"]["utilisation"] == pytest.approx(load, abs=0.02)
+    assert document["phases"][0]["tiers"]["load"]["attainment"] == pytest.approx(1.0 - load, abs=0.03)
+    assert document["simulation"]["utilisation"] == pytest.approx(load, abs=0.03)
 
 
 def test_batches_grow_with_the_load_and_two_replicas_halve_it() -> None:
@@ -129,6 +130,24 @@ def test_through_a_gateway_the_urgent_tier_is_in_time_and_limits_refuse() -> Non
     assert not limited["phases"][0]["tiers"]["gold"]["refused"]
 
 
+SCALING = "[pools.p.scaling]\nminimum = 1\nmaximum = 4\nstart_ms = 1000\n"
+
+
+def test_replicas_follow_the_scaling_table_up_and_down() -> None:
+    slow = Profile(model="m", max_rows=0, sizes=[Size(rows=1, mean_ms=50.0)])
+    made = scenario({"key": "bronze"}, rate=6.0, seconds=60.0)
+    made.phase.append(Phase(name="more", seconds=60.0, rate=50.0))
+    made.phase.append(Phase(name="less", seconds=480.0, rate=6.0))
+    document = simulated(made, slow, scale="p", snapshot=documents(inflight=16, scaling=SCALING))
+    found = document["simulation"]
+    numbers, width_s = found["timeline"]["replicas"], found["timeline"]["width_s"]
+    assert max(numbers[: int(60 / width_s)]) < max(numbers) == 3 and numbers[-1] < 3
+    assert found["replica_seconds"] == pytest.approx(found["mean_replicas"] * 600.0, rel=1e-3)
+    fixed = simulated(made, slow, snapshot=documents(inflight=16))
+    assert document["phases"][1]["all"]["good"] > 1.3 * fixed["phases"][1]["all"]["good"]
+    assert fixed["simulation"]["replica_seconds"] == 600.0 and fixed["simulation"]["timeline"]["replicas"] == []
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 2**20),
@@ -136,9 +155,10 @@ def test_through_a_gateway_the_urgent_tier_is_in_time_and_limits_refuse() -> Non
     st.floats(20.0, 400.0),
     st.integers(1, 3),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_call_ends_once_and_leaves_nothing_behind(
-    seed: int, arrivals: str, rate: float, replicas: int, gateway: bool
+    seed: int, arrivals: str, rate: float, replicas: int, gateway: bool, scales: bool
 ) -> None:
     streams = [{"name": tier, "key": tier, "deadline_ms": 150.0} for tier in ("gold", "bronze")]
     made = scenario(*streams, arrivals=arrivals, rate=rate, seconds=1.5)
@@ -149,13 +169,14 @@ def test_every_call_ends_once_and_leaves_nothing_behind(
         [request_of(stream) for stream in made.stream],
         {"m": profile},
         replicas=replicas,
-        snapshot=documents() if gateway else None,
+        snapshot=documents(scaling=SCALING) if gateway else None,
+        scale="p" if gateway and scales else "",
     )
     record = load.run()
     for tally in record.tallies[0]:
         ended = tally.good + sum(tally.refused.values()) + sum(tally.failed.values())
         assert tally.scheduled == tally.sent == ended == tally.latency.count + ended - tally.good
-    assert all(not replica.outstanding and not replica.server.waiting for replica in load._replicas)
+    assert all(not replica.outstanding and not replica.server.waiting for replica in (*load._replicas, *load._stopped))
     if load._gateway is not None:
         gate = load._gateway.pools["p"]
         assert (gate.admission.inflight, len(gate.admission.queue)) == (0, 0)
@@ -256,5 +277,8 @@ def test_a_load_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.Capt
         simulated(scenario(rate=1e5, seconds=60.0))
     path = tmp_path / "p.json"
     path.write_bytes(msgspec.json.encode(ALONE))
-    flags = ["--profile", str(path), "--rate", "1", "--replicas", "1001"]
-    assert main(["simulate", "serve", *flags]) == 1 and "--replicas is 1 to 1000" in capsys.readouterr().err
+    flags = ["--profile", str(path), "--rate", "1"]
+    assert main(["simulate", "serve", *flags, "--replicas", "1001"]) == 1
+    assert "--replicas is 1 to 1000" in capsys.readouterr().err
+    assert main(["simulate", "serve", *flags, "--scale", "p"]) == 1
+    assert "no pool 'p' with a scaling table" in capsys.readouterr().err

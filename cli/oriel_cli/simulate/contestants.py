@@ -10,6 +10,7 @@ from oriel_cli.simulate.cluster import Cluster
 from oriel_policies.scaling import (
     Members,
     Planner,
+    PoolRecord,
     PoolScaling,
     TierScaling,
     Window,
@@ -18,6 +19,27 @@ from oriel_policies.scaling import (
 )
 
 UTILISATION = 0.7
+
+
+class Counter(Protocol):
+    """The demand that one gateway counts."""
+
+    def record(self, now: float, /) -> PoolRecord: ...
+
+
+class Scalable(Protocol):
+    """Replicas that can be ordered. replicas: the ready ones and those that are starting."""
+
+    @property
+    def counters(self) -> Sequence[Counter]: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def ready(self) -> int: ...
+
+    def scale(self, replicas: int, /) -> None: ...
 
 
 class Contestant(Protocol):
@@ -55,7 +77,7 @@ class ByDeadline:
         )
         self._activation = Activation()
 
-    def second(self, cluster: Cluster, number: int) -> None:
+    def second(self, cluster: Scalable, number: int) -> None:
         now = float(number)
         records = {str(index): (each.record(now), 0.0) for index, each in enumerate(cluster.counters)}
         self._members.read(records, now)

@@ -9,7 +9,7 @@ from typing import Any
 
 from oriel_cli.load.chart import Line, chart
 from oriel_cli.load.plot import COLOURS, as_html, spans_of
-from oriel_cli.simulate.used import cost_lines
+from oriel_cli.simulate.used import cost_lines, replicas_text
 
 _STYLE = """
 .tiles { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; }
@@ -24,10 +24,10 @@ _WIDTH, _BAR, _LEFT = 960, 22, 90
 def as_page(document: Mapping[str, Any]) -> str:
     """A whole page for the document of `serve.simulate`."""
     found = document["simulation"]
-    replicas = "one replica" if found["replicas"] == 1 else f"{found['replicas']} replicas"
     way = "through a gateway" if found["through_gateway"] else "without a gateway"
     about = (
-        f'<p class="soft">Simulated by oriel {escape(document["oriel"])}, seed {document["seed"]}: {replicas}, {way}. '
+        f'<p class="soft">Simulated by oriel {escape(document["oriel"])}, seed {document["seed"]}: '
+        f"{replicas_text(found)} {way}. "
         "Queues, limits and batches decide as they do in production; executions take the times of the profiles. "
         "Warm-ups (grey) are not quoted.</p>" + _figures(document)
     )
@@ -71,6 +71,7 @@ def _sections(document: Mapping[str, Any]) -> list[str]:
         Line(label=place, values=list(bins), width_s=timeline["width_s"], style=f"t0 {queues[place]}")
         for place, bins in timeline["waiting"].items()
     ]
+    scaled = Line(label="replicas", values=list(timeline["replicas"]), width_s=timeline["width_s"], style="t0")
     dashed = ", dashed at the gateway" if "gateway" in timeline["waiting"] else ""
     costs = "".join(f"<p>{escape(line)}.</p>" for line in cost_lines(found))
     return [
@@ -78,6 +79,14 @@ def _sections(document: Mapping[str, Any]) -> list[str]:
         chart("devices over time", "%", busy, spans, top=100.0),
         f'<h2>Waiting</h2><p class="soft">the most calls at once, solid for a batch{dashed}</p>',
         chart("waiting calls over time", "calls", waiting, spans),
+        *(
+            [
+                '<h2>Replicas</h2><p class="soft">ready and starting ones</p>',
+                chart("replicas over time", "", [scaled], spans),
+            ]
+            if timeline["replicas"]
+            else []
+        ),
         *[_bars(name, each, styles[name]) for name, each in found["models"].items() if each["batches"]],
         *(["<h2>Cost</h2>", costs] if costs else []),
     ]

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if len({tier.name for tier in tiers}) < len(tiers):
         raise CommandFailed("two tiers have the same name")
     pool, schedule, weights = _pool(args)
-    begins_s = _begins(args.begins)
+    begins_s = begins(args.begins)
     results = []
     for load in _loads(args, tiers):
         compared = compare(
@@ -154,7 +154,8 @@ def _pool(args: argparse.Namespace) -> tuple[PoolScaling, Sequence[Window], Mapp
     return found, table.schedule, table.weights
 
 
-def _begins(text: str) -> float:
+def begins(text: str) -> float:
+    """Return the time of `--begins` in epoch seconds. Raises CommandFailed."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -15,6 +15,7 @@ from oriel_cli.load.scenario import Scenario
 from oriel_cli.simulate.page import as_page
 from oriel_cli.simulate.profile import Profile, read
 from oriel_cli.simulate.requests import request_of
+from oriel_cli.simulate.scale import begins
 from oriel_cli.simulate.used import as_text, used
 from oriel_cli.simulate.virtual import VirtualLoad, tenant_of
 from oriel_cli.usage.command import read_prices
@@ -57,6 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cores", type=int, default=0, metavar="N", help="batches at once per server (default: all models' instances)"
     )
     servers.add_argument("--policies", metavar="DIR|URL", help="policy documents: the calls pass a gateway with these")
+    servers.add_argument(
+        "--scale",
+        metavar="POOL",
+        help="replicas follow the scaling table of this pool of --policies, from --replicas on",
+    )
+    servers.add_argument(
+        "--begins",
+        default="2026-01-05T00:00",
+        metavar="TIME",
+        help="when the load begins, in UTC, for the schedule of --scale (%(default)s, a Monday)",
+    )
     servers.add_argument("--prices", metavar="FILE|DIR", help="a document, or a folder of them, with [prices.NAME]")
     both = parser.add_argument_group("always")
     both.add_argument("--seed", type=int, help="of the arrivals and the times of batches (1)")
@@ -77,12 +89,18 @@ def run(args: argparse.Namespace) -> int:
         args.url = f"http://simulated/v2/models/{next(iter(profiles))}/infer"
     scenario = scenario_of(args)
     snapshot = None if args.policies is None else _snapshot(args.policies)
+    if args.scale is not None:
+        pool = None if snapshot is None else snapshot.pools.get(args.scale)
+        if pool is None or pool.scaling is None:
+            raise CommandFailed(f"--scale: --policies has no pool {args.scale[:64]!r} with a scaling table")
     document = simulate(
         scenario,
         profiles,
         replicas=args.replicas,
         cores=args.cores,
         snapshot=snapshot,
+        scale=args.scale or "",
+        begins_s=begins(args.begins),
         prices=read_prices(Path(args.prices)) if args.prices else [],
     )
     print(json.dumps(document) if args.json else "\n".join(as_text(document)))
@@ -101,11 +119,14 @@ def simulate(
     replicas: int = 1,
     cores: int = 0,
     snapshot: Snapshot | None = None,
+    scale: str = "",
+    begins_s: float = 0.0,
     prices: Sequence[Price] = (),
 ) -> dict[str, Any]:
     """Return the document of `oriel load` for a simulated load, with `simulation` beside it. Raises CommandFailed.
 
-    snapshot: of policy documents, if calls pass a gateway. prices: those of today apply.
+    snapshot: of policy documents, if calls pass a gateway. scale: the pool whose scaling table the replicas follow.
+    begins_s: what the wall clock shows when the load begins, for its schedule. prices: those of today apply.
     """
     requests = [request_of(stream) for stream in scenario.stream]
     for stream, request in zip(scenario.stream, requests, strict=True):
@@ -120,7 +141,16 @@ def simulate(
         if snapshot is not None and stream.target_ms is None:
             stream.target_ms = tenant_of(snapshot, stream.name, stream.key).tier.target_s * 1e3
     _bounded(scenario)
-    load = VirtualLoad(scenario, requests, profiles, replicas=replicas, cores=cores, snapshot=snapshot)
+    load = VirtualLoad(
+        scenario,
+        requests,
+        profiles,
+        replicas=replicas,
+        cores=cores,
+        snapshot=snapshot,
+        scale=scale,
+        begins_s=begins_s,
+    )
     document = as_document(scenario, load.run(), version=installed_version())
     today = datetime.now(UTC).date().isoformat()
     applying = {name: price_at(prices, name, today) for name in {each.device_class for each in profiles.values()}}

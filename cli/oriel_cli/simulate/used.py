@@ -23,12 +23,15 @@ def used(
     seconds = sum([phase["seconds"] for phase in phases])
     good = sum([phase["all"]["good"] for phase in phases])
     device_s = sum(use.device_s.values())
+    mean = use.replica_s / seconds
     return {
         "replicas": use.replicas,
+        "mean_replicas": round(mean, 3),
+        "replica_seconds": round(use.replica_s, 3),
         "through_gateway": through_gateway,
         "seconds": round(seconds, 3),
         "device_s": round(device_s, 6),
-        "utilisation": round(sum(map(sum, use.busy.values())) / (seconds * use.slots), 4),
+        "utilisation": round(sum(map(sum, use.busy.values())) / (use.replica_s * use.slots), 4),
         "models": {
             name: {
                 "device_class": profile.device_class,
@@ -36,7 +39,7 @@ def used(
                 "batches": sum(use.batches.get(name, {}).values()),
                 "rows": sum([rows * count for rows, count in use.batches.get(name, {}).items()]),
                 "sizes": {str(rows): count for rows, count in sorted(use.batches.get(name, {}).items())},
-                "capacity_rows_per_s": round(profile.capacity * use.replicas, 2),
+                "capacity_rows_per_s": round(profile.capacity * mean, 2),
             }
             for name, profile in profiles.items()
         },
@@ -49,9 +52,11 @@ def used(
         "timeline": {
             "width_s": use.width_s,
             "busy": {
-                name: [round(busy / (use.width_s * use.slots), 4) for busy in bins] for name, bins in use.busy.items()
+                name: [round(busy / use.capacity_s(index), 4) for index, busy in enumerate(bins)]
+                for name, bins in use.busy.items()
             },
             "waiting": use.waiting,
+            "replicas": use.scaled,
         },
     }
 
@@ -63,14 +68,14 @@ def _cost(
     if price is None:
         return None
     used_s = sum([use.device_s[model] for model, profile in profiles.items() if profile.device_class == name])
-    replicas = amounts(price, device_ns=round(seconds * 1e9) * use.replicas).device / NANO
+    replicas = amounts(price, device_ns=round(use.replica_s * 1e9)).device / NANO
     return {
         "device_class": name,
         "price": price.name,
         "currency": price.currency,
         "used": amounts(price, device_ns=round(used_s * 1e9)).device / NANO,
         "replicas": replicas,
-        "replicas_per_hour": price.device_hour / NANO * use.replicas,
+        "replicas_per_hour": price.device_hour / NANO * use.replica_s / seconds,
         "per_million_answers": round(replicas / good * 1e6, 6) if good else None,
     }
 
@@ -83,14 +88,21 @@ def as_text(document: Mapping[str, Any]) -> list[str]:
         lines += [f"{phase['phase']}: {phase['arrivals']} arrivals, {phase['seconds']:g} s{warm}"]
         lines += [*tier_lines(phase, document["streams"]), ""]
     way = "through a gateway" if found["through_gateway"] else "without a gateway"
-    replicas = "1 replica" if found["replicas"] == 1 else f"{found['replicas']} replicas"
     lines.append(
-        f"{replicas} {way}: busy for {found['utilisation']:.1%} of the time, {found['device_s']:.1f} s of device time"
+        f"{replicas_text(found)} {way}: busy for {found['utilisation']:.1%} of the time, "
+        f"{found['device_s']:.1f} s of device time"
     )
     lines += [f"  {line}" for line in model_table(found)]
     lines += [f"  {tier}: {each['device_s']:.1f} s of device time in answers" for tier, each in found["tiers"].items()]
     lines += [f"  {line}" for line in cost_lines(found)]
     return lines
+
+
+def replicas_text(found: Mapping[str, Any]) -> str:
+    """How many replicas there were."""
+    if found["timeline"]["replicas"]:
+        return f"{found['mean_replicas']:.1f} replicas on average, {max(found['timeline']['replicas'])} at most,"
+    return "1 replica" if found["replicas"] == 1 else f"{found['replicas']} replicas"
 
 
 def model_table(found: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.load.generator import Record, schedule
 from oriel_cli.load.scenario import Scenario
 from oriel_cli.load.tally import Outcome, Tally, Timeline
+from oriel_cli.simulate.autoscaled import Autoscaled
 from oriel_cli.simulate.profile import Profile, drawn
 from oriel_cli.simulate.requests import Request
 from oriel_policies.batch import BatchBounds
@@ -41,7 +42,9 @@ class _Named(Protocol):
 class Use:
     """What a load used of the servers.
 
-    slots: executions that can run at once on all replicas.
+    replicas: at the beginning. slots: executions that can run at once on one.
+    replica_s: seconds of all replicas, from the order of each.
+    scaled: replicas, ready and starting, by bin; empty if their number is fixed.
     device_s: device time of each model, in which no instant of a server counts twice.
     tier_s: the share of it that answered calls are charged, by tier.
     batches: model -> rows -> executions.
@@ -52,6 +55,8 @@ class Use:
     replicas: int
     slots: int
     width_s: float
+    replica_s: float = 0.0
+    scaled: list[int] = field(default_factory=list)
     device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     batches: dict[str, Counter[int]] = field(default_factory=dict)
     tier_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -68,6 +73,18 @@ class Use:
             bins.extend([0.0] * (index + 1 - len(bins)))
             bins[index] += edge - offset_s
             offset_s = edge if edge > offset_s else end_s
+
+    def has(self, replicas: int, offset_s: float) -> None:
+        """Count the replicas of one second."""
+        self.replica_s += replicas
+        index = int(offset_s / self.width_s)
+        self.scaled.extend([0] * (index + 1 - len(self.scaled)))
+        self.scaled[index] = max(self.scaled[index], replicas)
+
+    def capacity_s(self, index: int) -> float:
+        """Return for how many seconds executions can run in a bin."""
+        replicas = self.scaled[index] if index < len(self.scaled) else self.scaled[-1] if self.scaled else self.replicas
+        return self.width_s * self.slots * replicas
 
     def waits(self, place: str, calls: int, offset_s: float) -> None:
         """Count the calls that wait now."""
@@ -100,11 +117,16 @@ class VirtualLoad:
         replicas: int,
         cores: int = 0,
         snapshot: Snapshot | None = None,
+        scale: str = "",
+        begins_s: float = 0.0,
     ) -> None:
-        """cores: executions that may run at once on a replica; 0: as many as its models have instances."""
+        """cores: executions that may run at once on a replica; 0: as many as its models have instances.
+
+        scale: the pool of the snapshot whose scaling table the replicas follow; "": their number is fixed. begins_s:
+        what the wall clock shows when the load begins, for the schedule of this pool.
+        """
         from oriel_gateway.simulated import SimulatedGateway
         from oriel_inference.simulated import DeviceClock as VirtualTime
-        from oriel_inference.simulated import SimulatedServer
 
         self._scenario = scenario
         self._requests = requests
@@ -112,16 +134,19 @@ class VirtualLoad:
         self._clock = VirtualTime()
         self._began_s = self._clock.now()
         self._chance = Random(f"{scenario.seed}/servers")
-        cores = cores or sum(profile.instances for profile in profiles.values())
+        instances = sum(profile.instances for profile in profiles.values())
+        self._cores = cores or instances
         tail_s = max(stream.gives_up_s for stream in scenario.stream)
         self._timelines = {stream.tier: Timeline(scenario.seconds, tail_s) for stream in scenario.stream}
         self._tallies = [[Tally() for _ in scenario.stream] for _ in scenario.phase]
-        slots = min(cores, sum(profile.instances for profile in profiles.values()))
-        self.use = Use(replicas=replicas, slots=replicas * slots, width_s=next(iter(self._timelines.values())).width_s)
-        self._replicas = [_Replica() for _ in range(replicas)]
-        for number, replica in enumerate(self._replicas):
-            models = [_model(each, Random(f"{scenario.seed}/{number}/{each.model}")) for each in profiles.values()]
-            replica.server = SimulatedServer(models, self._clock, cores=cores, ran=partial(self._ran, replica.device))
+        width_s = next(iter(self._timelines.values())).width_s
+        self.use = Use(replicas=replicas, slots=min(self._cores, instances), width_s=width_s)
+        self._numbers = count()
+        self._replicas: list[_Replica] = []
+        self._stopped: list[_Replica] = []
+        for _ in range(replicas):
+            self._start()
+        self._scaled: Autoscaled | None = None
         self._gateway: Any = None
         self._tenants: list[Tenant] = []
         self._longest_s = max(DEFAULT_TIMEOUT_S, *[request.timeout_s or 0.0 for request in requests])
@@ -129,10 +154,50 @@ class VirtualLoad:
             self._gateway = SimulatedGateway(snapshot, self._clock, self._forward)
             self._longest_s = max(self._longest_s, *[tier.give_up_s for tier in snapshot.tiers.values()])
             self._tenants = [tenant_of(snapshot, stream.name, stream.key) for stream in scenario.stream]
+            if scale:
+                table = snapshot.pools[scale].scaling
+                assert table is not None
+                self._scaled = Autoscaled(
+                    snapshot,
+                    scale,
+                    begins_s=begins_s - self._began_s,
+                    replicas=replicas,
+                    record=self._gateway.count_demand(scale, table.capacity),
+                    start=self._start,
+                    stop=self._stop,
+                )
+
+    def _start(self) -> None:
+        """Add a replica that is ready."""
+        from oriel_inference.simulated import SimulatedServer
+
+        number, replica = next(self._numbers), _Replica()
+        models = [
+            _model(each, Random(f"{self._scenario.seed}/{number}/{each.model}")) for each in self._profiles.values()
+        ]
+        replica.server = SimulatedServer(models, self._clock, cores=self._cores, ran=partial(self._ran, replica.device))
+        self._replicas.append(replica)
+
+    def _stop(self, replicas: int) -> None:
+        """Give the newest replicas no more calls; they finish what they have."""
+        self._stopped += self._replicas[-replicas:]
+        del self._replicas[-replicas:]
+
+    def _second(self) -> None:
+        """Decide about the replicas, and again a second later."""
+        now = self._clock.now()
+        if self._scaled is None or now >= self._began_s + self._scenario.seconds:
+            return
+        self._scaled.second(round(now))
+        self.use.has(self._scaled.replicas, now - self._began_s)
+        self._clock.call_at(now + 1.0, self._second)
 
     def run(self) -> Record:
         """Run the load to its end, and until all calls have ended."""
         numbers = count()
+        if self._scaled is None:
+            self.use.replica_s = self._scenario.seconds * self.use.replicas
+        self._second()
         for offset_s, phase, stream in schedule(self._scenario):
             self._clock.advance(self._began_s + offset_s - self._clock.now())
             self._send(offset_s, phase, stream, next(numbers))
@@ -142,7 +207,7 @@ class VirtualLoad:
         return Record(tallies=self._tallies, timelines=self._timelines, ran_s=self._scenario.seconds)
 
     def _measure(self, offset_s: float) -> None:
-        self.use.waits("servers", sum([each.server.waiting for each in self._replicas]), offset_s)
+        self.use.waits("servers", sum([each.server.waiting for each in (*self._replicas, *self._stopped)]), offset_s)
         if self._gateway is not None:
             self.use.waits("gateway", self._gateway.waiting, offset_s)
 

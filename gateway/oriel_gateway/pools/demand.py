@@ -14,11 +14,23 @@ class PoolDemand:
     active: whether the latest plan has a use for a replica. capacity: devices of one replica.
     plan_soon: called when the plan may not wait for its turn, because a call came to a pool that is not active, or is
     the first that waits for an endpoint.
+    clock: monotonic seconds; another one than the machine's in simulations.
     """
 
-    __slots__ = ("_answers", "_arrivals", "_counter", "_next_s", "_seconds", "active", "capacity", "plan_soon")
+    __slots__ = (
+        "_answers",
+        "_arrivals",
+        "_clock",
+        "_counter",
+        "_next_s",
+        "_seconds",
+        "active",
+        "capacity",
+        "plan_soon",
+    )
 
-    def __init__(self, now: float, plan_soon: Callable[[], None]) -> None:
+    def __init__(self, now: float, plan_soon: Callable[[], None], *, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._counter = DemandCounter(now)
         self._arrivals: dict[str, int] = defaultdict(int)  # of the second that ends at _next_s
         self._next_s = 0.0
@@ -45,11 +57,11 @@ class PoolDemand:
 
     def refused(self, tier: str) -> None:
         """A call that has arrived is refused for want of capacity."""
-        self._counter.refused(tier, monotonic())
+        self._counter.refused(tier, self._clock())
 
     def turned_away(self, tier: str) -> None:
         """A call within its tenant's limits is refused for want of capacity before it can arrive."""
-        self.arrived(tier, monotonic())
+        self.arrived(tier, self._clock())
         self.refused(tier)
 
     def queued(self, tier: str, due_s: float) -> None:
