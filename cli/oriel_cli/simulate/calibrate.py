@@ -103,7 +103,7 @@ async def measured(url: str, model: str, *, seconds: float, rows: int = 1, devic
     """Measure one model. Raises CommandFailed, and UpstreamError if the server cannot be reached."""
     parts = urlsplit(url)
     assert parts.hostname is not None
-    client = HttpClient(host=parts.hostname, port=parts.port or 80, max_connections=MOST_CALLERS)
+    client = HttpClient(host=parts.hostname, port=parts.port or 80, max_connections=MOST_CALLERS + 1)
     try:
         config = await _read(client, f"/v2/models/{quote(model, safe='')}/config")
         max_rows = int(config.get("max_batch_size") or 0)
