@@ -11,7 +11,6 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
-from oriel_gateway.pools import pool
 from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.pools.pool import PoolGate
@@ -140,15 +139,14 @@ def test_what_a_load_report_says() -> None:
 
 
 @pytest.mark.parametrize("learn", [True, False])
-def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, learn: bool) -> None:
+def test_what_waits_in_the_pool_is_unlearned(learn: bool) -> None:
     """A server answers one call every 10 ms, however many it has: two permits are enough."""
     text = documents([1], max_inflight=16)
     snapshot = compile_documents(written(text, "max_queue", f"learn_concurrency = {str(learn).lower()}\nmax_queue"))
     tenant = snapshot.tenants["g"]
     target = resolve("POST", INFER, "", tenant, RouteTable(snapshot.routes))
-    gate = PoolGate(snapshot.pools["p"])
     now = 1000.0
-    monkeypatch.setattr(pool, "monotonic", lambda: now)
+    gate = PoolGate(snapshot.pools["p"], clock=lambda: now)
     running: list[float] = []
 
     class Waiting:
