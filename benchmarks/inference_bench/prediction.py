@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 0.75, 1.0, 1.25, 1.5])
     parser.add_argument("--arrivals", nargs="+", choices=("poisson", "bursty"), default=["poisson", "bursty"])
     parser.add_argument("--seconds", type=float, default=20.0, help="of one load (%(default)s)")
-    parser.add_argument("--profile-seconds", type=float, default=3.0, help="for each size of batches (%(default)s)")
+    parser.add_argument("--profile-seconds", type=float, default=3.0, help="for each number of callers (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args()

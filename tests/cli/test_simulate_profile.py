@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, save_model
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
-from oriel_cli.simulate.calibrate import _Counts, _merged, _sizes, measured
+from oriel_cli.simulate.calibrate import Counts, callers_of, measured, together
 from oriel_cli.simulate.profile import read
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
@@ -52,7 +52,7 @@ async def test_a_profile_is_measured_and_can_be_simulated(
     profile = read(out)
     assert (profile.max_rows, profile.max_delay_ms, profile.preferred_rows) == (4, 2.0, [2])
     assert profile.device_class == "t4" and profile.measured and profile.server.startswith(url)
-    assert {1, 2, 4} <= {size.rows for size in profile.sizes} and all(size.mean_ms > 0.0 for size in profile.sizes)
+    assert profile.sizes[0].rows == 1 and all(size.mean_ms > 0.0 for size in profile.sizes)
     assert profile.overhead_ms + profile.row_ms > 0.0 and all(len(size.spread) > 1 for size in profile.sizes)
     load = ["--profile", str(out), "--rate", "50", "--seconds", "1", "--json"]
     assert await asyncio.to_thread(main, ["simulate", "serve", *load]) == 0
@@ -64,15 +64,21 @@ async def test_a_model_that_is_not_there_is_refused(url: str) -> None:
         await measured(url, "nobody", seconds=0.1)
 
 
-def test_times_under_load_count_where_they_were_seen_often() -> None:
-    alone = [{1: _Counts(10, 0.010)}, {4: _Counts(10, 0.020)}, {8: _Counts(10, 0.030)}]
-    found = _merged(alone, {4: _Counts(100, 0.300), 3: _Counts(5, 9.0)})
-    assert {rows: seconds / batches for rows, (batches, seconds) in found.items()} == pytest.approx(
-        {1: 0.0015, 4: 0.003, 8: 0.0045}
-    ), "five batches of 3 rows are too few; sizes that were not seen under load are as much slower as size 4"
+def test_turns_are_added_up_and_larger_batches_are_never_quicker() -> None:
+    turns = [{1: Counts(100, 0.1), 2: Counts(100, 0.4)}, {2: Counts(100, 0.2), 4: Counts(100, 0.2), 3: Counts(5, 9.0)}]
+    found = together(turns)
+    assert {rows: batches for rows, (batches, _) in found.items()} == {1: 100, 2: 200, 4: 100}, "five are too few"
+    assert [mean_s for _, mean_s in found.values()] == pytest.approx([0.001, 0.8 / 300, 0.8 / 300])
 
 
-def test_sizes_double_up_to_the_largest_batch() -> None:
-    assert _sizes(1) == [1]
-    assert _sizes(12) == [1, 2, 4, 8, 12]
-    assert len(_sizes(65_536)) == 12 and _sizes(65_536)[-1] == 65_536
+def test_few_batches_are_better_than_none_and_many_sizes_are_thinned_out() -> None:
+    assert together([{1: Counts(3, 0.3), 2: Counts(1, 0.9)}]) == {1: (3, pytest.approx(0.1))}
+    many = together([{rows: Counts(50, 0.05 * rows) for rows in range(1, 1001)}])
+    assert 2 < len(many) <= 128 and max(many) == 1000 and min(many) == 1
+
+
+def test_callers_double_until_they_fill_two_of_the_largest_batches() -> None:
+    assert callers_of(0, 1) == callers_of(1, 1) == [2]
+    assert callers_of(12, 1) == [2, 4, 8, 16]
+    assert callers_of(64, 4) == [2, 4, 8, 16, 32]
+    assert callers_of(65_536, 1)[-1] == 256

@@ -1,11 +1,11 @@
 """`oriel simulate profile`: measures on a running server how long the batches of a model take.
 
-First one caller at a time sends requests of 1, 2, 4, ... rows. Each answer gives a sample of the whole time, and the
-server's statistics give the time of its batch, so the rest of it is the overhead. Then so many callers send requests of
-one row that calls always wait: that gives the time of batches under load, how many run at once, and how long instances
-rest between two although calls wait, because the server reads requests and writes answers meanwhile. The statistics are
-read every WATCH_S then: where one batch has ended in between, its own time is known. The server should have nothing
-else to do.
+First one caller sends requests one after the other: of each answer the server's statistics say how long its batch took,
+so the rest is the overhead. Then 2, 4, 8, ... callers do so at once, up to so many that calls always wait: batches of
+all sizes are executed beside the work that their requests make. The statistics are read every WATCH_S meanwhile: where
+one batch has ended in between, its own time is known. The last and longest of these turns tells how many batches run at
+once, and how long instances rest between two although calls wait, because the server reads and writes meanwhile. The
+server should have nothing else to do.
 """
 
 import argparse
@@ -26,15 +26,16 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.load.bodies import prepare
 from oriel_cli.load.scenario import Stream, address
 from oriel_cli.simulate.profile import Profile, Size, spread_of
+from oriel_policies.batch import non_decreasing
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError
 
 ANSWER_WITHIN_S = 30.0
 MOST_CALLERS = 256
-MOST_SIZES = 12
+MOST_SIZES = 128
 WATCH_S = 0.01
-OFTEN = 20  # batches of a size that make a mean
-ENOUGH = 100  # batches that make a spread
+OFTEN = 10  # batches of a size that make a mean
+ENOUGH = 50  # batches that make a spread
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="S",
-        help="per size, and three times that under load (%(default)s)",
+        help="for each number of callers (%(default)s)",
     )
-    parser.add_argument(
-        "--rows", type=int, default=1, metavar="N", help="rows of each request of the load (%(default)s)"
-    )
+    parser.add_argument("--rows", type=int, default=1, metavar="N", help="of each request (%(default)s)")
     parser.add_argument("--device-class", default="cpu", metavar="NAME", help="what prices are for (%(default)s)")
 
 
@@ -92,7 +91,7 @@ def as_text(profile: Profile) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class Counts:
     """Batches of one size so far: how many, and their seconds in all."""
 
     batches: int
@@ -111,78 +110,64 @@ async def measured(url: str, model: str, *, seconds: float, rows: int = 1, devic
         found = batching if isinstance(batching, dict) else {}
         if not 1 <= rows <= max(1, max_rows):
             raise CommandFailed(f"--rows is 1 to {max(1, max_rows)}, the model's max_batch_size")
-        alone = {size: await _alone(client, url, model, size, seconds) for size in _sizes(max(rows, max_rows))}
-        loaded = await _loaded(client, url, model, rows, max_rows, 3.0 * seconds)
+        shot = await _shot(url, model, rows)
+        first = await _turn(client, model, shot, 1, seconds)
+        turns = [await _turn(client, model, shot, callers, seconds) for callers in callers_of(max_rows, rows)]
+        full = min(MOST_CALLERS, max(8, 4 * max_rows // rows))
+        turns.append(await _turn(client, model, shot, full, 3.0 * seconds))
     finally:
         await client.close()
-    counts = _merged([each.counts for each in alone.values()], loaded.counts)
-    first = alone[min(alone)]
-    overhead_s = max(0.0, first.mean_s - first.batch_s)
+    counts = together([first.counts, *[turn.counts for turn in turns]])
+    single = [each for turn in turns for each in turn.single]
+    instances, row_s = turns[-1].saturation()
+    overhead_s = sum(first.latencies_s) / len(first.latencies_s) - first.busy_s / first.batches
     return Profile(
         model=model,
-        max_rows=max_rows if max_rows and (batching is not None or _batches(loaded.counts, rows)) else 0,
+        max_rows=max_rows if max_rows and (batching is not None or any(size > rows for size in counts)) else 0,
         sizes=[
-            Size(rows=size, mean_ms=round(s / n * 1e3, 4), batches=n, spread=_spread(size, alone, loaded))
-            for size, (n, s) in counts.items()
+            Size(rows=size, mean_ms=round(mean_s * 1e3, 4), batches=batches, spread=_spread(size, single, first))
+            for size, (batches, mean_s) in counts.items()
         ],
         max_delay_ms=int(found.get("max_queue_delay_microseconds") or 0) / 1e3,
         preferred_rows=[int(each) for each in found.get("preferred_batch_size") or ()],
-        instances=loaded.instances,
-        overhead_ms=round(max(0.0, overhead_s - loaded.row_s) * 1e3, 4),
-        row_ms=round(loaded.row_s * 1e3, 4),
+        instances=instances,
+        overhead_ms=round(max(0.0, overhead_s - row_s) * 1e3, 4),
+        row_ms=round(row_s * 1e3, 4),
         device_class=device_class,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
-        server=f"{url}, one caller and {loaded.callers}, {seconds:g} s each size",
+        server=f"{url}, 1 to {full} callers of {rows} rows, {seconds:g} s each",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Alone:
-    """One caller. latencies_s: of its answers. counts: rows -> batches meanwhile."""
-
-    latencies_s: Sequence[float]
-    counts: Mapping[int, _Counts]
-
-    @property
-    def mean_s(self) -> float:
-        return sum(self.latencies_s) / len(self.latencies_s)
-
-    @property
-    def batch_s(self) -> float:
-        return sum([each.seconds for each in self.counts.values()]) / sum(
-            [each.batches for each in self.counts.values()]
-        )
-
-
-async def _alone(client: HttpClient, url: str, model: str, rows: int, seconds: float) -> _Alone:
-    shot = await _shot(url, model, rows)
-    await drive(client, shot, callers=1, duration_s=min(0.2, seconds))  # the first ones are slower
-    before = await _counts(client, model)
-    figures = await drive(client, shot, callers=1, duration_s=seconds)
-    after = await _counts(client, model)
-    if figures.others or not figures.latencies_s:
-        raise CommandFailed(f"the server did not answer requests of {rows} rows well: {figures.others or 'none ended'}")
-    return _Alone(latencies_s=figures.latencies_s, counts=_since(before, after, model))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """So many callers that calls always wait. row_s: the rest of an instance between two batches, for each row.
+class _Turn:
+    """Some callers at once, for a while. latencies_s: of the answers. counts: rows -> batches meanwhile.
 
     single: (rows, seconds) of batches that were seen one by one.
     """
 
-    callers: int
-    counts: Mapping[int, _Counts]
-    instances: int
-    row_s: float
+    elapsed_s: float
+    latencies_s: Sequence[float]
+    counts: Mapping[int, Counts]
     single: Sequence[tuple[int, float]]
 
+    @property
+    def batches(self) -> int:
+        return sum([each.batches for each in self.counts.values()])
 
-async def _loaded(client: HttpClient, url: str, model: str, rows: int, max_rows: int, seconds: float) -> _Loaded:
-    callers = min(MOST_CALLERS, max(8, 4 * (max_rows or 1) // rows))
-    shot = await _shot(url, model, rows)
-    await drive(client, shot, callers=callers, duration_s=min(1.0, seconds))
+    @property
+    def busy_s(self) -> float:
+        return sum([each.seconds for each in self.counts.values()])
+
+    def saturation(self) -> tuple[int, float]:
+        """Return how many batches ran at once, and the rest of an instance between two, for each row."""
+        instances = max(1, round(self.busy_s / self.elapsed_s))
+        executed = sum([rows * each.batches for rows, each in self.counts.items()])
+        return instances, max(0.0, (instances * self.elapsed_s - self.busy_s) / executed)
+
+
+async def _turn(client: HttpClient, model: str, shot: Shot, callers: int, seconds: float) -> _Turn:
+    await drive(client, shot, callers=callers, duration_s=min(0.3, seconds))  # the first ones are slower
     before, began_s = await _counts(client, model), monotonic()
     single: list[tuple[int, float]] = []
     async with asyncio.TaskGroup() as group:
@@ -191,18 +176,9 @@ async def _loaded(client: HttpClient, url: str, model: str, rows: int, max_rows:
         watch.cancel()
     elapsed_s = monotonic() - began_s
     counts = _since(before, await _counts(client, model), model)
-    if figures.others:
-        raise CommandFailed(f"the server did not answer {callers} callers well: {figures.others}")
-    busy_s = sum([each.seconds for each in counts.values()])
-    executed = sum([rows * each.batches for rows, each in counts.items()])
-    instances = max(1, round(busy_s / elapsed_s))
-    return _Loaded(
-        callers=callers,
-        counts=counts,
-        instances=instances,
-        row_s=max(0.0, (instances * elapsed_s - busy_s) / executed),
-        single=single,
-    )
+    if figures.others or not figures.latencies_s:
+        raise CommandFailed(f"the server did not answer {callers} callers well: {figures.others or 'none ended'}")
+    return _Turn(elapsed_s=elapsed_s, latencies_s=figures.latencies_s, counts=counts, single=single)
 
 
 async def _shot(url: str, model: str, rows: int) -> Shot:
@@ -210,24 +186,24 @@ async def _shot(url: str, model: str, rows: int) -> Shot:
     return Shot(target=made.path, headers=made.fields, body=made.body)
 
 
-async def _counts(client: HttpClient, model: str) -> dict[int, _Counts]:
+async def _counts(client: HttpClient, model: str) -> dict[int, Counts]:
     """Read the batches of all versions from the statistics extension, by size."""
     document = await _read(client, f"/v2/models/{quote(model, safe='')}/stats")
-    found: dict[int, _Counts] = {}
+    found: dict[int, Counts] = {}
     for version in document.get("model_stats") or ():
         for each in version.get("batch_stats") or ():
             stages = [each.get(name) or {} for name in ("compute_input", "compute_infer", "compute_output")]
             rows, batches = int(each.get("batch_size") or 0), int(stages[1].get("count") or 0)
             seconds = sum([int(stage.get("ns") or 0) for stage in stages]) / 1e9
-            known = found.get(rows, _Counts(0, 0.0))
-            found[rows] = _Counts(known.batches + batches, known.seconds + seconds)
+            known = found.get(rows, Counts(0, 0.0))
+            found[rows] = Counts(known.batches + batches, known.seconds + seconds)
     return found
 
 
-def _since(before: Mapping[int, _Counts], after: Mapping[int, _Counts], model: str) -> dict[int, _Counts]:
-    none = _Counts(0, 0.0)
+def _since(before: Mapping[int, Counts], after: Mapping[int, Counts], model: str) -> dict[int, Counts]:
+    none = Counts(0, 0.0)
     found = {
-        rows: _Counts(each.batches - before.get(rows, none).batches, each.seconds - before.get(rows, none).seconds)
+        rows: Counts(each.batches - before.get(rows, none).batches, each.seconds - before.get(rows, none).seconds)
         for rows, each in after.items()
     }
     found = {rows: each for rows, each in found.items() if rows > 0 and each.batches > 0 and each.seconds > 0.0}
@@ -236,24 +212,22 @@ def _since(before: Mapping[int, _Counts], after: Mapping[int, _Counts], model: s
     return found
 
 
-def _merged(alone: Sequence[Mapping[int, _Counts]], loaded: Mapping[int, _Counts]) -> dict[int, tuple[int, float]]:
-    """Put measurements together: what was seen under load counts where it was seen often enough, because a model is
-    slower beside the work that its requests make. Other sizes are raised by as much as the known ones.
+def together(turns: Sequence[Mapping[int, Counts]]) -> dict[int, tuple[int, float]]:
+    """Add up turns: rows -> (batches, mean seconds), ascending, of the sizes that were seen often enough.
+
+    The means do not decrease: a larger batch that looks quicker was measured at a quieter moment.
     """
-    single: dict[int, _Counts] = {}
-    for each in alone:
-        single.update(each)
-    often = {rows: each for rows, each in loaded.items() if each.batches >= OFTEN}
-    both = [rows for rows in often if rows in single]
-    slower = 1.0
-    if both:
-        ratios = [
-            (often[rows].seconds / often[rows].batches) / (single[rows].seconds / single[rows].batches) for rows in both
-        ]
-        slower = max(1.0, sum(ratios) / len(ratios))
-    found = {rows: (each.batches, each.seconds * slower) for rows, each in single.items()}
-    found.update({rows: (each.batches, each.seconds) for rows, each in often.items()})
-    return dict(sorted(found.items()))
+    found: dict[int, Counts] = {}
+    for turn in turns:
+        for rows, each in turn.items():
+            known = found.get(rows, Counts(0, 0.0))
+            found[rows] = Counts(known.batches + each.batches, known.seconds + each.seconds)
+    least = min(OFTEN, max([each.batches for each in found.values()]))
+    kept = sorted([(rows, each) for rows, each in found.items() if each.batches >= least])
+    while len(kept) > MOST_SIZES:
+        kept = [*kept[:-1:2], kept[-1]]
+    means = non_decreasing([(each.seconds / each.batches, each.batches) for _, each in kept])
+    return {rows: (each.batches, mean_s) for (rows, each), mean_s in zip(kept, means, strict=True)}
 
 
 async def _watch(client: HttpClient, model: str, single: list[tuple[int, float]]) -> None:
@@ -261,8 +235,11 @@ async def _watch(client: HttpClient, model: str, single: list[tuple[int, float]]
     before = await _counts(client, model)
     while True:
         await asyncio.sleep(WATCH_S)
-        after = await _counts(client, model)
-        none = _Counts(0, 0.0)
+        try:
+            after = await _counts(client, model)
+        except UpstreamError:
+            return  # those callers will say so
+        none = Counts(0, 0.0)
         more = [
             (rows, each.batches - before.get(rows, none).batches, each.seconds - before.get(rows, none).seconds)
             for rows, each in after.items()
@@ -273,25 +250,18 @@ async def _watch(client: HttpClient, model: str, single: list[tuple[int, float]]
         before = after
 
 
-def _spread(rows: int, alone: Mapping[int, _Alone], loaded: _Loaded) -> list[float]:
-    """Return the spread of batches of one size: under load, if enough were seen one by one, else that of the answers to
-    one caller, whose other time spreads as much.
+def _spread(rows: int, single: Sequence[tuple[int, float]], first: _Turn) -> list[float]:
+    """Return the spread of batches of one size: of those that were seen one by one, if they are enough, else that of
+    the answers to one caller, whose other time spreads as much.
     """
-    single = [seconds for size, seconds in loaded.single if size == rows]
-    if len(single) >= ENOUGH:
-        return spread_of(single)
-    nearest = min([size for size in alone if size >= rows], default=max(alone))
-    return spread_of(alone[nearest].latencies_s)
+    seen = [seconds for size, seconds in single if size == rows]
+    return spread_of(seen if len(seen) >= ENOUGH else first.latencies_s)
 
 
-def _sizes(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`; at most MOST_SIZES of them."""
-    sizes = [1 << power for power in range(most.bit_length())]
-    return sorted({*sizes[: MOST_SIZES - 1], most})
-
-
-def _batches(counts: Mapping[int, _Counts], rows: int) -> bool:
-    return any(size > rows for size in counts)
+def callers_of(max_rows: int, rows: int) -> list[int]:
+    """Return numbers of callers that double until their requests fill two of the largest batches."""
+    most = min(MOST_CALLERS, max(2, 2 * max_rows // rows))
+    return [1 << power for power in range(1, most.bit_length())]
 
 
 async def _read(client: HttpClient, target: str) -> dict[str, Any]:
