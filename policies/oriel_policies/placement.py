@@ -15,6 +15,8 @@ Rules.
    only they have is therefore loaded elsewhere before they go.
 5. A server loads one model at a time. A model is taken out of a server only if something else needs the bytes, and
    only when every server that shall have it has loaded it.
+6. Two servers may each have what the other one shall have, and no bytes for it. A model in use that is nowhere then
+   goes to any server with the bytes.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -254,7 +256,36 @@ def next_steps(servers: Iterable[PlacedServer], models: Iterable[PlacedModel], h
                 surplus, key=lambda each: (_belongs(homes, each.name, server), each.in_use, each.work, each.name)
             )
             steps.append(Step(action="unload", server=server.name, model=least.name))
-    return steps
+    return [*steps, *_loads_elsewhere(servers, known, order, homes, steps)]
+
+
+def _loads_elsewhere(
+    servers: Sequence[PlacedServer],
+    known: Mapping[str, PlacedModel],
+    order: Sequence[PlacedModel],
+    homes: Mapping[str, Home],
+    steps: Sequence[Step],
+) -> list[Step]:
+    """Return loads of models in use that are nowhere, while those that shall have them can neither load nor unload."""
+    somewhere = {name for server in servers for name in (*server.loaded, *server.loading)}
+    busy = {step.server for step in steps} | {server.name for server in servers if server.loading}
+    more = []
+    for model in order:
+        home = homes.get(model.name)
+        if not model.in_use or model.name in somewhere or home is None or not home.servers:
+            continue
+        if not busy.isdisjoint(home.servers):
+            continue
+        for server in servers:
+            room = _Room(server)
+            for name in server.loaded:
+                if name in known:
+                    room.take(known[name], 0.0)
+            if server.name not in busy and room.fits(model.sizes):
+                more.append(Step(action="load", server=server.name, model=model.name))
+                busy.add(server.name)
+                break
+    return more
 
 
 def _belongs(homes: Mapping[str, Home], model: str, server: PlacedServer) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_policies.placement import FULL, PAYBACK_S, PlacedModel, PlacedServer, next_steps, place
@@ -90,6 +90,14 @@ def test_every_model_in_use_is_somewhere_unless_no_server_has_room_for_it(
             assert each.in_use and "no server has room" in homes[each.name].reason
 
 
+@example(
+    [server("s2", age_s=0, loaded=["d"]), server("s1", age_s=0, loaded=["c"], stays=False)],
+    [
+        model("c", 3.0, gib=4, in_use=True),
+        model("d", 0.0, gib=1, in_use=True),
+        model("e", 0.0, gib=1, in_use=True),
+    ],
+)
 @given(_servers, _models)
 def test_the_steps_end_with_every_placed_model_loaded_and_never_take_the_last_copy_of_one_in_use(
     servers: list[PlacedServer], models: list[PlacedModel]
