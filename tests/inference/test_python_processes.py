@@ -21,6 +21,7 @@ from oriel_inference.app import open_unit
 from oriel_inference.backends.python import process
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.environment import model_environment
+from oriel_inference.backends.python.messages import Cancel
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.model import EngineOptions, ModelState
@@ -320,3 +321,18 @@ async def test_a_start_called_off_while_the_process_is_made_leaves_nothing(
     await until(lambda: ended)
     assert gate.child.returncode is not None, "it was taken notice of"
     await until(lambda: len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1)  # listdir's own
+
+
+async def test_a_process_whose_socket_has_just_closed_receives_nothing_and_ends() -> None:
+    """A child that dies closes its socket before the loop hears of its death; a batch may be sent in between."""
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    it = ModelProcess("m", threads=1, max_body_bytes=1000, on_message=lambda *_: None, on_end=ended.set_result)
+    await it.start()
+    for transport in (it._work, it._control):
+        assert transport is not None
+        transport.abort()
+        await until(transport.is_closing)
+    await asyncio.sleep(0)
+    it.send(Cancel(1))
+    it.tell(Cancel(1))
+    assert "9" in await ended

@@ -129,12 +129,12 @@ class ModelProcess:
 
     def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """Send work. Raises FrameError if it is too large; a child that is gone receives nothing."""
-        if self._work is not None and not self._ended:
+        if self._work is not None and not self._ended and not self._work.is_closing():
             self._work.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
 
     def tell(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """Send a message that the child has to receive while it works."""
-        if self._control is None or self._ended:
+        if self._control is None or self._ended or self._control.is_closing():
             return
         self._control.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
         if self._control.get_write_buffer_size() > MAX_CONTROL_BYTES:
