@@ -190,6 +190,7 @@ async def test_who_leaves_or_expires_while_the_limiter_thinks_holds_nothing(up: 
             late.send(INFER, b"x", key="key-t", headers="x-request-timeout-ms: 20\r\n")
             reply = await late.reply()
             assert reply.status == 504, reply.body
+        await until(lambda: not core_connections(core))  # the gateway has seen that both have left
         ledger.go.set()
         async with Client(port) as client:
 

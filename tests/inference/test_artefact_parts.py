@@ -321,7 +321,7 @@ def silent(phase: str, seconds: float) -> None:
     ],
 )
 def test_a_build_beyond_its_bounds_ends_and_is_remembered(tmp_path: Path, bounds: BuildBounds, kinds: set[str]) -> None:
-    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    models.put(tmp_path / "models", "double", models.heavy(), models.DOUBLE + COMPILE)
     folder, one = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
     with pytest.raises(ArtefactRefused) as first:
         build_ahead(one, folder, bounds, silent)
