@@ -24,6 +24,7 @@ from oriel_inference.artefacts.records import ArtefactSettings
 from oriel_inference.backends import Backend, find_backend, takes_requests
 from oriel_inference.backends.cuda import gpu_used_bytes, list_gpus
 from oriel_inference.backends.distributions import check_distributions
+from oriel_inference.backends.nvml import GpuLoads
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.batching.batcher import Batcher
@@ -290,7 +291,8 @@ async def open_unit(
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             if metrics_socket is not None:
-                group.create_task(serve_control(control_app(surface), metrics_socket, end_control))
+                gpus = GpuLoads() if settings.gpu_metrics else None
+                group.create_task(serve_control(control_app(surface, gpus), metrics_socket, end_control))
             recording = None if usage is None else group.create_task(usage.run())
             loading = asyncio.create_task(control.start(settings.load_models))
             try:

@@ -69,7 +69,6 @@ _ROWS = [
         "calls on a connection that has reached its age end in their own time", "--grpc-max-connection-age-grace"
     ),
     *_ignored("metrics are read on request", "--metrics-interval-ms"),
-    *_ignored("there are no metrics of GPUs", "--allow-gpu-metrics", silent=_OFF),
     *_ignored("the processor's metrics are always there", "--allow-cpu-metrics", silent=frozenset({"true", "1", "on"})),
     *_ignored(_CACHE, "--cache-config", "--cache-directory", "--response-cache-byte-size"),
     *_ignored(_TRACE, "--trace-config", "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),

@@ -5,10 +5,11 @@ that is loaded again continues to count; a version that leaves keeps its series 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from oriel_inference.artefacts.records import ArtefactCounts
+from oriel_inference.backends.nvml import GpuLoad
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.errors import Outcome
@@ -68,6 +69,7 @@ class ServerCounts:
     usage: of the usage ledger.
     exemplars: traces of answered requests by (model, version, tier).
     artefacts: of builds and checks.
+    gpus: the load of each.
     """
 
     refused: Mapping[tuple[str, str, Outcome], int]
@@ -83,6 +85,7 @@ class ServerCounts:
     usage: LedgerCounts
     exemplars: Exemplars[tuple[str, str, str]]
     artefacts: ArtefactCounts
+    gpus: Sequence[GpuLoad]
 
 
 def exposition(
@@ -284,6 +287,7 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
     yield from single("nv_cpu_utilization", "gauge", "Busy share of the machine's processors", host.utilization())
     yield from single("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine", memory[0])
     yield from single("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", memory[1])
+    yield from _gpus(counts.gpus, openmetrics)
     up = int(counts.repository_up)
     yield from single("oriel_model_repository_up", "gauge", "Whether every model repository could be read", up)
     name = "oriel_model_store_up"
@@ -325,6 +329,25 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics:
         yield head(name, "counter", text, openmetrics=openmetrics)
         for what, count in values.items():
             yield f'{name}{{what="{what}"}} {count}\n'
+
+
+def _gpus(gpus: Sequence[GpuLoad], openmetrics: bool) -> Iterator[str]:
+    """Yield Triton's families of GPUs; none on a machine without one."""
+    if not gpus:
+        return
+    families: tuple[tuple[str, str, str, Callable[[GpuLoad], float | None]], ...] = (
+        ("nv_gpu_utilization", "gauge", "Share of time in which the GPU computed", lambda gpu: gpu.utilization),
+        ("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU", lambda gpu: gpu.memory_total),
+        ("nv_gpu_memory_used_bytes", "gauge", "Memory of the GPU that is in use", lambda gpu: gpu.memory_used),
+        ("nv_gpu_power_usage", "gauge", "Power that the GPU takes, in watts", lambda gpu: gpu.power),
+        ("nv_gpu_power_limit", "gauge", "The most power that the GPU may take, in watts", lambda gpu: gpu.power_limit),
+        ("nv_energy_consumption", "counter", "Energy that the GPU has taken, in joules", lambda gpu: gpu.energy),
+    )
+    for name, kind, text, read in families:
+        yield head(name, kind, text, openmetrics=openmetrics)
+        for gpu in gpus:
+            if (value := read(gpu)) is not None:
+                yield f"{name}{{{label_text({'gpu_uuid': gpu.uuid})}}} {value!r}\n"
 
 
 def _artefacts(counts: ArtefactCounts, openmetrics: bool) -> Iterator[str]:

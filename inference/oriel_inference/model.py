@@ -131,10 +131,11 @@ class QueueRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU. capability: CUDA's compute capability, such as "9.0"."""
+    """A GPU. capability: CUDA's compute capability, such as "9.0". bus_id: its PCI address; "" if unknown."""
 
     number: int
     capability: str
+    bus_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

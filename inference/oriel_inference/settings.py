@@ -321,6 +321,16 @@ class Settings:
     metrics_port: int | None = field(
         default=8002, metadata=flags(_port("metrics", 8002), _host("metrics"), _allow("metrics"))
     )
+    gpu_metrics: bool = field(
+        default=True,
+        metadata=flag(
+            "--allow-gpu-metrics",
+            group="ports",
+            type=switch,
+            metavar="BOOL",
+            help="false: the metrics port does not show the load of GPUs (default true)",
+        ),
+    )
     grpc_max_age_ms: int | None = field(
         default=None,
         metadata=flag(

@@ -78,6 +78,10 @@ class Driver:
         value._obj.value = self.capabilities[device.value][attribute - 75]
         return 0
 
+    def cuDeviceGetPCIBusId(self, text: Any, size: int, device: ctypes.c_int) -> int:
+        text.value = f"0000:{device.value:02x}:00.0".encode()
+        return 0
+
     def cuDevicePrimaryCtxRetain(self, context: Any, device: ctypes.c_int) -> int:
         self.retained.append(device.value)
         context._obj.value = 100 + device.value
@@ -99,7 +103,10 @@ class Driver:
 
 def test_gpus_of_the_driver() -> None:
     found = cuda.find_gpus(lambda _: Driver([(9, 0), (8, 6)]))
-    assert found == (Gpu(number=0, capability="9.0"), Gpu(number=1, capability="8.6"))
+    assert found == (
+        Gpu(number=0, capability="9.0", bus_id="0000:00:00.0"),
+        Gpu(number=1, capability="8.6", bus_id="0000:01:00.0"),
+    )
     assert cuda.find_gpus(lambda _: Driver([(9, 0)], error=100)) == ()
 
     def missing(name: str) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,13 @@ import tritonclient.grpc
 import tritonclient.http
 
 from oriel_inference.app import Unit
+from oriel_inference.backends import nvml
 from oriel_inference.backends.fake import FakeBackend, Gate
 from oriel_inference.batching.statistics import MAX_TIERS, OTHER_TIERS
 from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
-from oriel_inference.model import ModelState
+from oriel_inference.model import Gpu, ModelState
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.trace import ListSink
 from oriel_wire.unsampled import keep_body
@@ -33,6 +35,7 @@ from .ensembles import infer as infer_ensemble
 from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
 from .gated import gated
+from .management_library import BUS_IDS, UUIDS, ManagementLibrary
 from .streams import WORDS, Fakes, streaming
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -55,7 +58,12 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_path: Path, openmetrics: bool) -> None:
+async def test_documentation_names_every_metric_with_its_type_and_labels(
+    tmp_path: Path, openmetrics: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [Gpu(number=number, capability="9.0", bus_id=bus_id) for number, bus_id in enumerate(BUS_IDS)]
+    monkeypatch.setattr(nvml, "list_gpus", lambda: gpus)
+    monkeypatch.setitem(sys.modules, "pynvml", ManagementLibrary())  # type: ignore[arg-type]
     headers = {"x-oriel-tier": "gold", "x-oriel-tenant": "acme"}
     async with streaming(tmp_path, Fakes()) as unit:
         async with client_of(unit.http_port) as client:
@@ -84,6 +92,9 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_pat
         kind = "counter" if family.type == "unknown" else family.type
         exposed[name] = (kind, {label for sample in family.samples for label in sample.labels} - {"le"})
     assert exposed == documented()
+    used = {each.labels["gpu_uuid"]: each.value for each in found["nv_gpu_memory_used_bytes"].samples}
+    assert used == {UUIDS[0]: 1 << 30, UUIDS[1]: 2 << 30}
+    assert [each.value for each in found["nv_gpu_power_usage"].samples] == [70.5], "the other GPU gives none"
 
 
 async def test_formats_follow_what_the_scraper_accepts(unit: Unit) -> None:

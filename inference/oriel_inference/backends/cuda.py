@@ -13,6 +13,7 @@ from oriel_inference.model import Gpu
 LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR
 _SUCCESS = 0
+_BUS_ID_BYTES = 32  # 13 with a four-digit domain
 
 
 @cache
@@ -36,14 +37,17 @@ def find_gpus(open_library: Callable[[str], Any]) -> tuple[Gpu, ...]:
     found = []
     for number in range(count.value):
         device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        bus_id = ctypes.create_string_buffer(_BUS_ID_BYTES)
         requested = (
             driver.cuDeviceGet(ctypes.byref(device), number),
             driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device),
             driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device),
+            driver.cuDeviceGetPCIBusId(bus_id, _BUS_ID_BYTES, device),
         )
         if any(requested):
             return ()
-        found.append(Gpu(number=number, capability=f"{major.value}.{minor.value}"))
+        capability = f"{major.value}.{minor.value}"
+        found.append(Gpu(number=number, capability=capability, bus_id=bus_id.value.decode("ascii", "replace")))
     return tuple(found)
 
 

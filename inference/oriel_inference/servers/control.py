@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oriel_inference.artefacts.records import ArtefactCounts
+from oriel_inference.backends.nvml import GpuLoads
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import ServerCounts, exposition
@@ -21,8 +22,8 @@ from oriel_wire.engine.span_metrics import SpanCollector
 from oriel_wire.telemetry import wants_openmetrics
 
 
-def control_app(surface: Surface) -> Starlette:
-    """Build the ASGI application of the metrics port."""
+def control_app(surface: Surface, gpus: GpuLoads | None) -> Starlette:
+    """Build the ASGI application of the metrics port. gpus: None leaves out the metrics of GPUs."""
 
     async def models(_: Request) -> Response:
         return JSONResponse([_line(entry) for entry in surface.catalog.index()])
@@ -47,6 +48,7 @@ def control_app(surface: Surface) -> Starlette:
             usage=surface.usage,
             exemplars=surface.meter.exemplars,
             artefacts=surface.control.artefacts.counts if surface.control.artefacts is not None else ArtefactCounts(),
+            gpus=[] if gpus is None else await gpus.latest(),
         )
         of_spans = registry_text(spans, openmetrics=openmetrics)
         of_models = exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics)
