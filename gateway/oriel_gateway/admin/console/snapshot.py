@@ -20,6 +20,7 @@ SECTIONS: Final = {
     "calls": (7 * 1024, 48),
 }
 HEAD_BYTES: Final = 900  # for all that is no row
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})  # most values are
 _encode = msgspec.json.Encoder().encode
 
 Row = Mapping[str, Any]
@@ -71,7 +72,9 @@ def _short(value: Any, length: int) -> Any:
     if isinstance(value, str):
         return value if len(value) <= length else value[: max(0, length - 1)] + "…"
     if isinstance(value, Mapping):
-        return {_short(key, length): _short(each, length) for key, each in value.items()}
+        return {
+            _short(key, length): each if type(each) in _NUMBERS else _short(each, length) for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_short(each, length) for each in value]
     return value
