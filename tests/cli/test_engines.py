@@ -7,7 +7,6 @@ import pytest
 
 from oriel_cli.main import main
 
-from ..inference import models
 from ..inference.control_server import put
 from ..inference.models import DOUBLE
 
@@ -44,12 +43,12 @@ def test_artefacts_are_built_listed_verified_and_removed(tmp_path: Path, capsys:
 def test_a_refused_build_ends_with_1_and_is_listed_until_it_is_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models.put(tmp_path / "models", "double", models.heavy(), COMPILED)
+    put(tmp_path / "models", 2.0, config=COMPILED)
     repository, folder = ["--model-repository", str(tmp_path / "models")], ["--artefact-folder", str(tmp_path / "a")]
     small = ["--artefact-build-memory", "1000000"]
     assert main(["engines", "build", *repository, *folder, *small, "--json"]) == 1
     (line,) = json.loads(capsys.readouterr().out)
-    assert line["state"] == "refused"
+    assert line["state"] == "refused" and "bytes of address space, a build may take 1000000" in line["reason"]
     assert main(["engines", "ls", *folder, "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["state"] == "refused" and listed["model"] == "double"

@@ -26,15 +26,6 @@ def double(shape=("n", 4)):  # type: ignore[no-untyped-def]
     return graph([helper.make_node("Add", ["x", "x"], ["y"])], [("x", FLOAT, shape)], [("y", FLOAT, shape)])
 
 
-def heavy(megabytes: int = 16):  # type: ignore[no-untyped-def]
-    """Return a model y = 2x with weights of so many megabytes: to open it takes that much memory, however much is free
-    in the process already.
-    """
-    weights = numpy_helper.from_array(np.full(megabytes << 18, 2.0, dtype=np.float32), "w")
-    nodes = [helper.make_node("ReduceMean", ["w"], ["f"], keepdims=0), helper.make_node("Mul", ["x", "f"], ["y"])]
-    return graph(nodes, [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["n", 4])], [weights])
-
-
 def two_inputs():  # type: ignore[no-untyped-def]
     """Return a model sum = a + b, difference = a - b."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])]

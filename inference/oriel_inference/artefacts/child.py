@@ -38,23 +38,34 @@ def main() -> None:
     # Python 3.11 keeps bytecode of which it could write only a part.
     sys.dont_write_bytecode = True
     restrict_self(file_bytes=request["file_bytes"])
+    # Imported before the memory is bounded, because it is needed when there is none left.
+    from oriel_inference.artefacts.process import lacks_memory
+
     try:
         answer = _check(request) if request["samples"] is not None else _build(request)
     except LoadFailed as failure:
-        from oriel_inference.artefacts.process import lacks_memory
-
         kind = "out_of_memory" if lacks_memory(failure.reason) else request["kind"]
         answer = {"kind": kind, "reason": failure.reason}
-    except MemoryError:
-        answer = {"kind": "out_of_memory", "reason": "it needs more memory than a build may use"}
+    except MemoryError as error:
+        answer = {"kind": "out_of_memory", "reason": str(error) or "it needs more memory than a build may use"}
     os.write(answers, json.dumps(answer).encode() + b"\n")
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bound the address space once everything is imported. 0: no bound."""
-    if memory_bytes:
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
+    """Bound the address space once everything is imported. 0: no bound.
+
+    Raises MemoryError if more is taken already: what is free of it could be enough for a small model by chance.
+    """
+    if not memory_bytes:
+        return
+    try:
+        taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    except OSError:
+        taken = 0  # not Linux
+    if taken > memory_bytes:
+        raise MemoryError(f"the runtime alone takes {taken} bytes of address space, a build may take {memory_bytes}")
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
 
 
 def _build(request: dict[str, Any]) -> dict[str, Any]:
