@@ -41,6 +41,7 @@ from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
+from oriel_inference.quality.sampler import Quality
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.metrics_config import first_response_buckets
@@ -147,6 +148,7 @@ async def open_unit(
     cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
     catalog = Catalog()
     ledger, devices = Ledger(catalog.serves), Devices(dict(settings.device_classes))
+    quality = Quality(catalog.serves)
     try:
         stores = open_stores(
             settings.repositories,
@@ -195,6 +197,7 @@ async def open_unit(
             devices=devices,
             placed=loaded.placed,
         )
+        quality.open(loaded.spec, statistics, loaded.reference)
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
         return batcher
@@ -238,6 +241,7 @@ async def open_unit(
         log=log,
         meter=meter,
         devices=devices,
+        quality=quality,
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
@@ -328,6 +332,7 @@ async def open_unit(
                     await usage.close()
                     recording.cancel()
                 end_control.set()
+                await asyncio.to_thread(quality.thread.close)
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(large_json.close)
                 await asyncio.to_thread(surface.sink.close)

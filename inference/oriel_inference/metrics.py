@@ -15,6 +15,8 @@ from oriel_inference.batching.statistics import Statistics
 from oriel_inference.errors import Outcome
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Catalog, ServingModel
+from oriel_inference.quality.sampler import SAMPLE_RESULTS, VersionQuality
+from oriel_inference.quality.tensor import ODD_KINDS
 from oriel_inference.stores.remote import StoreCounts
 from oriel_policies.metering.usage import UsageRow, by_label, unbilled_ns
 from oriel_wire.exemplars import Exemplars
@@ -213,6 +215,44 @@ def _artefact(name: str, source: Source) -> Iterator[str]:
         yield f'{name}{{{source.labels},compiler="{life.compiler}",state="{life.state.value}"}} 1\n'
 
 
+def _quality(source: Source) -> VersionQuality | None:
+    sampler = source.statistics.sampler
+    return sampler if isinstance(sampler, VersionQuality) else None
+
+
+def _of_tensor(source: Source, tensor: str) -> str:
+    return f"{source.labels},{label_text({'tensor': tensor})}"
+
+
+def _drift(index: int) -> Callable[[str, Source], Iterator[str]]:
+    def lines(name: str, source: Source) -> Iterator[str]:
+        if (quality := _quality(source)) is not None:
+            for tensor, found in quality.drift().items():
+                yield f"{name}{{{_of_tensor(source, tensor)}}} {found[index]!r}\n"
+
+    return lines
+
+
+def _confidence(name: str, source: Source) -> Iterator[str]:
+    if (quality := _quality(source)) is not None:
+        for tensor, totals in quality.totals.items():
+            if totals.confidence.count:
+                yield from histogram(name, _of_tensor(source, tensor), totals.confidence)
+
+
+def _odd_values(name: str, source: Source) -> Iterator[str]:
+    if (quality := _quality(source)) is not None:
+        for tensor, totals in quality.totals.items():
+            for kind in ODD_KINDS:
+                yield f'{name}{{{_of_tensor(source, tensor)},kind="{kind}"}} {totals.odd[kind]}\n'
+
+
+def _sampled(name: str, source: Source) -> Iterator[str]:
+    if (quality := _quality(source)) is not None:
+        for result in SAMPLE_RESULTS:
+            yield f'{name}{{{source.labels},result="{result}"}} {quality.samples[result]}\n'
+
+
 FAMILIES = (
     Family("nv_inference_request_success", "counter", "Requests answered", _number(lambda s: s.success.count)),
     Family("nv_inference_request_failure", "counter", "Requests without an answer", _failures),
@@ -272,6 +312,11 @@ FAMILIES = (
     Family("oriel_instances", "gauge", "Batches that may run at once, and what decides that number", _instances),
     Family("oriel_instances_running", "gauge", "Batches that run", _running),
     Family("oriel_artefact_state", "gauge", "1 for the state of a model's compiled artefact", _artefact),
+    Family("oriel_model_drift_psi", "gauge", "Distance of the latest sampled rows from the reference", _drift(0)),
+    Family("oriel_model_drift_noise", "gauge", "The distance that chance alone makes on average", _drift(1)),
+    Family("oriel_model_confidence", "histogram", "Share of the most likely class of sampled rows", _confidence),
+    Family("oriel_model_odd_values_total", "counter", "Odd values of sampled rows by kind", _odd_values),
+    Family("oriel_model_sampled_rows_total", "counter", "Rows to sample by what became of them", _sampled),
 )
 
 

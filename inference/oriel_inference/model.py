@@ -9,6 +9,7 @@ from oriel_policies.batch import BatchBounds
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
+SAMPLE_EVERY = 100
 
 
 def is_model_name(name: str) -> bool:
@@ -184,6 +185,7 @@ class ModelSpec:
     decoupled: a request has any number of responses.
     steps: of an ensemble, which runs nothing itself.
     max_inflight: how often one step may run at once; 0 means unbounded.
+    sample_every: of so many rows about one is sampled for its distribution; 0 means none.
     """
 
     name: str
@@ -200,6 +202,7 @@ class ModelSpec:
     decoupled: bool = False
     steps: tuple[EnsembleStep, ...] = ()
     max_inflight: int = 0
+    sample_every: int = SAMPLE_EVERY
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property

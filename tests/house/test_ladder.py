@@ -77,6 +77,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "repository",
         "ensembles",
         "lifecycle fitting simulated",
+        "quality",
         "batching",
         "backends stores",
         "clock model",

@@ -7,11 +7,14 @@ again continues to count (`Ledger`).
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Protocol
 
-from oriel_inference.batching.call import BatchTimes
+from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.errors import Outcome
 from oriel_wire.telemetry import DURATION_BOUNDS_S, Histogram
+from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import v2_pb2
 
 MAX_TIERS = 16
@@ -23,6 +26,16 @@ OTHER_TIERS = "other"
 LATENCY_S: tuple[float, ...] = (0.0005, *DURATION_BOUNDS_S, 30.0, 60.0)
 BATCH_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 FIRST_RESPONSE_MS = (100.0, 500.0, 2000.0, 5000.0)
+
+
+class Sampler(Protocol):
+    """Takes samples of executed rows."""
+
+    def offer(self, inferences: int, calls: Sequence[Call], shares: Sequence[Sequence[Array]], at: float) -> float:
+        """Take samples from a batch, whose last row has the number `inferences`; return the number of the next row to
+        sample. at: the number of the first one. Never raises.
+        """
+        ...
 
 
 class Duration:
@@ -90,6 +103,7 @@ class Statistics:
     releases: reason -> batches.
     tiers: tier -> requests.
     responses, first_response: of a decoupled model; the latter in milliseconds.
+    sampler: takes samples of executed rows, the next one when `inferences` reaches sample_at. Writer: `quality`.
     """
 
     __slots__ = (
@@ -103,6 +117,8 @@ class Statistics:
         "queue",
         "releases",
         "responses",
+        "sample_at",
+        "sampler",
         "sizes",
         "stages",
         "success",
@@ -122,6 +138,8 @@ class Statistics:
         self.tiers: dict[str, Tier] = {}
         self.responses: list[Response] = []
         self.first_response = Histogram(FIRST_RESPONSE_MS)
+        self.sampler: Sampler | None = None
+        self.sample_at = inf
 
     def tier(self, name: str) -> Tier:
         """Return the counters of a tier; beyond MAX_TIERS the rest share OTHER_TIERS."""
@@ -147,15 +165,21 @@ class Statistics:
             self.responses.append(Response())
         return self.responses[number]
 
-    def executed(self, times: BatchTimes, calls: int) -> None:
+    def executed(
+        self, times: BatchTimes, calls: int, members: Sequence[Call] = (), shares: Sequence[Sequence[Array]] = ()
+    ) -> None:
         """Count a batch that answered `calls` requests. The rows of callers that left meanwhile were executed as
         well.
+
+        members, shares: its calls and the outputs of each, from which rows are sampled.
         """
         self.executions += 1
         self.inferences += times.rows
         self.last_ms = time.time_ns() // 1_000_000
         self.stages.add(times, calls)
         self.sizes.observe(times.rows)
+        if self.inferences >= self.sample_at and self.sampler is not None:
+            self.sample_at = self.sampler.offer(self.inferences, members, shares, self.sample_at)
         batch = self.batches.get(times.rows)
         if batch is None:
             if len(self.batches) >= MAX_BATCH_SIZES:

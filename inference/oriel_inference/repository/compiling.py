@@ -21,6 +21,7 @@ from oriel_inference.repository.warmup import warmup_inputs
 from oriel_inference.stores import ModelStore
 from oriel_policies.artefacts.comparison import Tolerance, parse_tolerance
 from oriel_policies.artefacts.fingerprint import ArtefactKey
+from oriel_policies.quality.reference import REFERENCE_FILE
 from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -192,9 +193,10 @@ def _made(tensor: TensorSpec, rows: int, length: int, values: np.random.Generato
 
 
 def _digest(source: Path) -> str:
-    """Return the digest of the model's file and of everything in its folder, which it may refer to."""
+    """Return the digest of the model's file and of everything in its folder that it may refer to."""
     folder, digest = source.parent, hashlib.sha256()
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = sorted(name for name in found if name != REFERENCE_FILE)
     for name in (source.name, *names):
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
     for name in names:

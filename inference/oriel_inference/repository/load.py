@@ -32,11 +32,13 @@ from oriel_inference.repository.not_executed import check_graph_specs, refuse_gr
 from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
+from oriel_inference.repository.reference import read_reference
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_policies.artefacts.comparison import Tolerance
+from oriel_policies.quality.reference import Reference
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -150,6 +152,7 @@ class LoadedVersion:
     tried: whether the model was executed, with zeros or with the samples of its configuration.
     devices: the device of each session.
     compilation: how its artefact is made, if its configuration asks for one.
+    reference: what samples of it are compared with, if it has one.
     """
 
     spec: ModelSpec
@@ -161,6 +164,7 @@ class LoadedVersion:
     tried: bool = True
     devices: tuple[Device, ...] = ()
     compilation: Compilation | None = None
+    reference: Reference | None = None
 
     @property
     def placed(self) -> tuple[Device, ...]:
@@ -328,6 +332,7 @@ def _open_version(
             run_s=_time_warm_run(first, spec, devices[0]) if executed and not spec.decoupled else None,
             identity=one.identity,
             devices=tuple(devices),
+            reference=read_reference(one.of.store, one.of.model, one.version),
         )
 
 
@@ -360,6 +365,7 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
             run_s=None,
             identity=one.identity,
             tried=bool(config.model_warmup),
+            reference=read_reference(loading.store, loading.model, version),
         )
 
 

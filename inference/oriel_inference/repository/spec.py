@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from oriel_inference.errors import ConfigInvalid
-from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
+from oriel_inference.model import SAMPLE_EVERY, ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.queueing import queue_rules
@@ -15,6 +15,8 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 BATCHING_KEY = "oriel.batching"
 LOAD_KEY = "oriel.load"
 LOAD_VALUES = ("demand", "pinned")
+SAMPLE_KEY = "oriel.quality.every"
+MAX_SAMPLE_EVERY = 1_000_000
 
 Tensors = Sequence[TensorInfo]
 
@@ -82,6 +84,10 @@ def build_spec(
         raise ConfigInvalid(file, f"parameters[{BATCHING_KEY!r}]", 'must be "on" or "off"')
     if (load := _parameter(config, LOAD_KEY)) and load not in LOAD_VALUES:
         raise ConfigInvalid(file, f"parameters[{LOAD_KEY!r}]", 'must be "demand" or "pinned"')
+    every = _parameter(config, SAMPLE_KEY) or str(SAMPLE_EVERY)
+    if not (every.isascii() and every.isdigit() and len(every) <= 7 and int(every) <= MAX_SAMPLE_EVERY):
+        text = f"must be a number from 0 (no samples) to {MAX_SAMPLE_EVERY}"
+        raise ConfigInvalid(file, f"parameters[{SAMPLE_KEY!r}]", text)
     decoupled = config.model_transaction_policy.decoupled
     if config.max_batch_size > 1 and switch == "on" and not decoupled:
         bounds = BatchBounds(
@@ -104,6 +110,7 @@ def build_spec(
         queue=queue_rules(config),
         instances=instances,
         decoupled=decoupled,
+        sample_every=0 if decoupled else int(every),
         parameters={name: value.string_value for name, value in config.parameters.items()},
     )
 

@@ -1,5 +1,7 @@
-"""The metrics port: `/metrics`, `/health/*`, and `/models` for operators and the supervisor."""
+"""The metrics port: `/metrics`, `/health/*`, `/models` for operators and the supervisor, and `/quality/MODEL`."""
 
+from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -11,11 +13,14 @@ from starlette.routing import Route
 
 from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.backends.nvml import GpuLoads
+from oriel_inference.errors import InferenceError
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import ServerCounts, exposition
+from oriel_inference.quality.sampler import VersionQuality
 from oriel_inference.servers.surface import Surface
 from oriel_inference.stores.remote import counts_of
+from oriel_policies.quality.drift import MIN_ROWS
 from oriel_wire.engine.control import health_routes, metrics_response
 from oriel_wire.engine.exposition import exposition as registry_text
 from oriel_wire.engine.span_metrics import SpanCollector
@@ -27,6 +32,23 @@ def control_app(surface: Surface, gpus: GpuLoads | None) -> Starlette:
 
     async def models(_: Request) -> Response:
         return JSONResponse([_line(entry) for entry in surface.catalog.index()])
+
+    async def quality(request: Request) -> Response:
+        try:
+            found = surface.catalog.get(request.path_params["model"], request.query_params.get("version", ""))
+        except InferenceError as error:
+            return JSONResponse({"error": error.message}, status_code=404)
+        sampled = surface.quality.of(found.spec.name, found.spec.version)
+        if sampled is None:
+            text = "its rows are not sampled: docs/prediction-quality.md says which are"
+            return JSONResponse({"error": f"model {found.spec.name!r}: {text}"}, status_code=409)
+        if not request.url.path.endswith("/reference"):
+            return JSONResponse(_quality_of(sampled))
+        reference = sampled.reference(datetime.now(UTC).isoformat(timespec="seconds"))
+        if reference is None:
+            text = f"{sampled.samples['counted']} rows were sampled, a reference needs {MIN_ROWS} of one tensor"
+            return JSONResponse({"error": f"model {found.spec.name!r}: {text}"}, status_code=409)
+        return Response(reference.encode(), media_type="application/json")
 
     host = HostLoad()
     spans = CollectorRegistry()
@@ -55,7 +77,18 @@ def control_app(surface: Surface, gpus: GpuLoads | None) -> Starlette:
         return await metrics_response(chain(of_spans, of_models), openmetrics=openmetrics)
 
     routes = health_routes(surface.readiness, registry=None)
-    return Starlette(routes=[*routes, Route("/metrics", metrics), Route("/models", models)])
+    own = [Route(path, quality) for path in ("/quality/{model}", "/quality/{model}/reference")]
+    return Starlette(routes=[*routes, Route("/metrics", metrics), Route("/models", models), *own])
+
+
+def _quality_of(sampled: VersionQuality) -> dict[str, Any]:
+    return {
+        "name": sampled.spec.name,
+        "version": str(sampled.spec.version),
+        "reference": sampled.has_reference,
+        "rows": dict(sampled.samples),
+        "tensors": {name: asdict(state) for name, state in sampled.states().items()},
+    }
 
 
 def _line(entry: Entry) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
+from oriel_inference.quality.sampler import Quality
 from oriel_inference.servers.meter import Meter
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
@@ -39,6 +40,7 @@ class Surface:
 
     under_way: returns the requests of all servers that have begun and are not answered.
     usage: of the usage ledger, if there is one.
+    quality: samples of what the models get and answer.
     """
 
     catalog: Catalog
@@ -48,6 +50,7 @@ class Surface:
     sink: SpanSink
     meter: Meter
     devices: Devices
+    quality: Quality
     log: LogSettings
     default_timeout_s: float
     strict_readiness: bool | Literal["any"] = True
