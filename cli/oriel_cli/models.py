@@ -1,11 +1,13 @@
 """`oriel models ls|load|unload|stats`: the models of a running v2 server (ours, or any with the repository API).
 
-`oriel models placement` asks a gateway which servers of its pools have which models, and why.
+`oriel models placement` asks a gateway which servers of its pools have which models, and why. `oriel models quality` and
+`oriel models reference` read what an inference server knows about the rows that it sampled.
 """
 
 import argparse
 import base64
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from oriel_cli.table import columns
 
 URL = "http://127.0.0.1:8000"
 ADMIN_URL = "http://127.0.0.1:8082"
+METRICS_URL = "http://127.0.0.1:8002"
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 10.0
 _FILE = re.compile(r"(\d+/[^=]+)=(.+)\Z")
@@ -55,10 +58,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "placement", "which servers of a gateway's pools have which models, and why", ADMIN_URL, "gateway's admin"
     )
     placement.add_argument("name", metavar="POOL", nargs="?", default="", help="only this pool")
+    quality = action(
+        "quality", "drift, confidence and odd values of a model's sampled rows", METRICS_URL, "inference server's metrics"
+    )
+    reference = action(
+        "reference",
+        "write what a server's samples of a model are like as reference.json beside the version",
+        METRICS_URL,
+        "inference server's metrics",
+    )
+    reference.add_argument(
+        "--model-repository", type=Path, metavar="DIR", help="where the model lies; without it, pass --json"
+    )
+    for each in (quality, reference):
+        each.add_argument("name", metavar="NAME")
+        each.add_argument("--version", default="", metavar="N", help="by default the newest that serves")
 
 
 def run(args: argparse.Namespace) -> int:
     actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats, "placement": _placement}
+    actions |= {"quality": _quality, "reference": _reference}
     timeout = httpx.Timeout(LOAD_TIMEOUT_S if args.action in ("load", "unload") else TIMEOUT_S, connect=5.0)
     headers = dict(token_headers() if args.action == "placement" else ())
     try:
@@ -154,6 +173,58 @@ def _stats(client: httpx.Client, args: argparse.Namespace) -> None:
         return
     heading = ("MODEL", "VERSION", "REQUESTS", "FAILED", "QUEUE MS", "COMPUTE MS", "BATCH")
     print("\n".join(columns(heading, [_stats_row(each) for each in models], right=range(2, 7))))
+
+
+def _quality(client: httpx.Client, args: argparse.Namespace) -> None:
+    found = _ask(client, "GET", _quality_path(args))
+    if args.json:
+        print(json.dumps(found))
+        return
+    lacks = "" if found["reference"] else ", no reference to compare them with"
+    counted = found["rows"]["counted"]
+    print(f"{_text(found['name'])} version {_text(found['version'])}: {counted} rows were sampled{lacks}")
+    shares = ("NAN", "INFINITE", "OUTSIDE")
+    heading = ("TENSOR", "ROWS", "PSI", "NOISE", *shares, "MEAN", "DEVIATION", "CONFIDENCE", "ENTROPY")
+    keys = ("psi", "noise", "nan", "infinite", "out_of_range", "mean", "deviation", "confidence", "entropy")
+    lines = []
+    for name, state in found["tensors"].items():
+        values = {**state, **(state["odd"] or {})}
+        shown = ["-" if values.get(key) is None else f"{values[key]:.3g}" for key in keys]
+        lines.append([_text(name), state["rows"], *shown])
+    print("\n".join(columns(heading, lines, right=range(1, len(heading)))))
+    for name, state in found["tensors"].items():
+        if state["classes"]:
+            common = ", ".join(f"{_text(index)} {share:.1%}" for index, share in state["classes"].items())
+            print(f"{_text(name)} classes: {common}")
+
+
+def _reference(client: httpx.Client, args: argparse.Namespace) -> None:
+    if args.model_repository is None and not args.json:
+        raise CommandFailed("pass --model-repository DIR to write the file there, or --json to print it")
+    found = _ask(client, "GET", _quality_path(args, "/reference"))
+    text = json.dumps(found, indent=2) + "\n"
+    if args.model_repository is None:
+        print(text, end="")
+        return
+    folder = args.model_repository / args.name / str(int(found["version"]))
+    if not folder.is_dir():
+        raise CommandFailed(f"{folder} is not there: is {args.model_repository} the server's model repository?")
+    path = folder / "reference.json"
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError as refused:
+        raise CommandFailed(f"{path} cannot be written: {refused.strerror}") from refused
+    if args.json:
+        print(json.dumps({"path": str(path), "tensors": sorted(found["tensors"])}))
+        return
+    print(f"{path} is written: {', '.join(map(_text, sorted(found['tensors'])))}")
+
+
+def _quality_path(args: argparse.Namespace, end: str = "") -> str:
+    version = f"?version={quote(args.version, safe='')}" if args.version else ""
+    return f"/quality/{quote(args.name, safe='')}{end}{version}"
 
 
 def _stats_row(model: dict[str, Any]) -> list[object]:

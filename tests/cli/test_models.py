@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from onnx import TensorProto, helper, save_model
 
@@ -15,6 +16,7 @@ from oriel_cli import models
 from oriel_cli.main import main
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
+from oriel_policies.quality.reference import parse_reference
 
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 8
@@ -210,3 +212,44 @@ async def test_control_characters_of_a_server_do_not_reach_the_terminal(
 ) -> None:
     through(monkeypatch, lambda _: httpx.Response(400, json={"error": "a\x1b[31m\nb"}))
     assert await oriel("http://t", "ls") == (1, "oriel: a?[31m b\n")
+
+
+@pytest.fixture
+async def sampled(settings: Settings) -> AsyncIterator[Unit]:
+    """A server that has sampled 600 rows of `double`."""
+    async with open_unit(replace(settings, control_mode="none", metrics_port=0)) as unit:
+        quality = unit.surface.quality.of("double", 1)
+        assert quality is not None
+        for row in np.random.default_rng(1).normal(0.0, 1.0, (600, 4)):
+            quality.count([("x", row, False), ("y", 2 * row, True)])
+        yield unit
+
+
+async def test_a_reference_is_written_beside_the_version(sampled: Unit, oriel: Run, repository: Path) -> None:
+    url = f"http://127.0.0.1:{sampled.metrics_port}"
+    code, out = await oriel(url, "reference", "double", "--model-repository", str(repository))
+    path = repository / "double/1/reference.json"
+    assert (code, out) == (0, f"{path} is written: x, y\n")
+    assert set(parse_reference(path.read_text()).tensors) == {"x", "y"}
+    _, printed = await oriel(url, "reference", "double", "--version", "1", "--json")
+    assert parse_reference(printed).model == "double"
+    _, table = await oriel(url, "quality", "double")
+    heading, line = table.splitlines()[1:3]
+    assert table.startswith("double version 1: 600 rows were sampled, no reference to compare them with\n")
+    assert heading.split()[:4] == ["TENSOR", "ROWS", "PSI", "NOISE"] and line.split()[:4] == ["y", "600", "-", "-"]
+    _, answer = await oriel(url, "quality", "double", "--json")
+    assert json.loads(answer)["tensors"]["x"]["rows"] == 600
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reference", "double"], "pass --model-repository DIR to write the file there, or --json to print it"),
+        (["reference", "double", "--model-repository", "/nowhere"], "/nowhere/double/1 is not there"),
+        (["reference", "absent", "--json"], "unknown model: 'absent' is not found"),
+        (["quality", "double", "--version", "7"], "has no version '7'"),
+    ],
+)
+async def test_refusals_of_quality_say_why(sampled: Unit, oriel: Run, words: list[str], message: str) -> None:
+    code, text = await oriel(f"http://127.0.0.1:{sampled.metrics_port}", *words)
+    assert code != 0 and message in text

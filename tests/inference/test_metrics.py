@@ -22,6 +22,7 @@ from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import Gpu, ModelState
+from oriel_inference.quality.sampler import VersionQuality
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.trace import ListSink
 from oriel_wire.unsampled import keep_body
@@ -79,6 +80,10 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(
         control.artefacts.counts.build_s["onnxruntime-graph"] = 0.5
         control.artefacts.counts.rollbacks["double"] += 1
         unit.catalog.get("double").artefact = ArtefactLife("onnxruntime-graph")
+        sampled = unit.catalog.get("double").batcher.statistics.sampler
+        assert isinstance(sampled, VersionQuality)
+        sampled.drift = lambda: {"y": (0.3, 0.01)}
+        sampled.totals["y"].confidence.observe(0.5)
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
         unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])
         unit.catalog.publish("half", [replace(broken, name="half")])
