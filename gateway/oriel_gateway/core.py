@@ -72,7 +72,9 @@ class Gateway:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.snapshot = snapshot
-        self.targets = TargetCache(snapshot)
+        self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
+        self.routing.canaries.changed = self.apply_rollbacks
+        self.targets = TargetCache(snapshot, self.routing.canaries.adopt(snapshot.routes))
         self.limiter = limiter
         self.sink = sink
         self.sampling = sampling or sink.sampling
@@ -82,7 +84,6 @@ class Gateway:
         self.records = Records(sink)
         self.spending = Spending(limiter, snapshot)
         self.records.stats.spend_by(self.spending)
-        self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
         self.documents = DocumentsInForce()
         self.api_docs = ApiDocs()
         self.tokens: Tokens | None = None
@@ -130,13 +131,21 @@ class Gateway:
         self.left_pools += [gate for name, gate in self.pools.items() if name not in pools]
         self.snapshot, self.pools = snapshot, pools
         self.scaled.adopt(pools, snapshot.tiers)
-        replaced, self.targets = self.targets, TargetCache(snapshot)
+        routes = self.routing.canaries.adopt(snapshot.routes, whole=good)
+        replaced, self.targets = self.targets, TargetCache(snapshot, routes)
         self.routing.adopted()
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self._leftovers.free(*replaced.remembered, *decoded(old), old.served)
         self.forget_credentials()
         if good:
             self.documents.accepted()
+
+    def apply_rollbacks(self) -> None:
+        """Give canaries that were rolled back no more calls. A call that has begun keeps its side."""
+        routes = self.routing.canaries.adopt(self.snapshot.routes, whole=False)
+        replaced, self.targets = self.targets, TargetCache(self.snapshot, routes)
+        self._leftovers.free(*replaced.remembered)
+        self.forget_credentials()
 
     def forget_credentials(self) -> None:
         """Identify every caller anew, also those that were recognised."""

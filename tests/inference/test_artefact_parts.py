@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from memory_objects import MemoryObjects
 
-from oriel_inference.artefacts.differences import measure
 from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, Manifest, describe_files
 from oriel_inference.artefacts.offline import build_ahead, compilations, unfit, verify_outputs
 from oriel_inference.artefacts.process import (
@@ -43,6 +42,7 @@ from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.scripting import Scripting
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import TOLERANCES, Tolerance, disagreement
+from oriel_policies.artefacts.differences import measure
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.lease import LeaseRecord
 from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind

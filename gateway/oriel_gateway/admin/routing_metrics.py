@@ -1,5 +1,5 @@
-"""Export the counters of special routes as Prometheus metrics. Labels are names of the documents, and so are
-bounded.
+"""Export the counters of special routes as Prometheus metrics. Labels are names of the documents, or of models in a
+bounded number.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from oriel_gateway.shared.state import RoutingState
 
 
 class RoutingCollector(Collector):
-    """Collects splits, shadows and kept answers."""
+    """Collects splits, shadows, kept answers, comparisons and canaries."""
 
     def __init__(self, state: Callable[[], RoutingState]) -> None:
         self._state = state
@@ -42,3 +42,32 @@ class RoutingCollector(Collector):
         copies = GaugeMetricFamily("oriel_gateway_shadow_copies_inflight", "Copies that are on their way.")
         copies.add_metric([], state.shadows)
         yield from (sides, shadows, answers, size, evicted, flights, copies)
+        yield from _compared(state)
+        rolled_back = GaugeMetricFamily(
+            "oriel_gateway_canary_rolled_back",
+            "1 for a side of a split that gets no calls any more, until its route changes.",
+            labels=["route", "side", "reason"],
+        )
+        for found in state.canaries.shown():
+            rolled_back.add_metric([found.route, found.side, found.reason], 1)
+        yield rolled_back
+
+
+def _compared(state: RoutingState) -> Iterator[Metric]:
+    labels = ["model", "with"]
+    ratio = GaugeMetricFamily(
+        "oriel_model_agreement_ratio", "Share of rows with the same class, of answers compared lately.", labels=labels
+    )
+    error = GaugeMetricFamily(
+        "oriel_model_largest_error", "Largest difference of an element, of answers compared lately.", labels=labels
+    )
+    counts = CounterMetricFamily(
+        "oriel_model_compared", "Pairs of answers by how their values compare.", labels=[*labels, "result"]
+    )
+    for (model, compared_with), latest in list(state.agreement.latest.items()):
+        if latest.ratio is not None and latest.error is not None:
+            ratio.add_metric([model, compared_with], latest.ratio)
+            error.add_metric([model, compared_with], latest.error)
+        for result, count in latest.counts.items():
+            counts.add_metric([model, compared_with, result], count)
+    yield from (ratio, error, counts)

@@ -1,5 +1,6 @@
 """Targets and header lines of tenants, remembered for as long as one snapshot of the documents is in force."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,13 +19,16 @@ _LISTED = 8  # tiers, in a refusal
 
 
 class TargetCache:
-    """Resolves and remembers what tenants ask for. tiers_differ: the tier of a call may depend on its route."""
+    """Resolves and remembers what tenants ask for. tiers_differ: the tier of a call may depend on its route.
+
+    routes: those in force, if they are not the snapshot's own.
+    """
 
     __slots__ = ("_blocks", "_lines", "_older", "_repeating", "_snapshot", "_targets", "routes", "tiers_differ")
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, routes: Iterable[Route] | None = None) -> None:
         self._snapshot = snapshot
-        self.routes = RouteTable(snapshot.routes)
+        self.routes = RouteTable(snapshot.routes if routes is None else routes)
         self.tiers_differ = any(route.tier for route in snapshot.routes)
         self._targets: dict[tuple[Tenant, bytes], Target] = {}
         self._older: dict[tuple[Tenant, bytes], Target] = {}

@@ -109,6 +109,7 @@ class Target:
     fallbacks: what the call asks of the pools after this one, in order; see `call.fallback`.
     renames: the model that its body or its message has to name, "" if it stays as it is.
     spills: the pools that the call went on from.
+    copies_to: what copies of some of its calls ask, so that the answers are compared; None: the shadow of its route.
     """
 
     tenant: Tenant
@@ -134,6 +135,7 @@ class Target:
     fallbacks: "tuple[Target, ...]" = ()
     renames: str = ""
     spills: tuple[Spill, ...] = ()
+    copies_to: "Target | None" = None
 
     @property
     def left_out(self) -> tuple[bytes, ...]:
@@ -169,7 +171,7 @@ class Choices:
             side = _side(route, request_id if by == "request" else by != "tenant" and header(by) or self._tenant)
         target = self._made.get((route, side))
         if target is None:
-            target = self._made[route, side] = self._make(route, side)
+            target = self._made[route, side] = _made(self._make, route, side)
         return target
 
 
@@ -180,12 +182,16 @@ def _side(route: Route, key: str) -> Split | None:
     for side in route.split:
         shares.append(side.until - before)
         before = side.until
-    return route.split[Sides(route.name, [_side_name(side) for side in route.split], shares).of(key)]
+    return route.split[Sides(route.name, [side.name for side in route.split], shares).of(key)]
 
 
-def _side_name(side: Split) -> str:
-    """Return the name of a side of a split for answers, metrics and decisions."""
-    return f"{side.pool}@{side.version}" if side.version else side.pool
+def _made(make: Make, route: Route, side: Split | None) -> Target:
+    """Return the target of one side; for a judged canary with the target that copies of its calls go to."""
+    target, rule = make(route, side), route.rollback
+    if rule is None or side is None or side.name != rule.canary or not rule.compare_share or not target.executes:
+        return target
+    other = next(each for each in route.split if each.name != rule.canary)
+    return replace(target, copies_to=make(route, other))
 
 
 def chosen(target: Target, header: Callable[[str], str | None], request_id: str) -> Target:
@@ -340,7 +346,7 @@ def _first(found: tuple[Route, ...], make: Make, tenant: Tenant, kind: Kind, nam
     """Return the target that fits whatever the headers of a call are, or one with `choices`."""
     route = found[0]
     if not route.headers and (not route.split or route.split_by == "tenant"):
-        return make(route, _side(route, tenant.name))
+        return _made(make, route, _side(route, tenant.name))
     return Target(
         tenant=tenant,
         kind=kind,
@@ -387,7 +393,7 @@ def _target(
         head_only=head_only,
         work=work,
         allowances=allowances,
-        side="" if side is None else _side_name(side),
+        side="" if side is None else side.name,
         version=version,
         executes=executes,
         keepable=keepable,

@@ -18,8 +18,10 @@ from oriel_gateway.contracts import Host
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import Target
+from oriel_gateway.shared.agreement import Body, Compared
 from oriel_gateway.shared.state import KEPT_BYTES, SHADOWS, RoutingState
-from oriel_policies.documents import Route, Tenant
+from oriel_policies.documents import Tenant
 from oriel_wire.sampling import without_threshold
 
 LOWEST_BAND = 255
@@ -27,18 +29,24 @@ _COMPARED_BYTES = KEPT_BYTES
 
 
 class Fingerprint:
-    """Status and body hash of one answer, built up as it comes. A body of more than 1 MiB is not compared."""
+    """Status and body hash of one answer, built up as it comes. A body of more than 1 MiB is not compared.
 
-    __slots__ = ("_digest", "_size", "status")
+    body: the answer to a v2 infer call over HTTP as well, as far as it is small enough; None: of no such call.
+    """
 
-    def __init__(self) -> None:
-        self.status = 0
+    __slots__ = ("_digest", "_size", "body", "status")
+
+    def __init__(self, call: Call, head: Any) -> None:
+        self.status = head.code
+        self.body = Body(head.forward) if _is_infer(call) and head.code == 200 else None
         self._digest = blake2b(digest_size=16)
         self._size = 0
 
     def add(self, data: bytes) -> None:
         """Take more of the body."""
         self._size += len(data)
+        if self.body is not None:
+            self.body.add(data)
         if self._size <= _COMPARED_BYTES:
             self._digest.update(data)
 
@@ -50,6 +58,21 @@ class Fingerprint:
             return "too_large"
         same = self._size == other._size and self._digest.digest() == other._digest.digest()
         return "same" if same else "body_differs"
+
+
+def _is_infer(call: Call) -> bool:
+    """Return whether the answer to a call has the outputs of a model, in a form that is compared."""
+    return call.protocol == "http" and call.target.kind == "model" and call.target.work.endswith("/infer")
+
+
+def share_of_copies(call: Call) -> float:
+    """Return which share of the calls of a target are made once more elsewhere, to compare the answers."""
+    target, plan = call.target, call.target.plan
+    if not target.executes:
+        return 0.0
+    if target.copies_to is not None and plan.rollback is not None:
+        return plan.rollback.compare_share if _is_infer(call) else 0.0
+    return plan.shadow_share if plan.shadow_pool else 0.0
 
 
 def shadow_tenant(routing: RoutingState, tenant: Tenant) -> Tenant:
@@ -65,9 +88,9 @@ def shadow_tenant(routing: RoutingState, tenant: Tenant) -> Tenant:
     return found
 
 
-def place_for_copy(gateway: Host, routing: RoutingState, plan: Route, size_bytes: int) -> PoolGate | None:
-    """Return the shadow's pool, with bytes and a place taken that `copy_done` gives back; None: drop the copy."""
-    gate = gateway.pools.get(plan.shadow_pool)
+def place_for_copy(gateway: Host, routing: RoutingState, pool: str, size_bytes: int) -> PoolGate | None:
+    """Return the pool for a copy, with bytes and a place taken that `copy_done` gives back; None: drop the copy."""
+    gate = gateway.pools.get(pool)
     if (
         gate is None
         or gateway.draining
@@ -82,29 +105,39 @@ def place_for_copy(gateway: Host, routing: RoutingState, plan: Route, size_bytes
 
 
 def send_copy(call: Call, routing: RoutingState, body: bytes, seen: Fingerprint) -> None:
-    """Send what `call` sent to the shadow pool of its route, a turn of the loop later. seen: how it was answered."""
+    """Send what `call` sent to the shadow pool of its route, or to the other side of its split, a turn of the loop
+    later. seen: how it was answered.
+    """
     plan = call.target.plan
-    gate = place_for_copy(call.gateway, routing, plan, len(body))
+    target = call.target.copies_to or replace(call.target, pool=plan.shadow_pool)
+    gate = place_for_copy(call.gateway, routing, target.pool, len(body))
     if gate is None:
-        routing.compared(plan.name, plan.shadow_pool, "dropped")
+        routing.compared(plan.name, target.pool, "dropped")
         return
     routing.shadows += 1
-    copy = _ShadowCopy(call, routing, gate, seen, len(body))
+    copy = _ShadowCopy(call, target, routing, gate, seen, len(body))
     asyncio.get_running_loop().call_soon(copy.start, body)
 
 
 class _ShadowCopy:
     """Makes one copy and receives its answer. It is not counted as a request and not traced: its original is."""
 
-    __slots__ = ("_call", "_own", "_result", "_routing", "_seen", "_size_bytes")
+    __slots__ = ("_call", "_original", "_own", "_result", "_routing", "_seen", "_size_bytes")
 
     def __init__(
-        self, original: Call, routing: RoutingState, gate: PoolGate, seen: Fingerprint, size_bytes: int
+        self,
+        original: Call,
+        target: Target,
+        routing: RoutingState,
+        gate: PoolGate,
+        seen: Fingerprint,
+        size_bytes: int,
     ) -> None:
         mark, plan, now = original.mark, original.target.plan, monotonic()
         self._routing = routing
+        self._original = original.target
         self._seen = seen
-        self._own = Fingerprint()
+        self._own: Fingerprint | None = None
         self._result = "failed"
         self._size_bytes = size_bytes
         # A failed copy is not sent again.
@@ -115,7 +148,7 @@ class _ShadowCopy:
             gate,
             original.head,
             shadow_tenant(routing, original.tenant),
-            replace(original.target, pool=plan.shadow_pool, special=False, plan=alone, fallbacks=()),
+            replace(target, special=False, plan=alone, fallbacks=(), copies_to=None),
             Mark(
                 mark.request_id,
                 mark.trace,
@@ -145,16 +178,35 @@ class _ShadowCopy:
         call.response_s = now = monotonic()
         if call.endpoint is not None:
             note_answer(call.endpoints, call.endpoint, head, now, now - call.sent_s)
-        call.status, self._own.status = head.status, head.code
+        call.status = head.status
+        self._own = Fingerprint(call, head)
         call.cost_us = head.cost_us
         return self.response_data(call, data, complete)
 
     def response_data(self, call: Call, data: bytes, complete: bool) -> bool:
-        self._own.add(data)
+        own = self._own
+        assert own is not None
+        own.add(data)
         if complete:
-            self._result = self._seen.compare(self._own)
+            self._result = self._seen.compare(own)
+            self._compare_values(own)
             call.finish(Outcome.ANSWERED)
         return True
+
+    def _compare_values(self, own: Fingerprint) -> None:
+        """Compare the outputs. The reference is the other side of a canary, and the original of a shadow."""
+        seen, original, canaries = self._seen, self._original, self._routing.canaries
+        if seen.body is None or own.body is None:
+            return
+        plan, judged = original.plan, original.copies_to is not None
+        new, reference = (seen.body, own.body) if judged else (own.body, seen.body)
+
+        def then(found: Compared) -> None:
+            if judged and found.rows is not None:
+                canaries.compared(plan, found.rows)
+
+        compared_with = original.copies_to.side if original.copies_to is not None else plan.shadow_pool
+        self._routing.agreement.compare((original.name, compared_with), new, reference, then)
 
     def refused(self, call: Call, refused: Refused) -> bool:
         if refused.outcome in (Outcome.QUEUE_FULL, Outcome.DISPLACED):
@@ -163,8 +215,8 @@ class _ShadowCopy:
         return True
 
     def ended(self, call: Call) -> None:
-        routing, plan = self._routing, call.target.plan
+        routing = self._routing
         routing.detached.pop(self, None)
         routing.shadows -= 1
         call.gate.copy_done(self._size_bytes)
-        routing.compared(plan.name, plan.shadow_pool, self._result)
+        routing.compared(call.target.plan.name, call.target.pool, self._result)

@@ -16,7 +16,7 @@ from oriel_gateway.identity.named_models import judge_body
 from oriel_gateway.limits.error_text import token_headers
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.answer_tokens import AnswerTokens
-from oriel_gateway.shared.shadow import Fingerprint, send_copy
+from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
 from oriel_gateway.shared.single_flight import answer_from, answer_key, join, operator_lines
 from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
 from oriel_policies.assignment import unit
@@ -144,11 +144,11 @@ class Extras:
                 return False
             if call.state == LIMITED:
                 return False
-        plan, size = target.plan, call.body_bytes
-        if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):
+        plan, size, copies = target.plan, call.body_bytes, share_of_copies(call)
+        if size > REPLAY_BYTES or not (target.keepable or copies):
             return not (target.fallbacks and leave_late_pool(call))
         body = call.body()
-        if plan.shadow_pool and target.executes and unit(call.mark.request_id) < plan.shadow_share:
+        if copies and unit(call.mark.request_id) < copies:
             self._copied = body  # the call keeps its own body on the budget: the copy takes no room from other calls
         if target.fallbacks:
             return not leave_late_pool(call)
@@ -185,8 +185,7 @@ class Extras:
             head.forward += token_lines(call, monotonic())
         head.forward += operator_lines(call)
         if self._copied is not None:
-            self._seen = Fingerprint()
-            self._seen.status = head.code
+            self._seen = Fingerprint(call, head)
             self._seen.add(data)
 
     def _counted(self, call: Call, tokens: AnswerTokens) -> None:
@@ -223,6 +222,8 @@ class Extras:
         routing, target, member = self._routing, call.target, self._member
         if target.side:
             routing.took_side(target.plan.name, target.side)
+            if target.plan.rollback is not None:
+                routing.canaries.ended(call)
         if member is not None:
             flight, work = member.flight, member.work
             # breaks the cycle of references between the work and its founder

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from oriel_gateway.call.http import Call
+from oriel_gateway.shared.agreement import Agreement
+from oriel_gateway.shared.canaries import Canaries
 from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.documents import Tenant
 from oriel_policies.flights import Flight, Flights
@@ -67,6 +69,8 @@ class RoutingState:
     cache_counts: dict[tuple[str, str], int] = field(default_factory=dict)  # (route, hit | joined | miss)
     shadow_counts: dict[tuple[str, str, str], int] = field(default_factory=dict)  # (route, pool, result)
     side_counts: dict[tuple[str, str], int] = field(default_factory=dict)  # (route, side)
+    agreement: Agreement = field(default_factory=Agreement)
+    canaries: Canaries = field(default_factory=Canaries)
 
     def answered_from(self, route: str, how: str) -> None:
         """Count how a call of a deterministic route was answered."""

@@ -97,8 +97,8 @@ def _check(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compared(reference: "Session", artefact: "Session", samples: "Samples", request: dict[str, Any]) -> dict[str, Any]:
-    from oriel_inference.artefacts.differences import measure
     from oriel_policies.artefacts.comparison import Tolerance, tolerance_of
+    from oriel_policies.artefacts.differences import measure
 
     for what in ("inputs", "outputs"):
         ours = {each.name: each.datatype for each in getattr(artefact, what)}

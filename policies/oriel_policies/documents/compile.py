@@ -16,6 +16,7 @@ from oriel_policies.documents.issuers import issuer
 from oriel_policies.documents.prices import price
 from oriel_policies.documents.promises import Fallback, Http, Issuer, Pool, Route, Scaling, Snapshot, Split, Tier, fits
 from oriel_policies.documents.reading import Reading, nearest
+from oriel_policies.documents.rollback import rollback
 from oriel_policies.documents.schema import (
     HttpTable,
     PoolTable,
@@ -390,6 +391,7 @@ def _route(
         tier=route.tier or "",
         above_tenant=route.above_tenant,
         fallback=fallback,
+        rollback=rollback(file, f"{path}.rollback", route, split),
     )
 
 

@@ -6,6 +6,7 @@ from ipaddress import IPv4Network, IPv6Network
 
 from oriel_policies.metering.budgets import Budget
 from oriel_policies.metering.prices import Price
+from oriel_policies.quality.canary import Rollback
 from oriel_policies.scaling.schedule import Window
 
 # The services of the OpenAI API whose calls take tokens; the others' answers report none.
@@ -261,6 +262,11 @@ class Split:
     version: str
     until: float
 
+    @property
+    def name(self) -> str:
+        """The side as answers, metrics, decisions and `rollback` name it."""
+        return f"{self.pool}@{self.version}" if self.version else self.pool
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
@@ -278,6 +284,7 @@ class Route:
     sticky: "" | "stream" | a header name: equal values reach the same endpoint. headers: lower-case name -> value.
     tier: the highest tier that serves its calls, with above_tenant the exact one; "" for the caller's.
     fallback: pools for calls that would be late in `pool` or find no server there, in this order.
+    rollback: the rule by which one of the two sides of the split is rolled back; None: neither is.
     """
 
     name: str
@@ -299,6 +306,7 @@ class Route:
     tier: str = ""
     above_tenant: bool = False
     fallback: tuple[Fallback, ...] = ()
+    rollback: Rollback | None = None
 
     @property
     def plain(self) -> bool:

@@ -169,6 +169,16 @@ class SplitTable(_Table):
     version: str | None = None
 
 
+class RollbackTable(_Table):
+    """Rolls one side of a split back by itself; see `oriel_policies.quality.canary.Rollback`."""
+
+    canary: str
+    min_calls: int = 100
+    margin: float = 0.02
+    agreement: float = 0.9
+    compare_percent: float = 10.0
+
+
 class ShadowTable(_Table):
     """Copies of `percent` of the calls go to `pool`; their answers are discarded."""
 
@@ -196,6 +206,7 @@ class RouteTable(_Table):
     headers: dict[str, str] = {}
     split: list[SplitTable] = []
     split_by: str = "tenant"
+    rollback: RollbackTable | None = None
     fallback: list[str | FallbackTable] = []
     shadow: ShadowTable | None = None
     sticky: str | None = None

@@ -1,11 +1,16 @@
-"""Measures how the outputs of an artefact differ from those of its reference. No I/O."""
+"""Measures how the outputs of an artefact, or of another version of a model, differ from those of its reference. No
+I/O.
+"""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oriel_policies.artefacts.comparison import OutputError, Tolerance
-from oriel_wire.v2.messages import Array
+
+Array = NDArray[Any]
 
 
 def measure(name: str, datatype: str, pairs: Iterable[tuple[Array, Array]], tolerance: Tolerance) -> OutputError:

@@ -1,0 +1,163 @@
+"""Judges the canaries of the routes, and remembers which were rolled back, until their route changes.
+
+The rule is `oriel_policies.quality.canary`. A side that was rolled back gets no more calls: the routes in force have the
+other side alone. That is kept in a file, so that a restart changes nothing. Each gateway process judges its own calls.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, Final
+
+import msgspec
+
+from oriel_gateway.call.http import Call
+from oriel_gateway.errors import Outcome
+from oriel_policies.documents import Route
+from oriel_policies.quality.canary import CanaryWatch, Verdict
+
+_log = logging.getLogger(__name__)
+
+NAME: Final = "canaries.json"
+MAX_BYTES: Final = 1 << 20
+MAX_KEPT: Final = 1000
+
+
+class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
+    """A side of a split that gets no calls any more. reason: see `Verdict`; at: epoch seconds."""
+
+    route: str
+    side: str
+    reason: str
+    text: str
+    at: float
+
+
+class Canaries:
+    """The canaries of a gateway. Single writer: the loop.
+
+    rolled_back: by the digest of the route. changed: called, a turn of the loop later, when a side was rolled back.
+    """
+
+    def __init__(self) -> None:
+        self.rolled_back: dict[str, RolledBack] = {}
+        self.changed: Callable[[], None] = lambda: None
+        self._watches: dict[Route, CanaryWatch] = {}
+        self._digests: dict[Route, str] = {}
+        self._path: Path | None = None
+
+    def open(self, path: Path) -> None:
+        """Read what was rolled back before; blocking. A file that cannot be read is logged and written anew."""
+        self._path = path
+        try:
+            data = path.read_bytes()[: MAX_BYTES + 1]
+            found = msgspec.json.decode(data, type=dict[str, RolledBack])
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError, UnicodeError) as error:
+            _log.warning("%s cannot be read, canaries that were rolled back get calls again: %s", path, error)
+            return
+        self.rolled_back |= found
+
+    def adopt(self, routes: Iterable[Route], *, whole: bool = True) -> list[Route]:
+        """Take the routes of new documents; return those in force: of a split whose canary was rolled back, without it.
+
+        A route that has not changed keeps its counts, and its canary stays rolled back; one that has changed begins
+        anew. whole: False if routes may be missing from these documents by mistake.
+        """
+        known = {self._digests[route]: watch for route, watch in self._watches.items()}
+        self._watches, self._digests, in_force = {}, {}, []
+        for route in routes:
+            rule = route.rollback
+            if rule is not None:
+                digest = _digest(route)
+                self._digests[route] = digest
+                if digest in self.rolled_back:
+                    in_force.append(_without(route, rule.canary))
+                    continue
+                self._watches[route] = known.get(digest) or CanaryWatch(rule)
+            in_force.append(route)
+        gone = self.rolled_back.keys() - self._digests.values() if whole else ()
+        for digest in gone:
+            del self.rolled_back[digest]
+        if gone:
+            self._save()
+        return in_force
+
+    def shown(self) -> Sequence[RolledBack]:
+        """Return what is rolled back now, of the routes in force, the latest first."""
+        found = [self.rolled_back[each] for each in self._digests.values() if each in self.rolled_back]
+        return sorted(found, key=lambda each: -each.at)
+
+    def ended(self, call: Call) -> None:
+        """Count a call of a split that is over."""
+        plan = call.target.plan
+        watch = self._watches.get(plan)
+        if watch is None:
+            return
+        stream = call.stream
+        answered_s = call.response_s if stream is not None and stream.unbounded else monotonic()
+        result = "met"
+        if call.outcome is not Outcome.ANSWERED or call.status >= 400:
+            result = call.gateway.records.objectives.judge(call, call.target.route, answered_s, 0.0, 0.0).result
+        elif answered_s - call.received_s > call.tenant.tier.target_s:
+            result = "late"
+        if result != "excused":
+            verdict = watch.ended(canary=call.target.side == watch.rule.canary, result=result)
+            if verdict is not None:
+                self._roll_back(plan, verdict)
+
+    def compared(self, plan: Route, rows: float) -> None:
+        """Count an answer of a canary that was compared with one of the other side. rows: with the same class."""
+        watch = self._watches.get(plan)
+        if watch is not None and (verdict := watch.compared(rows)) is not None:
+            self._roll_back(plan, verdict)
+
+    def _roll_back(self, plan: Route, verdict: Verdict) -> None:
+        side = self._watches.pop(plan).rule.canary
+        found = RolledBack(route=plan.name, side=side, reason=verdict.reason, text=verdict.text, at=time())
+        self.rolled_back[self._digests[plan]] = found
+        while len(self.rolled_back) > MAX_KEPT:
+            del self.rolled_back[min(self.rolled_back, key=lambda each: self.rolled_back[each].at)]
+        _log.error(
+            "route %s: canary %s is rolled back (%s): %s. It gets no calls until the route changes in the documents",
+            plan.name,
+            side,
+            verdict.reason,
+            verdict.text,
+        )
+        asyncio.get_running_loop().call_soon(lambda: self.changed())
+        self._save()
+
+    def _save(self) -> None:
+        if self._path is not None:
+            loop = asyncio.get_running_loop()
+            work: asyncio.Future[Any] = loop.run_in_executor(None, _write, self._path, dict(self.rolled_back))
+            work.add_done_callback(_written)
+
+
+def _without(route: Route, canary: str) -> Route:
+    """Return the route with the other side of its split alone."""
+    (other,) = [each for each in route.split if each.name != canary]
+    return replace(route, pool=other.pool, split=(replace(other, until=1.0),), rollback=None)
+
+
+def _digest(route: Route) -> str:
+    return blake2b(repr(route).encode(), digest_size=16).hexdigest()
+
+
+def _write(path: Path, found: dict[str, RolledBack]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_bytes(msgspec.json.encode(found))
+    os.replace(beside, path)
+
+
+def _written(work: "asyncio.Future[Any]") -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        _log.warning("a canary that was rolled back is not remembered over a restart: %s", error)
