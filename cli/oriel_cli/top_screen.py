@@ -47,7 +47,10 @@ def draw(
         (_CALLS, snapshot["calls"], "calls"),
     ]
     lines = [_title(snapshot, note, colour, width)]
-    rooms = _rooms([len(rows) for _, rows, _ in sections], max(0, height - 1 - 2 * len(sections)) if height else None)
+    for each in snapshot.get("rolled_back") or ():
+        lines.append(_painted(_fitted(f"canary rolled back: {each}", width).rstrip(), RED, colour))
+    left = max(0, height - len(lines) - 2 * len(sections)) if height else None
+    rooms = _rooms([len(rows) for _, rows, _ in sections], left)
     for (all_columns, rows, name), room in zip(sections, rooms, strict=True):
         columns = _fitting(all_columns, width)
         lines.append("")

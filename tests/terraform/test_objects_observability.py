@@ -170,11 +170,14 @@ ENDS = "oriel_gateway_certificate_expires_timestamp_seconds"
 SPENT = 'oriel_gateway_budget_spent_ratio{tenant="reed", budget="budget-EUR-month"}'
 UNWRITTEN = 'oriel_usage_ledger_failures_total{what="write"}'
 LOST = 'oriel_usage_ledger_lost_total{what="lines"}'
+DRIFT = 'oriel_model_drift_psi{model="digits", version="2", tensor="x"}'
 # Alert -> a series, and a value of it in which the alert fires, at hour 20; "0+1" is a counter that grows.
 FIRES = {
     "OrielNoUsableEndpoint": ('oriel_gateway_endpoints_usable{pool="inference"}', 0),
     "OrielModelUnavailable": ('oriel_model_unavailable{model="digits"}', 1),
     "OrielModelFallback": ('oriel_model_fallback{model="digits", version="2", newest="3"}', 1),
+    "OrielModelDrift": (DRIFT, 0.4),
+    "OrielCanaryRolledBack": ('oriel_gateway_canary_rolled_back{route="digits", side="canary@8", reason="errors"}', 1),
     "OrielModelStoreAway": ('oriel_model_store_up{repository="s3://models"}', 0),
     "OrielColdStartHangs": ('oriel_gateway_scaling_held{pool="cold"}', 3),
     "OrielServiceBroken": ('oriel_logic_releases{state="failed"}', 1),
@@ -192,10 +195,12 @@ FIRES = {
 BESIDE = {
     SPENT.replace("spent_ratio", "warn_ratio"): 0.8,
     SPENT.replace("spent_ratio", "stops"): 1,
+    DRIFT.replace("psi", "noise"): 0.1,
 }
 # The same series while all is well.
 QUIET = {
     SPENT: 0.79,
+    DRIFT: 0.3,  # with a noise of 0.1
     UNWRITTEN: 7,  # of last night
     LOST: 7,
     'oriel_gateway_endpoints_usable{pool="inference"}': 1,

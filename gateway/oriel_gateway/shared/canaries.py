@@ -82,7 +82,7 @@ class Canaries:
                     continue
                 self._watches[route] = known.get(digest) or CanaryWatch(rule)
             in_force.append(route)
-        gone = self.rolled_back.keys() - self._digests.values() if whole else ()
+        gone: set[str] = self.rolled_back.keys() - self._digests.values() if whole else set()
         for digest in gone:
             del self.rolled_back[digest]
         if gone:

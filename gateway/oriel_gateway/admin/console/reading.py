@@ -23,6 +23,8 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Tier
 
 _UNKNOWN: Final[Mapping[str, Any]] = {"attainment": {}, "budget_left": None, "burn": {}, "causes": {}}
+_CANARIES: Final = 3  # that were rolled back and are named, the latest
+_CANARY_TEXT: Final = 80
 # states of endpoints in the order in which they are shown; an ejected one is `ejected` whatever the cause
 STATES: Final = ("ready", "unknown", "not_ready", "unreachable", "ejected")
 
@@ -69,6 +71,10 @@ def read(
         "lag_ms": round(gateway.overload.lag_s * 1e3, 1),
         "behind": gateway.overload.behind,
         "draining": gateway.draining,
+        "rolled_back": [
+            f"{each.route}: {each.side} ({each.reason})"[:_CANARY_TEXT]
+            for each in islice(gateway.routing.canaries.shown(), _CANARIES)
+        ],
         "tenants_known": len(gateway.snapshot.tenants),
     }
     gates = [*gateway.pools.values(), *gateway.left_pools]

@@ -66,7 +66,8 @@ const LINKS = {live: "live", connecting: "connecting", lost: "not connected", re
 const Header = () => {
   const {data} = store;
   const state = chosen.paused ? "paused" : store.link;
-  const notes = [store.problem, data && data.behind ? "the event loop is behind" : "", data && data.draining ? "the gateway is stopping" : ""].filter(Boolean);
+  const notes = [store.problem, data && data.behind ? "the event loop is behind" : "", data && data.draining ? "the gateway is stopping" : "",
+    ...(data && data.rolled_back || []).map((each) => `canary rolled back: ${each}`)].filter(Boolean);
   return html`<header class="top">
     <h1>Oriel</h1>
     <p class=${`link-state is-${state}`} role="status"><span aria-hidden="true">${state === "live" ? "●" : state === "paused" ? "‖" : "○"}</span> ${
