@@ -89,6 +89,14 @@ def test_below_its_objective_a_tier_has_a_mark_and_with_colours_a_colour() -> No
     assert "\x1b[31m!99.00%\x1b[0m" in "\n".join(draw(snapshot(), colour=True))
 
 
+def test_canaries_that_were_rolled_back_are_named_below_the_title() -> None:
+    made = snapshot(rolled_back=["digits: canary@8 (errors)", "x" * 200])
+    for height in (0, 20):
+        lines = draw(made, height=height)
+        assert lines[1] == "canary rolled back: digits: canary@8 (errors)" and len(lines[2]) == WIDTH
+        assert not height or len(lines) <= height
+
+
 NAMES = st.one_of(st.text(max_size=200), st.just("\x1b[2J\n"), st.just("名前" * 60))
 
 

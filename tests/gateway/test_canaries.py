@@ -1,0 +1,160 @@
+"""Canaries that are rolled back: which calls count, that they stay so, and where the reason is shown."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oriel_gateway.admin.console.live import Source
+from oriel_gateway.shared.canaries import NAME, Canaries
+from oriel_policies.documents import Route, compile_documents
+from oriel_policies.quality.canary import Rollback
+
+from ..waiting import until
+from .special_routes import INFER, House, answering, house, metric, ok
+from .stack import Client
+
+SPLIT = """
+[[routes]]
+name = "d"
+model = "*"
+split = [{ pool = "p0", weight = 50 }, { pool = "p1", weight = 50 }]
+split_by = "request"
+"""
+JUDGED = SPLIT + 'rollback = { canary = "p1", min_calls = 20, compare_percent = 0.0 }\n'
+BROKEN = ok(b"{}", status="500 Broken")
+WRONG = ok(b"{}", status="400 Wrong")
+
+
+async def calls(it: House, count: int) -> None:
+    async with Client(it.port) as client:
+        for number in range(count):
+            await client.ask(INFER, b"x", headers=f"x-request-id: r{number}\r\n")
+
+
+def rolled_back(it: House) -> dict[tuple[str, ...], float]:
+    return metric(it.core, "oriel_gateway_canary_rolled_back")
+
+
+async def test_a_canary_that_fails_gets_no_more_calls_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    async with house(JUDGED) as it:
+        it.ups[1].answer = answering(BROKEN)
+        with caplog.at_level(logging.ERROR):
+            await calls(it, 100)
+        assert rolled_back(it) == {("d", "p1", "errors"): 1.0}
+        assert "route d: canary p1 is rolled back (errors): " in caplog.text
+        before = len(it.ups[1].seen)
+        assert before < 60
+        await calls(it, 50)  # the same ids, half of which had gone to the canary
+        assert len(it.ups[1].seen) == before
+
+
+async def test_a_good_canary_stays_and_so_does_one_whose_callers_are_to_blame() -> None:
+    for wrong in (ok(), WRONG):
+        async with house(JUDGED) as it:
+            it.ups[1].answer = answering(wrong)
+            await calls(it, 100)
+            assert rolled_back(it) == {} and len(it.ups[1].seen) > 30
+
+
+async def test_a_canary_on_a_recognised_connection_is_left_at_once() -> None:
+    by_tenant = JUDGED.replace('split_by = "request"', 'split_by = "header:x-user"')
+    async with house(by_tenant) as it, Client(it.port) as client:
+        it.ups[1].answer = answering(BROKEN)
+        for number in range(100):
+            await client.ask(INFER, b"x", headers=f"x-user: u{number % 10}\r\n")
+        before = len(it.ups[1].seen)
+        assert rolled_back(it) and 20 <= before < 90
+        for number in range(10):
+            assert (await client.ask(INFER, b"x", headers=f"x-user: u{number}\r\n")).status == 200
+        assert len(it.ups[1].seen) == before
+
+
+async def test_it_stays_rolled_back_until_its_route_changes() -> None:
+    async with house(JUDGED) as it:
+        it.ups[1].answer = answering(BROKEN)
+        await calls(it, 100)
+        it.ups[1].answer = answering(ok())
+        before, snapshot = len(it.ups[1].seen), it.core.snapshot
+        it.core.adopt(same(snapshot, {}))
+        await calls(it, 50)
+        assert len(it.ups[1].seen) == before and rolled_back(it), "other routes may have changed"
+        it.core.adopt(same(snapshot, {"name": "e"}))
+        await calls(it, 50)
+        assert len(it.ups[1].seen) > before + 10 and rolled_back(it) == {}
+        it.core.adopt(same(snapshot, {}))
+        assert rolled_back(it) == {}, "it was changed, and changed back: that is a new try"
+
+
+def same(snapshot: Any, changes: dict[str, Any]) -> Any:
+    """Return other documents with equal routes, or with changed ones."""
+    routes = tuple(replace(route, **changes) for route in snapshot.routes)
+    return replace(snapshot, routes=routes, served={})
+
+
+async def test_a_restart_does_not_give_it_calls_again(tmp_path: Path) -> None:
+    path = tmp_path / "state" / NAME
+    async with house(JUDGED) as it:
+        it.core.routing.canaries.open(path)
+        it.ups[1].answer = answering(BROKEN)
+        await calls(it, 100)
+        await until(path.exists)
+    async with house(JUDGED) as it:
+        it.core.routing.canaries.open(path)
+        it.core.apply_rollbacks()
+        await calls(it, 50)
+        assert not it.ups[1].seen and rolled_back(it) == {("d", "p1", "errors"): 1.0}
+
+
+def route() -> Route:
+    text = """
+[tiers.gold]
+band = 0
+target_ms = 200
+[pools.p0]
+endpoints = ["10.0.0.1:8000"]
+[pools.p1]
+endpoints = ["10.0.0.2:8000"]
+"""
+    (found,) = compile_documents({"all.toml": (text + JUDGED).encode()}).routes
+    return found
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"route": "d"}}', "\xff"])
+def test_a_damaged_file_is_reported_and_forgotten(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / NAME
+    path.write_bytes(text.encode("latin-1"))
+    canaries = Canaries()
+    canaries.open(path)
+    assert canaries.rolled_back == {} and "cannot be read" in caplog.text
+
+
+def test_without_a_file_there_is_nothing_to_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Canaries().open(tmp_path / NAME)
+    assert caplog.text == ""
+
+
+def test_the_routes_in_force_are_without_what_was_rolled_back(tmp_path: Path) -> None:
+    first, again = route(), route()
+    assert first.rollback == Rollback(canary="p1", min_calls=20, compare_share=0.0)
+    canaries = Canaries()
+    assert canaries.adopt([first]) == [first]
+    digest = canaries._digests[first]
+    entry = {"route": "d", "side": "p1", "reason": "errors", "text": "why", "at": 1.0}
+    (tmp_path / NAME).write_text(json.dumps({digest: entry}))
+    canaries.open(tmp_path / NAME)
+    (found,) = canaries.adopt([again])
+    assert found.pool == "p0" and [side.name for side in found.split] == ["p0"] and found.split[0].until == 1.0
+    assert [each.reason for each in canaries.shown()] == ["errors"]
+
+
+async def test_the_snapshot_of_the_console_names_what_was_rolled_back() -> None:
+    async with house(JUDGED) as it:
+        it.ups[1].answer = answering(BROKEN)
+        await calls(it, 100)
+        assert json.loads(Source(it.core).snapshot())["rolled_back"] == ["d: p1 (errors)"]
