@@ -1,7 +1,7 @@
 """`oriel models ls|load|unload|stats`: the models of a running v2 server (ours, or any with the repository API).
 
-`oriel models placement` asks a gateway which servers of its pools have which models, and why. `oriel models quality` and
-`oriel models reference` read what an inference server knows about the rows that it sampled.
+`oriel models placement` asks a gateway which servers of its pools have which models, and why. `oriel models quality`
+and `oriel models reference` read what an inference server knows about the rows that it sampled.
 """
 
 import argparse
@@ -59,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     placement.add_argument("name", metavar="POOL", nargs="?", default="", help="only this pool")
     quality = action(
-        "quality", "drift, confidence and odd values of a model's sampled rows", METRICS_URL, "inference server's metrics"
+        "quality",
+        "drift, confidence and odd values of a model's sampled rows",
+        METRICS_URL,
+        "inference server's metrics",
     )
     reference = action(
         "reference",

@@ -244,13 +244,13 @@ def _route(route: Route) -> list[str]:
             before = side.until
     if (rule := route.rollback) is not None:
         sentences.append(
-            f"{rule.canary} is rolled back if more of its calls than of the other side's fail or are late, by more than "
-            f"{rule.margin:.3g} of them and beyond chance, from {rule.min_calls} calls of each side on"
+            f"{rule.canary} is rolled back if more of its calls than of the other side's fail or are late, by more "
+            f"than {rule.margin * 100:.3g} % and beyond chance, from {rule.min_calls} calls of each side on"
         )
         if rule.agreement and rule.compare_share:
             sentences.append(
-                f"{rule.compare_share * 100:.3g} % of its calls are made on the other side too, and it is rolled back if "
-                f"less than {rule.agreement * 100:.3g} % of their rows have the same class"
+                f"{rule.compare_share * 100:.3g} % of its calls are made on the other side too, and it is rolled back "
+                f"if less than {rule.agreement * 100:.3g} % of their rows have the same class"
             )
     if route.shadow_pool:
         sentences.append(f"copies of {route.shadow_share * 100:.3g} % go to pool {route.shadow_pool}")

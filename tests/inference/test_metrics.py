@@ -82,7 +82,7 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(
         unit.catalog.get("double").artefact = ArtefactLife("onnxruntime-graph")
         sampled = unit.catalog.get("double").batcher.statistics.sampler
         assert isinstance(sampled, VersionQuality)
-        sampled.drift = lambda: {"y": (0.3, 0.01)}
+        sampled.drift = lambda: {"y": (0.3, 0.01)}  # type: ignore[method-assign]
         sampled.totals["y"].confidence.observe(0.5)
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
         unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])

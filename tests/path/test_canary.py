@@ -1,7 +1,7 @@
-"""A canary behind the gateway, with an inference server on each side: it is late, fails or disagrees, and is rolled back."""
+"""A canary behind the gateway, with an inference server on each side: late, failing, or of another opinion."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import pytest
 
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
@@ -45,8 +44,8 @@ keys = [{{ sha256 = "{key}" }}]
 
 
 def backend() -> FakeBackend:
-    tensor = dict(datatype="FP32", shape=(-1, 4))
-    return FakeBackend((TensorInfo(name="x", **tensor),), (TensorInfo(name="y", **tensor),))
+    x, y = (TensorInfo(name=name, datatype="FP32", shape=(-1, 4)) for name in ("x", "y"))
+    return FakeBackend((x,), (y,))
 
 
 @asynccontextmanager
@@ -97,8 +96,8 @@ async def test_a_canary_that_is_late(tmp_path: Path) -> None:
         it.canary.gate.close()
         began = monotonic()
         calls = [asyncio.ensure_future(call(it, number)) for number in range(120)]
-        held: Callable[[], bool] = lambda: it.core.pools["canary"].calls >= 40 and it.core.pools["stable"].calls == 0
-        await until(held)
+        pools = it.core.pools
+        await until(lambda: pools["canary"].calls >= 40 and not pools["stable"].calls)
         await until(lambda: monotonic() - began > TARGET_S)
         it.canary.gate.open()
         assert set(await asyncio.gather(*calls)) == {200}
@@ -132,8 +131,7 @@ async def test_a_canary_that_disagrees(tmp_path: Path) -> None:
         await is_left(it)
 
 
-@pytest.mark.parametrize("count", [200])
-async def test_a_canary_that_equals_the_other_side_stays(tmp_path: Path, count: int) -> None:
+async def test_a_canary_that_equals_the_other_side_stays(tmp_path: Path) -> None:
     async with split(tmp_path) as it:
-        assert {await call(it, number) for number in range(count)} == {200}
-        assert reasons(it) == set() and sum(it.canary.sessions[0].batches) > count // 4
+        assert {await call(it, number) for number in range(200)} == {200}
+        assert reasons(it) == set() and sum(it.canary.sessions[0].batches) > 50

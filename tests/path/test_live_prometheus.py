@@ -19,9 +19,9 @@ from ..gateway.certificates import needs_openssl
 from ..waiting import until
 from .live_platform import MONITORING, Platform, running
 
-# Alerts whose condition does not hold here, and a metric of the same server, which has to be there. The first two need a
-# full disk, which this machine has no spare one for. A reference and a canary's verdict need hundreds of calls; promtool
-# judges these alerts.
+# Alerts whose condition does not hold here, and a metric of the same server, which has to be there. The first two need
+# a full disk, which this machine has no spare one for. A reference and a canary's verdict need hundreds of calls;
+# promtool judges these alerts.
 NOT_HERE = {
     "OrielUsageNotWritten": "oriel_usage_ledger_failures_total",
     "OrielUsageLost": "oriel_usage_ledger_lost_total",

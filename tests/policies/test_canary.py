@@ -188,5 +188,6 @@ def test_explain_says_when_the_canary_is_rolled_back() -> None:
     (key,) = snapshot.keys.values()
     steps = explain(snapshot, key, ExplainedCall(model="digits"), now=0.0)
     found = [step.says for step in steps if "canary@8" in step.says and step.stage == "route"]
-    assert any("rolled back if more of its calls" in each and "from 100 calls of each side on" in each for each in found)
+    (rule,) = [each for each in found if "rolled back if more of its calls" in each]
+    assert "by more than 2 %" in rule and "from 100 calls of each side on" in rule
     assert any("less than 90 % of their rows" in step.says for step in steps)

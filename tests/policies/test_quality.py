@@ -89,7 +89,9 @@ def test_values_that_move_by_one_deviation_are_told_from_chance() -> None:
     assert psi(counts(moved, inner), counts(reference, inner)) - noise(BINS, MIN_ROWS, 1000) > ACT
 
 
-VALUES = TensorReference(rows=500, edges=(0.0, 1.0), shares=(0.2, 0.3, 0.5), low=-1.0, high=2.0, mean=0.5, deviation=0.4)
+VALUES = TensorReference(
+    rows=500, edges=(0.0, 1.0), shares=(0.2, 0.3, 0.5), low=-1.0, high=2.0, mean=0.5, deviation=0.4
+)
 CLASSES = TensorReference(rows=900, classes={"0": 0.25, "7": 0.7}, rest=0.05)
 
 

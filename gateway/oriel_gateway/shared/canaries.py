@@ -1,7 +1,8 @@
 """Judges the canaries of the routes, and remembers which were rolled back, until their route changes.
 
-The rule is `oriel_policies.quality.canary`. A side that was rolled back gets no more calls: the routes in force have the
-other side alone. That is kept in a file, so that a restart changes nothing. Each gateway process judges its own calls.
+The rule is `oriel_policies.quality.canary`. A side that was rolled back gets no more calls: the routes in force have
+the other side alone. That is kept in a file, so that a restart changes nothing. Each gateway process judges its own
+calls.
 """
 
 import asyncio
@@ -98,7 +99,7 @@ class Canaries:
         """Count a call of a split that is over."""
         plan = call.target.plan
         watch = self._watches.get(plan)
-        if watch is None:
+        if watch is None or not call.target.executes:
             return
         stream = call.stream
         answered_s = call.response_s if stream is not None and stream.unbounded else monotonic()

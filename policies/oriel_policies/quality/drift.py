@@ -6,7 +6,6 @@ which is 9 x (1 / N + 1 / M) for ten bins. A PSI above WATCH deserves attention,
 """
 
 import math
-import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
@@ -67,5 +66,5 @@ def outwards(low: float, high: float) -> tuple[float, float]:
     if not size:
         return 0.0, 0.0
     step = max(10.0 ** (math.floor(math.log10(size)) - 1), math.ulp(0.0))
-    most = sys.float_info.max
+    most = math.nextafter(math.inf, 0.0)
     return max(-most, min(low, math.floor(low / step) * step)), min(most, max(high, math.ceil(high / step) * step))
