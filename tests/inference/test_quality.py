@@ -247,15 +247,15 @@ def test_a_reference_tells_a_shift_from_chance_for_inputs_and_classes() -> None:
         return x, np.eye(3, dtype=np.float32)[values.choice(3, count, p=weights)]
 
     usual = [0.5, 0.3, 0.2]
-    made = sampled(*rows(2000, 0.0, usual)).reference("now")
+    made = sampled(*rows(1200, 0.0, usual)).reference("now")
     assert made is not None and set(made.tensors) == {"x", "p"}
     assert parse_reference(made.encode()) == made
     few = sampled(*rows(MIN_ROWS - 1, 0.0, usual), reference=made)
     assert few.drift() == {}, "not before there are enough rows"
-    same = sampled(*rows(2000, 0.0, usual), reference=made).drift()
-    assert same["x"][1] == pytest.approx(noise(10, 2000, made.tensors["x"].rows))
+    same = sampled(*rows(1000, 0.0, usual), reference=made).drift()
+    assert same["x"][1] == pytest.approx(noise(10, 1000, made.tensors["x"].rows))
     assert all(found < 3 * chance for found, chance in same.values())
-    moved = sampled(*rows(2000, 1.0, [0.1, 0.3, 0.6]), reference=made).drift()
+    moved = sampled(*rows(800, 1.0, [0.1, 0.3, 0.6]), reference=made).drift()
     assert all(found - chance > ACT for found, chance in moved.values())
 
 

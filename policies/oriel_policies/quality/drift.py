@@ -38,18 +38,20 @@ def noise(bins: int, live_rows: int, reference_rows: int) -> float:
 def edges(values: Sequence[float], rows: int) -> list[float]:
     """Return the inner edges of up to BINS bins of about equal frequency, ascending.
 
-    values: of the reference, finite and sorted; from `rows` rows. A value belongs to the bin above an edge if it is
-    not less than it. No bin has fewer values than MIN_BIN_ROWS rows bring: a value that is frequent makes bins fewer.
+    values: of the reference, finite and sorted; from `rows` rows. An edge lies between two values, and is none of them
+    unless they are neighbours among floating-point numbers. No bin has fewer values than MIN_BIN_ROWS rows bring: a
+    value that is frequent makes bins fewer.
     """
     count = len(values)
     least = max(1, math.ceil(count * MIN_BIN_ROWS / max(1, rows)))
     kept: list[float] = []
     start = 0
     for number in range(1, BINS):
-        edge = values[count * number // BINS]
-        at = bisect_left(values, edge)
+        at = bisect_left(values, values[count * number // BINS])
         if at - start >= least and count - at >= least:
-            kept.append(edge)
+            below, above = values[at - 1], values[at]
+            between = below / 2 + above / 2
+            kept.append(between if below < between < above else above)
             start = at
     return kept
 
