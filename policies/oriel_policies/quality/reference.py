@@ -1,7 +1,7 @@
 """The reference of a model version, `reference.json`: how its tensors were distributed when it did well.
 
-It holds shares, edges of bins and sums over at least MIN_ROWS rows, and no value of a row: the range is rounded outwards, and classes
-of fewer than MIN_BIN_ROWS rows are in `rest`.
+It holds shares, edges of bins and sums over at least MIN_ROWS rows, and no value of a row: the range is rounded
+outwards, and classes of fewer than MIN_BIN_ROWS rows are in `rest`.
 """
 
 import math
