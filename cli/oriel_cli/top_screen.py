@@ -7,6 +7,7 @@ from typing import Any, Final
 
 WIDTH, MOST = 80, 160
 WIDE: Final = 110  # columns from which more is shown
+WIDER: Final = 120  # and the share of answers that agree, of models that are compared
 # key -> (what it sorts by, for people). The first one is the gateway's own order: the most important rows first.
 SORTS: Final = {"i": "importance", "m": "misses", "r": "calls/s", "l": "p99", "w": "waiting", "n": "name"}
 RED, YELLOW, SOFT, BOLD, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -42,7 +43,7 @@ def draw(
     sections = [
         (_TIERS, snapshot["tiers"], "tiers"),
         (_POOLS, _sorted(snapshot["pools"], sort, "pool"), "pools"),
-        (_TARGETS, _sorted(snapshot["targets"], sort, "name"), "targets"),
+        (_targets(snapshot, width), _sorted(snapshot["targets"], sort, "name"), "targets"),
         (_TENANTS, _sorted(snapshot["tenants"], sort, "tenant"), "tenants"),
         (_CALLS, snapshot["calls"], "calls"),
     ]
@@ -62,6 +63,11 @@ def draw(
         if hidden > 0 and room > 0 and not height:
             lines.append(_painted(f"and {hidden} more", SOFT, colour))
     return lines
+
+
+def _targets(snapshot: Row, width: int) -> Sequence[Column]:
+    compared = any(row.get("agrees") is not None for row in snapshot["targets"])
+    return (*_TARGETS, _AGREES) if compared and width >= WIDER else _TARGETS
 
 
 def _rooms(wanted: Sequence[int], left: int | None) -> list[int]:
@@ -285,6 +291,7 @@ _TARGETS: Final[Sequence[Column]] = (
     Column("PROVIDER", 9, lambda row: row["provider"] or "-", most=14),
     Column("VERS", -6, lambda row: row["version"] or "-", most=14),
 )
+_AGREES: Final = Column("AGREES", -7, lambda row: _share(row.get("agrees"), 1))
 _TENANTS: Final[Sequence[Column]] = (
     Column("TENANT", 29, lambda row: row["tenant"], most=40),
     Column("TIER", 10, lambda row: row["tier"] or "-", most=20),

@@ -89,6 +89,14 @@ def test_below_its_objective_a_tier_has_a_mark_and_with_colours_a_colour() -> No
     assert "\x1b[31m!99.00%\x1b[0m" in "\n".join(draw(snapshot(), colour=True))
 
 
+def test_a_screen_that_is_wide_enough_shows_which_answers_agree_where_they_are_compared() -> None:
+    made = snapshot(targets=[target() | {"agrees": 0.9876}, target("other")])
+    lines = draw(made, width=140)
+    assert any("AGREES" in line for line in lines) and any(line.endswith("98.7%") for line in lines)
+    assert all(len(line) <= 120 for line in draw(made, width=120))
+    assert "AGREES" not in "".join(draw(made, width=110)) + "".join(draw(snapshot(), width=140))
+
+
 def test_canaries_that_were_rolled_back_are_named_below_the_title() -> None:
     made = snapshot(rolled_back=["digits: canary@8 (errors)", "x" * 200])
     for height in (0, 20):

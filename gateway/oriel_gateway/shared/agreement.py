@@ -100,6 +100,14 @@ class Agreement:
         self._in_second = 0
         self._under_way = 0
 
+    def lowest(self) -> dict[str, float]:
+        """Return the ratio of each model that was compared; of several, the lowest one."""
+        found: dict[str, float] = {}
+        for (model, _), latest in self.latest.items():
+            if (ratio := latest.ratio) is not None:
+                found[model] = min(ratio, found.get(model, 1.0))
+        return found
+
     def compare(self, key: tuple[str, str], first: Body, second: Body, then: Callable[[Compared], None]) -> None:
         """Compare two answers in a thread, unless that is too much now; `then` gets the result on the loop."""
         one, other = first.whole(), second.whole()

@@ -81,7 +81,7 @@ def read(
     sections = {
         "tiers": _tiers(gateway, [gate for gate in gates if gate.admission.queue.items], recent, kept, covers_s),
         "pools": _pools(gateway, gates, moment.now),
-        "targets": _targets(recent, reports, covers_s),
+        "targets": _targets(gateway, recent, reports, covers_s),
         "tenants": _tenants(recent, covers_s),
         "calls": (_call(decided, moment) for decided in recent.bad),
     }
@@ -170,10 +170,13 @@ def _endpoints(gate: PoolGate) -> dict[str, int]:
     return {state: counted[state] for state in STATES if counted[state]}
 
 
-def _targets(recent: Recent, reports: Mapping[str, Report], covers_s: float) -> Iterator[dict[str, Any]]:
+def _targets(
+    gateway: Gateway, recent: Recent, reports: Mapping[str, Report], covers_s: float
+) -> Iterator[dict[str, Any]]:
+    agreement = gateway.routing.agreement.lowest()
     for name, tally in _busiest(recent.targets.items(), SECTIONS["targets"][1], lambda tally: (tally.calls,)):
         target, report = recent.of_target.get(name), reports.get(name)
-        yield {
+        row: dict[str, Any] = {
             "kind": target.kind if target is not None else "",
             "name": target.name or target.route if target is not None else name,
             "pool": target.pool if target is not None else "",
@@ -184,6 +187,9 @@ def _targets(recent: Recent, reports: Mapping[str, Report], covers_s: float) -> 
             "provider": report.provider.removesuffix("ExecutionProvider") if report is not None else "",
             "version": (target.version if target is not None else "") or (report.version if report is not None else ""),
         }
+        if target is not None and target.kind == "model" and target.name in agreement:
+            row["agrees"] = _rounded(agreement[target.name])
+        yield row
 
 
 def _tenants(recent: Recent, covers_s: float) -> Iterator[dict[str, Any]]:

@@ -94,6 +94,10 @@ const TARGETS = [
   {key: "version", label: "version", number: true, wide: "w1", value: (row) => row.version || null, text: (row) => row.version, cell: (row) => row.version || dash},
 ];
 
+// Only where answers are compared: with those of a shadow, or of the other side of a canary.
+const AGREES = {key: "agrees", label: "agrees", number: true, wide: "w1", title: "rows with the same class as in the pool that is compared, the lowest share",
+  value: (row) => row.agrees ?? null, cell: (row) => percent(row.agrees, 1)};
+
 const TENANTS = [
   {key: "tenant", label: "tenant", value: (row) => row.tenant, text: (row) => `${row.tenant} ${row.tier}`, cell: (row) => row.tenant},
   {key: "tier", label: "tier", wide: "w1", value: (row) => row.tier, cell: (row) => row.tier ? html`<i class=${`swatch fill-${tierInk(row.tier)}`} aria-hidden="true"></i>${row.tier}` : dash},
@@ -135,7 +139,8 @@ const Main = ({data}) => {
       empty="the documents have no pool"/>
     <${Chart} id="waits" title="Waiting" theme=${chosen.theme} value=${html`<b>${whole(waiting)}</b>
         <span class="soft">calls</span>`} series=${[{key: "waiting", label: "calls that wait", ink: "tier1", fill: 0.15}]}/>
-    <${Table} id="targets" title="Models and services" note=${minute} columns=${TARGETS} rows=${data.targets} more=${data.more.targets}
+    <${Table} id="targets" title="Models and services" note=${minute} rows=${data.targets}
+      columns=${data.targets.some((row) => known(row.agrees)) ? [...TARGETS, AGREES] : TARGETS} more=${data.more.targets}
       rowKey=${(row) => `${row.kind}:${row.name}`} empty="no call in the last minute"/>
     <${Table} id="tenants" title="Tenants" note=${minute} columns=${TENANTS} rows=${data.tenants} more=${data.more.tenants}
       rowKey=${(row) => row.tenant} act=${(row) => open("tenant", row.tenant)} empty="no call in the last minute"/>
