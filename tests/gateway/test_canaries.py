@@ -124,9 +124,7 @@ endpoints = ["10.0.0.2:8000"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"route": "d"}}', "\xff"])
-def test_a_damaged_file_is_reported_and_forgotten(
-    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_reported_and_forgotten(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / NAME
     path.write_bytes(text.encode("latin-1"))
     canaries = Canaries()

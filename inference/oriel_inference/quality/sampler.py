@@ -47,7 +47,7 @@ class QualityThread:
     """
 
     def __init__(self) -> None:
-        self._rows: "SimpleQueue[tuple[VersionQuality, Row] | None]" = SimpleQueue()
+        self._rows: SimpleQueue[tuple[VersionQuality, Row] | None] = SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
