@@ -295,6 +295,7 @@ LINES = {
         "shadow = {pool = 'q'}",
         "sticky = 'header:a'", "deterministic = true", "cache_s = 3.0", "cache_shared = true", "idempotent = true",
         "hedge_ms = 5", "tier = 'u'", "above_tenant = true", "fallback = [{pool = 'q', model = 'x'}]",
+        "rollback = {canary = 'q'}",
     ],
     "limit": [
         "requests_per_s = 3", "burst = 3", "concurrency = 3", "bytes_per_s = 3", "bytes_burst = 3",
@@ -308,6 +309,7 @@ BESIDE = {
     "tokens_per_minute": "requests_per_s = 5",
     "tokens_burst": "requests_per_s = 5\ntokens_per_minute = 5",
     "split_by": "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 1}]",
+    "rollback": "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 1}]",
     "cache_s": "deterministic = true",
     "cache_shared": "deterministic = true\ncache_s = 5.0",
     "hedge_ms": "idempotent = true",

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from queue import SimpleQueue
+from typing import TypeGuard
 
 import numpy as np
 
@@ -165,15 +166,15 @@ class VersionQuality:
         call, outputs = calls[found], shares[found]
         row = min(position, call.rows - 1) if self.spec.batched else None
         pairs = [(each, call.inputs.get(each.name)) for each in self.spec.inputs]
-        copied = [(each.name, part_of(array, row), False) for each, array in pairs if self._counts(each, array)]
+        copied = [(each.name, part_of(array, row), False) for each, array in pairs if self._counts(array, each)]
         for each, array in zip(self.spec.outputs, outputs, strict=False):
-            if self._counts(each, array):
+            if self._counts(array, each):
                 whole = array.shape[-1] if array.ndim > (0 if row is None else 1) else 1
                 size = array.size // array.shape[0] if row is not None else array.size
                 copied.append((each.name, part_of(array, row), 2 <= whole == size <= MAX_VALUES))
         return copied
 
-    def _counts(self, tensor: TensorSpec, array: Array | None) -> bool:
+    def _counts(self, array: Array | None, tensor: TensorSpec) -> TypeGuard[Array]:
         return array is not None and array.size > 0 and tensor.name in self._types
 
     def count(self, row: Row) -> None:
