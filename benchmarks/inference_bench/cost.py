@@ -1,7 +1,7 @@
 """Cost of our own code per tiny v2 HTTP request, without sockets: CPU-microseconds per request, by stage if asked.
 
     python benchmarks/cost.py inference [--connections 64] [--seconds 3] [--rounds 5] [--profile] [--binary]
-                                         [--same] [--access-log]
+                                         [--same] [--access-log] [--sample-every 100]
 
 The inference unit's own connection class, frontend and batcher with ONNX Runtime behind them; each round hands every
 connection one whole request and lets the loop turn until all are answered. What is missing against a real server is
@@ -63,17 +63,18 @@ def request(binary: bool, chance: random.Random | None) -> bytes:
     return head.encode() + body
 
 
-def write_tiny(root: Path) -> None:
-    """A repository with the one model."""
+def write_tiny(root: Path, sample_every: int | None = None) -> None:
+    """A repository with the one model. sample_every: of so many rows one is sampled; None for the default."""
     (root / "tiny" / "1").mkdir(parents=True)
     write(MODELS["tiny"], root / "tiny" / "1" / "model.onnx")
-    (root / "tiny" / "config.pbtxt").write_text(CONFIG)
+    sampling = f'parameters {{ key: "oriel.quality.every" value {{ string_value: "{sample_every}" }} }}\n'
+    (root / "tiny" / "config.pbtxt").write_text(CONFIG + ("" if sample_every is None else sampling))
 
 
 async def measure(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        write_tiny(root)
+        write_tiny(root, args.sample_every)
         settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
         settings = dataclasses.replace(settings, access_log=str(root / "access.json") if args.access_log else "")
         async with open_unit(settings) as unit:
@@ -102,5 +103,6 @@ def main() -> None:
     parser = options(__doc__, connections=64, rounds=5)
     parser.add_argument("--access-log", action="store_true", help="write the access log as well")
     parser.add_argument("--binary", action="store_true", help="tensors in the binary extension instead of JSON")
+    parser.add_argument("--sample-every", type=int, metavar="N", help="sample one row in N; 0 for none")
     parser.add_argument("--same", action="store_true", help="requests that repeat byte by byte")
     uvloop.run(measure(parser.parse_args()))
