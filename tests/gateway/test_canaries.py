@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oriel_gateway.admin.console.live import Source
-from oriel_gateway.shared.canaries import NAME, Canaries
+from oriel_gateway.shared.canaries import MAX_KEPT, NAME, Canaries, RolledBack
 from oriel_policies.documents import Route, compile_documents
 from oriel_policies.quality.canary import Rollback
 
@@ -107,6 +107,16 @@ async def test_a_restart_does_not_give_it_calls_again(tmp_path: Path) -> None:
         it.core.apply_rollbacks()
         await calls(it, 50)
         assert not it.ups[1].seen and rolled_back(it) == {("d", "p1", "errors"): 1.0}
+
+
+async def test_only_so_many_are_remembered() -> None:
+    async with house(JUDGED) as it:
+        canaries = it.core.routing.canaries
+        old = {str(at): RolledBack(route="r", side="s", reason="errors", text="", at=at) for at in range(MAX_KEPT)}
+        canaries.rolled_back.update(old)
+        it.ups[1].answer = answering(BROKEN)
+        await calls(it, 100)
+        assert rolled_back(it) and len(canaries.rolled_back) == MAX_KEPT and "0" not in canaries.rolled_back
 
 
 def route() -> Route:

@@ -259,6 +259,15 @@ def test_a_reference_tells_a_shift_from_chance_for_inputs_and_classes() -> None:
     assert all(found - chance > ACT for found, chance in moved.values())
 
 
+def test_a_reference_holds_no_value_of_a_row() -> None:
+    x = np.random.default_rng(6).normal(0.0, 1.0, (800, 4)).astype(np.float32)
+    made = sampled(x, np.eye(3, dtype=np.float32)[[0] * 800]).reference("now")
+    assert made is not None
+    tensor = made.tensors["x"]
+    numbers_of = {*tensor.edges, tensor.low, tensor.high, tensor.mean, tensor.deviation}
+    assert len(tensor.edges) == 9 and not numbers_of & set(x.astype(np.float64).ravel().tolist())
+
+
 def test_values_outside_the_range_of_the_reference_are_odd() -> None:
     p = np.eye(3, dtype=np.float32)[[0] * 600]
     made = sampled(np.tile(np.linspace(0, 10, 4, dtype=np.float32), (600, 1)), p).reference("now")
