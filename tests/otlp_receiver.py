@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +12,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Receiver(http.server.ThreadingHTTPServer):
-    """answers: status and body of the next answers; then 200 without a body."""
+    """answers: status and body of the next answers; then 200 without a body. sock: bound, to listen at."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler, bind_and_activate=sock is None)
+        if sock is not None:
+            self.socket.close()
+            self.socket, self.server_address = sock, sock.getsockname()
+            self.server_activate()
         self.requests: list[ExportTraceServiceRequest] = []
         self.headers: list[dict[str, str]] = []
         self.answers: list[tuple[int, bytes]] = []
@@ -62,9 +67,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """Run a receiver on a free port of loopback."""
-    with Receiver() as server:
+def receiving(sock: socket.socket | None = None) -> Iterator[Receiver]:
+    """Run a receiver on a free port of loopback, or on a socket that is bound."""
+    with Receiver(sock) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

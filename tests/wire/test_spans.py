@@ -5,17 +5,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
 from oriel_wire.engine import spans
-from oriel_wire.engine.otel_settings import Queue
-from oriel_wire.engine.spans import ExportingSink, Lane, open_sink
+from oriel_wire.engine.otel_settings import Collector, Queue
+from oriel_wire.engine.spans import LONGEST_RETRY_S, ExportingSink, Lane, Poster, open_sink
+from oriel_wire.otlp import ProtobufEncoder
 from oriel_wire.trace import NullSink, Span, SpanSink, TraceContext, child, new_trace, wall_ns
 
 from ..otlp_receiver import Receiver, receiving
@@ -153,6 +156,88 @@ def test_a_collector_that_refuses_is_not_asked_again(
     sink.close()
     assert isinstance(sink, ExportingSink) and len(receiver.headers) == 1
     assert sink.lanes[0].dropped == {"queue": 0, "export": 1, "rejected": 0}
+
+
+class Pauses(threading.Event):
+    """Pauses between tries that take no time. then: called after so many."""
+
+    def __init__(self, tries: int, then: Callable[[], object]) -> None:
+        super().__init__()
+        self.taken_s: list[float] = []
+        self._tries, self._then = tries, then
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.taken_s.append(timeout or 0.0)
+        if len(self.taken_s) == self._tries:
+            self._then()
+        return False
+
+
+def poster(url: str, pauses: Pauses, *, timeout_s: float = TIMEOUT_S, **options: float) -> Poster:
+    collector = Collector(url=f"{url}/v1/traces", json=False, gzip=False, headers={}, timeout_s=timeout_s)
+    made = Poster(collector, ProtobufEncoder({"oriel.unit": "gateway"}, "1"), trust_env=False, **options)
+    made._interrupted = pauses
+    return made
+
+
+def test_spans_are_kept_for_a_collector_that_refuses_the_connection() -> None:
+    """They were lost as soon as the pause before the next try was longer than what one request may take."""
+    with socket.socket() as held, ExitStack() as stack:
+        held.bind(("127.0.0.1", 0))  # nobody listens: connections are refused
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        started: list[Receiver] = []
+        pauses = Pauses(3, lambda: started.append(stack.enter_context(receiving(held))))
+        made = poster(url, pauses, first_retry_s=2 * TIMEOUT_S, unreachable_s=100 * TIMEOUT_S)
+        assert made.deliver([span(new_trace(True))]) == 0
+        (receiver,) = started
+        assert len(receiver.spans()) == 1 and len(pauses.taken_s) == 3
+
+
+LOST = [httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError]
+
+
+@pytest.mark.parametrize("error", LOST)
+def test_the_pauses_before_an_unreachable_collector_double_within_bounds(error: type[httpx.TransportError]) -> None:
+    left = [error("gone")] * 8
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        if left:
+            raise left.pop()
+        return httpx.Response(200)
+
+    pauses = Pauses(0, list)
+    made = poster("http://collector.example", pauses, first_retry_s=1.0, unreachable_s=100 * TIMEOUT_S)
+    made._client = httpx.Client(transport=httpx.MockTransport(answer))
+    assert made.deliver([span(new_trace(True))]) == 0
+    longest = [min(2.0**number, LONGEST_RETRY_S) for number in range(8)]
+    assert all(most / 2 <= pause <= most for pause, most in zip(pauses.taken_s, longest, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (httpx.ReadTimeout, {"unreachable_s": 100 * TIMEOUT_S}),  # it has the request, and does not answer
+        (httpx.ConnectError, {"unreachable_s": 0.0, "timeout_s": 1e-9}),  # for long enough
+    ],
+    ids=["silent", "unreachable"],
+)
+def test_spans_that_a_collector_does_not_take_count_as_lost_to_the_export(
+    error: type[httpx.TransportError], options: dict[str, float]
+) -> None:
+    asked = 0
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        raise error("gone")
+
+    made = poster("http://collector.example", Pauses(0, list), **options)
+    made._client = httpx.Client(transport=httpx.MockTransport(answer))
+    lane = Lane(made.deliver, interrupt=made.interrupt, delay_s=0.001)
+    sink = ExportingSink([lane], close_s=TIMEOUT_S)
+    sink.record(span(new_trace(True)))
+    sink.close()
+    assert lane.dropped == {"queue": 0, "export": 1, "rejected": 0} and asked == 1
 
 
 def test_spans_that_a_collector_rejects_count_as_lost(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,14 @@
 `keep` appends a record to a bounded queue for each receiver and returns. A daemon thread per receiver builds the spans
 of the records, encodes and posts them (docs/decisions/0001-span-export-queue.md). A receiver that is slow or gone costs
 the spans that do not fit the queue, which are counted, and no request any time.
+
+A receiver that cannot be reached, as one that is being replaced, gets the same spans again for up to UNREACHABLE_S; one
+that answers that it is busy, for as long as one request may take.
 """
 
 import gzip
 import logging
+import random
 import threading
 import time
 from collections import deque
@@ -41,6 +45,9 @@ POST_TIMEOUT_S = 2.0
 CLOSE_S = 1.5
 REPORT_EVERY_S = 60.0
 FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 8.0
+UNREACHABLE_S = 60.0
+CONNECT_S = 2.0
 DROPPED = ("queue", "export", "rejected")
 _RETRIED = frozenset({429, 502, 503, 504})
 _GZIP_LEVEL = 1
@@ -57,7 +64,12 @@ class NotDelivered(Exception):
 
 
 def open_sink(
-    unit: str, *, post_timeout_s: float = POST_TIMEOUT_S, close_s: float = CLOSE_S, first_retry_s: float = FIRST_RETRY_S
+    unit: str,
+    *,
+    post_timeout_s: float = POST_TIMEOUT_S,
+    close_s: float = CLOSE_S,
+    first_retry_s: float = FIRST_RETRY_S,
+    unreachable_s: float = UNREACHABLE_S,
 ) -> SpanSink:
     """A sink for `unit` ("gateway"), fed by the environment. Raises StartFailed if that cannot be used.
 
@@ -66,7 +78,8 @@ def open_sink(
 
     post_timeout_s: of one post to the trace buffer; a collector has its own in OTEL_EXPORTER_OTLP_TIMEOUT.
     close_s: the longest time that `close` of the sink takes.
-    first_retry_s: the pause before a collector that is busy gets a request again; it doubles each time.
+    first_retry_s: the pause before a request is sent again, of which a random part is left out; it doubles each time.
+    unreachable_s: for so long spans are kept for a receiver that cannot be reached.
     """
     collector, buffer = collector_of(), buffer_of()
     queue = queue_of()
@@ -76,11 +89,11 @@ def open_sink(
     if buffer:
         local = Collector(url=f"{buffer}/v1/traces", json=False, gzip=False, headers={}, timeout_s=post_timeout_s)
         # A collector's proxies are not for the buffer, which is on this machine.
-        poster = Poster(local, ProtobufEncoder(resource, version), trust_env=False)
+        poster = Poster(local, ProtobufEncoder(resource, version), trust_env=False, unreachable_s=unreachable_s)
         lanes.append(Lane(poster.deliver, interrupt=poster.interrupt, delay_s=BUFFER_DELAY_S))
     if collector is not None:
         encoder = (JsonEncoder if collector.json else ProtobufEncoder)(resource, version)
-        poster = Poster(collector, encoder, first_retry_s=first_retry_s)
+        poster = Poster(collector, encoder, first_retry_s=first_retry_s, unreachable_s=unreachable_s)
         lanes.append(Lane(poster.deliver, interrupt=poster.interrupt, queue=queue))
     if not lanes:
         return NullSink()
@@ -256,13 +269,18 @@ class Poster:
         *,
         trust_env: bool = True,
         first_retry_s: float = FIRST_RETRY_S,
+        unreachable_s: float = UNREACHABLE_S,
     ) -> None:
         import httpx  # only if spans are sent: it is large
 
         self._collector = collector
         self._encoder = encoder
         self._first_retry_s = first_retry_s
-        self._unreachable = httpx.HTTPError
+        self._unreachable_s = unreachable_s
+        self._timeout = httpx.Timeout
+        self._error = httpx.HTTPError
+        # No connection, or one that was closed: another one may do.
+        self._unreachable = (httpx.NetworkError, httpx.ConnectTimeout, httpx.ProxyError, httpx.RemoteProtocolError)
         self._interrupted = threading.Event()
         self._headers = {**collector.headers, "content-type": encoder.content_type, "user-agent": "oriel"}
         if collector.gzip:
@@ -282,30 +300,39 @@ class Poster:
         self._interrupted.set()
 
     def deliver(self, spans: Sequence[Span]) -> int:
-        """See `Deliver`. A request is repeated for at most the collector's timeout in all."""
+        """See `Deliver`. A request that is answered is repeated for at most the collector's timeout in all."""
         body = self._encoder.encode(spans)
         if self._collector.gzip:
             body = gzip.compress(body, _GZIP_LEVEL)
-        deadline = time.monotonic() + self._collector.timeout_s
+        now = time.monotonic()
+        reached_by_s = now + max(self._unreachable_s, self._collector.timeout_s)
+        answered_by_s = now + self._collector.timeout_s
         wait_s = self._first_retry_s
         while True:
-            answer = self._post(body, deadline - time.monotonic())
+            answer = self._post(body, max(answered_by_s - now, 0.001))
             if answer is not None and answer.is_success:
                 return min(self._rejected(answer.content), len(spans))
             if answer is not None and answer.status_code not in _RETRIED:
                 raise NotDelivered
             retry_s = _retry_after_s(answer)
-            pause_s = wait_s if retry_s is None else retry_s
-            if time.monotonic() + pause_s >= deadline or self._interrupted.wait(pause_s):
+            pause_s = wait_s * (0.5 + 0.5 * random.random()) if retry_s is None else retry_s
+            again_s = time.monotonic() + pause_s
+            if again_s >= (reached_by_s if answer is None else answered_by_s) or self._interrupted.wait(pause_s):
                 raise NotDelivered
-            wait_s *= 2.0
+            now = time.monotonic()
+            if answer is None:
+                answered_by_s = now + self._collector.timeout_s
+            wait_s = min(2.0 * wait_s, LONGEST_RETRY_S)
 
     def _post(self, body: bytes, left_s: float) -> "httpx.Response | None":
-        """Return the receiver's answer, or None if it cannot be reached."""
+        """Return the receiver's answer, or None if it cannot be reached. Raises NotDelivered if it does not answer."""
+        timeout = self._timeout(left_s, connect=min(left_s, CONNECT_S))
         try:
-            return self._client.post(self._collector.url, content=body, headers=self._headers, timeout=left_s)
+            return self._client.post(self._collector.url, content=body, headers=self._headers, timeout=timeout)
         except self._unreachable:
             return None
+        except self._error as error:
+            raise NotDelivered from error
 
 
 def _retry_after_s(answer: "httpx.Response | None") -> float | None:
