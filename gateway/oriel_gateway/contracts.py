@@ -119,7 +119,12 @@ class Receiver(Protocol):
 
 
 class RouteHooks(Protocol):
-    """The addition of a special route to a client's call; a plain call has none."""
+    """The addition of a special route to a client's call; a plain call has none.
+
+    model: that the body names, "" if it was not read.
+    """
+
+    model: str
 
     def before_queue(self, call: Any) -> bool:
         """The request is complete. False: the call does not queue, it is answered or waits for something else."""

@@ -63,7 +63,7 @@ from oriel_policies.model_memory import ModelMemory
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.listener import HttpServer, served_at
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
 from oriel_wire.engine.shared_settings import cache_folder
@@ -261,6 +261,7 @@ async def open_unit(
             http_socket = bind(settings.http_host, settings.http_port, "HTTP")
         if settings.grpc_port is not None:
             grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
+            surface.grpc_address = served_at(grpc_socket)
         if settings.metrics_port is not None:
             metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
         encodings = Encodings(settings.max_body_bytes)

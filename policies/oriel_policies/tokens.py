@@ -13,16 +13,21 @@ import msgspec
 READ_BYTES = 4 * 1024 * 1024  # the most bytes of a body that is read for the length of its answer
 USUAL_TOKENS = 256.0  # an answer whose length is neither asked for nor known
 MAX_TOKENS = 10**9
+MAX_NAME = 128
 _BYTES_PER_TOKEN = 4
 _MAX_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The answers that a body asks for. most: the most tokens of each, None if it does not say. answers: how many."""
+    """The answers that a body asks for. most: the most tokens of each, None if it does not say. answers: how many.
+
+    model: the name that it gives to the model, its first MAX_NAME characters; "" if it gives none.
+    """
 
     most: int | None = None
     answers: int = 1
+    model: str = ""
 
 
 class _Body(msgspec.Struct):
@@ -31,6 +36,7 @@ class _Body(msgspec.Struct):
     max_output_tokens: Any = None
     n: Any = None
     best_of: Any = None
+    model: Any = None
     prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -53,7 +59,8 @@ def wanted(body: bytes) -> Wanted:
         return Wanted()
     most = [_count(each) for each in (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)]
     each = max(_count(fields.n) or 1, _count(fields.best_of) or 1)
-    return Wanted(max((found for found in most if found), default=None), min(each * prompts, MAX_TOKENS))
+    model = fields.model[:MAX_NAME] if isinstance(fields.model, str) else ""
+    return Wanted(max((found for found in most if found), default=None), min(each * prompts, MAX_TOKENS), model)
 
 
 def prompt_tokens(size_bytes: int) -> int:

@@ -62,6 +62,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
         self.asked, self.steps = asked, steps
         self.left = 0
         self.message = b""  # bytes of the latest request
+        self.traceparent = ""  # of the latest request
         self.has = True  # whether this server has the model
         self.questions = 0
         self.server: aio.Server | None = None
@@ -85,6 +86,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
     async def unary(self, message: bytes, context: Any) -> bytes:
         self.asked.append(self)
         self.message = message
+        self.traceparent = str(dict(context.invocation_metadata()).get("traceparent", ""))
         if not self.has:
             await context.abort(ABSENT.code, ABSENT.words)
         step = self.steps.pop(0) if self.steps else None

@@ -1,6 +1,7 @@
 """Which requests of the gateway are traced, and what their spans say."""
 
 import asyncio
+import socket
 from time import monotonic
 from typing import Any
 
@@ -8,14 +9,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.admin.metrics import GatewayCollector
 from oriel_gateway.core import Gateway
 from oriel_gateway.observe.tracing import Address
+from oriel_wire.engine.listener import served_at
 from oriel_wire.sampling import NEVER, Sampling
 from oriel_wire.trace import ListSink, Span
 
-from .stack import Client, Seen, Upstream, documents, gateway, upstream
+from .grpc_stack import Backend, infer, stack
+from .limit_desk import on, tenant_t
+from .openai_answers import CHAT, JSON, chat, whole
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, digest, documents, gateway, upstream
 
 INFER = "/v2/models/digits/infer"
 TRACE, PARENT = "a" * 32, "b" * 16
@@ -202,6 +208,60 @@ async def test_each_attempt_is_a_span_of_its_own() -> None:
             assert good.attributes["http.request.resend_count"] == 1
             assert "http.request.resend_count" not in failed.attributes
             assert f"{good.context.span_id:016x}" in (up.seen[-1].get("traceparent") or "")
+
+
+async def test_a_grpc_span_names_the_address_that_was_called() -> None:
+    async with stack(Backend()) as (address, core):
+        host, _, port = address.partition(":")
+        await infer(address, "digits", GOLD)
+        with pytest.raises(InferenceServerException):
+            await infer(address, "other", BRONZE)  # refused before it is a call
+        called = [span for span in spans(core) if span.kind == "server"]
+        assert [span.attributes["rpc.status_code"] for span in called] == ["OK", "NOT_FOUND"]
+        for span in called:
+            assert (span.attributes["server.address"], span.attributes["server.port"]) == (host, int(port))
+
+
+@pytest.mark.parametrize(("host", "named"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", socket.gethostname())])
+def test_a_listener_for_all_addresses_has_the_name_of_its_machine(host: str, named: str) -> None:
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        assert served_at(sock) == (named, sock.getsockname()[1])
+
+
+GEN_AI = "gen_ai.request.model", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
+ONE = f"""
+[tenants.one]
+tier = "gold"
+models = ["m*"]
+services = ["*"]
+keys = [{{ sha256 = "{digest("one")}" }}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "key", "answer", "told"),
+    [
+        (tenant_t("limit = { tokens_per_minute = 60, tokens_burst = 1000 }"), "key-t", None, ("m", 10, 20)),
+        (documents([1], extra=ONE), "one", b"dev=1;cpu=2;class=cpu;tin=11;tout=12", ("m", 11, 12)),
+        (documents([1], extra=ONE), "one", b"dev=1;cpu=2;class=cpu", ("m", None, None)),
+        (documents([1]), GOLD, b"dev=1;cpu=2;class=cpu;tin=11;tout=0", (None, 11, None)),
+    ],
+    ids=["tokens are limited", "models are limited", "no tokens are known", "nothing is limited"],
+)
+async def test_openai_spans_have_what_the_gateway_knows_anyhow(
+    files: dict[str, bytes], key: str, answer: bytes | None, told: tuple[str | None, int | None, int | None]
+) -> None:
+    async with upstream() as up, gateway(on(up.port, files)) as (port, core), Client(port) as client:
+        up.answer = whole
+        if answer is not None:
+            answering(up, b"HTTP/1.1 200 OK\r\nx-oriel-cost: %b\r\ncontent-length: 0\r\n\r\n" % answer)
+        assert (await client.ask(CHAT, chat(), key=key, headers=JSON)).status == 200
+        server = spans(core)[0]
+        assert server.attributes["gen_ai.operation.name"] == "chat"
+        assert tuple(server.attributes.get(name) for name in GEN_AI) == told
+        assert (await client.ask("/v2/models/m/infer", b"x", key=key)).status == 200
+        assert not any(name.startswith("gen_ai.") for name in spans(core)[-2].attributes)
 
 
 def exemplars(registry: CollectorRegistry, name: str) -> list[tuple[dict[str, str], str]]:

@@ -13,10 +13,13 @@ from oriel_wire.otlp import Scalar
 __all__ = [
     "GEN_AI",
     "GRPC_SERVICE",
+    "NOWHERE",
     "Attributes",
+    "gen_ai_use",
     "grpc_code",
     "grpc_failed",
     "grpc_request",
+    "grpc_server",
     "http_route",
     "http_server",
 ]
@@ -24,6 +27,7 @@ __all__ = [
 Attributes = dict[str, Scalar]
 
 MAX_PATH = 256
+NOWHERE = ("", 0)  # the address and the port of a listener that is not known
 GRPC_SERVICE = "inference.GRPCInferenceService"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
 OTHER_METHOD = "_OTHER"
@@ -98,6 +102,16 @@ def http_server(
     return f"{name} {route}" if route else name, found
 
 
+def gen_ai_use(model: str, tokens_in: int | None, tokens_out: int | None) -> Attributes:
+    """Return what is known of a call of generative AI: its model, "" if it is not, and its tokens, None likewise."""
+    found: Attributes = {GEN_AI["model"]: model} if model else {}
+    if tokens_in is not None:
+        found[GEN_AI["input_tokens"]] = tokens_in
+    if tokens_out is not None:
+        found[GEN_AI["output_tokens"]] = tokens_out
+    return found
+
+
 def grpc_code(code: int) -> str:
     """Return the name of a gRPC status, "UNKNOWN" for one that there is not."""
     return CODES[code] if 0 <= code < len(CODES) else "UNKNOWN"
@@ -111,3 +125,13 @@ def grpc_failed(code: str) -> bool:
 def grpc_request(method: str, code: str) -> Attributes:
     """Return the attributes of a gRPC call. method: full name; code: see `grpc_code`."""
     return {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
+
+
+def grpc_server(method: str, code: str, served_at: tuple[str, int]) -> Attributes:
+    """Return the attributes of the SERVER span of a gRPC call. served_at: address and port of the listener."""
+    found, (address, port) = grpc_request(method, code), served_at
+    if address:
+        found["server.address"] = address
+    if port:
+        found["server.port"] = port
+    return found

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from oriel_gateway.errors import Outcome
 from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import AnswerKind
@@ -47,6 +48,7 @@ __all__ = [
     "note_answer",
     "note_failure",
     "sticky_endpoint",
+    "why_failed",
 ]
 
 E = TypeVar("E", bound=EndpointState)
@@ -128,6 +130,12 @@ def note_failure(
         endpoints.note_reach(endpoint, Reach.UNREACHABLE)
     elif not isinstance(error, UpstreamUnread):
         endpoints.note_broken(endpoint, now)
+
+
+def why_failed(error: UpstreamError) -> str:
+    """Return why an attempt got no answer: its outcome, if it had been the last."""
+    unreachable = isinstance(error, UpstreamUnreachable)
+    return (Outcome.UPSTREAM_UNREACHABLE if unreachable else Outcome.UPSTREAM_BROKEN).value
 
 
 def mark_spent(head: Any) -> None:

@@ -22,6 +22,7 @@ from oriel_wire.context import INTERNAL
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, RpcHead, encode_timeout, prefix
 from oriel_wire.h2.hpack import LENGTHS, literal
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
+from oriel_wire.semantics import NOWHERE
 from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 
 __all__ = ["SERVICE", "GrpcCall", "GrpcRequest", "RpcLine", "sent_on"]
@@ -158,6 +159,13 @@ class GrpcCall(Call):
     def code(self) -> int:
         """See `Lifecycle.code`."""
         return -1 if self.answer is None else self.answer.code
+
+    @property
+    def served_at(self) -> tuple[str, int]:
+        """See `Lifecycle.served_at`."""
+        client: Any = self.client  # an `ingress.grpc.GrpcClient`, or None
+        found: tuple[str, int] = NOWHERE if client is None else client.served_at
+        return found
 
     def shared_lines(self, left_out: tuple[bytes, ...]) -> bytes | None:
         """Return None: calls with different metadata have different keys, so no line has to be left out for shared

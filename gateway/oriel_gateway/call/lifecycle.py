@@ -282,9 +282,9 @@ class Lifecycle:
         return -1
 
     @property
-    def http_version(self) -> str:
-        """The version of HTTP that the client speaks."""
-        return self.client.http_version if self.client is not None else ""
+    def served_at(self) -> tuple[str, int]:
+        """The listener that a gRPC call came to."""
+        return "", 0
 
     @property
     def sending(self) -> bool:
@@ -435,6 +435,8 @@ class Lifecycle:
         unbounded = stream is not None and stream.unbounded
         if self.extras is not None and outcome is not _ANSWERED:
             self.extras.cut_off(self)
+        if trouble is not None:
+            trouble.end()  # so that the record has the copy that is dropped
         if self.client is not None:
             self.client.call = None
             grant = self.grant
@@ -469,7 +471,6 @@ class Lifecycle:
         elif trouble is not None and trouble.parked:
             trouble.unpark()
         if trouble is not None:
-            trouble.end()
             self._trouble = None  # breaks the cycle of references between the two
         if self.grant is not None:
             executed = self.sent_s > 0.0 or outcome is _ANSWERED

@@ -17,6 +17,7 @@ from oriel_gateway.call.attempts import (
     decided_by_itself,
     mark_spent,
     note_failure,
+    why_failed,
 )
 from oriel_gateway.call.fallback import Movable, spill
 from oriel_gateway.call.hedge import Hedge
@@ -180,11 +181,14 @@ class Trouble:
         return self._withheld is not None
 
     def in_vain(self, endpoint: HttpEndpoint, error: str = _UNREACHABLE) -> None:
-        """Record an endpoint that was asked in vain. error: `error.type` of the attempt's span."""
+        """Record an endpoint that was asked in vain. error: see `tracing.Attempt`."""
+        self._attempted(endpoint, error)
+        self._call.endpoint = None
+        self.tried = (*self.tried[1 - MAX_TRIED :], endpoint)
+
+    def _attempted(self, endpoint: HttpEndpoint, error: str) -> None:
         call, now = self._call, monotonic()
         call.mark.attempted(endpoint, call.sent_s or call.permit_s or now, now, error)
-        call.endpoint = None
-        self.tried = (*self.tried[1 - MAX_TRIED :], endpoint)
 
     # Nobody can be asked ---------------------------------------------------------------------------------------
 
@@ -276,14 +280,16 @@ class Trouble:
         if call.sent_s and not isinstance(error, (UpstreamUnreachable, UpstreamUnread)):
             self.unsure = True
         if self._copy_flying:
-            self.in_vain(endpoint)
+            self.in_vain(endpoint, why_failed(error))
             return True
         kept, sent = call.kept, call.sent_s > 0.0
         decision = self.attempts.failed(endpoint, error, now, kept=kept, sent=sent, twice=call.may_run_twice)
         if isinstance(decision, GiveUp) and decision.because is not Because.NOBODY_ELSE:
             return False
-        if not isinstance(error, UpstreamUnread):
-            self.in_vain(endpoint)
+        if isinstance(error, UpstreamUnread):
+            self._attempted(endpoint, why_failed(error))
+        else:
+            self.in_vain(endpoint, why_failed(error))
         call.sent_s = 0.0
         self._act(decision, now)
         return True
@@ -348,13 +354,20 @@ class Trouble:
         self.unsure = True
         return second
 
-    def put(self, connection: Any, now: float) -> None:
+    def put_copy(self, connection: Any, now: float, span: str) -> None:
         """Write the second copy. The tenant is charged for the first one."""
         call = self._call
-        tenant, lines = call.tenant, call.lines
+        mark, tenant, lines = call.mark, call.tenant, call.lines
+        first, mark.onward = mark.onward, span
         call.tenant, call.lines = call.gateway.targets.repeating(tenant), None
         call.put(connection, now)
         call.tenant, call.lines = tenant, lines
+        mark.onward = first
+
+    def copy_ended(self, hedge: Hedge, endpoint: HttpEndpoint, error: str) -> None:
+        """Record the second copy, which is not the call's."""
+        now = monotonic()
+        self._call.mark.add_attempt(hedge.span, endpoint, hedge.sent_s or now, now, error)
 
     def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what the second copy's error answer means."""
@@ -365,7 +378,8 @@ class Trouble:
         call, first = self._call, self._call.endpoint
         call.drop(monotonic())
         if first is not None:
-            self.in_vain(first)
+            self.in_vain(first, "")
+        call.mark.onward = hedge.span
         call.endpoint, call.sent_s, call.connection = hedge.endpoint, hedge.sent_s, hedge.connection
         if not complete and hedge.connection is not None:
             hedge.connection.sink = cast(ResponseSink, call)

@@ -76,8 +76,8 @@ def judge_head(head: RequestHead, form: str) -> None:
         raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body as multipart/form-data with a plain boundary")
 
 
-def judge_body(head: RequestHead, form: str, body: bytes, tenant: Tenant) -> None:
-    """Refuse a body unless every reader finds the same single model in it and the tenant may use it. Raises Refused."""
+def judge_body(head: RequestHead, form: str, body: bytes, tenant: Tenant) -> str:
+    """Return the single model that every reader finds in a body, if the tenant may use it. Raises Refused."""
     if form == "json":
         fields = _object(body)
         raw = fields.get("model")
@@ -93,6 +93,7 @@ def judge_body(head: RequestHead, form: str, body: bytes, tenant: Tenant) -> Non
     if name is None:
         raise _refused("name the model in the field `model`: this key may not use every model")
     _check(name, tenant)
+    return name
 
 
 def naming_another(body: bytes, model: str) -> bytes | None:

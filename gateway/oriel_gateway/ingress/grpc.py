@@ -68,21 +68,8 @@ class GrpcClient(Stream):
 
     http_version = "2"
     __slots__ = (
-        "_deadline",
-        "_incoming",
-        "_line",
-        "_mark",
-        "_noted",
-        "_received_s",
-        "_rpc",
-        "_slot",
-        "_task",
-        "_tenant",
-        "_unknown",
-        "call",
-        "connection",
-        "forwarded",
-        "other",
+        *("_deadline", "_incoming", "_line", "_mark", "_noted", "_received_s", "_rpc", "_slot", "_task"),
+        *("_tenant", "_unknown", "call", "connection", "forwarded", "other"),
     )
 
     def __init__(self, connection: PublicConnection | GrpcWebOverH1) -> None:
@@ -375,6 +362,11 @@ class GrpcClient(Stream):
         return self.connection.departed
 
     @property
+    def served_at(self) -> tuple[str, int]:
+        """The address and the port of the listener."""
+        return self.connection.server.address
+
+    @property
     def keeps_up(self) -> bool:
         """See `contracts.Client`."""
         return self.pending is None
@@ -488,7 +480,14 @@ class GrpcClient(Stream):
             call.refuse(refused)
             return
         gateway.records.turned_away(
-            refused, mark, self._tenant, method, self._received_s, protocol="grpc", status=STATUS[refused.outcome]
+            refused,
+            mark,
+            self._tenant,
+            method,
+            self._received_s,
+            protocol="grpc",
+            status=STATUS[refused.outcome],
+            served_at=self.served_at,
         )
         self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0, head)
         self.answered(close=False)

@@ -16,6 +16,7 @@ from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.exemplars import Exemplars
+from oriel_wire.semantics import NOWHERE
 from oriel_wire.telemetry import DURATION_BOUNDS_S
 from oriel_wire.trace import SpanSink
 
@@ -64,8 +65,12 @@ class Records:
         protocol: str = "http",
         status: int = 0,
         target: Target | None = None,
+        served_at: tuple[str, int] = NOWHERE,
     ) -> None:
-        """Record a request that was refused before it became a call; it is traced if its sender is known."""
+        """Record a request that was refused before it became a call; it is traced if its sender is known.
+
+        served_at: the listener of a gRPC call.
+        """
         outcome, message = refused.outcome, refused.message
         judged = None if tenant is None else self.objectives.refused(outcome, tenant, refused.left_s)
         self.stats.turned_away(outcome, tenant, target, judged)
@@ -84,7 +89,7 @@ class Records:
             if why:
                 self.kept[why] = self.kept.get(why, 0) + 1
                 self._note_bad(tenant, target, judged, mark)
-                self.sink.keep(spans_of, (decided, why, self.scheme, ""), 1)
+                self.sink.keep(spans_of, (decided, why, self.scheme, "", served_at), 1)
 
     def ended(
         self,
@@ -164,7 +169,10 @@ class Records:
         key = (target.pool, target.plan.name, call.tenant.tier.name, reason, call.status // 100)
         self.exemplars.note(key, decided[0] - call.received_s, mark.trace, DURATION_BOUNDS_S)
         self._note_bad(call.tenant, target, judged, mark)
-        record = (decided, why, self.scheme, call.http_version, call.code, call.held)
+        client, extras = call.client, call.extras
+        version = "" if client is None else client.http_version
+        model = target.renames or ("" if extras is None else extras.model)
+        record = (decided, why, self.scheme, version, call.served_at, call.code, call.held, model)
         self.sink.keep(spans_of, record, span_count(mark, call.permit_s, call.ahead))
 
     def _note_bad(self, tenant: Tenant, target: Target | None, judged: Judged | None, mark: Mark) -> None:

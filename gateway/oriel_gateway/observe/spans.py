@@ -3,30 +3,45 @@
 This happens in the thread that sends them, and only for requests whose trace is kept. docs/tracing.md names them all.
 """
 
+from functools import lru_cache
+
 from oriel_gateway.errors import Outcome
 from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.decisions import Decided, Plain
-from oriel_gateway.observe.objectives import Judged
-from oriel_gateway.observe.tracing import Address, Mark
+from oriel_gateway.observe.tracing import Attempt, Mark
+from oriel_wire.context import parse_cost, parse_tokens
 from oriel_wire.semantics import (
+    GEN_AI,
     GRPC_SERVICE,
+    NOWHERE,
     Attributes,
+    gen_ai_use,
     grpc_code,
     grpc_failed,
     grpc_request,
+    grpc_server,
     http_server,
 )
 from oriel_wire.trace import Span, TraceContext, internal_span, server_span
 
 
 def spans_of(
-    plain: Plain, why: str, scheme: str, version: str, code: int = -1, held: tuple[str, float] | None = None
+    plain: Plain,
+    why: str,
+    scheme: str,
+    version: str,
+    served_at: tuple[str, int] = NOWHERE,
+    code: int = -1,
+    held: tuple[str, float] | None = None,
+    model: str = "",
 ) -> list[Span]:
     """Return the SERVER span of a request, that of its wait in the queue, and one CLIENT span for each attempt.
 
     plain: a `Decided`. why: `oriel.kept`. scheme: of the client's URL. version: of its protocol, "" if it is not known.
-    code: the gRPC status of the upstream, -1 without one. held: the phase of a cold start, and the seconds it took.
+    served_at: address and port of the listener, over gRPC. code: the gRPC status of the upstream, -1 without one.
+    held: the phase of a cold start, and the seconds it took. model: that a body of the OpenAI API names, "" if that was
+    not read.
     """
     decided = Decided(*plain)
     mark, outcome = decided.mark, decided.outcome
@@ -34,41 +49,36 @@ def spans_of(
     if decided.protocol == "grpc":
         method = f"{GRPC_SERVICE}/{decided.method}" if decided.method else "_OTHER"
         status = grpc_code(code if code >= 0 else CODES[outcome] if outcome in CODES else 1 if _left(outcome) else 0)
-        name, attributes, failed = method, grpc_request(method, status), grpc_failed(status)
+        name, attributes, failed = method, grpc_server(method, status, served_at), grpc_failed(status)
         hop = Hop(name=method, status=status, path="")
     else:
         path = _path(decided)
         number = decided.status or STATUS.get(outcome, 0)
         sent = decided.status if _left(outcome) else number
         name, attributes = http_server(decided.method, scheme, path, version, sent)
+        if GEN_AI["operation"] in attributes:
+            attributes |= gen_ai_use(model, *_tokens(decided.used))
         failed = number >= 500 or STATUS.get(outcome, 0) >= 500
         status = str(number)
         hop = Hop(name=decided.method, status=status, path=path)
-    attributes |= _about(decided)
+    _describe(attributes, decided)
     attributes["oriel.kept"] = why
     if failed:
         attributes["error.type"] = status if outcome is Outcome.ANSWERED else outcome.value
     spans = [server_span(name, own, mark.parent_id, decided.received_s, decided.ended_s, attributes, failed)]
     if decided.queued_s and (decided.ahead >= 0 or held is not None):
         spans.append(_queue(decided, own, held))
-    for before, (onward, endpoint, start_s, end_s, error) in enumerate(mark.attempts):
-        spans.append(hop.span(decided, own, int(onward, 16), endpoint, start_s, end_s, error, before))
+    attempts = mark.attempts
+    last: Attempt | None = None
     if decided.permit_s and decided.endpoint is not None and decided.sent_s:
         error = "" if outcome is Outcome.ANSWERED or _left(outcome) else outcome.value
-        start_s = decided.sent_s if mark.attempts else decided.permit_s
-        spans.append(
-            hop.span(
-                decided,
-                own,
-                mark.forward_id,
-                decided.endpoint,
-                start_s,
-                decided.ended_s,
-                error,
-                len(mark.attempts),
-                last=True,
-            )
-        )
+        start_s = decided.sent_s if attempts else decided.permit_s
+        last = (mark.onward, decided.endpoint, start_s, decided.ended_s, error)
+        attempts = (*attempts, last)
+    if len(attempts) > 1:  # a copy that was sent later may have ended earlier
+        attempts = tuple(sorted(attempts, key=_started))
+    for before, attempt in enumerate(attempts):
+        spans.append(hop.span(decided, own, attempt, before, last=attempt is last))
     return spans
 
 
@@ -87,21 +97,18 @@ class Hop:
         self,
         decided: Decided,
         own: TraceContext,
-        span_id: int,
-        endpoint: Address,
-        start_s: float,
-        end_s: float,
-        error: str,
+        attempt: Attempt,
         before: int,
         *,
-        last: bool = False,
+        last: bool,
     ) -> Span:
-        """Return the CLIENT span of one attempt. before: how many there were before it."""
+        """Return the CLIENT span of one attempt. before: how many were sent before it. last: it ended with the call."""
+        onward, endpoint, start_s, end_s, error = attempt
         grpc = decided.protocol == "grpc"
         attributes: Attributes = {"server.address": endpoint.host, "server.port": endpoint.port}
         failed = bool(error)
         if grpc:
-            attributes |= grpc_request(self._name, self._status if last else "UNAVAILABLE")
+            attributes |= grpc_request(self._name, self._status if last else "UNAVAILABLE" if error else "CANCELLED")
             failed = failed or (last and self._status not in ("OK", "CANCELLED"))
         else:
             attributes["http.request.method"] = decided.method
@@ -109,6 +116,8 @@ class Hop:
             if last and decided.response_s:
                 attributes["http.response.status_code"] = decided.status
                 failed = failed or decided.status >= 400
+            elif error.isdecimal():
+                attributes["http.response.status_code"] = int(error)
             if before:
                 attributes["http.request.resend_count"] = before
         if failed:
@@ -117,7 +126,7 @@ class Hop:
             attributes["oriel.pool"] = decided.target.pool
         return Span(
             name=self._name,
-            context=TraceContext(own.trace_id, span_id, True, own.state, own.random),
+            context=TraceContext(own.trace_id, int(onward, 16), True, own.state, own.random),
             parent_id=own.span_id,
             start_s=start_s,
             end_s=end_s,
@@ -143,9 +152,10 @@ def _queue(decided: Decided, own: TraceContext, held: tuple[str, float] | None) 
     return internal_span("queue", own, decided.queued_s, decided.permit_s or decided.ended_s, attributes, failed)
 
 
-def _about(decided: Decided) -> Attributes:
-    """Return our own attributes of the SERVER span."""
-    found: Attributes = {"oriel.request_id": decided.mark.request_id, "oriel.outcome": decided.outcome.value}
+def _describe(found: Attributes, decided: Decided) -> None:
+    """Add our own attributes of the SERVER span."""
+    found["oriel.request_id"] = decided.mark.request_id
+    found["oriel.outcome"] = decided.outcome.value
     tenant, target = decided.tenant, decided.target
     if tenant is not None:
         found["oriel.tenant"] = tenant.name
@@ -162,28 +172,39 @@ def _about(decided: Decided) -> Attributes:
             found["oriel.spilled"] = ", ".join([f"{each.pool}: {each.reason}" for each in target.spills])
     if decided.deadline:
         found["oriel.deadline_ms"] = round((decided.deadline - decided.received_s) * 1e3, 3)
-    return found if tenant is None else found | _sla_attributes(decided.judged)
+    if tenant is None:
+        return
+    judged = decided.judged
+    if judged is None:
+        found["oriel.sla.result"] = "met"
+        return
+    found["oriel.sla.result"] = judged.result
+    if judged.cause:
+        found["oriel.sla.cause"] = judged.cause
+        found["oriel.sla.excess_ms"] = round(judged.excess_s * 1e3, 3)
 
 
 def _path(decided: Decided) -> str:
     """Return the canonical path, without its query; "" if the request was refused before it was known."""
-    target = decided.target
-    if target is None or not target.line:
-        return ""
-    parts = target.line.decode("latin-1").split(" ", 2)
+    return "" if decided.target is None else _path_of(decided.target.line)
+
+
+@lru_cache(maxsize=2048)
+def _path_of(line: bytes) -> str:
+    parts = line.decode("latin-1").split(" ", 2)
     return parts[1].partition("?")[0] if len(parts) > 1 else ""
+
+
+def _started(attempt: Attempt) -> float:
+    return attempt[2]
+
+
+def _tokens(used: str) -> tuple[int | None, int | None]:
+    """Return the tokens that a call read and wrote as far as they were counted. used: see `Decided`."""
+    cost = parse_cost(used) if "tin=" in used else None
+    found = (cost.tokens_in, cost.tokens_out) if cost is not None else parse_tokens(used)
+    return (None, None) if found is None else (found[0], found[1] or None)
 
 
 def _left(outcome: Outcome) -> bool:
     return outcome is Outcome.CALLER_LEFT
-
-
-def _sla_attributes(judged: Judged | None) -> Attributes:
-    """Return the attributes that say whether the promise of a request was kept, and what broke it."""
-    if judged is None:
-        return {"oriel.sla.result": "met"}
-    found: Attributes = {"oriel.sla.result": judged.result}
-    if judged.cause:
-        found["oriel.sla.cause"] = judged.cause
-        found["oriel.sla.excess_ms"] = round(judged.excess_s * 1e3, 3)
-    return found

@@ -18,9 +18,15 @@ class Address(Protocol):
     def port(self) -> int: ...
 
 
-# One hop to an upstream that was in vain: its span, the endpoint, monotonic seconds, and why.
+# One hop to an upstream: its span, the endpoint, monotonic seconds, and why it was in vain, "" if it was not: it was
+# dropped because another one was answered, or it is the one that was.
 Attempt = tuple[str, Address, float, float, str]
 MAX_ATTEMPTS: Final = 8
+
+
+def new_span() -> str:
+    """Return the id of a new span, in lower-case hex."""
+    return f"{random_bits(64) or 1:016x}"
 
 
 class Mark:
@@ -28,10 +34,10 @@ class Mark:
 
     parent: the client's span; "" if it sent none.
     own: the gateway's span.
-    onward: the span of the hop to the upstream.
+    onward: the span of the hop to the upstream; another one for each attempt.
     kept: why the trace is sampled from its beginning, "ratio" or "client"; "" if it is not.
     flags: of the trace, as they are passed on.
-    attempts: see `attempted`.
+    attempts: the latest `MAX_ATTEMPTS` hops that were in vain or were dropped.
     """
 
     __slots__ = ("attempts", "flags", "kept", "onward", "own", "parent", "request_id", "state", "trace")
@@ -58,9 +64,13 @@ class Mark:
         self.attempts: tuple[Attempt, ...] = ()
 
     def attempted(self, endpoint: Address, start_s: float, end_s: float, error: str) -> None:
-        """Record a hop that was in vain, the latest `MAX_ATTEMPTS` of them. The next one gets a span of its own."""
-        self.attempts = (*self.attempts[1 - MAX_ATTEMPTS :], (self.onward, endpoint, start_s, end_s, error))
-        self.onward = f"{random_bits(64) or 1:016x}"
+        """Record that the hop was in vain. The next one gets a span of its own."""
+        self.add_attempt(self.onward, endpoint, start_s, end_s, error)
+        self.onward = new_span()
+
+    def add_attempt(self, span: str, endpoint: Address, start_s: float, end_s: float, error: str) -> None:
+        """Record a hop by its span; see `Attempt`."""
+        self.attempts = (*self.attempts[1 - MAX_ATTEMPTS :], (span, endpoint, start_s, end_s, error))
 
     @property
     def trace_id(self) -> int:
@@ -89,6 +99,19 @@ class Mark:
     def traceresponse(self) -> str:
         """Return the header value for the client: the gateway's own span."""
         return f"00-{self.trace}-{self.own}-{self.flags}"
+
+
+class Caller(Protocol):
+    """The client's side of a call, as far as spans tell of it."""
+
+    @property
+    def http_version(self) -> str: ...
+
+
+class Names(Protocol):
+    """What the body of a call named, as far as it was read. model: "" if it is not known."""
+
+    model: str
 
 
 class Recorded(Protocol):
@@ -126,7 +149,13 @@ class Recorded(Protocol):
     def code(self) -> int: ...  # of gRPC, if the upstream sent one; else -1
 
     @property
-    def http_version(self) -> str: ...
+    def client(self) -> Caller | None: ...
+
+    @property
+    def extras(self) -> Names | None: ...  # of a call that reads its body
+
+    @property
+    def served_at(self) -> tuple[str, int]: ...  # the listener of a gRPC call
 
     @property
     def held(self) -> tuple[str, float] | None: ...

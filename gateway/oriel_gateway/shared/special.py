@@ -21,7 +21,7 @@ from oriel_gateway.shared.single_flight import answer_from, answer_key, join, op
 from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
 from oriel_policies.assignment import unit
 from oriel_policies.limits import Counts
-from oriel_policies.tokens import prompt_tokens, reserved, wanted
+from oriel_policies.tokens import MAX_NAME, prompt_tokens, reserved, wanted
 from oriel_wire.context import with_tokens
 
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
@@ -74,18 +74,21 @@ def lowered(call: Call, target: Target) -> bool:
     return True
 
 
-def reserve_tokens(call: Call) -> AnswerTokens:
+def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     """Reserve the tokens that a call may use at most, if they are limited, and count those that it uses. Raises
     Refused.
+
+    Returns with them the model that the body names, "" if it was not read.
     """
     gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
     if (call.head.get("content-encoding") or "identity").strip().lower() != "identity":
         raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its tokens are counted")
     prompt = prompt_tokens(call.body_bytes)
     if grant is None or all(each.tokens is None for each in target.allowances):
-        return AnswerTokens(prompt)
+        return AnswerTokens(prompt), ""
     usual = gateway.limiter.usual_tokens(call.tenant, target)
-    units = reserved(target.name, prompt, wanted(call.body()), usual)
+    wants = wanted(call.body())
+    units = reserved(target.name, prompt, wants, usual)
     gateway.limiter.reserve_tokens(grant, call.tenant, target, units, now)
     grant.tokens = tokens = AnswerTokens(prompt)
     if not grant.ready:
@@ -93,7 +96,7 @@ def reserve_tokens(call: Call) -> AnswerTokens:
             grant.move(-call.body_bytes, now)
         call.limited(grant)
         call.state, grant.limited_s = LIMITED, now
-    return tokens
+    return tokens, wants.model
 
 
 def token_lines(call: Call, now: float) -> list[bytes]:
@@ -107,12 +110,13 @@ def token_lines(call: Call, now: float) -> list[bytes]:
 
 
 class Extras:
-    """Hooks of one call; its single writer is that call."""
+    """Hooks of one call; its single writer is that call. See `contracts.RouteHooks`."""
 
-    __slots__ = ("_copied", "_member", "_routing", "_seen", "_tokens")
+    __slots__ = ("_copied", "_member", "_routing", "_seen", "_tokens", "model")
 
     def __init__(self, routing: RoutingState) -> None:
         self._routing = routing
+        self.model = ""
         self._member: Member | None = None  # of a flight
         self._copied: bytes | None = None  # the body, for a shadow
         self._seen: Fingerprint | None = None
@@ -132,13 +136,14 @@ class Extras:
         target, routing = call.target, self._routing
         if target.names in ("json", "form"):
             try:
-                judge_body(call.head, target.names, call.body(), call.tenant)
+                self.model = judge_body(call.head, target.names, call.body(), call.tenant)[:MAX_NAME]
             except Refused as refused:
                 call.refuse(refused)
                 return False
         if target.tokens and self._tokens is None:
             try:
-                self._tokens = reserve_tokens(call)
+                self._tokens, named = reserve_tokens(call)
+                self.model = self.model or named
             except Refused as refused:
                 call.refuse(refused)
                 return False

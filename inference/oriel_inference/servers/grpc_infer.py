@@ -16,6 +16,7 @@ from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord
+from oriel_inference.servers.spans import Requested
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_wire.context import CallContext
@@ -46,6 +47,7 @@ class GrpcInfer:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
+        self._requested: Requested = ("ModelInfer", "", surface.grpc_address)
         self._messages = InferMessages()
 
     def start(self, call: GrpcCall, data: Body) -> None:
@@ -60,6 +62,7 @@ class GrpcInfer:
             parent_id=parent_id,
             protocol="grpc",
             size_bytes=len(data),
+            request=self._requested,
             load_form=call.plan.load_form,
         )
         self._start(call, data, ctx, record)

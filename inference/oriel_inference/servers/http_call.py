@@ -16,6 +16,7 @@ from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
 from oriel_wire.orca import LOAD_FORMAT, report_form
+from oriel_wire.semantics import NOWHERE
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.document import MAX_LISTS
 
@@ -56,7 +57,7 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
         parent_id=plan.parent_id,
         protocol="http",
         size_bytes=len(exchange.body),
-        request=(exchange.head.line.method, exchange.head.line.path),
+        request=(exchange.head.line.method, exchange.head.line.path, NOWHERE),
         load_form=plan.load_form,
     )
     return plan, ctx, record

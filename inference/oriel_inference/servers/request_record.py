@@ -8,7 +8,7 @@ from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.servers.meter import Meter
-from oriel_inference.servers.spans import keeps_alone, run_of, spans_of
+from oriel_inference.servers.spans import Requested, keeps_alone, run_of, spans_of
 from oriel_policies.metering.usage import UsageRow
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
@@ -35,7 +35,7 @@ class RequestRecord:
 
     parent_id: the caller's span, 0 if the trace starts here.
     size_bytes: size of the request as it arrived.
-    request: method and path over HTTP; the method and "" over gRPC.
+    request: see `spans.Requested`.
     load_form: the form of load report that it asks for in `endpoint-load-metrics-format`, "" for none.
     """
 
@@ -62,7 +62,7 @@ class RequestRecord:
         parent_id: int,
         protocol: str,
         size_bytes: int,
-        request: tuple[str, str] = ("ModelInfer", ""),
+        request: Requested,
         load_form: str = "",
     ) -> None:
         self._ctx = ctx

@@ -12,12 +12,15 @@ from oriel_wire.semantics import (
     Attributes,
     grpc_code,
     grpc_failed,
-    grpc_request,
+    grpc_server,
     http_server,
 )
 from oriel_wire.trace import Span, TraceContext, internal_span, server_span
 
-__all__ = ["Run", "Step", "keeps_alone", "run_of", "spans_of"]
+__all__ = ["Requested", "Run", "Step", "keeps_alone", "run_of", "spans_of"]
+
+# The method, the path over HTTP, and over gRPC address and port of the listener.
+Requested = tuple[str, str, tuple[str, int]]
 
 # The server keeps the trace of a request that failed here, came too late or was left, even if nobody asks for it.
 _ALONE = frozenset({Outcome.CALLER_LEFT})
@@ -67,22 +70,21 @@ def spans_of(
     queued_s: float,
     run: Run | None,
     version: str,
-    request: tuple[str, str],
+    request: Requested,
 ) -> list[Span]:
     """Return the SERVER span of a request, and those of its time in the queue, of its batch and of an ensemble's steps.
 
-    outcome: of a refusal. queued_s: 0.0 if it did not come to the queue. run: None if no batch ran for it. request:
-    method and path over HTTP, the method and "" over gRPC.
+    outcome: of a refusal. queued_s: 0.0 if it did not come to the queue. run: None if no batch ran for it.
     """
     number = status_number(outcome or Outcome.OK, protocol)
-    method, path = request
+    method, path, served_at = request
     if protocol == "http":
         name, attributes = http_server(method, "http", path, "1.1", number)
         failed = number >= 500
     else:
         name = f"{GRPC_SERVICE}/{method}"
         status = grpc_code(number)
-        attributes = grpc_request(name, status)
+        attributes = grpc_server(name, status, served_at)
         failed = grpc_failed(status)
     attributes["oriel.request_id"] = request_id
     if model:

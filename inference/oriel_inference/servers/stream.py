@@ -27,6 +27,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord, cost_text
+from oriel_inference.servers.spans import Requested
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_policies.metering.usage import UsageRow
@@ -114,6 +115,7 @@ class _Stream:
         self._surface = surface
         self._call = call
         self._open = open_
+        self._requested: Requested = ("ModelStreamInfer", "", surface.grpc_address)
         self._ctx, self._parent_id = call.context()
         self._timeout_s = self._ctx.deadline - call.arrived_s
         self._ends_s = call.own_deadline_s
@@ -225,7 +227,7 @@ class _Stream:
             parent_id=self._parent_id,
             protocol="grpc_stream",
             size_bytes=len(data),
-            request=("ModelStreamInfer", ""),
+            request=self._requested,
         )
 
         def begin() -> None:

@@ -15,6 +15,7 @@ from oriel_inference.quality.sampler import Quality
 from oriel_inference.servers.meter import Meter
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
+from oriel_wire.semantics import NOWHERE
 from oriel_wire.trace import SpanSink
 from oriel_wire.usage import LedgerCounts
 from oriel_wire.v2.proto import v2_pb2
@@ -39,7 +40,7 @@ class Surface:
     """The server's state. Single writer: the app, which sets `stopping` when the drain begins.
 
     under_way: returns the requests of all servers that have begun and are not answered.
-    usage: of the usage ledger, if there is one.
+    usage: of the usage ledger, if there is one. grpc_address: address and port of the gRPC listener.
     quality: samples of what the models get and answer.
     """
 
@@ -58,6 +59,7 @@ class Surface:
     server_id: str = SERVER_NAME
     under_way: Callable[[], int] = lambda: 0
     usage: LedgerCounts = field(default_factory=LedgerCounts)
+    grpc_address: tuple[str, int] = NOWHERE
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether requests are accepted, and if not, why."""

@@ -9,9 +9,9 @@ from oriel_logic.errors import Outcome
 from oriel_logic.observe.stages import Stage
 from oriel_wire.context import CallContext
 from oriel_wire.semantics import (
-    GEN_AI,
     GRPC_SERVICE,
     Attributes,
+    gen_ai_use,
     grpc_code,
     http_server,
 )
@@ -53,11 +53,7 @@ def spans_of(
     if call.tier:
         attributes["oriel.tier"] = call.tier
     if tokens is not None:
-        attributes[GEN_AI["model"]], read, written = tokens
-        if read is not None:
-            attributes[GEN_AI["input_tokens"]] = read
-        if written is not None:
-            attributes[GEN_AI["output_tokens"]] = written
+        attributes |= gen_ai_use(*tokens)
     failed = status >= 500 or (outcome is Outcome.HANDLER_FAILED)
     if outcome is not Outcome.OK:
         attributes["oriel.outcome"] = outcome.value
@@ -99,8 +95,10 @@ def _client(stage: Stage, attributes: Attributes) -> tuple[str, bool]:
         return STREAM, bool(stage.error)
     attributes["server.address"], attributes["server.port"] = hop.host, hop.port
     if not hop.path:
-        code = grpc_code(hop.status)
-        attributes |= {"rpc.system.name": "grpc", "rpc.method": hop.method, "rpc.status_code": code}
+        attributes |= {"rpc.system.name": "grpc", "rpc.method": hop.method}
+        if hop.status < 0:
+            return hop.method, bool(stage.error)
+        attributes["rpc.status_code"] = code = grpc_code(hop.status)
         return hop.method, bool(stage.error) or code not in ("OK", "CANCELLED")
     attributes["http.request.method"] = hop.method
     attributes["url.full"] = f"http://{hop.host}:{hop.port}{hop.path}"

@@ -47,6 +47,18 @@ class Connection(Protocol):
     def sweep(self, now: float) -> None: ...
 
 
+def served_at(sock: socket.socket) -> tuple[str, int]:
+    """Return what spans say of a listening socket: its address, or the machine's name where it takes all, and port.
+
+    For a Unix socket its path and 0.
+    """
+    name = sock.getsockname()
+    if not isinstance(name, tuple):
+        return str(name), 0
+    host, port = name[:2]
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host, port
+
+
 class ReadGate(Protocol):
     """Decides when connections are read while the loop has more to read than it can."""
 
@@ -95,6 +107,7 @@ class HttpServer:
         self.finishing = False  # while draining: whether requests from before are under way
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
         self.date = self.date_line = b""  # without and with its CRLF
+        self.address = ("", 0)  # see `served_at`
         self.port = 0
         self.loop = asyncio.get_running_loop()
         self.pulse = Pulse(self.loop)
@@ -129,8 +142,8 @@ class HttpServer:
             self._secure.listen(BACKLOG)
         else:
             self._server = await self.loop.create_server(factory, sock=sock, backlog=BACKLOG)
-        name = sock.getsockname()
-        self.port = name[1] if isinstance(name, tuple) else 0
+        self.address = served_at(sock)
+        self.port = self.address[1]
 
     def has_place(self) -> bool:
         """Return whether another client can be accepted; a slow handshake or an idle client is closed to make room."""
