@@ -175,7 +175,7 @@ async def _serve(
     )
     recaller = Recaller()
     if sink.enabled and settings.trace_tail == "gateway":
-        gateway.records.recall = lambda endpoint, trace: recaller.ask(endpoint.host, endpoint.port, trace)
+        gateway.records.recall = lambda at, trace, grpc: recaller.ask(at.host, at.port, trace, grpc=grpc)
     gateway.recaller = recaller
     gateway.records.access_log = access_log
     budgets = BudgetFile(None if settings.state is None else settings.state / NAME, gateway.records.stats)

@@ -37,7 +37,7 @@ def spans(core: Gateway) -> list[Span]:
 def recalled(core: Gateway) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
 
-    def recall(endpoint: Address, trace: str) -> None:
+    def recall(endpoint: Address, trace: str, grpc: bool) -> None:
         found.append((endpoint.port, trace))
 
     core.records.recall = recall

@@ -14,12 +14,15 @@ from oriel_cli.load.senders import GrpcSender, Ticket
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import Outcome
 from oriel_inference.settings import Settings
+from oriel_wire.engine.peers import TrustedPeers
+from oriel_wire.engine.recall import KEEP_METHOD, Recaller
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 
 from ..waiting import until
 from .grpc_calls import infer, ones
+from .grpc_port import port_of
 
 METADATA = (
     ("x-request-id", "find-me"),
@@ -39,7 +42,9 @@ async def kept_channel(kept_unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
         yield opened
 
 
-async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.aio.Channel, sink: ListSink) -> None:
+async def test_answer_is_raw_and_carries_identity_stages_and_cost(
+    unit: Unit, channel: grpc.aio.Channel, sink: ListSink
+) -> None:
     call = infer(channel)(ones(), metadata=METADATA, timeout=30)
     answer = await call
     assert (answer.id, answer.model_version, answer.outputs[0].shape) == ("seven", "1", [1, 4])
@@ -50,6 +55,44 @@ async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.
     assert trailing["server-timing"].startswith("queue;dur=") and "compute;dur=" in trailing["server-timing"]
     assert int(trailing["x-oriel-cost-us"]) >= 0
     assert [span.name for span in sink.spans] == ["inference.GRPCInferenceService/ModelInfer", "queue", "compute"]
+    told = sink.spans[0].attributes
+    assert (told["server.address"], told["server.port"]) == ("127.0.0.1", unit.grpc_port)
+
+
+async def test_spans_are_sent_when_a_server_in_front_asks_for_them_over_grpc(
+    unit: Unit, channel: grpc.aio.Channel, sink: ListSink
+) -> None:
+    trace = "a" * 32
+    await infer(channel)(ones(), metadata=(("traceparent", f"00-{trace}-{'b' * 16}-00"),))
+    assert not sink.spans
+    recaller = Recaller()
+    try:
+        for wanted in (trace, "c" * 32):
+            recaller.ask("127.0.0.1", unit.grpc_port, wanted, grpc=True)
+        await recaller.flush()
+        assert (recaller.found, recaller.gone) == (1, 1)
+        (server, *_) = sink.spans
+        assert (server.context.trace_id, server.parent_id) == (int(trace, 16), int("b" * 16, 16))
+        keep = channel.unary_unary(KEEP_METHOD.decode())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await keep(b"no trace id")
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    finally:
+        await recaller.close()
+
+
+async def test_a_server_that_does_not_trust_the_sender_is_not_asked_again(unit: Unit) -> None:
+    unit.surface.peers = TrustedPeers(["192.0.2.1"])
+    port = await port_of(unit)
+    recaller = Recaller()
+    try:
+        for _ in range(2):
+            recaller.ask("127.0.0.1", port.server.port, "a" * 32, grpc=True)
+            await recaller.flush()
+        assert (recaller.found, recaller.gone) == (0, 0) and len(recaller._not_ours) == 1
+    finally:
+        await recaller.close()
+        await port.server.drain(0.0)
 
 
 @pytest.mark.parametrize(

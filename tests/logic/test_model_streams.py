@@ -146,6 +146,8 @@ async def test_what_the_request_carries_goes_along(connect: Connect, fake: FakeS
     (span,) = [stage_span(each, models._ledger.root, 0.0) for each in models._ledger.stages]
     assert parent is not None and (parent.trace_id, parent.span_id) == (context.trace.trace_id, span.context.span_id)
     assert span.name == "inference.GRPCInferenceService/ModelStreamInfer"
+    hop = {name: span.attributes[name] for name in ("server.address", "server.port", "rpc.status_code")}
+    assert hop == {"server.address": "127.0.0.1", "server.port": fake.port, "rpc.status_code": "OK"}
 
 
 async def test_wrong_inputs_never_leave(connect: Connect, fake: FakeStreams) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from stacks import EXAMPLES, Stack, key, started
+from tritonclient.grpc import InferenceServerClient, InferInput
 
 from ..otlp_receiver import Receiver, attributes, receiving
 from ..waiting import pipe_gate, wait_until
@@ -163,6 +165,20 @@ def test_a_late_request_without_a_service_is_kept_whole(stack: Stack, receiver: 
     answer = post(stack, "gold", trace, "/v2/models/digits/infer", body={"inputs": [tensor]})
     assert answer.status_code == 200
     assert is_whole(spans_of(receiver, trace, {"gateway", "inference"}))
+
+
+def test_a_late_grpc_call_is_kept_whole(stack: Stack, receiver: Receiver) -> None:
+    """The inference server was asked at its gRPC port over HTTP/1.1, which it does not speak."""
+    trace = trace_id(NOT_KEPT)
+    image = InferInput("image", [1, 64], "FP32")
+    image.set_data_from_numpy(np.zeros((1, 64), np.float32))
+    with InferenceServerClient(stack.address("gateway", "grpc")) as client:
+        client.infer("digits", [image], headers={**key("gold"), "traceparent": f"00-{trace}-{'1' * 16}-00"})
+    spans = spans_of(receiver, trace, {"gateway", "inference"})
+    assert is_whole(spans) and outermost(spans)["oriel.kept"] == "sla"
+    (served,) = [span for span in spans["inference"] if span.kind == span.SPAN_KIND_SERVER]
+    port = int(stack.address("inference", "grpc").rpartition(":")[2])
+    assert (served.name, attributes(served)["server.port"]) == ("inference.GRPCInferenceService/ModelInfer", port)
 
 
 def test_a_request_whose_deadline_passes_is_kept(stack: Stack, receiver: Receiver, gates: Path) -> None:

@@ -21,8 +21,8 @@ from oriel_wire.telemetry import DURATION_BOUNDS_S
 from oriel_wire.trace import SpanSink
 
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
-# Asks the server at an address for its spans of a trace, a while later.
-Recall = Callable[[Address, str], None]
+# Asks the server at an address for its spans of a trace, a while later. The last: whether it is an address for gRPC.
+Recall = Callable[[Address, str, bool], None]
 
 
 class Records:
@@ -159,10 +159,11 @@ class Records:
             if not why:
                 return
             if self.recall is not None:
+                grpc = call.protocol == "grpc"
                 for _, endpoint, _, _, _ in mark.attempts:
-                    self.recall(endpoint, mark.trace)
+                    self.recall(endpoint, mark.trace, grpc)
                 if call.endpoint is not None and call.sent_s:
-                    self.recall(call.endpoint, mark.trace)
+                    self.recall(call.endpoint, mark.trace, grpc)
         self.kept[why] = self.kept.get(why, 0) + 1
         target, outcome = call.target, call.outcome
         reason = "answered" if outcome is _ANSWERED else outcome.value

@@ -9,13 +9,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from oriel_inference.errors import BackendFailed, InferenceError, NotSupported, UnknownModel
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported, UnknownModel
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc_call import MAX_CALLS, Body, GrpcCall, GrpcPort, Method
 from oriel_inference.servers.grpc_connection import Front
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.grpc_plans import CallPlans
 from oriel_inference.servers.health import HealthWatch, is_serving
+from oriel_inference.servers.keeping import keep_traces
 from oriel_inference.servers.not_served import METHODS_NOT_SERVED
 from oriel_inference.servers.reflection import Reflection
 from oriel_inference.servers.repository_api import GrpcRepository
@@ -24,8 +25,10 @@ from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.recall import KEEP_METHOD
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.limits import H2Limits
+from oriel_wire.unsampled import MAX_TRACES
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
@@ -73,6 +76,7 @@ class GrpcFrontend:
         return {
             **{f"/{SERVICE}/{name}".encode(): method for name, method in found.items()},
             **{f"/{HEALTH_SERVICE}/{name}".encode(): method for name, method in health.items()},
+            KEEP_METHOD: Method(start=self._keep),
             **self._reflection.methods(),
         }
 
@@ -81,6 +85,15 @@ class GrpcFrontend:
         self._streams.stop(drain_s)
         self._watch.stop()
         self._reflection.stop()
+
+    def _keep(self, call: GrpcCall, data: Body) -> None:
+        """Send the spans of traces that a server in front asks for. Other senders find no such method."""
+        if not call.plan.context.trusted:
+            raise NotSupported("Method not found!")
+        kept = keep_traces(self._surface, bytes(data))
+        if kept is None:
+            raise InvalidRequest(f"send up to {MAX_TRACES} trace ids, one a line")
+        call.answer(kept)
 
     def _answered(self, handler: _Handler, request_class: type[Message]) -> Method:
         """Return a method whose answer is the handler's."""

@@ -5,7 +5,7 @@ exchange until the batcher replies. Routes of known models are cached by method 
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -18,17 +18,16 @@ from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, hinted, json_object, refuse
 from oriel_inference.servers.http_infer import HEADER_LENGTH, HttpInfer
+from oriel_inference.servers.keeping import keep_traces
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import why_not_served
-from oriel_inference.servers.request_record import note_kept
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.context import PROVIDER
 from oriel_wire.engine.buffered import Exchange, Refusal
-from oriel_wire.engine.recall import KEEP, keep_requested
+from oriel_wire.engine.recall import KEEP
 from oriel_wire.h1 import RequestHead
-from oriel_wire.unsampled import Noted
 from oriel_wire.v2.metadata import encode_metadata, message_json
 
 _log = logging.getLogger(__name__)
@@ -211,18 +210,13 @@ class HttpFrontend:
         answer(exchange, msgspec.json.encode(log.shown()))
 
     def _keep(self, exchange: Exchange, _: _Route) -> None:
-        """Send the spans of traces that a server in front asks for (`oriel_wire.engine.recall`)."""
+        """Send the spans of traces that a server in front asks for."""
         trusted = exchange.peer in self._surface.peers
-        kept = keep_requested(self._surface.sink, bytes(exchange.body), self._recalled) if trusted else None
+        kept = keep_traces(self._surface, bytes(exchange.body)) if trusted else None
         if kept is not None:
             answer(exchange, kept)
         else:
             answer(exchange, b"{}", 400 if trusted else 404)
-
-    def _recalled(self, found: Iterable[Noted]) -> None:
-        for _, build, record, _ in found:
-            if build is not None:
-                note_kept(self._surface.meter, record)
 
     # Routing ----------------------------------------------------------------------------------------------------
 

@@ -221,7 +221,7 @@ class BoundModels:
             except ModelInputWrong as error:
                 codec = await self._newer(codec, model, version, stage, error)
                 request = infer_request(codec.spec, inputs, outputs, version)
-            answers = self._servers.streams.answers(request, self._call, stage.context)
+            answers = self._servers.streams.answers(request, self._call, stage)
             async with aclosing(answers):
                 async for answer in answers:
                     yield outputs_of(answer)

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from time import monotonic
 
 from oriel_logic.client.endpoints import Endpoint, Endpoints
@@ -22,16 +23,17 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
+from oriel_logic.observe.stages import HopFacts, Stage
 from oriel_wire.context import CallContext, to_headers
 from oriel_wire.engine.discovery import Address
 from oriel_wire.engine.grpc_client import GrpcCall, GrpcClient
 from oriel_wire.errors import BadMessage, TooLarge, UpstreamBroken, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h2.grpc import CODES, OK
-from oriel_wire.trace import TraceContext
 from oriel_wire.v2.messages import InferRequest, InferResponse
 
 STAGE = "stream"
-PATH = b"/inference.GRPCInferenceService/ModelStreamInfer"
+METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
+PATH = f"/{METHOD}".encode()
 IDLE_S = 30.0
 MAX_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
@@ -67,10 +69,8 @@ class StreamServers:
     async def close(self) -> None:
         await self._endpoints.close()
 
-    async def answers(
-        self, request: InferRequest, call: CallContext, trace: TraceContext
-    ) -> AsyncGenerator[InferResponse]:
-        """Yield every answer to `request` as it arrives.
+    async def answers(self, request: InferRequest, call: CallContext, stage: Stage) -> AsyncGenerator[InferResponse]:
+        """Yield every answer to `request` as it arrives. stage: gets the facts of the hop.
 
         Raises DeadlineExceeded, ModelInputWrong, ModelUnavailable, ModelBusy, ModelFailed or ModelUnreachable.
         Cancelled or closed: the inference server sees that the caller left.
@@ -89,10 +89,11 @@ class StreamServers:
         tried: list[Endpoint[GrpcClient]] = []
         refusal: LogicError | None = None
         while (endpoint := self._endpoints.pick(tried, model)) is not None:
+            stage.hop = HopFacts(*endpoint.address, METHOD, "", -1, len(tried))
             tried.append(endpoint)
             endpoint.outstanding += 1
             try:
-                one = self._one(endpoint.client, message, model, call, trace)
+                one = self._one(endpoint.client, message, model, call, stage)
                 async with contextlib.aclosing(one):
                     async for data in one:
                         if endpoint.failures:
@@ -125,7 +126,7 @@ class StreamServers:
         message: Sequence[bytes | memoryview],
         model: str,
         call: CallContext,
-        trace: TraceContext,
+        stage: Stage,
     ) -> AsyncGenerator[bytes]:
         """Yield the messages of one server."""
         now = monotonic()
@@ -134,7 +135,7 @@ class StreamServers:
         ends = now + self._max_s
         # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
         metadata = [
-            *to_headers(call, now=now, trace=trace, gateway_key=self._gateway_key),
+            *to_headers(call, now=now, trace=stage.context, gateway_key=self._gateway_key),
             ("triton_grpc_error", "true"),
         ]
         stream = client.call(PATH, metadata, message, self._max_s)
@@ -149,6 +150,8 @@ class StreamServers:
             raise cut(model) from error
         finally:
             stream.cancel()
+        if stage.hop is not None:
+            stage.hop = replace(stage.hop, status=stream.code)
         if stream.code != OK:
             raise refused(model, stream)
 

@@ -18,7 +18,8 @@ Kind = Literal["client", "internal"]
 class HopFacts:
     """A call of another server.
 
-    path: "" for gRPC. status: of HTTP or of gRPC, 0 without an answer. resent: endpoints that were tried before.
+    path: "" for gRPC. status: of HTTP, 0 without an answer, or of gRPC, -1 without one. resent: endpoints that were
+    tried before.
     """
 
     host: str

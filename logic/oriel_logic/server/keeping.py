@@ -34,5 +34,5 @@ class Keeping:
     def _pass_on(self, found: Iterable[Noted]) -> None:
         for trace_id, _, record, _ in found:
             stages: list[Stage] = record[9]
-            for hop in {stage.hop for stage in stages if stage.hop is not None and stage.hop.path}:
-                self._recaller.ask(hop.host, hop.port, f"{trace_id:032x}")
+            for hop in {stage.hop for stage in stages if stage.hop is not None}:
+                self._recaller.ask(hop.host, hop.port, f"{trace_id:032x}", grpc=not hop.path)
