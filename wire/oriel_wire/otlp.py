@@ -27,6 +27,7 @@ _ERROR = 2
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
 _MAX_REMEMBERED = 4096
 _SHORT = 64
+_UNIQUE = frozenset({"oriel.request_id"})  # no two spans of a process have the same
 _SMALL = 1024
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -48,8 +49,10 @@ class ProtobufEncoder:
 
     def __init__(self, resource: Mapping[str, Scalar], version: str) -> None:
         self._remembered: dict[tuple[str, str | int], bytes] = {}
+        self._floats: dict[tuple[str, float], bytes] = {}
         self._names: dict[str, bytes] = {}
-        described = b"".join([_field(0x0A, _key_value(key, value)) for key, value in resource.items()])
+        self._keys: dict[str, bytes] = {}
+        described = b"".join([_field(0x0A, _key_value(_key(key), value)) for key, value in resource.items()])
         self._resource = _field(0x0A, described)  # ResourceSpans.resource: 1
         scope = _text(0x0A, SCOPE) + _text(0x12, version)  # InstrumentationScope: name 1, version 2
         self._scope = _field(0x0A, scope)  # ScopeSpans.scope: 1
@@ -81,11 +84,14 @@ class ProtobufEncoder:
         if span.parent_id:
             parts.append(b"\x22\x08")  # parent_span_id: 4
             parts.append(span.parent_id.to_bytes(8, "big"))
-        remembered = self._remembered
+        remembered, floats = self._remembered, self._floats
         for pair in span.attributes.items():
-            # True, 1 and 1.0 are the same key of a dict: only texts and numbers of the type int are looked up.
+            # True, 1 and 1.0 are the same key of a dict: numbers of the type float have one of their own.
             kind = type(pair[1])
-            found = remembered.get(pair) if kind is str or kind is int else None  # type: ignore[arg-type]
+            if kind is str or kind is int:
+                found = remembered.get(pair)  # type: ignore[arg-type]
+            else:
+                found = floats.get(pair) if kind is float else None  # type: ignore[arg-type]
             parts.append(self._attribute(*pair) if found is None else found)
         if span.failed:
             # status: 15, with message 2 and code 3
@@ -100,12 +106,23 @@ class ProtobufEncoder:
         return written
 
     def _attribute(self, key: str, value: Scalar) -> bytes:
-        written = _field(0x4A, _key_value(key, value))  # attributes: 9
+        written_key = self._keys.get(key)
+        if written_key is None:
+            if len(self._keys) >= _MAX_REMEMBERED:
+                self._keys.clear()
+            written_key = self._keys[key] = _key(key)
+        written = _field(0x4A, _key_value(written_key, value))  # attributes: 9
         kind = type(value)
+        if key in _UNIQUE:
+            return written
         if (kind is str and len(value) <= _SHORT) or (kind is int and 0 <= value < _SMALL):  # type: ignore[arg-type,operator]
             if len(self._remembered) >= _MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[key, value] = written  # type: ignore[index]
+        elif kind is float and value and value == value:  # 0.0 equals -0.0, and NaN nothing
+            if len(self._floats) >= _MAX_REMEMBERED:
+                self._floats.clear()
+            self._floats[key, value] = written  # type: ignore[index]
         return written
 
 
@@ -235,8 +252,12 @@ def _text(tag: int, text: str) -> bytes:
     return _field(tag, text.encode("utf-8", "replace"))
 
 
-def _key_value(key: str, value: Scalar) -> bytes:
-    return _text(0x0A, key) + _field(0x12, _any_value(value))  # KeyValue: key 1, value 2
+def _key(key: str) -> bytes:
+    return _text(0x0A, key)  # KeyValue.key: 1
+
+
+def _key_value(key: bytes, value: Scalar) -> bytes:
+    return key + _field(0x12, _any_value(value))  # KeyValue.value: 2
 
 
 def _any_value(value: Scalar) -> bytes:
