@@ -11,6 +11,7 @@ pushes    how soon KEDA hears that an empty pool is called, also through another
 cold      calls for an empty pool whose server, gateway and scaling fail in the same moment
 refused   calls that cannot be in time for a cold start: how many are refused at once, and how true Retry-After is
 traces    whether each late or missed request of an overload has a whole trace at the collector
+causes    whether the cause of a late call is the place that held it up, in each place of three servers
 artefact  a compiled artefact that is built, checked and swapped in under load: calls that fail, and p99
 local     `oriel up --scale-to-zero`: how soon the first call is answered, with a spare process
 """
@@ -29,6 +30,7 @@ CASES = {
     "artefact": "inference_bench.artefact_swap",
     "local": "gateway_bench.local_start",
     "traces": "gateway_bench.whole_traces",
+    "causes": "gateway_bench.causes",
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import gc
 import random
 import re
 import time
+from collections.abc import Sequence
 
 from harness.cost import per_call
 
@@ -29,7 +30,7 @@ from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.upstream import UpstreamConnection
-from oriel_wire.trace import NullSink
+from oriel_wire.trace import NullSink, SpanSink
 
 SIZE = 1024
 ANSWER = (
@@ -52,45 +53,61 @@ def request(client: str, chance: random.Random) -> bytes:
     return f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + bytes(SIZE)
 
 
+class BareGateway:
+    """A gateway with connections on both sides, which drop what is written to them."""
+
+    def __init__(self, connections: int, sink: SpanSink) -> None:
+        snapshot = compile_documents({"all.toml": DOCUMENTS.encode()})
+        self.gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=sink)
+        server: HttpServer = HttpServer(HttpLimits())
+        endpoint = self.gateway.pools["p"].endpoints[0]
+        self._clients = [ClientConnection(server, self.gateway) for _ in range(connections)]
+        self._upstreams = [UpstreamConnection(endpoint) for _ in self._clients]
+        for connection in (*self._clients, *self._upstreams):
+            connection.connection_made(Written())  # type: ignore[arg-type]
+        for upstream in self._upstreams:
+            upstream.idle_since = time.monotonic() + 3600.0
+        endpoint.idle.extend(self._upstreams)
+        self._sent = 0
+
+    async def turn(self, reads: Sequence[bytes]) -> None:
+        """Let each client send one of these requests, and each upstream answer."""
+        for client, read in zip(self._clients, reads, strict=True):
+            client.data_received(read)
+        for upstream in self._upstreams:
+            upstream.data_received(ANSWER)
+        await asyncio.sleep(0)
+        self._sent += len(reads)
+
+    def check(self) -> None:
+        """End the bench if a request was not answered."""
+        if self.gateway.records.stats.ended < self._sent:
+            raise SystemExit("some requests were not answered")
+
+
 async def measure(args: argparse.Namespace, profile: cProfile.Profile | None) -> list[float]:
     """CPU-microseconds per request, of each round."""
     gc.set_threshold(*COLLECTOR)  # as the gateway
-    snapshot = compile_documents({"all.toml": DOCUMENTS.encode()})
-    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=NullSink())
-    server: HttpServer = HttpServer(HttpLimits())
-    endpoint = gateway.pools["p"].endpoints[0]
-    clients = [ClientConnection(server, gateway) for _ in range(args.connections)]
-    upstreams = [UpstreamConnection(endpoint) for _ in clients]
-    for connection in (*clients, *upstreams):
-        connection.connection_made(Written())  # type: ignore[arg-type]
-    for upstream in upstreams:
-        upstream.idle_since = time.monotonic() + 3600.0
-    endpoint.idle.extend(upstreams)
-    chance, ended, found = random.Random(1), 0, []
+    bare = BareGateway(args.connections, NullSink())
+    chance, found = random.Random(1), []
     kinds = HEADS[args.heads]
     same = request(REQUESTS, chance)
     for number in range(args.rounds + 1):  # the first one warms up
         used = 0.0
-        turns = -(-args.requests // args.rounds // len(clients)) if number else 64
+        turns = -(-args.requests // args.rounds // args.connections) if number else 64
         for _ in range(turns):
-            reads = [request(chance.choice(kinds), chance) if kinds else same for _ in clients]
+            reads = [request(chance.choice(kinds), chance) if kinds else same for _ in range(args.connections)]
             began = time.process_time()
             if profile is not None and number:
                 profile.enable()
-            for client, read in zip(clients, reads, strict=True):
-                client.data_received(read)
-            for upstream in upstreams:
-                upstream.data_received(ANSWER)
-            await asyncio.sleep(0)
+            await bare.turn(reads)
             if profile is not None:
                 profile.disable()
             used += time.process_time() - began
-            ended += len(clients)
-            if gateway.records.stats.ended < ended:
-                raise SystemExit("some requests were not answered")
+            bare.check()
         if number:
-            found.append(used / (turns * len(clients)) * 1e6)
-    await gateway.close()
+            found.append(used / (turns * args.connections) * 1e6)
+    await bare.gateway.close()
     return found
 
 
