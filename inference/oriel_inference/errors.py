@@ -23,6 +23,7 @@ InferenceError              one request cannot be answered; carries an Outcome a
 
 LoadFailed                  a model version cannot serve; the text is for the operator and for the model index
 ├── ConfigInvalid           its configuration is wrong: file, field, reason
+├── CompilerMissing         the compiler of its artefact is not installed; the model itself can serve
 ├── StoreUnavailable        the object store cannot be reached, breaks off, or refuses this server
 ├── NotKept                 this machine cannot keep what was fetched: no space, no permission, no folder
 ├── ObjectChanged           an object is not the one that was listed
@@ -268,6 +269,10 @@ class ConfigInvalid(LoadFailed):
         super().__init__(f"{file}: {field}: {reason}" if field else f"{file}: {reason}")
         self.file = file
         self.field = field
+
+
+class CompilerMissing(LoadFailed):
+    """The compiler of an artefact is not installed on this machine; the text says what to install."""
 
 
 class StoreUnavailable(LoadFailed):

@@ -147,6 +147,8 @@ class EngineOptions:
     is none, runs on the CPU.
     graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations.
     session_entries, run_entries: the runtime's own settings of a session and of each run.
+    compiler_settings: those of the compiler of the model's artefact, as `Compiler.settings` read them.
+    concurrent_runs: how often one session runs at once.
     """
 
     providers: Sequence[tuple[str, Mapping[str, str]]] = ()
@@ -158,6 +160,8 @@ class EngineOptions:
     memory_pattern: bool = True
     session_entries: Mapping[str, str] = field(default_factory=dict)
     run_entries: Mapping[str, str] = field(default_factory=dict)
+    compiler_settings: Mapping[str, str] = field(default_factory=dict)
+    concurrent_runs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

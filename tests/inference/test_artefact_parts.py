@@ -283,15 +283,15 @@ def test_a_wrong_parameter_is_refused_by_name(tmp_path: Path, parameters: dict[s
         (
             models.DOUBLE
             + 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }',
-            "compiles for the CPU, and the model has an execution provider of its own",
+            "is for the CPU, and the model has an execution provider of its own",
         ),
         (models.DOUBLE + "model_transaction_policy { decoupled: true }", "does not go with a decoupled model"),
-        (models.DOUBLE.replace("onnxruntime", "python"), "compiles models of backend 'onnxruntime' only"),
+        (models.DOUBLE.replace("onnxruntime", "python"), "is for models of backend 'onnxruntime' only"),
         (
             models.DOUBLE.replace('backend: "onnxruntime"', 'platform: "ensemble"')
             + 'ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "x" value: "x" } '
             'output_map { key: "y" value: "y" } } }',
-            "compiles models of backend 'onnxruntime' only",
+            "is for models of backend 'onnxruntime' only",
         ),
     ],
 )

@@ -141,6 +141,8 @@ def test_a_lease_of_another_holder_starts_anew_and_none_is_free() -> None:
         ("FP32", "FP16", TOLERANCES["FP16"]),
         ("FP32", "FP64", TOLERANCES["FP32"]),
         ("FP16", "BF16", TOLERANCES["BF16"]),
+        ("FP32", "INT8", Tolerance(1e-1, 1e-1)),
+        ("INT8", "INT8", Tolerance()),
         ("INT64", "FP16", Tolerance()),
         ("BYTES", "", Tolerance()),
         ("BOOL", "", Tolerance()),

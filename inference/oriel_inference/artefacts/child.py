@@ -77,7 +77,11 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     check_model_file(source, request["shown"])
     compiler = find_compiler(request["compiler"])
     _limit(request["memory_bytes"])
-    return {"entry": compiler.build(source, EngineOptions(**request["options"]), Path(request["folder"]))}
+    folder = Path(request["folder"])
+    entry = compiler.build(source, EngineOptions(**request["options"]), folder)
+    if entry.endswith(".onnx"):  # a variant is a file of the model's owner, too
+        check_model_file(folder / entry, f"{request['shown'].rpartition('/')[0]}/{entry}")
+    return {"entry": entry}
 
 
 def _check(request: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, 
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseRecord, LeaseVerdict, LeaseWatch
@@ -176,6 +176,8 @@ class ArtefactKeeper:
             with one.compilation.source() as source:
                 one.key = one.compilation.key(source)
             one.samples = one.compilation.samples()
+        except CompilerMissing as missing:
+            raise ArtefactRefused(RefusalKind.NOT_INSTALLED, missing.reason) from missing
         except LoadFailed as failure:
             raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
         one.under = circumstances(one.compilation, self._bounds, one.samples)

@@ -253,7 +253,12 @@ def _request(
         "source": str(source),
         "shown": f"{compilation.model}/{compilation.version}/{source.name}",
         "compiler": compilation.compiler.name,
-        "options": {**asdict(compilation.place.options), "intra_op_threads": 1, "inter_op_threads": 1},
+        "options": {
+            **asdict(compilation.place.options),
+            "intra_op_threads": 1,
+            "inter_op_threads": 1,
+            "concurrent_runs": 1,
+        },
         "folder": str(folder),
         "kind": kind.value,
         "samples": None,

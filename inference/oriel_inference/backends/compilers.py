@@ -6,7 +6,7 @@
 
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,7 +17,14 @@ from oriel_inference.backends import Session
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 
-_COMPILERS = {"onnxruntime-graph": "oriel_inference.backends.onnx_graph:OnnxGraph"}
+_COMPILERS = {
+    "onnxruntime-graph": "oriel_inference.backends.onnx_graph:OnnxGraph",
+    "openvino": "oriel_inference.backends.openvino_cpu:OpenVino",
+    "variant-fp16": "oriel_inference.backends.variants:fp16",
+    "variant-bf16": "oriel_inference.backends.variants:bf16",
+    "variant-int8": "oriel_inference.backends.variants:int8",
+}
+VARIANT = "variant-"  # begins the names of those that serve another file of the model's owner
 # Instruction sets that kernels are chosen by; the other flags of a CPU say nothing about code.
 _INSTRUCTIONS = re.compile(
     r"(?:s?sse\d?\w*|pni|avx\w*|fma\w*|f16c|bmi\d|vnni\w*|amx_\w+|popcnt|vaes|vpclmulqdq|asimd\w*|sve\w*|sme(?:2\w*)?|i8mm|bf16)"
@@ -46,8 +53,15 @@ class Compiler(Protocol):
     @property
     def reference(self) -> str: ...
 
+    @property
+    def settings(self) -> Mapping[str, Callable[[str], str]]:
+        """Return the settings that a model's owner may give: name -> function that reads a value, or raises ValueError
+        that says what the value must be. `EngineOptions.compiler_settings` has the values that were read.
+        """
+        ...
+
     def identity(self, options: EngineOptions) -> CompilerIdentity:
-        """Return what an artefact depends on that is built with `options` on this machine."""
+        """Return what an artefact depends on that is built with `options` on this machine. Raises CompilerMissing."""
         ...
 
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:

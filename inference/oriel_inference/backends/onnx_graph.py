@@ -3,6 +3,7 @@
 It may hold layouts for the instruction sets of the CPU that wrote it, so these are part of its fingerprint.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import onnxruntime as ort
@@ -24,6 +25,7 @@ class OnnxGraph:
 
     name = "onnxruntime-graph"
     reference = "onnxruntime"
+    settings: Mapping[str, Callable[[str], str]] = {}
 
     def identity(self, options: EngineOptions) -> CompilerIdentity:
         entries = [f"{key}={value}" for key, value in sorted(options.session_entries.items())]

@@ -4,18 +4,20 @@ checked.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from oriel_inference.backends.compilers import Compiler, compiler_names, find_compiler
+from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names, find_compiler
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_inference.repository.accelerators import OPENVINO, accelerators
 from oriel_inference.repository.config import CONFIG_FILE
-from oriel_inference.repository.instances import Place
+from oriel_inference.repository.instances import PROVIDER_KEY, Place
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.warmup import warmup_inputs
 from oriel_inference.stores import ModelStore
@@ -28,6 +30,11 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 
 COMPILE_KEY = "oriel.compile"
 TOLERANCE_KEY = "oriel.compile.tolerance"
+VARIANT_KEY = "oriel.variant"
+ITSELF = "fp32"  # the variant that is the model's own file
+_SETTING = f"{COMPILE_KEY}."
+# option of ONNX Runtime's OpenVINO provider -> setting of the compiler; the others say nothing about what is computed
+_PROVIDER_SETTINGS = {"precision": "precision", "num_of_threads": "threads", "num_streams": "streams"}
 MAX_SAMPLES = 16
 MAX_SAMPLE_BYTES = 64 << 20  # of all samples of one check
 SEED = 20_240_117
@@ -36,6 +43,16 @@ LENGTHS = (1, 4, 16)
 MAX_ROWS = 4
 
 Samples = list[dict[str, Array]]
+
+
+class Asked(NamedTuple):
+    """What a configuration asks for: a compiler, the owner's tolerance (None for the default of each data type), and
+    the compiler's settings.
+    """
+
+    compiler: Compiler
+    tolerance: Tolerance | None
+    settings: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,42 +117,106 @@ class Compilation:
         return _bounded(given)
 
 
-def compiler_of(config: pb.ModelConfig, file: str) -> tuple[Compiler, Tolerance | None] | None:
-    """Return the compiler that a configuration names, with the owner's tolerance; None if it names none.
+def compiler_of(config: pb.ModelConfig, file: str) -> Asked | None:
+    """Return the compiler that a configuration names, or the variant, with what it says about it; None if it names
+    neither.
 
     Raises ConfigInvalid that names the parameter.
     """
-    name = _parameter(config, COMPILE_KEY)
-    text = _parameter(config, TOLERANCE_KEY)
-    if not name:
-        if text:
-            raise ConfigInvalid(file, f"parameters[{TOLERANCE_KEY!r}]", f"needs parameters[{COMPILE_KEY!r}]")
+    name, variant = _parameter(config, COMPILE_KEY), _parameter(config, VARIANT_KEY)
+    if variant and name:
+        raise ConfigInvalid(file, f"parameters[{VARIANT_KEY!r}]", f"does not go with parameters[{COMPILE_KEY!r}]")
+    if variant == ITSELF:
         return None
-    field = f"parameters[{COMPILE_KEY!r}]"
-    if name not in compiler_names():
-        raise ConfigInvalid(file, field, f"{name[:64]!r} is not one of {', '.join(compiler_names())}")
+    keys = [key for key in config.parameters if key.startswith(_SETTING)]
+    given = {key.removeprefix(_SETTING): _parameter(config, key) for key in keys}
+    if not name and not variant:
+        if given:
+            key = f"{_SETTING}{min(given)}"
+            raise ConfigInvalid(file, f"parameters[{key!r}]", f"needs parameters[{COMPILE_KEY!r}]")
+        return None
+    field = f"parameters[{VARIANT_KEY if variant else COMPILE_KEY!r}]"
+    known = variants() if variant else compilers()
+    if (variant or name) not in known:
+        raise ConfigInvalid(file, field, f"{(variant or name)[:64]!r} is not one of {', '.join(known)}")
     try:
-        compiler = find_compiler(name)
+        compiler = find_compiler(name or f"{VARIANT}{variant}")
     except LoadFailed as failure:
         raise ConfigInvalid(file, field, failure.reason) from failure
     if config.backend != compiler.reference:
-        raise ConfigInvalid(file, field, f"{name!r} compiles models of backend {compiler.reference!r} only")
+        raise ConfigInvalid(file, field, f"{compiler.name!r} is for models of backend {compiler.reference!r} only")
+    text = given.pop("tolerance", "")
     try:
-        return compiler, parse_tolerance(text) if text else None
+        tolerance = parse_tolerance(text) if text else None
     except ValueError as error:
         raise ConfigInvalid(file, f"parameters[{TOLERANCE_KEY!r}]", str(error)) from error
+    return Asked(compiler, tolerance, _read(compiler, given, file, f"parameters[{_SETTING + '{}'!r}]"))
+
+
+def compilers() -> list[str]:
+    """Return the values of `oriel.compile`."""
+    return [name for name in compiler_names() if not name.startswith(VARIANT)]
+
+
+def variants() -> list[str]:
+    """Return the values of `oriel.variant`."""
+    return [ITSELF, *(name.removeprefix(VARIANT) for name in compiler_names() if name.startswith(VARIANT))]
+
+
+def _read(compiler: Compiler, given: Mapping[str, str], file: str, field: str) -> dict[str, str]:
+    """Return the settings of a compiler. field: with {} for the name of a setting. Raises ConfigInvalid."""
+    read: dict[str, str] = {}
+    for name, value in sorted(given.items()):
+        if name not in compiler.settings:
+            known = ", ".join(["tolerance", *compiler.settings])
+            raise ConfigInvalid(file, field.format(name[:64]), f"is not a setting of {compiler.name!r}, only {known}")
+        try:
+            read[name] = compiler.settings[name](value)
+        except ValueError as error:
+            raise ConfigInvalid(file, field.format(name), str(error)) from error
+    return read
+
+
+def with_compiler(
+    config: pb.ModelConfig, file: str, found: Sequence[Place], missing: Callable[[str], str]
+) -> tuple[Sequence[Place], Asked | None]:
+    """Return the places of a model, and what its configuration asks to compile.
+
+    OpenVINO as the only accelerator of instances on the CPU is ONNX Runtime's provider of that name. Where that is not
+    installed, the compiler does the same, and the places are those of the reference, without the provider.
+    missing: returns why a provider cannot be used, "" if it can.
+    Raises ConfigInvalid.
+    """
+    asked = compiler_of(config, file)
+    if asked is not None:
+        check_compilable(config, file, found)
+        return found, asked
+    listed = config.optimization.execution_accelerators.cpu_execution_accelerator
+    alone = all([name for name, _ in place.options.providers] == [OPENVINO] for place in found)
+    if not listed or not alone or PROVIDER_KEY in config.parameters or not missing(OPENVINO):
+        return found, None
+    ((_, options),) = accelerators(config, file, gpu=False)
+    compiler = find_compiler("openvino")
+    given = {_PROVIDER_SETTINGS[key]: value for key, value in options.items() if key in _PROVIDER_SETTINGS}
+    if "precision" in given:
+        given["precision"] = given["precision"].replace("ACCURACY", "FP32")
+    field = "optimization.execution_accelerators.cpu_execution_accelerator[0].parameters: {}"
+    settings = _read(compiler, given, file, field)
+    places = [replace(place, options=replace(place.options, providers=())) for place in found]
+    return places, Asked(compiler, None, settings)
 
 
 def check_compilable(config: pb.ModelConfig, file: str, found: Sequence[Place]) -> None:
     """Raise ConfigInvalid if the model runs on anything but the CPU, or answers more than once."""
+    field = f"parameters[{VARIANT_KEY if VARIANT_KEY in config.parameters else COMPILE_KEY!r}]"
     if any(place.options.providers for place in found):
         raise ConfigInvalid(
             file,
-            f"parameters[{COMPILE_KEY!r}]",
-            "compiles for the CPU, and the model has an execution provider of its own: leave out one of the two",
+            field,
+            "is for the CPU, and the model has an execution provider of its own: leave out one of the two",
         )
     if config.model_transaction_policy.decoupled:
-        raise ConfigInvalid(file, f"parameters[{COMPILE_KEY!r}]", "does not go with a decoupled model")
+        raise ConfigInvalid(file, field, "does not go with a decoupled model")
 
 
 def made_samples(spec: ModelSpec) -> Samples:

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks, usable_gpus
-from oriel_inference.backends.compilers import Compiler
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
-from oriel_inference.repository.compiling import Compilation, check_compilable, compiler_of
+from oriel_inference.repository.compiling import Asked, Compilation, compiler_of, with_compiler
 from oriel_inference.repository.config import (
     CONFIG_FILE,
     MAX_FALLBACKS,
@@ -37,7 +36,6 @@ from oriel_inference.repository.spec import build_spec, check_against_file, comp
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import Fingerprint, ModelStore
-from oriel_policies.artefacts.comparison import Tolerance
 from oriel_policies.quality.reference import Reference
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -282,9 +280,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
     found = placements(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
-    compiled = compiler_of(config, file)
-    if compiled is not None:
-        check_compilable(config, file, found)
+    found, asked = with_compiler(config, file, found, partial(lacks, backend))
     for place in found:
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):
@@ -293,11 +289,11 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     store, model, version = one.of.store, one.of.model, one.version
     paths = {place.filename: store.artifact(model, version, place.filename) for place in found}
     with one.of.slot(), private_files(store, model, version, paths) as files:
-        return _open_version(one, backend, found, files)
+        return _open_version(one, backend, found, files, asked)
 
 
 def _open_version(
-    one: _VersionLoading, backend: Backend, found: Sequence[Place], paths: Mapping[str, Path]
+    one: _VersionLoading, backend: Backend, found: Sequence[Place], paths: Mapping[str, Path], asked: Asked | None
 ) -> LoadedVersion:
     config, file = one.config, one.of.file
     executed = True
@@ -322,12 +318,11 @@ def _open_version(
         sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
         devices = [one.of.devices.find(device_of(place.options.providers)) for place in found]
         one.warm_up(spec, sessions, devices)
-        compiled = compiler_of(config, file)
         return LoadedVersion(
             spec=spec,
             config=config,
             sessions=tuple(sessions),
-            compilation=None if compiled is None else _compilation(one, spec, found[0], *compiled),
+            compilation=None if asked is None else _compilation(one, spec, found[0], asked),
             units=max(place.options.intra_op_threads for place in found),
             run_s=_time_warm_run(first, spec, devices[0]) if executed and not spec.decoupled else None,
             identity=one.identity,
@@ -369,19 +364,19 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
         )
 
 
-def _compilation(
-    one: _VersionLoading, spec: ModelSpec, place: Place, compiler: Compiler, tolerance: Tolerance | None
-) -> Compilation:
+def _compilation(one: _VersionLoading, spec: ModelSpec, place: Place, asked: Asked) -> Compilation:
+    runs = spec.instances if spec.by_demand else 1
+    options = replace(place.options, compiler_settings=asked.settings, concurrent_runs=runs)
     return Compilation(
-        compiler=compiler,
+        compiler=asked.compiler,
         store=one.of.store,
         model=one.of.model,
         version=one.version,
         files=one.before.versions.get(one.version, ""),
-        place=place,
+        place=replace(place, options=options),
         config=one.config,
         spec=spec,
-        tolerance=tolerance,
+        tolerance=asked.tolerance,
     )
 
 

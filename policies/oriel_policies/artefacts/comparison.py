@@ -29,7 +29,9 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "FP16": Tolerance(1e-2, 1e-2),
     "BF16": Tolerance(5e-2, 5e-2),
 }
-_COARSE_FIRST = ("BF16", "FP16", "FP32", "FP64")
+# What may be computed in, besides the data types of outputs: a quantised model rounds to one of 256 steps.
+_COMPUTED: Mapping[str, Tolerance] = {"INT8": Tolerance(1e-1, 1e-1), **TOLERANCES}
+_COARSE_FIRST = ("INT8", "BF16", "FP16", "FP32", "FP64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ def tolerance_of(datatype: str, precision: str = "", own: Tolerance | None = Non
         return EXACT
     if own is not None:
         return own
-    return TOLERANCES[next(each for each in _COARSE_FIRST if each in (datatype, precision))]
+    return _COMPUTED[next(each for each in _COARSE_FIRST if each in (datatype, precision))]
 
 
 def parse_tolerance(text: str) -> Tolerance:

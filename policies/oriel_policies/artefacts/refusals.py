@@ -23,9 +23,10 @@ class RefusalKind(Enum):
     NO_SPACE = "no_space"  # the folder cannot be written
     CHANGED = "changed"  # the model's files, meanwhile
     STOPPED = "stopped"  # the server, meanwhile
+    NOT_INSTALLED = "not_installed"  # the compiler, on this machine
 
 
-_PASSING = frozenset({RefusalKind.NO_SPACE, RefusalKind.CHANGED, RefusalKind.STOPPED})
+_PASSING = frozenset({RefusalKind.NO_SPACE, RefusalKind.CHANGED, RefusalKind.STOPPED, RefusalKind.NOT_INSTALLED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
