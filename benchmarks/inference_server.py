@@ -2,8 +2,9 @@
 
 python benchmarks/inference_server.py CASE [options]
 
-suite  everything below and `goodput.py servers`; writes a page into benchmarks/results
-peers  CPU per request, rate, latency and memory, closed loop, any v2 server
+suite     everything below and `goodput.py servers`; writes a page into benchmarks/results
+peers     CPU per request, rate, latency and memory, closed loop, any v2 server
+openvino  OpenVINO beside the plain CPU provider, without servers: time and CPU time of a run, error
 """
 
 from harness.cases import run
@@ -11,6 +12,7 @@ from harness.cases import run
 CASES = {
     "suite": "inference_bench.suite",
     "peers": "inference_bench.peers",
+    "openvino": "inference_bench.openvino",
 }
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
+from oriel_policies.artefacts.devices import Target, lacking, parse_targets
 from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.flags import number
 
@@ -22,6 +23,13 @@ SHOWN_DIGITS = 12
 MIN_PREFIX = 6
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _whole_bytes = number(int, 1, (1 << 50) - 1)
+
+
+def _targets(text: str) -> list[Target]:
+    try:
+        return parse_targets(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these (default: all that ask for an artefact)")
     build.add_argument("--again", action="store_true", help="remove what is there, and any refusal, first")
+    build.add_argument(
+        "--for",
+        dest="targets",
+        type=_targets,
+        default=[],
+        metavar="DEVICE,...",
+        help="for these devices, as nvidia-l4,a100 or cpu: builds what this machine can, and says what the others take",
+    )
     verify.add_argument("fingerprints", metavar="FINGERPRINT", nargs="*", help="only these, or their beginnings")
     remove = action("rm", "remove artefacts and refusals; servers keep what they have loaded")
     remove.add_argument("fingerprints", metavar="FINGERPRINT", nargs="*", help="these, or their beginnings")
@@ -125,6 +141,10 @@ def _build(folder: Folder, args: argparse.Namespace) -> int:
         if isinstance(compilation, str):
             lines.append({"model": name, "state": "failed", "reason": compilation})
             continue
+        elsewhere = _elsewhere(compilation, args.targets)
+        lines += [{"model": name, "for": device, "state": "elsewhere", "reason": why} for device, why in elsewhere]
+        if args.targets and len(elsewhere) == len(args.targets):
+            continue
 
         def progress(phase: str, seconds: float, name: str = name) -> None:
             print(f"{name}: {phase}{f', for {seconds:.0f} s' if seconds >= 1 else ''}", file=sys.stderr, flush=True)
@@ -147,13 +167,30 @@ def _build(folder: Folder, args: argparse.Namespace) -> int:
             }
         )
     texts = [
-        f"{each['model']}: {each['state']}"
+        each["model"]
+        + (f" for {each['for']}" if "for" in each else "")
+        + f": {each['state']}"
         + (f" {each['fingerprint'][:SHOWN_DIGITS]}, {each['bytes']} bytes" if "fingerprint" in each else "")
         + (f", {each['reason']}" if each["reason"] else "")
         for each in lines
     ]
-    wrong = any(each["state"] in ("failed", "refused") for each in lines)
+    wrong = any(each["state"] in ("failed", "refused", "elsewhere") for each in lines)
     return _print(args, lines, texts or ["no model asks for an artefact"]) or int(wrong)
+
+
+def _elsewhere(compilation: Any, targets: Sequence[Target]) -> list[tuple[str, str]]:
+    """Return the devices for which this machine cannot build, each with what that takes."""
+    from oriel_inference.errors import LoadFailed
+
+    compiler, found = compilation.compiler, []
+    for target in targets:
+        try:
+            why = lacking(target, compiler.name, compiler.identity(compilation.place.options).device)
+        except LoadFailed as missing:
+            why = missing.reason
+        if why:
+            found.append((target.name, why))
+    return found
 
 
 def _verify(folder: Folder, args: argparse.Namespace) -> int:

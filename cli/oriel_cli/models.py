@@ -1,7 +1,8 @@
 """`oriel models ls|load|unload|stats`: the models of a running v2 server (ours, or any with the repository API).
 
 `oriel models placement` asks a gateway which servers of its pools have which models, and why. `oriel models quality`
-and `oriel models reference` read what an inference server knows about the rows that it sampled.
+and `oriel models reference` read what an inference server knows about the rows that it sampled. `oriel models compare`
+needs no server: it runs the variants of a model side by side.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
+from oriel_cli import compare
 from oriel_cli.admin import token_headers
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
@@ -76,9 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for each in (quality, reference):
         each.add_argument("name", metavar="NAME")
         each.add_argument("--version", default="", metavar="N", help="by default the newest that serves")
+    compare.add_action(actions)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "compare":
+        return compare.run(args)
     actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats, "placement": _placement}
     actions |= {"quality": _quality, "reference": _reference}
     timeout = httpx.Timeout(LOAD_TIMEOUT_S if args.action in ("load", "unload") else TIMEOUT_S, connect=5.0)

@@ -25,7 +25,7 @@ from oriel_inference.backends.compilers import find_compiler
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import CheckProcess
-from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, Samples
+from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, Samples, may_ask
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.fingerprint import ArtefactKey
@@ -49,7 +49,7 @@ def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str,
         for name in names or store.models():
             loading = Loading(store, name, find_backend=find_backend, cores=1, models=1, check=check)
             try:
-                if not names and COMPILE_KEY not in loading.configuration().parameters:
+                if not names and not may_ask(loading.configuration()):
                     continue
                 versions = load_model(loading)
             except LoadFailed as failure:
@@ -58,6 +58,8 @@ def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str,
             for version, loaded in versions.items():
                 if isinstance(loaded, LoadedVersion):
                     loaded.close()
+                    if loaded.compilation is None and not names:
+                        continue  # of the variant fp32, or on ONNX Runtime's own OpenVINO provider
                     missing = f"its configuration has no parameters[{COMPILE_KEY!r}]"
                     yield f"{name}/{version}", loaded.compilation or missing
                 elif loaded is not None:

@@ -129,8 +129,7 @@ def build(
             with _unchanged(compilation, key) as source:
                 progress("building")
                 began = time.monotonic()
-                request = _request(compilation, source, work, bounds, RefusalKind.NOT_COMPILED)
-                entry = str(children.ask(request, b"", bounds)["entry"])
+                entry = compile_into(compilation, source, work, bounds, children)
                 build_s = time.monotonic() - began
                 files = describe_files(work)
                 if sum(each.size_bytes for each in files.values()) > bounds.artefact_bytes:
@@ -175,20 +174,48 @@ def check(
 
     Raises ArtefactRefused.
     """
+    precision = manifest.key["precision"]
+    errors, compared = measure_outputs(compilation, source, folder, manifest.entry, precision, bounds, samples, children)
+    if reason := disagreement(errors):
+        raise ArtefactRefused(RefusalKind.OUTPUTS_DIFFER, reason)
+    return f"{agreement(errors)} over {compared} samples"
+
+
+def compile_into(
+    compilation: Compilation, source: Path, folder: Path, bounds: BuildBounds, children: ChildProcesses
+) -> str:
+    """Write the artefact of `source` into an empty folder; return the name of the file to open. Raises
+    ArtefactRefused.
+    """
+    request = _request(compilation, source, folder, bounds, RefusalKind.NOT_COMPILED)
+    return str(children.ask(request, b"", bounds)["entry"])
+
+
+def measure_outputs(
+    compilation: Compilation,
+    source: Path,
+    folder: Path,
+    entry: str,
+    precision: str,
+    bounds: BuildBounds,
+    samples: Samples,
+    children: ChildProcesses,
+) -> tuple[list[OutputError], int]:
+    """Return how the outputs of the artefact in `folder` differ from those of `source`, and over how many samples.
+
+    precision: in which the artefact computes. Raises ArtefactRefused if it cannot be compared.
+    """
     lines, data = write_samples(compilation, samples)
     own = compilation.tolerance
     request = _request(compilation, source, folder, bounds, RefusalKind.NOT_OPENED) | {
-        "entry": manifest.entry,
+        "entry": entry,
         "samples": lines,
         "tolerance": [own.absolute, own.relative] if own is not None else None,
-        "precision": manifest.key["precision"],
+        "precision": precision,
         "file_bytes": 0,
     }
     answer = children.ask(request, data, bounds)
-    errors = [OutputError(**each) for each in answer["errors"]]
-    if reason := disagreement(errors):
-        raise ArtefactRefused(RefusalKind.OUTPUTS_DIFFER, reason)
-    return f"{agreement(errors)} over {answer['compared']} samples"
+    return [OutputError(**each) for each in answer["errors"]], int(answer["compared"])
 
 
 def write_samples(compilation: Compilation, samples: Samples) -> tuple[list[dict[str, list[Any]]], bytes]:

@@ -153,6 +153,12 @@ def compiler_of(config: pb.ModelConfig, file: str) -> Asked | None:
     return Asked(compiler, tolerance, _read(compiler, given, file, f"parameters[{_SETTING + '{}'!r}]"))
 
 
+def may_ask(config: pb.ModelConfig) -> bool:
+    """Return whether a model with this configuration may have an artefact; its load decides."""
+    listed = config.optimization.execution_accelerators.cpu_execution_accelerator
+    return COMPILE_KEY in config.parameters or VARIANT_KEY in config.parameters or bool(listed)
+
+
 def compilers() -> list[str]:
     """Return the values of `oriel.compile`."""
     return [name for name in compiler_names() if not name.startswith(VARIANT)]

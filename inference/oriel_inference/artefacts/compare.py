@@ -1,0 +1,294 @@
+"""Compares a model with its variants, and with what compilers make of it: how far the outputs differ, and how long a run
+takes. For `oriel models compare`, without a server. All functions block.
+
+Whatever is compared is built and checked in child processes, as a server does. Only what could be run there is opened
+in this process, where the runs of all take turns.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import mkdtemp
+
+import numpy as np
+
+from oriel_inference.artefacts.process import (
+    ArtefactRefused,
+    BuildBounds,
+    ChildProcesses,
+    compile_into,
+    measure_outputs,
+)
+from oriel_inference.backends import Session, find_backend
+from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.compiling import (
+    COMPILE_KEY,
+    ITSELF,
+    TOLERANCE_KEY,
+    VARIANT_KEY,
+    Compilation,
+    Samples,
+    compilers,
+    variants,
+)
+from oriel_inference.repository.engines import default_file
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.stores.local import LocalStore
+from oriel_policies.artefacts.comparison import OutputError, disagreement
+from oriel_wire.v2.messages import Array
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+CHECK_S = 60.0
+BATCHES = (1, 8, 32)
+WARM_RUNS = 2
+MIN_RUNS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """What was compared: the model's own file, a variant, or what a compiler made of it.
+
+    state: "reference", "agrees", "differs" (it would not serve), or "failed".
+    reason: why it would not serve.
+    errors: of each output, over `samples` samples.
+    median_ms, cpu_ms: rows of a batch -> median time of a run, and CPU time of a run, in milliseconds. 0 rows: a model
+    without a batch dimension.
+    """
+
+    name: str
+    state: str
+    reason: str = ""
+    errors: Sequence[OutputError] = ()
+    samples: int = 0
+    median_ms: Mapping[int, float] = field(default_factory=dict)
+    cpu_ms: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One version of a model; the first contestant is the reference."""
+
+    model: str
+    version: int
+    contestants: Sequence[Contestant]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A contestant while it is compared. folder: of its files. session: None unless it can be run."""
+
+    name: str
+    compilation: Compilation
+    folder: Path
+    entry: str = ""
+    state: str = "failed"
+    reason: str = ""
+    errors: Sequence[OutputError] = ()
+    samples: int = 0
+    session: Session | None = None
+
+
+def compare(
+    root: Path,
+    model: str,
+    *,
+    also: Sequence[str] = (),
+    batches: Sequence[int] = (),
+    runs: int = 50,
+    seconds: float = 10.0,
+    cores: int = 1,
+    bounds: BuildBounds | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Compare the newest version that can be loaded with its variants, with its compiler if its configuration names
+    one, and with the compilers in `also`.
+
+    batches: rows of the batches to time; by default those of `BATCHES` that the model takes.
+    runs, seconds: of each contestant, and of all of them, for one batch size; at least `MIN_RUNS` runs.
+    Raises LoadFailed if the model cannot be loaded or has nothing to be compared with.
+    """
+    bounds = bounds or BuildBounds()
+    with ExitStack() as stack:
+        check = CheckProcess(CHECK_S)
+        stack.callback(check.end)
+        store = LocalStore(root, runs_code=False)
+
+        def load(override: pb.ModelConfig | None) -> tuple[int, LoadedVersion]:
+            loading = Loading(
+                store, model, find_backend=find_backend, cores=cores, models=1, check=check, override=override
+            )
+            return _newest(load_model(loading), model)
+
+        config = Loading(store, model, find_backend=find_backend, cores=cores, models=1).configuration()
+        version, loaded = load(_plain(config))
+        stack.callback(loaded.close)
+        entries: list[_Entry] = []
+        for name in _names(store, model, version, config, also):
+            progress(f"{name}: building and comparing")
+            _, other = load(_asking(config, name))
+            other.close()
+            if other.compilation is None:
+                continue
+            folder = Path(mkdtemp(prefix="oriel-compare-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            entries.append(_compared(_Entry(name, other.compilation, folder), bounds))
+            if (session := entries[-1].session) is not None:
+                stack.callback(session.close)
+        if not entries:
+            stem = Path(_filename(config)).stem
+            wanted = ", ".join(f"{stem}.{each}.onnx" for each in variants()[1:])
+            raise LoadFailed(f"{model}/{version} has no variants beside its model file: {wanted}")
+        samples = entries[0].compilation.samples()
+        sessions = {ITSELF: loaded.sessions[0]} | {each.name: each.session for each in entries if each.session is not None}
+        times: dict[int, dict[str, tuple[float, float]]] = {}
+        for rows, inputs in _batches(loaded, samples, batches):
+            progress(f"timing batches of {rows}" if rows else "timing runs")
+            times[rows] = take_turns(sessions, inputs, runs=runs, seconds=seconds)
+        return Comparison(
+            model=model,
+            version=version,
+            contestants=[
+                _contestant(_Entry(ITSELF, entries[0].compilation, root, state="reference"), times),
+                *(_contestant(each, times) for each in entries),
+            ],
+        )
+
+
+def take_turns(
+    sessions: Mapping[str, Session], inputs: Mapping[str, Array], *, runs: int, seconds: float
+) -> dict[str, tuple[float, float]]:
+    """Run the sessions in turns, each second round in reverse; return name -> median time and mean CPU time of a run,
+    in milliseconds.
+
+    The CPU time is that of the whole process, which must do nothing else. Raises InferenceError.
+    """
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
+    began = time.monotonic()
+    order = list(sessions)
+    for number in range(WARM_RUNS + runs):
+        if number >= WARM_RUNS + MIN_RUNS and time.monotonic() - began > seconds:
+            break
+        for name in order if number % 2 else reversed(order):
+            session = sessions[name]
+            names = [output.name for output in session.outputs]
+            cpu, entered = time.process_time(), time.perf_counter()
+            session.run(inputs, names)
+            left = time.perf_counter()
+            if number >= WARM_RUNS:
+                taken[name].append((left - entered, time.process_time() - cpu))
+    return {
+        name: (median(run for run, _ in found) * 1e3, sum(cpu for _, cpu in found) / len(found) * 1e3)
+        for name, found in taken.items()
+    }
+
+
+def _compared(one: _Entry, bounds: BuildBounds) -> _Entry:
+    compilation, children = one.compilation, ChildProcesses()
+    try:
+        with compilation.source() as source:
+            precision = compilation.key(source).precision
+            one.entry = compile_into(compilation, source, one.folder, bounds, children)
+            one.errors, one.samples = measure_outputs(
+                compilation, source, one.folder, one.entry, precision, bounds, compilation.samples(), children
+            )
+        one.reason = disagreement(one.errors)
+        one.session = compilation.compiler.open(one.folder / one.entry, compilation.place.options)
+        one.state = "differs" if one.reason else "agrees"
+    except (ArtefactRefused, LoadFailed) as refused:
+        one.state, one.reason = "failed", refused.reason
+    return one
+
+
+def _contestant(one: _Entry, times: Mapping[int, Mapping[str, tuple[float, float]]]) -> Contestant:
+    found = {rows: of[one.name] for rows, of in times.items() if one.name in of}
+    return Contestant(
+        name=one.name,
+        state=one.state,
+        reason=one.reason,
+        errors=one.errors,
+        samples=one.samples,
+        median_ms={rows: run for rows, (run, _) in found.items()},
+        cpu_ms={rows: cpu for rows, (_, cpu) in found.items()},
+    )
+
+
+def _batches(loaded: LoadedVersion, samples: Samples, wanted: Sequence[int]) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Yield the inputs of each batch size, made from the largest sample that the model takes. Raises LoadFailed."""
+    spec, session = loaded.spec, loaded.sessions[0]
+    names = [output.name for output in session.outputs]
+    for sample in sorted(samples, key=lambda each: -sum(array.size for array in each.values())):
+        try:
+            session.run(sample, names)
+        except InferenceError:
+            continue
+        break
+    else:
+        raise LoadFailed(f"{spec.name} runs with none of the samples: configure a model_warmup")
+    if not spec.batched:
+        yield 0, sample
+        return
+    for rows in wanted or sorted({min(each, spec.max_batch_size) for each in BATCHES}):
+        if not 1 <= rows <= spec.max_batch_size:
+            raise LoadFailed(f"{spec.name} takes batches of 1 to {spec.max_batch_size} rows, not {rows}")
+        yield rows, {name: np.resize(array, (rows, *array.shape[1:])) for name, array in sample.items()}
+
+
+def _names(
+    store: LocalStore, model: str, version: int, config: pb.ModelConfig, also: Sequence[str]
+) -> Iterator[str]:
+    """Yield what to compare: the variants that are there, and compilers. Raises LoadFailed for an unknown one."""
+    stem, there = Path(_filename(config)).stem, store.files(model, version)
+    yield from (each for each in variants()[1:] if f"{stem}.{each}.onnx" in there)
+    own = _parameter(config, COMPILE_KEY)
+    for name in dict.fromkeys((*([own] if own else ()), *also)):
+        if name not in compilers():
+            raise LoadFailed(f"{name[:64]!r} is not one of {', '.join(compilers())}")
+        yield name
+
+
+def _plain(config: pb.ModelConfig) -> pb.ModelConfig:
+    """Return the configuration of the reference: on the CPU, without a compiler or a variant."""
+    plain = pb.ModelConfig()
+    plain.CopyFrom(config)
+    for key in [each for each in plain.parameters if each == VARIANT_KEY or each.startswith(COMPILE_KEY)]:
+        del plain.parameters[key]
+    plain.optimization.execution_accelerators.Clear()
+    return plain
+
+
+def _asking(config: pb.ModelConfig, name: str) -> pb.ModelConfig:
+    """Return the configuration that asks for `name`, with the owner's tolerance, and the settings if the owner asks
+    for it, too.
+    """
+    asking = _plain(config)
+    key = VARIANT_KEY if name in variants() else COMPILE_KEY
+    own = _parameter(config, key) == name
+    for each in config.parameters:
+        if each == TOLERANCE_KEY or (own and each.startswith(f"{COMPILE_KEY}.")):
+            asking.parameters[each].CopyFrom(config.parameters[each])
+    asking.parameters[key].string_value = name
+    return asking
+
+
+def _newest(found: Mapping[int, LoadedVersion | LoadFailed | None], model: str) -> tuple[int, LoadedVersion]:
+    """Return the newest version that was loaded, and close the others. Raises LoadFailed."""
+    loaded = {version: each for version, each in found.items() if isinstance(each, LoadedVersion)}
+    for version, each in loaded.items():
+        if version != max(loaded):
+            each.close()
+    if loaded:
+        return max(loaded), loaded[max(loaded)]
+    raise next((each for each in found.values() if isinstance(each, LoadFailed)), LoadFailed(f"{model} has no version"))
+
+
+def _filename(config: pb.ModelConfig) -> str:
+    return config.default_model_filename or default_file("onnxruntime")
+
+
+def _parameter(config: pb.ModelConfig, key: str) -> str:
+    return config.parameters[key].string_value.strip() if key in config.parameters else ""
