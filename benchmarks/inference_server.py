@@ -2,7 +2,7 @@
 
 python benchmarks/inference_server.py CASE [options]
 
-suite     everything below and `goodput.py servers`; writes a page into benchmarks/results
+suite     `peers` and `goodput.py servers`; writes a page into benchmarks/results
 peers     CPU per request, rate, latency and memory, closed loop, any v2 server
 openvino  OpenVINO beside the plain CPU provider, without servers: time and CPU time of a run, error
 """

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
 
 from oriel_inference.backends import Backend, Session, find_backend, lacks, usable_gpus
+from oriel_inference.backends.compilers import find_compiler
 from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.backends.openvino_cpu import MISSING
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
 
@@ -71,6 +75,31 @@ class TestOnnxRuntime(BackendSuite):
             with pytest.raises(LoadFailed) as caught:
                 backend.open(tmp_path / name, OPTIONS)
             assert str(tmp_path) not in caught.value.reason
+
+
+class _Compiled:
+    """The sessions of a compiler, as a backend."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self, path: Path, options: EngineOptions) -> Session:
+        compiler = find_compiler(self.name)
+        folder = Path(mkdtemp(dir=path.parent))
+        return compiler.open(folder / compiler.build(path, options, folder), options)
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason=MISSING)
+class TestOpenVino(BackendSuite):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return _Compiled("openvino")
+
+
+class TestOnnxGraph(BackendSuite):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return _Compiled("onnxruntime-graph")
 
 
 class TestFakeBackend(BackendSuite):

@@ -268,10 +268,10 @@ ROWS = [
         accelerator("gpu", "tensorrt", option("trt_flux", "1")),
         "parameters['trt_flux']: is not an option of tensorrt",
     ),
-    refused(
+    works(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",
         accelerator("cpu", "openvino"),
-        "pip install 'oriel-serving[openvino]'",
+        lambda v: v.compilation.compiler.name == "openvino",
     ),
     refused(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",

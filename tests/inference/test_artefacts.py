@@ -1,17 +1,13 @@
 """Compiled artefacts in a real server: the reference serves meanwhile, and nothing wrong or damaged ever serves."""
 
 import asyncio
-import hashlib
-import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from onnx import save_model
 
-from oriel_inference.app import Unit
 from oriel_inference.backends.onnx_graph import ENTRY, OnnxGraph
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
 from oriel_inference.errors import BackendFailed
@@ -20,44 +16,11 @@ from oriel_wire.trace import ListSink
 
 from ..waiting import until
 from . import models
-from .control_server import ROW, Served, put, serving, times
+from .artefact_server import forge, only_artefact, outcomes, served, state, until_state
+from .control_server import ROW, put, serving, times
 
 COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
 COMPILED = models.DOUBLE + COMPILE
-
-
-@asynccontextmanager
-async def served(root: Path, folder: Path, **more: Any) -> AsyncIterator[Served]:
-    async with serving(root, "none", artefact_folder=folder, **more) as one:
-        yield one
-
-
-def state(unit: Unit, name: str = "double") -> str:
-    life = unit.catalog.get(name).artefact
-    return life.state.value if life is not None else ""
-
-
-async def until_state(one: Served, wanted: str, name: str = "double") -> None:
-    def reached() -> bool:
-        life = one.unit.catalog.get(name).artefact
-        assert life is not None
-        if life.state.value == wanted:
-            return True
-        assert life.state.value != "refused", life.text  # it will not get there any more
-        return False
-
-    await until(reached)
-
-
-def outcomes(one: Served) -> dict[str, int]:
-    keeper = one.unit.surface.control.artefacts
-    assert keeper is not None
-    return {outcome: count for (_, outcome), count in keeper.counts.outcomes.items()}
-
-
-def only_artefact(folder: Path) -> Path:
-    (found,) = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return found
 
 
 async def test_an_artefact_is_built_checked_and_swapped_in_under_load_without_a_failed_call(tmp_path: Path) -> None:
@@ -150,10 +113,7 @@ async def test_a_forged_artefact_with_the_right_checksums_is_refused_by_its_outp
     async with served(tmp_path / "models", folder) as one:
         await until_state(one, "serving")
     artefact = only_artefact(folder)
-    save_model(times(5.0), str(artefact / ENTRY))
-    forged, manifest = (artefact / ENTRY).read_bytes(), json.loads((artefact / "manifest.json").read_text())
-    manifest["files"][ENTRY] = {"size_bytes": len(forged), "sha256": hashlib.sha256(forged).hexdigest()}
-    (artefact / "manifest.json").write_text(json.dumps(manifest))
+    forge(artefact, ENTRY, times(5.0).SerializeToString())
     for expected in ({"outputs_differ": 1}, {"remembered": 1}):
         async with served(tmp_path / "models", folder) as one:
             await until_state(one, "refused")

@@ -1,0 +1,55 @@
+"""A server whose models have compiled artefacts, and what a test asks about them."""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from oriel_inference.app import Unit
+
+from ..waiting import until
+from .control_server import Served, serving
+
+
+@asynccontextmanager
+async def served(root: Path, folder: Path, **more: Any) -> AsyncIterator[Served]:
+    async with serving(root, "none", artefact_folder=folder, **more) as one:
+        yield one
+
+
+def state(unit: Unit, name: str = "double") -> str:
+    life = unit.catalog.get(name).artefact
+    return life.state.value if life is not None else ""
+
+
+async def until_state(one: Served, wanted: str, name: str = "double") -> None:
+    def reached() -> bool:
+        life = one.unit.catalog.get(name).artefact
+        assert life is not None
+        if life.state.value == wanted:
+            return True
+        assert life.state.value != "refused", life.text  # it will not get there any more
+        return False
+
+    await until(reached)
+
+
+def outcomes(one: Served) -> dict[str, int]:
+    keeper = one.unit.surface.control.artefacts
+    assert keeper is not None
+    return {outcome: count for (_, outcome), count in keeper.counts.outcomes.items()}
+
+
+def only_artefact(folder: Path) -> Path:
+    (found,) = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return found
+
+
+def forge(artefact: Path, name: str, data: bytes) -> None:
+    """Replace a file of an artefact, with the right checksum in its manifest."""
+    (artefact / name).write_bytes(data)
+    manifest = json.loads((artefact / "manifest.json").read_text())
+    manifest["files"][name] = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (artefact / "manifest.json").write_text(json.dumps(manifest))

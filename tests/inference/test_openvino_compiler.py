@@ -1,0 +1,311 @@
+"""OpenVINO as a compiler. The tests with the package itself are skipped where it is not installed: pip install
+'oriel-serving[openvino-compiler]'.
+"""
+
+import asyncio
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.offline import build_ahead, compilations
+from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds
+from oriel_inference.backends import find_backend
+from oriel_inference.backends.openvino_cpu import ENTRY, MISSING, OpenVino, OpenVinoSession, properties
+from oriel_inference.errors import BackendFailed, CompilerMissing, LoadFailed
+from oriel_inference.model import EngineOptions
+from oriel_inference.repository.compiling import Compilation
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.stores.local import LocalStore
+from oriel_policies.artefacts.refusals import RefusalKind
+
+from ..waiting import until
+from . import models
+from .artefact_server import forge, only_artefact, outcomes, served, state, until_state
+from .config_rows import accelerator, option
+from .control_server import put, times
+
+needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason=MISSING)
+COMPILE = 'parameters { key: "oriel.compile" value { string_value: "openvino" } }\n'
+COMPILED = models.DOUBLE + COMPILE
+TWO_THREADS = 'parameters { key: "intra_op_thread_count" value { string_value: "2" } }\n'
+
+
+def setting(name: str, value: str) -> str:
+    return f'parameters {{ key: "oriel.compile.{name}" value {{ string_value: "{value}" }} }}\n'
+
+
+def loaded(root: Path, config: str, *, cores: int = 1) -> LoadedVersion | LoadFailed:
+    put(root, 2.0, config=config)
+    try:
+        (found,) = load_model(
+            Loading(LocalStore(root), "double", find_backend=find_backend, cores=cores, models=1)
+        ).values()
+    except LoadFailed as failure:
+        return failure
+    assert found is not None
+    return found
+
+
+def compilation(root: Path, config: str, *, cores: int = 1) -> Compilation:
+    found = loaded(root, config, cores=cores)
+    assert isinstance(found, LoadedVersion), found
+    found.close()
+    assert found.compilation is not None
+    return found.compilation
+
+
+def silent(phase: str, seconds: float) -> None:
+    """Report nothing."""
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (EngineOptions(), {"INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1"}),
+        (
+            EngineOptions(intra_op_threads=2, concurrent_runs=3),
+            {"INFERENCE_NUM_THREADS": "6", "NUM_STREAMS": "3"},
+        ),
+        (
+            EngineOptions(intra_op_threads=2, compiler_settings={"streams": "4", "threads": "5"}),
+            {"INFERENCE_NUM_THREADS": "5", "NUM_STREAMS": "4"},
+        ),
+        (
+            EngineOptions(compiler_settings={"hint": "THROUGHPUT", "precision": "BF16"}),
+            {
+                "INFERENCE_NUM_THREADS": "1",
+                "PERFORMANCE_HINT": "THROUGHPUT",
+                "INFERENCE_PRECISION_HINT": "bf16",
+            },
+        ),
+    ],
+)
+def test_settings_become_openvinos_properties(options: EngineOptions, expected: dict[str, str]) -> None:
+    defaults = {"INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False}
+    assert properties(options) == {**defaults, **expected}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (setting("precision", "INT4"), "parameters['oriel.compile.precision']: must be one of FP32, FP16, BF16"),
+        (setting("streams", "0"), "parameters['oriel.compile.streams']: must be a number from 1 to 256"),
+        (setting("threads", "257"), "parameters['oriel.compile.threads']: must be a number from 1 to 256"),
+        (setting("hint", "FAST"), "parameters['oriel.compile.hint']: must be one of LATENCY, THROUGHPUT"),
+        (
+            setting("workspace", "1"),
+            "parameters['oriel.compile.workspace']: is not a setting of 'openvino', only tolerance, precision, ",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, config: str, reason: str) -> None:
+    failure = loaded(tmp_path, COMPILED + config)
+    assert isinstance(failure, LoadFailed) and reason in failure.reason
+
+
+def test_a_session_runs_as_often_at_once_as_the_model_has_instances(tmp_path: Path) -> None:
+    one = compilation(tmp_path, COMPILED + TWO_THREADS, cores=8)
+    assert (one.place.options.intra_op_threads, one.place.options.concurrent_runs) == (2, 4)
+    counted = compilation(tmp_path, COMPILED + "instance_group { count: 3 kind: KIND_CPU }", cores=8)
+    assert counted.place.options.concurrent_runs == 1, "each instance has a session of its own"
+
+
+# OpenVINO as an accelerator
+
+
+@pytest.fixture
+def no_provider() -> None:
+    from oriel_inference.backends.providers import OPENVINO, missing
+
+    if not missing(OPENVINO):
+        pytest.skip("ONNX Runtime has OpenVINO's provider here, which is then used")
+
+
+@pytest.mark.usefixtures("no_provider")
+def test_the_accelerator_is_the_compiler_where_onnx_runtime_has_no_such_provider(tmp_path: Path) -> None:
+    more = option("precision", "ACCURACY") + option("num_streams", "2") + option("num_of_threads", "3")
+    one = compilation(tmp_path, models.DOUBLE + accelerator("cpu", "openvino", more + option("cache_dir", "c")))
+    assert one.compiler.name == "openvino" and one.place.options.providers == ()
+    assert one.place.options.compiler_settings == {"precision": "FP32", "streams": "2", "threads": "3"}
+
+
+@pytest.mark.usefixtures("no_provider")
+def test_a_wrong_option_of_the_accelerator_is_refused_by_name(tmp_path: Path) -> None:
+    failure = loaded(tmp_path, models.DOUBLE + accelerator("cpu", "openvino", option("num_streams", "-1")))
+    assert isinstance(failure, LoadFailed)
+    assert "cpu_execution_accelerator[0].parameters: streams: must be a number from 1 to 256" in failure.reason
+
+
+# Without the package
+
+
+async def test_the_model_serves_and_the_index_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    for _ in range(2):  # it is not remembered: it may be installed before the next start
+        async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+            await until(lambda one=one: outcomes(one) == {"not_installed": 1})  # type: ignore[misc]
+            await until(lambda one=one: (life := one.unit.catalog.get("double").artefact) is not None and life.reason)  # type: ignore[misc]
+            assert state(one.unit) == "absent"
+            (line,) = (await one.lines()).values()
+            assert line == ("READY", f"compiled by openvino: absent, {MISSING}")
+            assert await one.answer() == 2.0
+    assert list((tmp_path / "artefacts").iterdir()) == []
+
+
+def test_a_build_without_the_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    ((_, one),) = compilations(tmp_path / "models")
+    assert isinstance(one, Compilation)
+    with pytest.raises(CompilerMissing, match="pip install"):
+        build_ahead(one, ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), BuildBounds(), silent)
+
+
+# With the package
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    "config", [COMPILED, models.DOUBLE + accelerator("cpu", "openvino")], ids=["parameter", "accelerator"]
+)
+async def test_an_artefact_is_swapped_in_under_load_and_found_by_the_next_start(
+    tmp_path: Path, config: str, no_provider: None
+) -> None:
+    put(tmp_path / "models", 2.0, config=config)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+
+        async def call_until_serving() -> None:
+            while True:
+                seen = state(one.unit)
+                assert seen != "refused", await one.lines()
+                assert await one.answer() == 2.0
+                if seen == "serving":
+                    return
+
+        await asyncio.gather(*(call_until_serving() for _ in range(4)))
+        statistics = one.unit.catalog.get("double").batcher.statistics
+        assert sum(statistics.failures.values()) == 0
+        assert outcomes(one) == {"built": 1}
+        (line,) = (await one.lines()).values()
+        assert line[1].startswith("compiled by openvino: serving, largest error ")
+        assert {session.provider for session in one.unit.catalog.get("double").sessions} >= {"OpenVINO"}
+        assert only_artefact(tmp_path / "artefacts").joinpath(ENTRY).is_file()
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        assert await one.answer() == 2.0
+        assert outcomes(one) == {"found": 1}
+
+
+@needs_openvino
+async def test_a_forged_artefact_with_the_right_checksums_is_refused_by_its_outputs(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    folder = tmp_path / "artefacts"
+    async with served(tmp_path / "models", folder) as one:
+        await until_state(one, "serving")
+    (tmp_path / "other").mkdir()
+    models.save_model(times(5.0), str(tmp_path / "other.onnx"))
+    OpenVino().build(tmp_path / "other.onnx", EngineOptions(), tmp_path / "other")
+    forge(only_artefact(folder), ENTRY, (tmp_path / "other" / ENTRY).read_bytes())
+    for expected in ({"outputs_differ": 1}, {"remembered": 1}):
+        async with served(tmp_path / "models", folder) as one:
+            await until_state(one, "refused")
+            assert await one.answer() == 2.0
+            assert outcomes(one) == expected
+            assert "output 'y' differs in " in str((await one.lines()).values())
+
+
+@needs_openvino
+async def test_an_artefact_that_fails_in_service_is_rolled_back_and_its_caller_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+
+        def broken(self: OpenVinoSession, inputs: Any, outputs: Any) -> Any:
+            raise BackendFailed("the artefact is broken")
+
+        monkeypatch.setattr(OpenVinoSession, "run", broken)
+        assert set(await asyncio.gather(*(one.answer() for _ in range(20)))) == {2.0}
+        await until_state(one, "refused")
+        assert await one.answer() == 2.0
+        assert "it failed in service, where the model answers" in str((await one.lines()).values())
+
+
+@needs_openvino
+def test_only_what_changes_the_artefact_changes_its_fingerprint(tmp_path: Path) -> None:
+    one = compilation(tmp_path, COMPILED)
+    source = tmp_path / "double/1/model.onnx"
+
+    def fingerprint(**settings: str) -> str:
+        options = replace(one.place.options, compiler_settings=settings)
+        return replace(one, place=replace(one.place, options=options)).key(source).fingerprint
+
+    plain = fingerprint()
+    assert {fingerprint(streams="2"), fingerprint(threads="2"), fingerprint(hint="LATENCY")} == {plain}
+    assert len({plain, fingerprint(precision="BF16"), fingerprint(precision="FP16")}) == 3
+
+
+@needs_openvino
+@pytest.mark.parametrize("precision", ["FP32", "BF16", "FP16"])
+def test_another_precision_is_held_to_its_tolerance_or_refused_where_the_cpu_lacks_it(
+    tmp_path: Path, precision: str
+) -> None:
+    weight = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32) / 8
+    graph = models.graph(
+        [models.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [("x", models.FLOAT, ["n", 64])],
+        [("y", models.FLOAT, ["n", 16])],
+        [models.numpy_helper.from_array(weight, "w")],
+    )
+    config = 'backend: "onnxruntime" max_batch_size: 8\n' + COMPILE + setting("precision", precision)
+    models.put(tmp_path / "models", "dense", graph, config)
+    ((_, one),) = compilations(tmp_path / "models")
+    assert isinstance(one, Compilation)
+    folder = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30)
+    try:
+        _, manifest = build_ahead(one, folder, BuildBounds(), silent)
+    except ArtefactRefused as refused:
+        assert precision != "FP32" and refused.kind is RefusalKind.NOT_COMPILED
+        assert f"OpenVINO does not compute in {precision} on this CPU" in refused.reason
+        return
+    assert manifest.key["precision"] == precision and "largest error" in manifest.errors
+
+
+@needs_openvino
+def test_what_the_protocol_cannot_carry_is_not_compiled(tmp_path: Path) -> None:
+    models.put(tmp_path / "models", "echo", models.echo(), "max_batch_size: 4\n" + COMPILE)
+    ((_, one),) = compilations(tmp_path / "models")
+    assert isinstance(one, Compilation)
+    with pytest.raises(ArtefactRefused) as refused:
+        build_ahead(one, ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), BuildBounds(), silent)
+    assert refused.value.kind is RefusalKind.NOT_COMPILED and str(tmp_path) not in refused.value.reason
+
+
+@needs_openvino
+def test_outputs_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
+    models.save_model(models.two_inputs(), str(tmp_path / "model.onnx"))
+    (tmp_path / "a").mkdir()
+    entry = OpenVino().build(tmp_path / "model.onnx", EngineOptions(), tmp_path / "a")
+    session = OpenVino().open(tmp_path / "a" / entry, EngineOptions())
+    inputs = {name: np.full((2, 3), value, np.float32) for name, value in (("a", 5), ("b", 3))}
+    for array in inputs.values():
+        array.flags.writeable = False  # as views of a request's body are
+    assert [float(each[0, 0]) for each in session.run(inputs, ["difference", "sum"])] == [2.0, 8.0]
+    (only,) = session.run(inputs, ["sum"])
+    assert only.shape == (2, 3) and float(only[1, 2]) == 8.0
+    with pytest.raises(BackendFailed):
+        session.run({"z": inputs["a"]}, ["sum"])
+    session.close()
