@@ -5,8 +5,8 @@
 
 For each model and batch size: the median time of a run and the CPU time that the process used for it, of both, and the
 largest error of OpenVINO's outputs. What is measured is what serves: the sessions of the reference and of the artefact,
-built and checked as a server does it (`oriel models compare` with a compiler). Nothing else should use the machine. Needs
-the package openvino: pip install 'oriel-serving[openvino-compiler]'.
+built and checked as a server does it (`oriel models compare` with a compiler). Nothing else should use the machine.
+Needs the package openvino: pip install 'oriel-serving[openvino-compiler]'.
 """
 
 import argparse
@@ -105,6 +105,7 @@ def main() -> int:
         for name in args.models:
             model = MODELS[name]
             write_model(Path(folder), model, args.precision)
+            print(f"{name} ...", file=sys.stderr, flush=True)
             found = compare(
                 Path(folder),
                 name,
@@ -112,7 +113,6 @@ def main() -> int:
                 runs=args.runs,
                 seconds=args.seconds,
                 cores=args.threads,
-                progress=lambda text, name=name: print(f"{name}: {text}", file=sys.stderr, flush=True),  # type: ignore[misc]
             )
             lines += rows_of(found)
             figures.append(document(found))

@@ -84,3 +84,27 @@ def test_a_model_that_asks_for_no_artefact_is_named_if_it_was_given(
     assert capsys.readouterr().out == "no model asks for an artefact\n"
     assert main(["engines", "build", "double", *folder]) == 1
     assert capsys.readouterr().out == "double/1: failed, its configuration has no parameters['oriel.compile']\n"
+
+
+def test_a_build_for_devices_builds_what_this_machine_can_and_says_what_the_others_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    folder = ["--artefact-folder", str(tmp_path / "a"), "--model-repository", str(tmp_path / "models")]
+    assert main(["engines", "build", *folder, "--for", "nvidia-l4,a100"]) == 1
+    for line, (name, capability) in zip(
+        capsys.readouterr().out.splitlines(), (("nvidia-l4", "8.9"), ("a100", "8.0")), strict=True
+    ):
+        assert line == (
+            f"double/1 for {name}: elsewhere, onnxruntime-graph builds for the CPU of this machine: it takes the "
+            f"compiler tensorrt, on a machine with a GPU of compute capability {capability}, as {name} has it"
+        )
+    assert not (tmp_path / "a").exists() or not list((tmp_path / "a").iterdir()), "nothing was built"
+    assert main(["engines", "build", *folder, "--for", "cpu,l4", "--json"]) == 1
+    elsewhere, built = json.loads(capsys.readouterr().out)
+    assert (elsewhere["for"], elsewhere["state"], built["state"]) == ("l4", "elsewhere", "built")
+    assert main(["engines", "build", *folder, "--for", "cpu"]) == 0
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["engines", "build", *folder, "--for", "tpu"])
+    assert "'tpu' is not a known device" in capsys.readouterr().err

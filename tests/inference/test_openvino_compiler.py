@@ -28,7 +28,7 @@ from ..waiting import until
 from . import models
 from .artefact_server import forge, only_artefact, outcomes, served, state, until_state
 from .config_rows import accelerator, option
-from .control_server import put, times
+from .control_server import Served, put, times
 
 needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason=MISSING)
 COMPILE = 'parameters { key: "oriel.compile" value { string_value: "openvino" } }\n'
@@ -148,6 +148,13 @@ def test_a_wrong_option_of_the_accelerator_is_refused_by_name(tmp_path: Path) ->
 # Without the package
 
 
+async def until_absent(one: Served) -> None:
+    """Wait until the reason why there is no artefact is known."""
+    life = one.unit.catalog.get("double").artefact
+    assert life is not None
+    await until(lambda: life.reason)
+
+
 async def test_the_model_serves_and_the_index_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,8 +162,8 @@ async def test_the_model_serves_and_the_index_says_what_to_install(
     put(tmp_path / "models", 2.0, config=COMPILED)
     for _ in range(2):  # it is not remembered: it may be installed before the next start
         async with served(tmp_path / "models", tmp_path / "artefacts") as one:
-            await until(lambda one=one: outcomes(one) == {"not_installed": 1})  # type: ignore[misc]
-            await until(lambda one=one: (life := one.unit.catalog.get("double").artefact) is not None and life.reason)  # type: ignore[misc]
+            await until_absent(one)
+            assert outcomes(one) == {"not_installed": 1}
             assert state(one.unit) == "absent"
             (line,) = (await one.lines()).values()
             assert line == ("READY", f"compiled by openvino: absent, {MISSING}")

@@ -1,5 +1,5 @@
-"""Compares a model with its variants, and with what compilers make of it: how far the outputs differ, and how long a run
-takes. For `oriel models compare`, without a server. All functions block.
+"""Compares a model with its variants, and with what compilers make of it: how far the outputs differ, and how long a
+run takes. For `oriel models compare`, without a server. All functions block.
 
 Whatever is compared is built and checked in child processes, as a server does. Only what could be run there is opened
 in this process, where the runs of all take turns.
@@ -144,7 +144,8 @@ def compare(
             wanted = ", ".join(f"{stem}.{each}.onnx" for each in variants()[1:])
             raise LoadFailed(f"{model}/{version} has no variants beside its model file: {wanted}")
         samples = entries[0].compilation.samples()
-        sessions = {ITSELF: loaded.sessions[0]} | {each.name: each.session for each in entries if each.session is not None}
+        sessions = {ITSELF: loaded.sessions[0]}
+        sessions |= {each.name: each.session for each in entries if each.session is not None}
         times: dict[int, dict[str, tuple[float, float]]] = {}
         for rows, inputs in _batches(loaded, samples, batches):
             progress(f"timing batches of {rows}" if rows else "timing runs")

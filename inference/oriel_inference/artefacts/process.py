@@ -174,8 +174,8 @@ def check(
 
     Raises ArtefactRefused.
     """
-    precision = manifest.key["precision"]
-    errors, compared = measure_outputs(compilation, source, folder, manifest.entry, precision, bounds, samples, children)
+    entry, precision = manifest.entry, manifest.key["precision"]
+    errors, compared = measure_outputs(compilation, source, folder, entry, precision, bounds, samples, children)
     if reason := disagreement(errors):
         raise ArtefactRefused(RefusalKind.OUTPUTS_DIFFER, reason)
     return f"{agreement(errors)} over {compared} samples"

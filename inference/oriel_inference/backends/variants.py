@@ -1,7 +1,7 @@
 """Variants of a model in other precisions: files that its owner put beside the model's own file.
 
 Nothing is compiled: the artefact is a copy of the owner's file, and is checked and served like any other artefact.
-Beside `model.onnx`, the variant int8 is `model.int8.onnx`. Weights in files of their own have names that begin with that.
+Beside `model.onnx`, the variant int8 is `model.int8.onnx`. Weights in files of their own have names that begin so.
 """
 
 import shutil
