@@ -101,7 +101,7 @@ class OpenVinoSession:
         self._idle: list[Any] = []  # inference requests that nobody runs
         self.inputs: Sequence[TensorInfo] = tuple(_info(port) for port in compiled.inputs)
         self.outputs: Sequence[TensorInfo] = tuple(_info(port) for port in compiled.outputs)
-        self._places = {info.name: index for index, info in enumerate(self.outputs)}
+        self._positions = {info.name: index for index, info in enumerate(self.outputs)}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         try:
@@ -115,7 +115,7 @@ class OpenVinoSession:
             # A request that failed is not used again.
             raise BackendFailed("the model could not be executed", _plain(error)) from error
         self._idle.append(request)
-        return [results[self._places[name]] for name in outputs]
+        return [results[self._positions[name]] for name in outputs]
 
     def close(self) -> None:
         self._idle.clear()

@@ -45,7 +45,7 @@ MAX_ROWS = 4
 Samples = list[dict[str, Array]]
 
 
-class Asked(NamedTuple):
+class CompileRequest(NamedTuple):
     """What a configuration asks for: a compiler, the owner's tolerance (None for the default of each data type), and
     the compiler's settings.
     """
@@ -117,7 +117,7 @@ class Compilation:
         return _bounded(given)
 
 
-def compiler_of(config: pb.ModelConfig, file: str) -> Asked | None:
+def compiler_of(config: pb.ModelConfig, file: str) -> CompileRequest | None:
     """Return the compiler that a configuration names, or the variant, with what it says about it; None if it names
     neither.
 
@@ -150,7 +150,7 @@ def compiler_of(config: pb.ModelConfig, file: str) -> Asked | None:
         tolerance = parse_tolerance(text) if text else None
     except ValueError as error:
         raise ConfigInvalid(file, f"parameters[{TOLERANCE_KEY!r}]", str(error)) from error
-    return Asked(compiler, tolerance, _read(compiler, given, file, f"parameters[{_SETTING + '{}'!r}]"))
+    return CompileRequest(compiler, tolerance, _read(compiler, given, file, f"parameters[{_SETTING + '{}'!r}]"))
 
 
 def may_ask(config: pb.ModelConfig) -> bool:
@@ -184,8 +184,8 @@ def _read(compiler: Compiler, given: Mapping[str, str], file: str, field: str) -
 
 
 def with_compiler(
-    config: pb.ModelConfig, file: str, found: Sequence[Place], missing: Callable[[str], str]
-) -> tuple[Sequence[Place], Asked | None]:
+    config: pb.ModelConfig, file: str, found: list[Place], missing: Callable[[str], str]
+) -> tuple[list[Place], CompileRequest | None]:
     """Return the places of a model, and what its configuration asks to compile.
 
     OpenVINO as the only accelerator of instances on the CPU is ONNX Runtime's provider of that name. Where that is not
@@ -193,10 +193,10 @@ def with_compiler(
     missing: returns why a provider cannot be used, "" if it can.
     Raises ConfigInvalid.
     """
-    asked = compiler_of(config, file)
-    if asked is not None:
+    wanted = compiler_of(config, file)
+    if wanted is not None:
         check_compilable(config, file, found)
-        return found, asked
+        return found, wanted
     listed = config.optimization.execution_accelerators.cpu_execution_accelerator
     alone = all([name for name, _ in place.options.providers] == [OPENVINO] for place in found)
     if not listed or not alone or PROVIDER_KEY in config.parameters or not missing(OPENVINO):
@@ -208,8 +208,8 @@ def with_compiler(
         given["precision"] = given["precision"].replace("ACCURACY", "FP32")
     field = "optimization.execution_accelerators.cpu_execution_accelerator[0].parameters: {}"
     settings = _read(compiler, given, file, field)
-    places = [replace(place, options=replace(place.options, providers=())) for place in found]
-    return places, Asked(compiler, None, settings)
+    plain = [replace(place, options=replace(place.options, providers=())) for place in found]
+    return plain, CompileRequest(compiler, None, settings)
 
 
 def check_compilable(config: pb.ModelConfig, file: str, found: Sequence[Place]) -> None:

@@ -13,7 +13,7 @@ from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
-from oriel_inference.repository.compiling import Asked, Compilation, compiler_of, with_compiler
+from oriel_inference.repository.compiling import Compilation, CompileRequest, compiler_of, with_compiler
 from oriel_inference.repository.config import (
     CONFIG_FILE,
     MAX_FALLBACKS,
@@ -280,7 +280,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
     found = placements(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
-    found, asked = with_compiler(config, file, found, partial(lacks, backend))
+    found, wanted = with_compiler(config, file, found, partial(lacks, backend))
     for place in found:
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):
@@ -289,11 +289,15 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     store, model, version = one.of.store, one.of.model, one.version
     paths = {place.filename: store.artifact(model, version, place.filename) for place in found}
     with one.of.slot(), private_files(store, model, version, paths) as files:
-        return _open_version(one, backend, found, files, asked)
+        return _open_version(one, backend, found, files, wanted)
 
 
 def _open_version(
-    one: _VersionLoading, backend: Backend, found: Sequence[Place], paths: Mapping[str, Path], asked: Asked | None
+    one: _VersionLoading,
+    backend: Backend,
+    found: Sequence[Place],
+    paths: Mapping[str, Path],
+    wanted: CompileRequest | None,
 ) -> LoadedVersion:
     config, file = one.config, one.of.file
     executed = True
@@ -322,7 +326,7 @@ def _open_version(
             spec=spec,
             config=config,
             sessions=tuple(sessions),
-            compilation=None if asked is None else _compilation(one, spec, found[0], asked),
+            compilation=None if wanted is None else _compilation(one, spec, found[0], wanted),
             units=max(place.options.intra_op_threads for place in found),
             run_s=_time_warm_run(first, spec, devices[0]) if executed and not spec.decoupled else None,
             identity=one.identity,
@@ -364,11 +368,11 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
         )
 
 
-def _compilation(one: _VersionLoading, spec: ModelSpec, place: Place, asked: Asked) -> Compilation:
+def _compilation(one: _VersionLoading, spec: ModelSpec, place: Place, wanted: CompileRequest) -> Compilation:
     runs = spec.instances if spec.by_demand else 1
-    options = replace(place.options, compiler_settings=asked.settings, concurrent_runs=runs)
+    options = replace(place.options, compiler_settings=wanted.settings, concurrent_runs=runs)
     return Compilation(
-        compiler=asked.compiler,
+        compiler=wanted.compiler,
         store=one.of.store,
         model=one.of.model,
         version=one.version,
@@ -376,7 +380,7 @@ def _compilation(one: _VersionLoading, spec: ModelSpec, place: Place, asked: Ask
         place=replace(place, options=options),
         config=one.config,
         spec=spec,
-        tolerance=asked.tolerance,
+        tolerance=wanted.tolerance,
     )
 
 
