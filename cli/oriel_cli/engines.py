@@ -1,13 +1,17 @@
-"""`oriel engines ls|build|verify|rm`: the compiled artefacts (engines) of models in a folder, without a server.
+"""`oriel engines ls|build|verify|push|pull|rm`: the compiled artefacts (engines) of models in a folder, without a
+server.
 
-`build` makes them ahead of a deployment, on a machine like those that will serve.
+`build` makes them ahead of a deployment, on a machine like those that will serve; `push` and `pull` carry them there
+through an object store.
 """
 
 import argparse
+import asyncio
 import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,9 @@ from oriel_cli.table import columns
 from oriel_policies.artefacts.devices import Target, lacking, parse_targets
 from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.flags import number
+from oriel_wire.objects.client import location_of
+from oriel_wire.objects.errors import ObjectStoreError
+from oriel_wire.objects.opening import open_client, open_writer
 
 Folder = Any  # ArtefactFolder; the command line names units lazily
 
@@ -83,6 +90,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for these devices, as nvidia-l4,a100 or cpu: builds what this machine can, and says what the others take",
     )
     verify.add_argument("fingerprints", metavar="FINGERPRINT", nargs="*", help="only these, or their beginnings")
+    pushed = action("push", "store artefacts in an object store, for other machines like this one")
+    pulled = action("pull", "fetch the artefacts that fit this machine from an object store")
+    for made in (pushed, pulled):
+        made.add_argument("url", metavar="URL", help="s3://bucket/prefix, gs://bucket/prefix, az://account/name/prefix")
+    pushed.add_argument("fingerprints", metavar="FINGERPRINT", nargs="*", help="only these, or their beginnings")
+    pulled.add_argument("--all", action="store_true", help="also those that do not fit this machine")
     remove = action("rm", "remove artefacts and refusals; servers keep what they have loaded")
     remove.add_argument("fingerprints", metavar="FINGERPRINT", nargs="*", help="these, or their beginnings")
     remove.add_argument("--refused", action="store_true", help="all refusals: the next load tries again")
@@ -95,14 +108,17 @@ def run(args: argparse.Namespace) -> int:
 
     root = args.artefact_folder or cache_folder("artefacts")
     folder = ArtefactFolder(root, max_bytes=0)
-    if args.action != "build" and not root.is_dir():
+    if args.action not in ("build", "pull") and not root.is_dir():
         if args.artefact_folder is not None:
             raise CommandFailed(f"{str(root)!r} is not a folder")
         return _print(args, [], ["no artefacts"])
     try:
-        return {"ls": _ls, "build": _build, "verify": _verify, "rm": _rm}[args.action](folder, args)
+        actions = {"ls": _ls, "build": _build, "verify": _verify, "push": _push, "pull": _pull, "rm": _rm}
+        return actions[args.action](folder, args)
     except LoadFailed as failure:
         raise CommandFailed(failure.reason) from failure
+    except ObjectStoreError as error:
+        raise CommandFailed(str(error)) from error
     except OSError as error:
         raise CommandFailed(f"the artefact folder {str(root)!r} cannot be used: {error.strerror}") from error
 
@@ -234,6 +250,50 @@ def _verify(folder: Folder, args: argparse.Namespace) -> int:
     ]
     wrong = any(each["state"] in ("damaged", "disagrees") for each in lines)
     return _print(args, lines, texts or ["no artefacts"]) or int(wrong)
+
+
+def _push(folder: Folder, args: argparse.Namespace) -> int:
+    from oriel_inference.artefacts.objects import push
+
+    stored = sorted(each.fingerprint for each in folder.stored())
+    chosen = _chosen(stored, args.fingerprints) if args.fingerprints else stored
+    location = location_of(args.url)
+
+    async def copy() -> list[Any]:
+        client, writer = open_client(location), open_writer(location)
+        try:
+            return [each async for each in push(folder, client, writer, location.prefix, chosen)]
+        finally:
+            await client.close()
+            await writer.close()
+
+    return _print_copied(args, asyncio.run(copy()))
+
+
+def _pull(folder: Folder, args: argparse.Namespace) -> int:
+    from oriel_inference.artefacts.objects import pull
+
+    if wrong := folder.open():
+        raise CommandFailed(wrong)
+    location = location_of(args.url)
+
+    async def copy() -> list[Any]:
+        client = open_client(location)
+        try:
+            return [each async for each in pull(folder, client, location.prefix, everything=args.all)]
+        finally:
+            await client.close()
+
+    return _print_copied(args, asyncio.run(copy()))
+
+
+def _print_copied(args: argparse.Namespace, copied: Sequence[Any]) -> int:
+    lines = [asdict(each) for each in copied]
+    texts = [
+        f"{each['fingerprint'][:SHOWN_DIGITS]}: {each['state']}" + (f", {each['reason']}" if each["reason"] else "")
+        for each in lines
+    ]
+    return _print(args, lines, texts or ["no artefacts"]) or int(any(each["state"] == "damaged" for each in lines))
 
 
 def _rm(folder: Folder, args: argparse.Namespace) -> int:

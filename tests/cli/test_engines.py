@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from memory_objects import MemoryObjects
 
+from oriel_cli import engines
 from oriel_cli.main import main
 
 from ..inference.control_server import put
@@ -17,27 +19,27 @@ def test_artefacts_are_built_listed_verified_and_removed(tmp_path: Path, capsys:
     put(tmp_path / "models", 2.0, config=COMPILED)
     repository, folder = ["--model-repository", str(tmp_path / "models")], ["--artefact-folder", str(tmp_path / "a")]
 
-    def engines(*words: str, code: int = 0) -> str:
+    def run(*words: str, code: int = 0) -> str:
         assert main(["engines", *words, *folder]) == code
         return capsys.readouterr().out
 
-    built = engines("build", *repository)
+    built = run("build", *repository)
     assert built.startswith("double/1: built ")
-    (line,) = json.loads(engines("build", *repository, "--json"))
+    (line,) = json.loads(run("build", *repository, "--json"))
     assert line["state"] == "found" and line["reason"].startswith("largest error 0 absolute")
     fingerprint = line["fingerprint"]
-    heading, row = engines("ls").splitlines()
+    heading, row = run("ls").splitlines()
     assert heading.split() == ["FINGERPRINT", "MODEL", "COMPILER", "BYTES", "AGE", "STATE", "REASON"]
     assert row.startswith(f"{fingerprint[:12]}  double/1  onnxruntime-graph")
-    (listed,) = json.loads(engines("ls", "--json"))
+    (listed,) = json.loads(run("ls", "--json"))
     assert listed["fingerprint"] == fingerprint and listed["key"]["compiler"] == "onnxruntime-graph"
-    assert engines("verify") == f"{fingerprint[:12]}: whole\n"
-    assert engines("verify", *repository).startswith(f"{fingerprint[:12]}: agrees, with double/1: largest error 0 ")
+    assert run("verify") == f"{fingerprint[:12]}: whole\n"
+    assert run("verify", *repository).startswith(f"{fingerprint[:12]}: agrees, with double/1: largest error 0 ")
     with (tmp_path / "a" / fingerprint / "optimised.onnx").open("ab") as file:
         file.write(b"x")
-    assert engines("verify", code=1) == f"{fingerprint[:12]}: damaged, optimised.onnx is not the file that was built\n"
-    assert engines("rm", fingerprint[:8]) == f"{fingerprint[:12]} is removed\n"
-    assert engines("ls") == "no artefacts\n"
+    assert run("verify", code=1) == f"{fingerprint[:12]}: damaged, optimised.onnx is not the file that was built\n"
+    assert run("rm", fingerprint[:8]) == f"{fingerprint[:12]} is removed\n"
+    assert run("ls") == "no artefacts\n"
 
 
 def test_a_refused_build_ends_with_1_and_is_listed_until_it_is_removed(
@@ -108,3 +110,34 @@ def test_a_build_for_devices_builds_what_this_machine_can_and_says_what_the_othe
     with pytest.raises(SystemExit):
         main(["engines", "build", *folder, "--for", "tpu"])
     assert "'tpu' is not a known device" in capsys.readouterr().err
+
+
+def test_artefacts_travel_through_an_object_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = MemoryObjects()
+
+    class Writer:
+        async def put(self, key: str, data: bytes) -> None:
+            objects.put(key, data)
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(engines, "open_client", lambda location: objects)
+    monkeypatch.setattr(engines, "open_writer", lambda location: Writer())
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    repository, url = ["--model-repository", str(tmp_path / "models")], "s3://bucket/engines"
+    one, other = (["--artefact-folder", str(tmp_path / name)] for name in ("one", "other"))
+    assert main(["engines", "build", *repository, *one]) == 0
+    capsys.readouterr()
+    assert main(["engines", "push", url, *one, "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    assert (line["state"], line["model"]) == ("pushed", "double")
+    assert all(key.startswith(f"engines/{line['fingerprint']}/") for key in objects.objects)
+    assert main(["engines", "pull", url, *other]) == 0
+    assert capsys.readouterr().out == f"{line['fingerprint'][:12]}: pulled\n"
+    assert main(["engines", "build", *repository, *other]) == 0
+    assert "double/1: found" in capsys.readouterr().out
+    assert main(["engines", "pull", "ftp://bucket", *other]) == 1
+    assert "'ftp' is not a known object store" in capsys.readouterr().err

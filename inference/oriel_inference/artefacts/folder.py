@@ -33,7 +33,7 @@ MAX_RECORD_BYTES = 1 << 20
 MAX_FILES = 1000
 MAX_TEXT = 2000
 STALE_WORK_S = 86_400.0
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _PIECE_BYTES = 1 << 20
 FORM = 1
 
@@ -105,26 +105,14 @@ class ArtefactFolder:
     def find(self, fingerprint: str) -> Manifest | None:
         """Return the manifest of an artefact, None if there is none. Raises ArtefactDamaged."""
         try:
-            data = read_own(self.root / fingerprint / _MANIFEST, MAX_RECORD_BYTES + 1)
+            data = read_own(self.root / fingerprint / MANIFEST, MAX_RECORD_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             if not (self.root / fingerprint).exists():
                 return None
             raise ArtefactDamaged("it has no manifest") from None
         except PermissionError as error:
             raise ArtefactDamaged(str(error)) from error
-        if len(data) > MAX_RECORD_BYTES:
-            raise ArtefactDamaged("its manifest is too large")
-        try:
-            manifest = msgspec.json.decode(data, type=Manifest)
-            key = key_of(manifest.key)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise ArtefactDamaged(f"its manifest is not valid: {error}") from error
-        if manifest.form != FORM or key.fingerprint != fingerprint:
-            raise ArtefactDamaged("its manifest belongs to another fingerprint")
-        plain = all(_is_plain(name) and name != _MANIFEST for name in manifest.files)
-        if not plain or not 0 < len(manifest.files) <= MAX_FILES or manifest.entry not in manifest.files:
-            raise ArtefactDamaged("its manifest does not name its files")
-        return manifest
+        return read_manifest(data, fingerprint)
 
     def copy(self, fingerprint: str, manifest: Manifest, into: Path | None) -> None:
         """Copy the files of an artefact into an empty folder, or only read them, and compare every byte with its
@@ -157,9 +145,9 @@ class ArtefactFolder:
 
     def publish(self, work: Path, manifest: Manifest) -> None:
         """Make the content of a work folder the artefact, unless another server was faster."""
-        with os.fdopen(open_new(work / _MANIFEST), "wb") as file:
+        with os.fdopen(open_new(work / MANIFEST), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        for name in (*manifest.files, _MANIFEST):
+        for name in (*manifest.files, MANIFEST):
             with (work / name).open("rb") as file:
                 os.fsync(file.fileno())
         try:
@@ -322,6 +310,23 @@ class ArtefactFolder:
     def _new(path: Path, data: bytes) -> None:
         with os.fdopen(open_new(path), "wb") as file:
             file.write(data)
+
+
+def read_manifest(data: bytes, fingerprint: str) -> Manifest:
+    """Return the manifest of the artefact with this fingerprint. Raises ArtefactDamaged."""
+    if len(data) > MAX_RECORD_BYTES:
+        raise ArtefactDamaged("its manifest is too large")
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+        key = key_of(manifest.key)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ArtefactDamaged(f"its manifest is not valid: {error}") from error
+    if manifest.form != FORM or key.fingerprint != fingerprint:
+        raise ArtefactDamaged("its manifest belongs to another fingerprint")
+    plain = all(_is_plain(name) and name != MANIFEST for name in manifest.files)
+    if not plain or not 0 < len(manifest.files) <= MAX_FILES or manifest.entry not in manifest.files:
+        raise ArtefactDamaged("its manifest does not name its files")
+    return manifest
 
 
 def describe_files(folder: Path) -> dict[str, FileLine]:
