@@ -1,6 +1,6 @@
 """`oriel models compare MODEL --repository DIR`: the variants of a model beside the model itself, in error and speed.
 
-Runs here, without a server; nothing else should use the machine meanwhile.
+Runs here, without a server; nothing else should use the machine meanwhile. `--url` adds the answers of a running one.
 """
 
 import argparse
@@ -12,11 +12,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from oriel_cli.errors import CommandFailed
+from oriel_cli.served_model import ServedModel
 from oriel_cli.table import columns
 from oriel_wire.flags import number
 
 Actions = Any  # argparse gives its class no public name
+TIMEOUT_S = 60.0
 _positive = number(int, 1, 100_000)
 
 
@@ -26,6 +30,9 @@ def add_action(actions: Actions) -> None:
     made: argparse.ArgumentParser = actions.add_parser("compare", help=text, description=f"{text}.")
     made.add_argument("name", metavar="MODEL")
     made.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of models")
+    made.add_argument(
+        "--url", metavar="URL", help="compare what the model on this server's HTTP port answers as well (row served)"
+    )
     made.add_argument(
         "--compiler",
         dest="also",
@@ -62,17 +69,25 @@ def run(args: argparse.Namespace) -> int:
     def progress(text: str) -> None:
         print(f"{args.name}: {text}", file=sys.stderr, flush=True)
 
+    client = httpx.Client(base_url=args.url or "", timeout=TIMEOUT_S, trust_env=False)
+
+    def served(loaded: Any) -> Any:
+        session = loaded.sessions[0]
+        return ServedModel(client, args.name, loaded.spec.version, session.inputs, session.outputs)
+
     try:
-        found = compare(
-            args.repository,
-            args.name,
-            also=args.also,
-            batches=args.batches,
-            runs=args.runs,
-            seconds=args.seconds,
-            cores=args.cores or len(os.sched_getaffinity(0)),
-            progress=progress,
-        )
+        with client:
+            found = compare(
+                args.repository,
+                args.name,
+                also=args.also,
+                served=served if args.url else None,
+                batches=args.batches,
+                runs=args.runs,
+                seconds=args.seconds,
+                cores=args.cores or len(os.sched_getaffinity(0)),
+                progress=progress,
+            )
     except LoadFailed as failure:
         raise CommandFailed(failure.reason) from failure
     except InferenceError as error:

@@ -198,7 +198,8 @@ def _elsewhere(compilation: Any, targets: Sequence[Target]) -> list[tuple[str, s
     """Return the devices for which this machine cannot build, each with what that takes."""
     from oriel_inference.errors import LoadFailed
 
-    compiler, found = compilation.compiler, []
+    compiler = compilation.compiler
+    found: list[tuple[str, str]] = []
     for target in targets:
         try:
             why = lacking(target, compiler.name, compiler.identity(compilation.place.options).device)

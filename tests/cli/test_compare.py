@@ -1,5 +1,6 @@
 """`oriel models compare`: the variants of a model beside the model itself."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from oriel_inference.artefacts.compare import take_turns
 from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.model import TensorInfo
 
+from ..inference.artefact_server import served
 from ..inference.control_server import put, times
 from ..inference.models import DOUBLE, save_model
 
@@ -61,6 +63,23 @@ def test_compilers_are_compared_on_demand_and_one_that_refuses_says_why(
     assert found["onnxruntime-graph"]["state"] == "agrees" and found["onnxruntime-graph"]["absolute"] == 0.0
     assert found["int8"]["state"] == "failed" and "is not a whole ONNX file" in found["int8"]["reason"]
     assert found["int8"]["median_ms"] == {} and found["int8"]["absolute"] is None
+
+
+async def test_the_answers_of_a_running_server_are_compared_with_the_model_at_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, factor in (("here", 2.0), ("there", 2.0), ("elsewhere", 3.0)):
+        put(tmp_path / folder, factor, config=DOUBLE)
+    command = ["models", "compare", "double", "--repository", str(tmp_path / "here"), *QUICK, "--json", "--url"]
+    for folder, state in (("there", "agrees"), ("elsewhere", "differs")):
+        async with served(tmp_path / folder, tmp_path / "artefacts") as one:
+            assert await asyncio.to_thread(main, [*command, str(one.client.base_url)]) == 0
+            reference, found = json.loads(capsys.readouterr().out)["variants"]
+        assert (reference["name"], found["name"], found["state"]) == ("fp32", "served", state)
+        assert found["samples"] == 2 and list(found["median_ms"]) == ["1", "4"]
+    assert await asyncio.to_thread(main, [*command, str(one.client.base_url)]) == 0, "it is gone"
+    _, found = json.loads(capsys.readouterr().out)["variants"]
+    assert found["state"] == "failed" and "the server does not answer" in found["reason"]
 
 
 @pytest.mark.parametrize(

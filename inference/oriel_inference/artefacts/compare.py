@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 
+from oriel_inference.artefacts.differences import measure
 from oriel_inference.artefacts.process import (
     ArtefactRefused,
     BuildBounds,
@@ -34,24 +35,26 @@ from oriel_inference.repository.compiling import (
     Compilation,
     Samples,
     compilers,
+    samples_of,
     variants,
 )
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
-from oriel_policies.artefacts.comparison import OutputError, disagreement
+from oriel_policies.artefacts.comparison import OutputError, disagreement, parse_tolerance, tolerance_of
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 CHECK_S = 60.0
 BATCHES = (1, 8, 32)
+SERVED = "served"  # the name of the answers of a running server
 WARM_RUNS = 2
 MIN_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """What was compared: the model's own file, a variant, or what a compiler made of it.
+    """What was compared: the model's own file, a variant, what a compiler made of it, or a running server's answers.
 
     state: "reference", "agrees", "differs" (it would not serve), or "failed".
     reason: why it would not serve.
@@ -80,12 +83,9 @@ class Comparison:
 
 @dataclass(slots=True)
 class _Entry:
-    """A contestant while it is compared. folder: of its files. session: None unless it can be run."""
+    """A contestant while it is compared. session: None unless it can be run."""
 
     name: str
-    compilation: Compilation
-    folder: Path
-    entry: str = ""
     state: str = "failed"
     reason: str = ""
     errors: Sequence[OutputError] = ()
@@ -98,6 +98,7 @@ def compare(
     model: str,
     *,
     also: Sequence[str] = (),
+    served: Callable[[LoadedVersion], Session] | None = None,
     batches: Sequence[int] = (),
     runs: int = 50,
     seconds: float = 10.0,
@@ -108,6 +109,7 @@ def compare(
     """Compare the newest version that can be loaded with its variants, with its compiler if its configuration names
     one, and with the compilers in `also`.
 
+    served: returns a session whose answers come from elsewhere, to compare as well.
     batches: rows of the batches to time; by default those of `BATCHES` that the model takes.
     runs, seconds: of each contestant, and of all of them, for one batch size; at least `MIN_RUNS` runs.
     Raises LoadFailed if the model cannot be loaded or has nothing to be compared with.
@@ -127,36 +129,35 @@ def compare(
         config = Loading(store, model, find_backend=find_backend, cores=cores, models=1).configuration()
         version, loaded = load(_plain(config))
         stack.callback(loaded.close)
+        samples = samples_of(store, model, loaded.config, loaded.spec)
         entries: list[_Entry] = []
         for name in _names(store, model, version, config, also):
             progress(f"{name}: building and comparing")
             _, other = load(_asking(config, name))
             other.close()
-            if other.compilation is None:
-                continue
+            assert other.compilation is not None  # its configuration asks for one
             folder = Path(mkdtemp(prefix="oriel-compare-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            entries.append(_compared(_Entry(name, other.compilation, folder), bounds))
-            if (session := entries[-1].session) is not None:
-                stack.callback(session.close)
+            entries.append(_compiled(name, other.compilation, folder, samples, bounds))
+        if served is not None:
+            progress(f"{SERVED}: comparing")
+            entries.append(_served(served(loaded), loaded, config, samples))
         if not entries:
             stem = Path(_filename(config)).stem
             wanted = ", ".join(f"{stem}.{each}.onnx" for each in variants()[1:])
             raise LoadFailed(f"{model}/{version} has no variants beside its model file: {wanted}")
-        samples = entries[0].compilation.samples()
         sessions = {ITSELF: loaded.sessions[0]}
-        sessions |= {each.name: each.session for each in entries if each.session is not None}
+        for each in entries:
+            if each.session is not None:
+                sessions[each.name] = each.session
+                stack.callback(each.session.close)
         times: dict[int, dict[str, tuple[float, float]]] = {}
         for rows, inputs in _batches(loaded, samples, batches):
             progress(f"timing batches of {rows}" if rows else "timing runs")
             times[rows] = take_turns(sessions, inputs, runs=runs, seconds=seconds)
+        entries.insert(0, _Entry(ITSELF, state="reference"))
         return Comparison(
-            model=model,
-            version=version,
-            contestants=[
-                _contestant(_Entry(ITSELF, entries[0].compilation, root, state="reference"), times),
-                *(_contestant(each, times) for each in entries),
-            ],
+            model=model, version=version, contestants=[_contestant(each, times) for each in entries]
         )
 
 
@@ -174,7 +175,7 @@ def take_turns(
     for number in range(WARM_RUNS + runs):
         if number >= WARM_RUNS + MIN_RUNS and time.monotonic() - began > seconds:
             break
-        for name in order if number % 2 else reversed(order):
+        for name in order if number % 2 else order[::-1]:
             session = sessions[name]
             names = [output.name for output in session.outputs]
             cpu, entered = time.process_time(), time.perf_counter()
@@ -188,21 +189,61 @@ def take_turns(
     }
 
 
-def _compared(one: _Entry, bounds: BuildBounds) -> _Entry:
-    compilation, children = one.compilation, ChildProcesses()
+def _compiled(
+    name: str, compilation: Compilation, folder: Path, samples: Samples, bounds: BuildBounds
+) -> _Entry:
+    """Build an artefact into an empty folder, compare its outputs, and open it if that was possible."""
+    one, children = _Entry(name), ChildProcesses()
     try:
         with compilation.source() as source:
             precision = compilation.key(source).precision
-            one.entry = compile_into(compilation, source, one.folder, bounds, children)
+            entry = compile_into(compilation, source, folder, bounds, children)
             one.errors, one.samples = measure_outputs(
-                compilation, source, one.folder, one.entry, precision, bounds, compilation.samples(), children
+                compilation, source, folder, entry, precision, bounds, samples, children
             )
-        one.reason = disagreement(one.errors)
-        one.session = compilation.compiler.open(one.folder / one.entry, compilation.place.options)
-        one.state = "differs" if one.reason else "agrees"
+        one.session = compilation.compiler.open(folder / entry, compilation.place.options)
+        _judge(one)
     except (ArtefactRefused, LoadFailed) as refused:
-        one.state, one.reason = "failed", refused.reason
+        one.reason = refused.reason
     return one
+
+
+def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, samples: Samples) -> _Entry:
+    """Compare the answers of a session, which is held to the tolerance of what the configuration asks for."""
+    one, reference = _Entry(SERVED), loaded.sessions[0]
+    names = [output.name for output in reference.outputs]
+    precision = _parameter(config, VARIANT_KEY).upper() or _parameter(config, f"{COMPILE_KEY}.precision")
+    text = _parameter(config, TOLERANCE_KEY)
+    own = parse_tolerance(text) if text else None
+    pairs = []
+    try:
+        for sample in samples:
+            try:
+                expected = reference.run(sample, names)
+            except InferenceError:
+                continue
+            pairs.append((session.run(sample, names), expected))
+    except InferenceError as error:
+        one.reason = error.message
+        return one
+    one.samples = len(pairs)
+    one.errors = [
+        measure(
+            info.name,
+            info.datatype,
+            [(ours[index], theirs[index]) for ours, theirs in pairs],
+            tolerance_of(info.datatype, precision, own),
+        )
+        for index, info in enumerate(reference.outputs)
+    ]
+    one.session = session
+    _judge(one)
+    return one
+
+
+def _judge(one: _Entry) -> None:
+    one.reason = disagreement(one.errors)
+    one.state = "differs" if one.reason else "agrees"
 
 
 def _contestant(one: _Entry, times: Mapping[int, Mapping[str, tuple[float, float]]]) -> Contestant:

@@ -110,7 +110,7 @@ class OpenVinoSession:
             request = None
         try:
             request = request or self._compiled.create_infer_request()
-            results = request.infer(inputs, share_inputs=True).to_tuple()
+            results = request.infer(dict(inputs), share_inputs=True).to_tuple()
         except Exception as error:
             # A request that failed is not used again.
             raise BackendFailed("the model could not be executed", _plain(error)) from error

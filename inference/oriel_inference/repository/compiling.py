@@ -104,17 +104,8 @@ class Compilation:
         return ArtefactKey(model=digest, compiler=self.compiler.name, **identity)
 
     def samples(self) -> Samples:
-        """Return the inputs of the check: those of `model_warmup` if there are any, else made ones. Raises
-        LoadFailed.
-        """
-        if not self.config.model_warmup:
-            return made_samples(self.spec)
-
-        def read(name: str) -> bytes:
-            return self.store.data(self.model, f"warmup/{name}")
-
-        given = warmup_inputs(self.config, self.spec, f"{self.model}/{CONFIG_FILE}", read=read)
-        return _bounded(given)
+        """Return the inputs of the check, see `samples_of`. Raises LoadFailed."""
+        return samples_of(self.store, self.model, self.config, self.spec)
 
 
 def compiler_of(config: pb.ModelConfig, file: str) -> CompileRequest | None:
@@ -223,6 +214,18 @@ def check_compilable(config: pb.ModelConfig, file: str, found: Sequence[Place]) 
         )
     if config.model_transaction_policy.decoupled:
         raise ConfigInvalid(file, field, "does not go with a decoupled model")
+
+
+def samples_of(store: ModelStore, model: str, config: pb.ModelConfig, spec: ModelSpec) -> Samples:
+    """Return inputs to compare outputs with: those of `model_warmup` if there are any, else made ones. Raises
+    LoadFailed.
+    """
+    if not config.model_warmup:
+        return made_samples(spec)
+    given = warmup_inputs(
+        config, spec, f"{model}/{CONFIG_FILE}", read=lambda name: store.data(model, f"warmup/{name}")
+    )
+    return _bounded(given)
 
 
 def made_samples(spec: ModelSpec) -> Samples:
