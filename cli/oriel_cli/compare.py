@@ -69,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
     def progress(text: str) -> None:
         print(f"{args.name}: {text}", file=sys.stderr, flush=True)
 
-    client = httpx.Client(base_url=args.url or "", timeout=TIMEOUT_S, trust_env=False)
+    try:
+        client = httpx.Client(base_url=args.url or "", timeout=TIMEOUT_S, trust_env=False)
+    except httpx.InvalidURL as error:
+        raise CommandFailed(f"{args.url!r} is not a URL such as http://127.0.0.1:8000") from error
 
     def served(loaded: Any) -> Any:
         session = loaded.sessions[0]
