@@ -214,7 +214,10 @@ def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, sam
     names = [output.name for output in reference.outputs]
     precision = _parameter(config, VARIANT_KEY).upper() or _parameter(config, f"{COMPILE_KEY}.precision")
     text = _parameter(config, TOLERANCE_KEY)
-    own = parse_tolerance(text) if text else None
+    try:
+        own = parse_tolerance(text) if text else None
+    except ValueError as error:
+        raise LoadFailed(f"parameters[{TOLERANCE_KEY!r}] {error}") from error
     pairs = []
     try:
         for sample in samples:
