@@ -316,3 +316,22 @@ def test_outputs_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) 
     with pytest.raises(BackendFailed):
         session.run({"z": inputs["a"]}, ["sum"])
     session.close()
+
+
+@needs_openvino
+def test_numbers_that_openvino_would_cut_off_are_left_to_the_reference(tmp_path: Path) -> None:
+    node = models.helper.make_node("Add", ["x", "x"], ["y"])
+    shape = ["n", 2]
+    doubled = models.graph([node], [("x", models.INT64, shape)], [("y", models.INT64, shape)])
+    models.save_model(doubled, str(tmp_path / "model.onnx"))
+    (tmp_path / "a").mkdir()
+    entry = OpenVino().build(tmp_path / "model.onnx", EngineOptions(), tmp_path / "a")
+    session = OpenVino().open(tmp_path / "a" / entry, EngineOptions())
+    (small,) = session.run({"x": np.array([[7, -(1 << 20)]])}, ["y"])
+    assert small.dtype == np.int64 and small.tolist() == [[14, -(1 << 21)]]
+    for number in (1 << 31, -(1 << 31) - 1):
+        with pytest.raises(BackendFailed, match="beyond 32 bits"):
+            session.run({"x": np.array([[1, number]])}, ["y"])
+    (none,) = session.run({"x": np.empty((0, 2), np.int64)}, ["y"])
+    assert none.shape == (0, 2)
+    session.close()

@@ -35,6 +35,9 @@ _DATATYPES = {
     "f32": "FP32",
     "f64": "FP64",
 }
+# OpenVINO computes these data types in INT32.
+_NARROWED = ("INT64", "UINT64", "UINT32")
+_SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
 _PRECISIONS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16"}
 _PRECISION_KEY = "INFERENCE_PRECISION_HINT"
 # Lines of an error text that name OpenVINO's own source files.
@@ -102,8 +105,13 @@ class OpenVinoSession:
         self.inputs: Sequence[TensorInfo] = tuple(_info(port) for port in compiled.inputs)
         self.outputs: Sequence[TensorInfo] = tuple(_info(port) for port in compiled.outputs)
         self._positions = {info.name: index for index, info in enumerate(self.outputs)}
+        self._narrowed = [info.name for info in self.inputs if info.datatype in _NARROWED]
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        for name in self._narrowed:
+            if (array := inputs[name]).size and (array.max() > _LARGEST or array.min() < _SMALLEST):
+                # Whoever runs the reference as well answers right then.
+                raise BackendFailed(f"input {name[:64]!r} has numbers beyond 32 bits, which OpenVINO would cut off")
         try:
             request = self._idle.pop()  # atomic, as `append` is: several threads may run at once
         except IndexError:
