@@ -185,11 +185,17 @@ def test_a_build_without_the_package_says_what_to_install(tmp_path: Path, monkey
 
 @needs_openvino
 @pytest.mark.parametrize(
-    "config", [COMPILED, models.DOUBLE + accelerator("cpu", "openvino")], ids=["parameter", "accelerator"]
+    "config",
+    [
+        pytest.param(COMPILED, id="parameter"),
+        pytest.param(
+            models.DOUBLE + accelerator("cpu", "openvino"),
+            id="accelerator",
+            marks=pytest.mark.usefixtures("no_provider"),
+        ),
+    ],
 )
-async def test_an_artefact_is_swapped_in_under_load_and_found_by_the_next_start(
-    tmp_path: Path, config: str, no_provider: None
-) -> None:
+async def test_an_artefact_is_swapped_in_under_load_and_found_by_the_next_start(tmp_path: Path, config: str) -> None:
     put(tmp_path / "models", 2.0, config=config)
     async with served(tmp_path / "models", tmp_path / "artefacts") as one:
 
