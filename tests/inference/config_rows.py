@@ -271,7 +271,7 @@ ROWS = [
     works(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",
         accelerator("cpu", "openvino"),
-        lambda v: v.compilation.compiler.name == "openvino",
+        lambda v: v.compilation is not None and v.compilation.compiler.name == "openvino",
     ),
     refused(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",

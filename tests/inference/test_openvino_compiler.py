@@ -17,6 +17,7 @@ from oriel_inference.artefacts.offline import build_ahead, compilations
 from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.openvino_cpu import ENTRY, MISSING, OpenVino, OpenVinoSession, properties
+from oriel_inference.backends.providers import OPENVINO, missing
 from oriel_inference.errors import BackendFailed, CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.compiling import Compilation
@@ -30,6 +31,9 @@ from .artefact_server import forge, only_artefact, outcomes, served, state, unti
 from .config_rows import accelerator, option
 from .control_server import Served, put, times
 
+without_provider = pytest.mark.skipif(
+    not missing(OPENVINO), reason="ONNX Runtime has OpenVINO's provider here, which is then used"
+)
 needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason=MISSING)
 COMPILE = 'parameters { key: "oriel.compile" value { string_value: "openvino" } }\n'
 COMPILED = models.DOUBLE + COMPILE
@@ -122,15 +126,7 @@ def test_a_session_runs_as_often_at_once_as_the_model_has_instances(tmp_path: Pa
 # OpenVINO as an accelerator
 
 
-@pytest.fixture
-def no_provider() -> None:
-    from oriel_inference.backends.providers import OPENVINO, missing
-
-    if not missing(OPENVINO):
-        pytest.skip("ONNX Runtime has OpenVINO's provider here, which is then used")
-
-
-@pytest.mark.usefixtures("no_provider")
+@without_provider
 def test_the_accelerator_is_the_compiler_where_onnx_runtime_has_no_such_provider(tmp_path: Path) -> None:
     more = option("precision", "ACCURACY") + option("num_streams", "2") + option("num_of_threads", "3")
     one = compilation(tmp_path, models.DOUBLE + accelerator("cpu", "openvino", more + option("cache_dir", "c")))
@@ -138,7 +134,7 @@ def test_the_accelerator_is_the_compiler_where_onnx_runtime_has_no_such_provider
     assert one.place.options.compiler_settings == {"precision": "FP32", "streams": "2", "threads": "3"}
 
 
-@pytest.mark.usefixtures("no_provider")
+@without_provider
 def test_a_wrong_option_of_the_accelerator_is_refused_by_name(tmp_path: Path) -> None:
     failure = loaded(tmp_path, models.DOUBLE + accelerator("cpu", "openvino", option("num_streams", "-1")))
     assert isinstance(failure, LoadFailed)
@@ -191,7 +187,7 @@ def test_a_build_without_the_package_says_what_to_install(tmp_path: Path, monkey
         pytest.param(
             models.DOUBLE + accelerator("cpu", "openvino"),
             id="accelerator",
-            marks=pytest.mark.usefixtures("no_provider"),
+            marks=without_provider,
         ),
     ],
 )
