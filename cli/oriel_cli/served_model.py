@@ -16,8 +16,8 @@ _LENGTH = "inference-header-content-length"
 class ServedModel:
     """One version of a model.
 
-    inputs, outputs: its tensors, as the reference has them. A run blocks. It raises BackendFailed whatever is wrong with
-    the answer.
+    inputs, outputs: its tensors, as the reference has them. A run blocks. It raises BackendFailed, whatever is wrong
+    with the answer.
     """
 
     provider = "HTTP"

@@ -156,9 +156,7 @@ def compare(
             progress(f"timing batches of {rows}" if rows else "timing runs")
             times[rows] = take_turns(sessions, inputs, runs=runs, seconds=seconds)
         entries.insert(0, _Entry(ITSELF, state="reference"))
-        return Comparison(
-            model=model, version=version, contestants=[_contestant(each, times) for each in entries]
-        )
+        return Comparison(model=model, version=version, contestants=[_contestant(each, times) for each in entries])
 
 
 def take_turns(
@@ -189,9 +187,7 @@ def take_turns(
     }
 
 
-def _compiled(
-    name: str, compilation: Compilation, folder: Path, samples: Samples, bounds: BuildBounds
-) -> _Entry:
+def _compiled(name: str, compilation: Compilation, folder: Path, samples: Samples, bounds: BuildBounds) -> _Entry:
     """Build an artefact into an empty folder, compare its outputs, and open it if that was possible."""
     one, children = _Entry(name), ChildProcesses()
     try:
@@ -283,9 +279,7 @@ def _batches(loaded: LoadedVersion, samples: Samples, wanted: Sequence[int]) -> 
         yield rows, {name: np.resize(array, (rows, *array.shape[1:])) for name, array in sample.items()}
 
 
-def _names(
-    store: LocalStore, model: str, version: int, config: pb.ModelConfig, also: Sequence[str]
-) -> Iterator[str]:
+def _names(store: LocalStore, model: str, version: int, config: pb.ModelConfig, also: Sequence[str]) -> Iterator[str]:
     """Yield what to compare: the variants that are there, and compilers. Raises LoadFailed for an unknown one."""
     stem, there = Path(_filename(config)).stem, store.files(model, version)
     yield from (each for each in variants()[1:] if f"{stem}.{each}.onnx" in there)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ class OpenVino:
             compiled = _core().compile_model(str(source), _DEVICE, properties(options))
             _check_precision(compiled, options)
             OpenVinoSession(compiled)  # refuses tensors that the v2 protocol cannot carry
-            exported = compiled.export_model()
-        (folder / ENTRY).write_bytes(exported)
+            exported = BytesIO()
+            compiled.export_model(exported)
+        (folder / ENTRY).write_bytes(exported.getbuffer())
         return ENTRY
 
     def open(self, path: Path, options: EngineOptions) -> "OpenVinoSession":

@@ -222,9 +222,7 @@ def samples_of(store: ModelStore, model: str, config: pb.ModelConfig, spec: Mode
     """
     if not config.model_warmup:
         return made_samples(spec)
-    given = warmup_inputs(
-        config, spec, f"{model}/{CONFIG_FILE}", read=lambda name: store.data(model, f"warmup/{name}")
-    )
+    given = warmup_inputs(config, spec, f"{model}/{CONFIG_FILE}", read=lambda name: store.data(model, f"warmup/{name}"))
     return _bounded(given)
 
 
