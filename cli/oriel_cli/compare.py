@@ -127,7 +127,7 @@ def _line(contestant: Mapping[str, Any], reference_ms: Mapping[int, float]) -> d
 
 def _table(lines: Sequence[Mapping[str, Any]], batches: Sequence[int]) -> list[str]:
     heading = ["VARIANT", "STATE", "ABSOLUTE", "RELATIVE", "TOP-1"]
-    heading += [f"{rows} ROWS MS" if rows else "RUN MS" for rows in batches]
+    heading += [f"{rows} ROW{'S' * (rows > 1)} MS" if rows else "RUN MS" for rows in batches]
     rows = [
         [
             each["name"],

@@ -25,11 +25,11 @@ from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.refusals import RefusalKind
 
+from ..inference import models
+from ..inference.artefact_server import forge, only_artefact, outcomes, served, state, until_state
+from ..inference.config_rows import accelerator, option
+from ..inference.control_server import Served, put, times
 from ..waiting import until
-from . import models
-from .artefact_server import forge, only_artefact, outcomes, served, state, until_state
-from .config_rows import accelerator, option
-from .control_server import Served, put, times
 
 without_provider = pytest.mark.skipif(
     not missing(OPENVINO), reason="ONNX Runtime has OpenVINO's provider here, which is then used"
