@@ -337,3 +337,39 @@ def test_numbers_that_openvino_would_cut_off_are_left_to_the_reference(tmp_path:
     (none,) = session.run({"x": np.empty((0, 2), np.int64)}, ["y"])
     assert none.shape == (0, 2)
     session.close()
+
+
+@needs_openvino
+async def test_a_request_that_openvino_would_cut_off_is_answered_and_ends_its_use(tmp_path: Path) -> None:
+    shape = ["n", 1]
+    doubled = models.graph(
+        [models.helper.make_node("Add", ["x", "x"], ["y"])], [("x", models.INT64, shape)], [("y", models.INT64, shape)]
+    )
+    models.put(tmp_path / "models", "doubled", doubled, "max_batch_size: 4\n" + COMPILE)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving", "doubled")
+        for number in (7, 1 << 40):
+            body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "INT64", "data": [number]}]}
+            answer = await one.client.post("/v2/models/doubled/infer", json=body)
+            assert answer.json()["outputs"][0]["data"] == [2 * number]
+        await until_state(one, "refused", "doubled")
+        assert "numbers beyond 32 bits" in str((await one.lines()).values())
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (EngineOptions(concurrent_runs=2), {"NUM_STREAMS": 2, "ENABLE_CPU_PINNING": False}),
+        (EngineOptions(compiler_settings={"streams": "1", "threads": "1"}), {"INFERENCE_NUM_THREADS": 1}),
+        (EngineOptions(compiler_settings={"hint": "THROUGHPUT"}), {"PERFORMANCE_HINT": "THROUGHPUT"}),
+    ],
+)
+def test_openvino_applies_the_settings_to_an_artefact_that_was_built_without_them(
+    tmp_path: Path, options: EngineOptions, expected: dict[str, object]
+) -> None:
+    models.save_model(models.double(), str(tmp_path / "model.onnx"))
+    entry = OpenVino().build(tmp_path / "model.onnx", EngineOptions(), tmp_path)
+    session = OpenVino().open(tmp_path / entry, options)
+    assert {name: session._compiled.get_property(name) for name in expected} == expected
+    session.close()
