@@ -1,6 +1,6 @@
 """Measures what callers notice when a compiled artefact is built, checked and swapped in under load.
 
-    python benchmarks/faults.py artefact [--rounds 10] [--seconds 10] [--load 0.4] [--json FILE]
+    python benchmarks/faults.py artefact [--rounds 10] [--seconds 10] [--load 0.4] [--compiler openvino] [--json FILE]
 
 Open loop, Poisson arrivals at `--load` of what one core can compute. Each round measures three windows: `steady`, in
 which nothing happens; `reload`, while the same model is loaded again without an artefact; `swap`, from the moment in
@@ -29,7 +29,7 @@ from harness.processes import inference
 
 from inference_bench.shift import MODELS, Caller, service_s, write_models
 
-COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
+COMPILE = 'parameters {{ key: "oriel.compile" value {{ string_value: "{}" }} }}\n'
 WINDOWS = ("steady", "reload", "swap")
 MAX_RATIO = 1.5
 AFTER_S = 1.0
@@ -97,7 +97,7 @@ async def rounds(port: int, models: Path, artefacts: Path, rate: float, args: ar
             await load(client)
             await asyncio.sleep(AFTER_S)
             shutil.rmtree(artefacts, ignore_errors=True)
-            config.write_text(COMPILE + plain)
+            config.write_text(COMPILE.format(args.compiler) + plain)
             await load(client)
             found.window = "swap"
             await until_serving(client)
@@ -119,7 +119,7 @@ async def until_serving(client: httpx.AsyncClient) -> None:
             reason = next((line.get("reason", "") for line in lines if line["name"] == MODEL), "")
             if ": serving" in reason:
                 return
-            if ": refused" in reason:
+            if ": refused" in reason or ": absent, " in reason:
                 sys.exit(f"the artefact does not serve: {reason}")
             await asyncio.sleep(0.05)
 
@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each steady window")
     parser.add_argument("--load", type=float, default=0.4, help="of what one core can compute")
+    parser.add_argument("--compiler", default="onnxruntime-graph", help="or openvino, if it is installed")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

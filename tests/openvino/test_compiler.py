@@ -39,6 +39,14 @@ COMPILE = 'parameters { key: "oriel.compile" value { string_value: "openvino" } 
 COMPILED = models.DOUBLE + COMPILE
 TWO_THREADS = 'parameters { key: "intra_op_thread_count" value { string_value: "2" } }\n'
 
+EITHER_WAY = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(COMPILED, id="parameter"),
+        pytest.param(models.DOUBLE + accelerator("cpu", "openvino"), id="accelerator", marks=without_provider),
+    ],
+)
+
 
 def setting(name: str, value: str) -> str:
     return f'parameters {{ key: "oriel.compile.{name}" value {{ string_value: "{value}" }} }}\n'
@@ -151,11 +159,12 @@ async def until_absent(one: Served) -> None:
     await until(lambda: life.reason)
 
 
+@EITHER_WAY
 async def test_the_model_serves_and_the_index_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails
-    put(tmp_path / "models", 2.0, config=COMPILED)
+    put(tmp_path / "models", 2.0, config=config)
     for _ in range(2):  # it is not remembered: it may be installed before the next start
         async with served(tmp_path / "models", tmp_path / "artefacts") as one:
             await until_absent(one)
@@ -180,17 +189,7 @@ def test_a_build_without_the_package_says_what_to_install(tmp_path: Path, monkey
 
 
 @needs_openvino
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(COMPILED, id="parameter"),
-        pytest.param(
-            models.DOUBLE + accelerator("cpu", "openvino"),
-            id="accelerator",
-            marks=without_provider,
-        ),
-    ],
-)
+@EITHER_WAY
 async def test_an_artefact_is_swapped_in_under_load_and_found_by_the_next_start(tmp_path: Path, config: str) -> None:
     put(tmp_path / "models", 2.0, config=config)
     async with served(tmp_path / "models", tmp_path / "artefacts") as one:
