@@ -16,7 +16,6 @@ from tempfile import mkdtemp
 
 import numpy as np
 
-from oriel_inference.artefacts.differences import measure
 from oriel_inference.artefacts.process import (
     ArtefactRefused,
     BuildBounds,
@@ -42,6 +41,7 @@ from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import OutputError, disagreement, parse_tolerance, tolerance_of
+from oriel_policies.artefacts.differences import measure
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
