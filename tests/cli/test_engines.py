@@ -98,8 +98,8 @@ def test_a_build_for_devices_builds_what_this_machine_can_and_says_what_the_othe
         capsys.readouterr().out.splitlines(), (("nvidia-l4", "8.9"), ("a100", "8.0")), strict=True
     ):
         assert line == (
-            f"double/1 for {name}: elsewhere, onnxruntime-graph builds for the CPU of this machine: it takes the "
-            f"compiler tensorrt, on a machine with a GPU of compute capability {capability}, as {name} has it"
+            f"double/1 for {name}: elsewhere, onnxruntime-graph builds for the CPU of this machine: it takes a "
+            f"compiler for GPUs, on a machine with a GPU of compute capability {capability}, as {name} has it"
         )
     assert not (tmp_path / "a").exists() or not list((tmp_path / "a").iterdir()), "nothing was built"
     assert main(["engines", "build", *folder, "--for", "cpu,l4", "--json"]) == 1

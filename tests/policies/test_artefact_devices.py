@@ -47,7 +47,7 @@ def test_every_known_name_is_read_once_in_its_order(names: list[str]) -> None:
         (
             Target("8.9", "8.9"),
             "x86_64 avx2",
-            "c builds for the CPU of this machine: it takes the compiler tensorrt, on a machine with a GPU of compute "
+            "c builds for the CPU of this machine: it takes a compiler for GPUs, on a machine with a GPU of compute "
             "capability 8.9",
         ),
         (Target("cpu", ""), "8.9", "c builds for GPUs: it has nothing for the CPU"),

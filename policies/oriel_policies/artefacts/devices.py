@@ -77,7 +77,7 @@ def lacking(target: Target, compiler: str, device: str) -> str:
     wanted = f"a machine with a GPU of compute capability {target.capability}"
     named = "" if target.name == target.capability else f", as {target.name} has it"
     if not gpu:
-        return f"{compiler} builds for the CPU of this machine: it takes the compiler tensorrt, on {wanted}{named}"
+        return f"{compiler} builds for the CPU of this machine: it takes a compiler for GPUs, on {wanted}{named}"
     if device != target.capability:
         return f"this machine builds for compute capability {device}: build on {wanted}{named}, into the same folder"
     return ""
