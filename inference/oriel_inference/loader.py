@@ -17,6 +17,7 @@ from oriel_inference.errors import InferenceError, LoadFailed, ModelMemoryFull
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.memory_budget import MemoryBudget
 from oriel_inference.repository.outline import HOST, Outline, read_outline
+from oriel_inference.repository.plans import ReserveModel
 from oriel_inference.repository.scan import Repositories
 from oriel_inference.rollout import Rollout
 from oriel_inference.stores import ModelStore
@@ -112,8 +113,8 @@ class Loader:
     ) -> str:
         """Load a model within the budget of memory. Raises ModelMemoryFull."""
 
-        def run() -> Coroutine[Any, Any, str]:
-            return self._rollout.replace(name, stores, models=models, override=override)
+        def run(reserve: ReserveModel) -> Coroutine[Any, Any, str]:
+            return self._rollout.replace(name, stores, models=models, override=override, reserve=reserve)
 
         pinned = override is not None or name not in self._catalog.on_demand
         size_bytes = sum(outline.sizes.values())

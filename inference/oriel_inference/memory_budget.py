@@ -2,6 +2,10 @@
 
 `oriel_policies.model_memory` decides which.
 
+A backend that knows what a model needs says so before it takes it (`reserve`). If that is more than was planned and does
+not fit, the load ends before the memory is taken, and begins once more with the right size, for which other models may
+have to go.
+
 A model counts from the moment its load is admitted to the moment its sessions are closed, which is when its last
 request has ended. Before its first load it counts with the bytes of its files times a factor that is learned from
 earlier loads; afterwards with what was measured: what its sessions report, on a GPU what the device has less than
@@ -19,9 +23,10 @@ from math import ceil
 from typing import Any
 
 from oriel_inference.backends import memory_bytes
-from oriel_inference.errors import ModelMemoryFull
+from oriel_inference.errors import LoadFailed, ModelMemoryFull
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.repository.outline import HOST, Outline
+from oriel_inference.repository.plans import ReserveModel, unbounded
 from oriel_inference.rollout import Rollout
 from oriel_policies.model_memory import MemoryShare, ModelMemory, ShareState
 from oriel_wire.v2.datatypes import quoted
@@ -33,6 +38,8 @@ FIRST_BYTES = 64 << 20
 KEPT_SHARE = 0.9
 NO_ROOM_RETRY_S = 60.0
 WANTED_S = 60.0
+RESERVE_S = 30.0  # for the loop to answer
+MOST_LOADS = 3  # of one model, each of which found out more about what it needs
 MAX_NAMES = 4096
 
 
@@ -69,6 +76,7 @@ class MemoryBudget:
         self._loads = 0  # that have begun
         self._under_way = 0
         self._wanted: dict[str, tuple[float, Mapping[str, int]]] = {}
+        self._lacking: set[str] = set()  # models whose load found out that it needs more than there was room for
         self.evictions: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
 
@@ -110,13 +118,27 @@ class MemoryBudget:
         self._calls.pop(model, None)
         self.released(model)
 
-    async def load(self, model: str, outline: Outline, run: Callable[[], Awaitable[str]], *, pinned: bool) -> str:
+    async def load(
+        self, model: str, outline: Outline, run: Callable[[ReserveModel], Awaitable[str]], *, pinned: bool
+    ) -> str:
         """Load a model once there is room for it. run: loads it and returns why (part of) it was refused.
 
         Raises ModelMemoryFull if there is no room.
         """
         if not self._memory.budgets or not outline.sizes:
-            return await run()
+            return await run(unbounded)
+        failure = ""
+        for _ in range(MOST_LOADS):
+            self._lacking.discard(model)
+            failure = await self._load(model, outline, run, pinned=pinned)
+            if model not in self._lacking:
+                break
+        self._lacking.discard(model)
+        return failure
+
+    async def _load(
+        self, model: str, outline: Outline, run: Callable[[ReserveModel], Awaitable[str]], *, pinned: bool
+    ) -> str:
         share = self._memory.request(model, self._planned(model, outline), pinned=pinned)
         try:
             await self._room(share)
@@ -126,7 +148,7 @@ class MemoryBudget:
             number, alone, began_s = self._loads, self._under_way == 1, time.monotonic()
             try:
                 used = await asyncio.to_thread(self._used_bytes) if alone else {}
-                failure = await run()
+                failure = await run(self._reserve_for(share, outline))
                 new = [each for each in self._serving(model) if not each.sizes]
                 alone = alone and number == self._loads
                 grown = self._grown(used, await asyncio.to_thread(self._used_bytes)) if alone else {}
@@ -159,6 +181,33 @@ class MemoryBudget:
             if share.state is ShareState.LOADED:
                 self._memory.leave(share)
                 self._release_later(share)
+
+    # Sizes that are known before memory is taken ------------------------------------------------------------------
+
+    def _reserve_for(self, share: MemoryShare, outline: Outline) -> ReserveModel:
+        """Return the function by which the thread of a load reserves what it needs."""
+        loop = asyncio.get_running_loop()
+        known: dict[int, Mapping[str, int]] = {}
+
+        async def resize(version: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
+            known[version] = sizes
+            total: Counter[str] = Counter()
+            for each in known.values():
+                total.update(each)
+            lacking = self._memory.resize(share, total)
+            if lacking:
+                self._measured[share.name] = outline.sizes, dict(total)
+                self._lacking.add(share.name)
+            self._pulse()
+            return lacking
+
+        def reserve(version: int, sizes: Mapping[str, int]) -> None:
+            lacking = asyncio.run_coroutine_threadsafe(resize(version, dict(sizes)), loop).result(RESERVE_S)
+            if lacking:
+                needs = ", ".join(f"{sizes[device]} bytes on {device}" for device in sorted(lacking))
+                raise LoadFailed(f"it needs {needs}, which is more than the budget of memory has left")
+
+        return reserve
 
     # Room ---------------------------------------------------------------------------------------------------------
 

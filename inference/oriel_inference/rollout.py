@@ -35,6 +35,7 @@ from oriel_inference.repository.compiling import Compilation
 from oriel_inference.repository.config import CONFIG_FILE
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.repository.plans import ReserveModel, unbounded
 from oriel_inference.stores import ModelStore
 from oriel_policies.artefacts.lifecycle import ArtefactEvent
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -117,12 +118,19 @@ class Rollout:
     # Loading and publishing -------------------------------------------------------------------------------------
 
     async def replace(
-        self, name: str, stores: Sequence[ModelStore], *, models: int, override: pb.ModelConfig | None = None
+        self,
+        name: str,
+        stores: Sequence[ModelStore],
+        *,
+        models: int,
+        override: pb.ModelConfig | None = None,
+        reserve: ReserveModel = unbounded,
     ) -> str:
         """Load `name` and publish the result. Returns why (part of) it was refused, "" if all went well.
 
         models: how many models share the machine.
         override: replaces the model's configuration file.
+        reserve: see `Loading`; called in the thread of the load.
         """
         async with self._lock(name), self._slots.turn(stores[0], name) as slot:
             if len(stores) > 1:
@@ -146,6 +154,7 @@ class Rollout:
                     defaults=self._defaults,
                     devices=self._devices,
                     slot=slot.taken,
+                    reserve=reserve,
                 )
                 versions = await slot.run(load_model, loading)
             except LoadFailed as failure:

@@ -192,6 +192,21 @@ class ModelMemory:
             share.sizes[device] = max(0, share.sizes.get(device, 0) + size)
         return True
 
+    def resize(self, share: MemoryShare, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Replace what a load is planned to need by what it is known to need, before it takes that.
+
+        Returns device -> the bytes that are lacking there; if there are any, nothing has changed.
+        """
+        others = [each for each in self._shares if each is not share and each.state is not ShareState.WAITING]
+        lacking = {
+            device: int(lack)
+            for device, size in sizes.items()
+            if size and (lack := _total(others, device) + size - self._budget(device)) > 0
+        }
+        if not lacking:
+            share.sizes = {device: max(0, size) for device, size in sizes.items()}
+        return lacking
+
     def excess(self, now: float, leased: Leased) -> list[MemoryShare]:
         """Places to evict because measured sizes exceed a budget; they leave from now on. As many as may go."""
         found: list[MemoryShare] = []

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
-from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.errors import InferenceError, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
 
@@ -26,13 +26,18 @@ __all__ = [
     "ConfiguredBackend",
     "DecoupledSession",
     "Execution",
+    "NeededBytes",
     "Outputs",
+    "OutsideProfile",
     "Request",
     "RequestSession",
+    "Reserve",
+    "ReservingBackend",
     "Session",
     "find_backend",
     "lacks",
     "memory_bytes",
+    "most_rows",
     "takes_requests",
     "usable_gpus",
     "without_folders",
@@ -41,7 +46,14 @@ __all__ = [
 # A warm-up reads this many responses of a decoupled model and then stops, because some models never end.
 WARM_RESPONSES = 1000
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
-_BACKENDS = {"onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime"}
+_BACKENDS = {
+    "onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime",
+    "tensorrt": "oriel_inference.backends.tensorrt.backend:TensorRt",
+}
+
+
+class OutsideProfile(InvalidRequest):
+    """The shapes of a batch are none that the model was compiled for. Another session of the model may run it."""
 
 
 class Session(Protocol):
@@ -207,6 +219,38 @@ class ConfiguredBackend(Backend, Protocol):
     ) -> RequestSession:
         """Open instance `index` of a model whose configuration is complete; blocks. Raises LoadFailed."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededBytes:
+    """The memory that the sessions of one file need on one GPU.
+
+    shared: once for all sessions. per_session: for each of them. host_per_session: the same of the host's memory.
+    """
+
+    gpu: int
+    shared: int
+    per_session: int
+    host_per_session: int
+
+
+# Called before memory is taken, and again when more is known of what is needed. Raises LoadFailed without room.
+Reserve = Callable[[NeededBytes], None]
+
+
+@runtime_checkable
+class ReservingBackend(Backend, Protocol):
+    """A backend that knows how much memory a session needs before it takes it."""
+
+    def open_within(self, path: Path, options: EngineOptions, reserve: Reserve) -> Session:
+        """Do what `open` does, and call `reserve` before memory is taken."""
+        ...
+
+
+def most_rows(session: Session) -> int | None:
+    """Return the most rows that a batch may have, 0 if it cannot have any; None if the session has no bound."""
+    rows: int | None = getattr(session, "rows", None)
+    return rows
 
 
 def memory_bytes(session: Session) -> int:

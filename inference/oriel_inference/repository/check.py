@@ -78,7 +78,8 @@ class CheckProcess:
                 raise LoadFailed(f"{shown} crashes the runtime (the process that tried it ended with {code})")
             self._checked += 1
             reason, runs = str(answer.get("reason", "")), bool(answer.get("runs"))
-            if reason or not runs or self._checked >= MAX_CHECKS:
+            # A child that has opened a plan keeps memory of the GPU as long as it lives.
+            if reason or not runs or self._checked >= MAX_CHECKS or backend == "tensorrt":
                 self._end()
         if reason:
             raise LoadFailed(reason)

@@ -29,7 +29,7 @@ MAX_FALLBACKS = 16
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
-_SHAPE_TENSOR = "only TensorRT engine files have shape tensors, and this version does not execute those"
+_SHAPE_TENSOR = "is not supported: plans with shape tensors are not executed"
 
 _Refuse = Callable[[str, str], ConfigInvalid]
 

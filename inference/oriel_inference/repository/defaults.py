@@ -12,6 +12,7 @@ _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)?\*?")
 _BATCH, _INTRA, _INTER = "default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count"
 _BACKENDS = {"": (_BATCH,), "onnxruntime": (_BATCH, _INTRA, _INTER)}
 _ENVIRONMENT = "python,environment"
+_HOST_CODE = "tensorrt,version-compatible"
 _OWN_MEMORY = "python models do not exchange tensors through Triton's shared memory pool"
 _NO_EFFECT = {
     "onnxruntime,enable-global-threadpool": "all models share --cores as it is",
@@ -29,6 +30,7 @@ class LoadDefaults:
     max_batch_size: of an auto-completed model whose file has a variable first dimension; 0 sets none.
     intra_op_threads, inter_op_threads: 0 lets the server choose.
     auto_complete: whether a configuration may leave out what the model file knows.
+    engine_host_code: whether TensorRT plans may carry code that runs in this process, as version-compatible ones do.
     python_environment: names of the server's variables that Python models get in addition to the usual ones; one that
     ends in an asterisk stands for all names that begin so.
     """
@@ -37,6 +39,7 @@ class LoadDefaults:
     intra_op_threads: int = 0
     inter_op_threads: int = 0
     auto_complete: bool = True
+    engine_host_code: bool = False
     python_environment: tuple[str, ...] = ()
 
 
@@ -49,6 +52,7 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
     warnings: list[str] = []
     numbers: dict[str, int] = {}
     environment: list[str] = []
+    host_code = False
     for text in texts:
         where, equals, value = text.partition("=")
         backend, comma, key = where.rpartition(",")
@@ -58,12 +62,19 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
         if equals and where == _ENVIRONMENT:
             environment += _names(value)
             continue
+        if equals and where == _HOST_CODE:
+            if value not in ("true", "false"):
+                raise StartFailed(f"--backend-config: {_HOST_CODE} must be true or false")
+            host_code = value == "true"
+            continue
         if not equals or (comma and not backend):
             raise StartFailed(f"--backend-config={text[:80]}: the form is <backend>,<key>=<value>")
         if backend == "python":
             raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there is {_ENVIRONMENT}")
+        if backend == "tensorrt":
+            raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there is {_HOST_CODE}")
         if backend not in _BACKENDS:
-            known = ", ".join(name for name in (*_BACKENDS, "python") if name)
+            known = ", ".join(name for name in (*_BACKENDS, "python", "tensorrt") if name)
             raise StartFailed(f"--backend-config: backend {backend[:64]!r} has no settings here, only {known}")
         if key not in _BACKENDS[backend]:
             known = ", ".join(_BACKENDS[backend])
@@ -77,6 +88,7 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
             intra_op_threads=numbers.get(_INTRA, 0),
             inter_op_threads=numbers.get(_INTER, 0),
             auto_complete=auto_complete,
+            engine_host_code=host_code,
             python_environment=tuple(environment),
         ),
         warnings,

@@ -20,11 +20,6 @@ _LANGUAGE = "serves language models through an engine of its own, which this ser
 _TEACHING = "is one of Triton's example backends and has no model; remove the folder from the repository"
 # engine -> the reason why its models are refused
 _REFUSED = {
-    "tensorrt": (
-        "TensorRT engine files are not executed by this version, whatever is installed. The ONNX file they were built "
-        'from runs on TensorRT: backend: "onnxruntime" and optimization { execution_accelerators { '
-        'gpu_execution_accelerator { name: "tensorrt" } } }, on an NVIDIA GPU with the extra oriel-serving[tensorrt]'
-    ),
     "openvino": (
         "OpenVINO IR files are not executed by this version, whatever is installed. The ONNX file they were made from "
         'runs on OpenVINO: backend: "onnxruntime" and optimization { execution_accelerators { '
@@ -51,7 +46,7 @@ _PLATFORMS = {
     "caffe2_netdef": "caffe2",
     "custom": "custom",
 }
-PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx"}
+PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 # file in the version folder -> engine, in the order of the search
 _FILES = {
     "model.onnx": "onnxruntime",
@@ -128,6 +123,14 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
         )
     config.backend = backend
     config.platform = config.platform or PLATFORM_OF.get(backend, "")
+
+
+def named_engine(config: pb.ModelConfig) -> str:
+    """Return the engine that a configuration names by `backend`, `platform` or the suffix of its model file; "" if the
+    files decide, or the name is none.
+    """
+    by_platform = _PLATFORMS.get(config.platform, "")
+    return config.backend.lower() or by_platform or _from_suffix(config.default_model_filename)
 
 
 def names_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> bool:

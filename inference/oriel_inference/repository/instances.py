@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
@@ -80,9 +81,12 @@ def _devices(
 ) -> Sequence[Gpu | None]:
     """Return the GPUs that a group names; a single None means the CPU."""
     if group.kind in (_Kind.KIND_CPU, _Kind.KIND_MODEL):
+        if config.backend == "tensorrt":
+            kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+            raise ConfigInvalid(file, f"{field}.kind", f"is {kind}, and TensorRT plans run on GPUs: set KIND_GPU")
         return [None]
     listed = config.optimization.execution_accelerators.gpu_execution_accelerator
-    wanted = group.kind == _Kind.KIND_GPU or bool(group.gpus) or bool(listed)
+    wanted = group.kind == _Kind.KIND_GPU or bool(group.gpus) or bool(listed) or config.backend == "tensorrt"
     if not gpus and not wanted:
         return [None]
     if not gpus:
@@ -94,7 +98,8 @@ def _devices(
                 f"asks for {listed[0].name!r} on a GPU",
             )
         )
-        engine = "tensorrt" if any(each.name == "tensorrt" for each in listed) else "cuda"
+        plan = config.backend == "tensorrt" or any(each.name == "tensorrt" for each in listed)
+        engine = "tensorrt" if plan else "cuda"
         raise ConfigInvalid(file, field, f"{why}, and {needs(engine)}")
     known = {gpu.number: gpu for gpu in gpus}
     for number in group.gpus:
@@ -110,13 +115,15 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
         for name, options in accelerators(config, file, gpu=gpu is not None)
     ]
     named = _parameter(config, PROVIDER_KEY)
-    if named:
+    if config.backend == "tensorrt" and gpu is not None:
+        providers = [(PROVIDER, {GPU_KEY: str(gpu.number)})]
+    elif named:
         providers = [] if named == CPU else [(named, dict(providers).get(named, {}))]
     filename = config.default_model_filename or default_file(config.backend)
     if gpu is not None:
         filename = config.cc_model_filenames.get(gpu.capability, filename)
     # On a GPU the CPU only launches kernels.
-    default_threads = 1 if providers and providers[0][0] == CUDA else threads
+    default_threads = 1 if providers and providers[0][0] in (CUDA, PROVIDER) else threads
     entries: Mapping[str, str] = {}
     if _parameter(config, _DEVICE_ALLOCATOR):
         entries = {_DEVICE_ALLOCATOR: "1" if _switch(config, _DEVICE_ALLOCATOR, file) else "0"}

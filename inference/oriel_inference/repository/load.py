@@ -29,6 +29,15 @@ from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
 from oriel_inference.repository.instances import Place, field_of, instances_by_demand, placements
 from oriel_inference.repository.not_executed import check_graph_specs, refuse_graphs
 from oriel_inference.repository.outline import device_of
+from oriel_inference.repository.plans import (
+    ReserveModel,
+    complete_batching,
+    opener,
+    reference_file,
+    unbounded,
+    with_host_code,
+    with_reference,
+)
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
 from oriel_inference.repository.reference import read_reference
@@ -58,6 +67,7 @@ class Loading:
     defaults: the operator's values for what a configuration leaves out.
     devices: the server's, which count the time of first runs.
     slot: a context that is entered once the files of a version have been fetched, and left when it is loaded.
+    reserve: called before a backend that knows how much memory it needs takes it.
     """
 
     store: ModelStore
@@ -72,6 +82,7 @@ class Loading:
     defaults: LoadDefaults = LoadDefaults()
     devices: Devices = field(default_factory=Devices)
     slot: Callable[[], AbstractContextManager[None]] = nullcontext
+    reserve: ReserveModel = unbounded
 
     @property
     def file(self) -> str:
@@ -279,6 +290,8 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     instances = len(placements(config, file, threads=1, gpus=gpus))
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
     found = placements(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
+    if defaults.engine_host_code:
+        found = with_host_code(found)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
     found, wanted = with_compiler(config, file, found, partial(lacks, backend))
     for place in found:
@@ -287,7 +300,8 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
                 raise ConfigInvalid(file, field_of(config, name), lack)
     # Every file must exist before anything is copied or opened.
     store, model, version = one.of.store, one.of.model, one.version
-    paths = {place.filename: store.artifact(model, version, place.filename) for place in found}
+    names = [*(place.filename for place in found), *filter(None, [reference_file(store, model, version, config)])]
+    paths = {name: store.artifact(model, version, name) for name in names}
     with one.of.slot(), private_files(store, model, version, paths) as files:
         return _open_version(one, backend, found, files, wanted)
 
@@ -307,19 +321,32 @@ def _open_version(
             executed = check.check(paths[place.filename], shown, config.backend, place.options) and executed
         if not one.unchanged():
             raise LoadFailed(f"the files of {one.of.model} changed while they were being checked")
+    open_one = opener(backend, found, paths, partial(one.of.reserve, one.version))
     with _closed_on_failure() as sessions:
-        first = backend.open(paths[found[0].filename], found[0].options)
+        first = open_one(found[0])
         sessions.append(first)
         if config.model_transaction_policy.decoupled and not hasattr(first, "stream"):
             reason = f"backend {config.backend!r} returns exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
         by_demand = instances_by_demand(config, found, one.of.cores)
+        complete_batching(config, first, file)
         complete(config, first.inputs, first.outputs, file, defaults=one.of.defaults)
         if by_demand:
             config.instance_group[0].count = by_demand
         check_against_file(config, first.inputs, first.outputs, file)
         spec = one.spec(instances=by_demand or len(found), by_demand=by_demand > 0)
-        sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
+        sessions.extend(open_one(place) for place in found[1:])
+        if beside := reference_file(one.of.store, one.of.model, one.version, config):
+            shown = f"{one.of.model}/{one.version}/{beside}"
+            threads = one.of.defaults.intra_op_threads or one.threads(len(found))
+            with_reference(
+                sessions,
+                paths[beside],
+                shown,
+                threads=threads,
+                find_backend=one.of.find_backend,
+                check=one.of.check,
+            )
         devices = [one.of.devices.find(device_of(place.options.providers)) for place in found]
         one.warm_up(spec, sessions, devices)
         return LoadedVersion(
@@ -328,7 +355,7 @@ def _open_version(
             sessions=tuple(sessions),
             compilation=None if wanted is None else _compilation(one, spec, found[0], wanted),
             units=max(place.options.intra_op_threads for place in found),
-            run_s=_time_warm_run(first, spec, devices[0]) if executed and not spec.decoupled else None,
+            run_s=_time_warm_run(sessions[0], spec, devices[0]) if executed and not spec.decoupled else None,
             identity=one.identity,
             devices=tuple(devices),
             reference=read_reference(one.of.store, one.of.model, one.version),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from oriel_inference.backends import Backend, usable_gpus
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions
+from oriel_inference.repository.engines import named_engine
 from oriel_inference.repository.ensembles import part_names
 from oriel_inference.repository.instances import placements
 from oriel_inference.repository.spec import LOAD_KEY
@@ -70,12 +71,19 @@ def read_outline(
 
 
 def _devices(config: pb.ModelConfig, file: str, find_backend: Callable[[str], Backend] | None) -> list[str]:
-    """Return the GPU of each instance that has one; otherwise the host. Raises LoadFailed."""
-    gpus = usable_gpus(find_backend(config.backend or "onnxruntime")) if find_backend is not None else ()
+    """Return the GPU of each instance that has one; otherwise the host. The instances of a plan share what its file
+    takes, so that each GPU is named once. Raises LoadFailed.
+    """
+    engine = named_engine(config) or "onnxruntime"
+    gpus = usable_gpus(find_backend(engine)) if find_backend is not None else ()
     if not gpus:
         return [HOST]
-    found = [device_of(place.options.providers) for place in placements(config, file, threads=1, gpus=gpus)]
-    return [device for device in found if device != HOST] or [HOST]
+    placed = pb.ModelConfig()
+    placed.CopyFrom(config)
+    placed.backend = engine
+    found = [device_of(place.options.providers) for place in placements(placed, file, threads=1, gpus=gpus)]
+    devices = [device for device in found if device != HOST] or [HOST]
+    return list(dict.fromkeys(devices)) if engine == "tensorrt" else devices
 
 
 def device_of(providers: Sequence[tuple[str, Mapping[str, str]]]) -> str:

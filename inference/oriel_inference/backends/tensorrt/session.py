@@ -1,0 +1,118 @@
+"""A session of a plan: an execution context in a thread of its own, which does everything that has to do with it."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from oriel_inference.backends import NeededBytes, Reserve
+from oriel_inference.backends.tensorrt import PROVIDER
+from oriel_inference.backends.tensorrt.context import PlanContext
+from oriel_inference.backends.tensorrt.device import CudaFailed, Device
+from oriel_inference.backends.tensorrt.engine import Engine, Engines
+from oriel_inference.backends.tensorrt.library import Library
+from oriel_inference.errors import LoadFailed
+from oriel_inference.model import TensorInfo
+from oriel_wire.v2.messages import Array
+
+T = TypeVar("T")
+
+
+class OwnThread:
+    """A thread that does one thing after the other for whoever waits for it. Any thread may call `do`."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, job: Callable[[], T]) -> T:
+        """Return what `job` returns in that thread, or raise what it raises; blocks."""
+        future: Future[T] = Future()
+        self._jobs.put((future, job))
+        return future.result()
+
+    def end(self) -> None:
+        """End the thread after the jobs before this call, and wait for that."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            future, job = entry
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+            del entry, future, job  # the arrays of a batch must not live until the next one
+
+
+class PlanSession:
+    """One instance of a plan on one GPU. rows: the most rows that a batch may have; 0 if it cannot be batched.
+
+    Runs that come at the same time are done one after the other. Raises LoadFailed, and has then taken nothing.
+    """
+
+    provider = PROVIDER
+
+    def __init__(
+        self, library: Library, engines: Engines, path: Path, gpu: int, *, host_code: bool, reserve: Reserve
+    ) -> None:
+        self._library = library
+        self._engines = engines
+        self._gpu = gpu
+        self._thread = OwnThread(f"oriel-tensorrt-gpu{gpu}")
+        try:
+            self._engine, self._context = self._thread.do(
+                partial(self._open, path, host_code=host_code, reserve=reserve)
+            )
+        except CudaFailed as failure:
+            self._thread.end()
+            raise LoadFailed(f"{path.name}: {failure}") from failure
+        except BaseException:
+            self._thread.end()
+            raise
+        plan = self._engine.plan
+        self.rows = plan.rows
+        self.inputs: Sequence[TensorInfo] = tuple(tensor.info for tensor in plan.inputs)
+        self.outputs: Sequence[TensorInfo] = tuple(tensor.info for tensor in plan.outputs)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Execute one batch; see `Session`. Raises OutsideProfile too."""
+        return self._thread.do(partial(self._context.run, inputs, outputs))
+
+    def close(self) -> None:
+        """Release context, buffers and stream, and the engine if no other instance uses it."""
+        self._thread.do(self._free)
+        self._thread.end()
+
+    # In the thread of the session ---------------------------------------------------------------------------------
+
+    def _open(self, path: Path, *, host_code: bool, reserve: Reserve) -> tuple[Engine, PlanContext]:
+        device = Device(self._library.runtime, self._gpu)
+
+        def before(size_bytes: int) -> None:
+            free = device.free_bytes()
+            if size_bytes > free:
+                raise LoadFailed(f"{path.name} has {size_bytes} bytes, and the GPU has {free} bytes of memory free")
+
+        engine = self._engines.acquire(path, self._gpu, host_code=host_code, before=before)
+
+        def plan_bytes(device_bytes: int, host_bytes: int) -> None:
+            needed = NeededBytes(
+                gpu=self._gpu, shared=engine.size_bytes, per_session=device_bytes, host_per_session=host_bytes
+            )
+            reserve(needed)
+
+        try:
+            return engine, PlanContext(engine, device, self._library.log, plan_bytes)
+        except BaseException:
+            self._engines.release(engine, self._gpu)
+            raise
+
+    def _free(self) -> None:
+        self._context.free()
+        self._engines.release(self._engine, self._gpu)
