@@ -1,10 +1,11 @@
 """One execution context with a stream and buffers of its own. Only the thread that made it may use it.
 
+No local variable here holds TensorRT's own objects: the traceback of an error would keep them, and their memory.
+
 Memory is planned before it is taken, in two steps, because the sizes of outputs are known only to a context: first the
 context and the inputs, then the outputs.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,6 @@ from oriel_policies.engine_profiles import Shape, smallest_fitting, why_outside
 from oriel_wire.v2.datatypes import name_of
 from oriel_wire.v2.messages import Array
 
-_log = logging.getLogger(__name__)
-
 
 class PlanContext:
     """Runs batches of one engine.
@@ -35,6 +34,7 @@ class PlanContext:
         self._device = device
         self._log = log
         self._plan = plan = engine.plan
+        self._outputs = {tensor.name: tensor for tensor in plan.outputs}
         self._buffers: dict[str, Buffer] = {}
         self._context: Any = None
         self._profile: int | None = None
@@ -78,21 +78,16 @@ class PlanContext:
             self._log.take()
             if not self._context.execute_async_v3(int(stream)):
                 raise BackendFailed(f"TensorRT did not execute the batch: {self._reason()}")
-            results = []
-            for tensor in plan.outputs:
-                if tensor.name in outputs:
-                    size_bytes = tensor.size_bytes(self._output_shapes[tensor.name])
-                    device.fetch(self._buffers[tensor.name], size_bytes, stream)
-            device.wait(stream)
-            found = {tensor.name: tensor for tensor in plan.outputs}
             for name in outputs:
-                tensor, shape = found[name], self._output_shapes[name]
-                results.append(self._buffers[name].view(tensor.dtype, shape, tensor.size_bytes(shape)).copy())
-            return results
-        except (BackendFailed, CudaFailed) as failure:
+                size_bytes = self._outputs[name].size_bytes(self._output_shapes[name])
+                device.fetch(self._buffers[name], size_bytes, stream)
+            device.wait(stream)
+            return [self._read(name) for name in outputs]
+        except BackendFailed:
             self._recover()
-            if isinstance(failure, BackendFailed):
-                raise
+            raise
+        except CudaFailed as failure:
+            self._recover()
             raise BackendFailed(f"the GPU could not execute the batch: {failure}") from failure
 
     def free(self) -> None:
@@ -103,6 +98,11 @@ class PlanContext:
         while self._buffers:
             device.free(self._buffers.popitem()[1])
         device.ignore_errors("cudaStreamDestroy", self._stream)
+
+    def _read(self, name: str) -> Array:
+        """Return a copy of an output, because the next batch writes into the same buffer."""
+        tensor, shape = self._outputs[name], self._output_shapes[name]
+        return self._buffers[name].view(tensor.dtype, shape, tensor.size_bytes(shape)).copy()
 
     def _largest_outputs(self) -> dict[str, int]:
         """Return the bytes of each output at its largest, over all profiles."""
@@ -140,13 +140,12 @@ class PlanContext:
         self._profile = index
 
     def _set_shapes(self, shapes: Mapping[str, Shape]) -> None:
-        context = self._context
         for name, shape in shapes.items():
-            self._done(context.set_input_shape(name, shape), f"shape {list(shape)} of input {name[:64]!r}")
-        if unknown := list(context.infer_shapes()):
+            self._done(self._context.set_input_shape(name, shape), f"shape {list(shape)} of input {name[:64]!r}")
+        if unknown := list(self._context.infer_shapes()):
             raise BackendFailed(f"TensorRT cannot tell the shape of {unknown[0][:64]!r}: {self._reason()}")
         for tensor in self._plan.outputs:
-            shape = tuple(context.get_tensor_shape(tensor.name))
+            shape = tuple(self._context.get_tensor_shape(tensor.name))
             if min(shape, default=0) < 0:
                 reason = "has a shape that depends on the values of inputs, which this server does not run"
                 raise BackendFailed(f"output {tensor.name[:64]!r} of the plan {reason}")

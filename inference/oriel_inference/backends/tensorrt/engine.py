@@ -34,7 +34,14 @@ class Engine:
         if self._engine is None:
             reason = library.log.take() or NO_REASON
             raise LoadFailed(f"TensorRT {library.version} cannot load {path.name}: {reason}")
-        self.plan: Plan = read_plan(self._engine, tensorrt)
+        wrong = ""
+        try:
+            self.plan: Plan = read_plan(self._engine, tensorrt)
+        except LoadFailed as failure:
+            wrong = failure.reason
+        if wrong:  # outside of the block above: its traceback refers to the engine
+            self.close()
+            raise LoadFailed(f"{path.name}: {wrong}")
 
     def create_context(self) -> Any:
         """Return a new execution context, None if TensorRT makes none."""

@@ -65,16 +65,21 @@ class PlanSession:
         self._engines = engines
         self._gpu = gpu
         self._thread = OwnThread(f"oriel-tensorrt-gpu{gpu}")
+        wrong = ""
         try:
             self._engine, self._context = self._thread.do(
                 partial(self._open, path, host_code=host_code, reserve=reserve)
             )
+        except LoadFailed as failure:
+            wrong = failure.reason
         except CudaFailed as failure:
-            self._thread.end()
-            raise LoadFailed(f"{path.name}: {failure}") from failure
+            wrong = f"{path.name}: {failure}"
         except BaseException:
             self._thread.end()
             raise
+        if wrong:  # outside of the block above: an error that is kept must not keep what its traceback refers to
+            self._thread.end()
+            raise LoadFailed(wrong)
         plan = self._engine.plan
         self.rows = plan.rows
         self.inputs: Sequence[TensorInfo] = tuple(tensor.info for tensor in plan.inputs)
