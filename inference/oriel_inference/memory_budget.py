@@ -146,16 +146,20 @@ class MemoryBudget:
             self._loads += 1
             self._under_way += 1
             number, alone, began_s = self._loads, self._under_way == 1, time.monotonic()
+            known: dict[int, Mapping[str, int]] = {}
             try:
                 used = await asyncio.to_thread(self._used_bytes) if alone else {}
-                failure = await run(self._reserve_for(share, outline))
+                failure = await run(self._reserve_for(share, outline, known))
                 new = [each for each in self._serving(model) if not each.sizes]
                 alone = alone and number == self._loads
                 grown = self._grown(used, await asyncio.to_thread(self._used_bytes)) if alone else {}
             finally:
                 self._under_way -= 1
             sizes = await asyncio.to_thread(_reported, new) or grown
-            self._loaded(share, outline.sizes, sizes, new, time.monotonic() - began_s)
+            least = dict(share.sizes) if known else outline.sizes
+            if known and not sizes:
+                sizes = least
+            self._loaded(share, outline.sizes, least, sizes, new, time.monotonic() - began_s)
         finally:
             if share.state in (ShareState.WAITING, ShareState.LOADING):
                 self._memory.release(share)
@@ -184,10 +188,11 @@ class MemoryBudget:
 
     # Sizes that are known before memory is taken ------------------------------------------------------------------
 
-    def _reserve_for(self, share: MemoryShare, outline: Outline) -> ReserveModel:
-        """Return the function by which the thread of a load reserves what it needs."""
+    def _reserve_for(self, share: MemoryShare, outline: Outline, known: dict[int, Mapping[str, int]]) -> ReserveModel:
+        """Return the function by which the thread of a load reserves what it needs. known: version -> its bytes, which
+        are entered.
+        """
         loop = asyncio.get_running_loop()
-        known: dict[int, Mapping[str, int]] = {}
 
         async def resize(version: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
             known[version] = sizes
@@ -313,14 +318,15 @@ class MemoryBudget:
         self,
         share: MemoryShare,
         files: Mapping[str, int],
+        least: Mapping[str, int],
         measured: Mapping[str, int],
         new: list[ServingModel],
         load_s: float,
     ) -> None:
-        """Record the end of a load. A model of which nothing serves keeps no share."""
+        """Record the end of a load. A model of which nothing serves keeps no share. least: what it counts at least."""
         model = share.name
         serving = self._serving(model)
-        sizes = {device: max(measured.get(device, 0), size) for device, size in files.items()} if measured else {}
+        sizes = {device: max(measured.get(device, 0), size) for device, size in least.items()} if measured else {}
         if new and sizes:
             self._file_bytes = self._file_bytes * KEPT_SHARE + sum(files.values())
             self._real_bytes = self._real_bytes * KEPT_SHARE + sum(sizes.values())

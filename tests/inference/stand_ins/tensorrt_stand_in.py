@@ -17,7 +17,11 @@ import numpy as np
 from cuda.bindings.runtime import OK, cudaError_t, machine
 
 MAGIC = b"stand-in plan\n"
-REMOVED_IN_11 = ("device_memory_size", "create_execution_context_without_device_memory")
+# What TensorRT 11 removed, and what stands for it in 10 here.
+REMOVED_IN_11 = {
+    "device_memory_size": "device_memory_size_v2",
+    "create_execution_context_without_device_memory": "create_execution_context",
+}
 
 Shape = tuple[int, ...]
 Arrays = dict[str, "np.ndarray[Any, Any]"]
@@ -165,6 +169,7 @@ class Runtime:
             self.logger.log(Severity.ERROR, wrong)
             return None
         self._engines.value += 1
+        machine.engines += 1
         return Engine(json.loads(data.removeprefix(MAGIC)), self.logger, device, len(data), self._engines, self.version)
 
     def _wrong(self, data: bytes) -> str:
@@ -212,8 +217,11 @@ class Engine:
         self._names = [*plan["inputs"], *plan["outputs"]]
 
     def __getattr__(self, name: str) -> Any:
-        if name in REMOVED_IN_11 and not self._version.startswith("10."):
-            machine.misuses.append(f"ICudaEngine.{name} is used, which TensorRT 11 removed")
+        if name not in REMOVED_IN_11:
+            raise AttributeError(name)
+        if self._version.startswith("10."):
+            return getattr(self, REMOVED_IN_11[name])
+        machine.misuses.append(f"ICudaEngine.{name} is used, which TensorRT 11 removed")
         raise AttributeError(name)
 
     @property
@@ -257,6 +265,7 @@ class Engine:
             self._logger.log(Severity.ERROR, "IExecutionContext: Error Code 2: OutOfMemory (no memory for activations)")
             return None
         self._contexts.value += 1
+        machine.contexts += 1
         return Context(self._plan, self._logger, self._device, self._contexts, self._profiles_in_use, size_bytes)
 
     def _tensor(self, name: str) -> Any:
@@ -381,6 +390,7 @@ class Context:
             return OK
 
         stream.work.append(kernel)
+        machine.executed.append((self._thread, self._profile))
         return True
 
     def _bytes(self, name: str, shape: Shape) -> int:

@@ -80,6 +80,7 @@ class Machine:
     total_bytes: of each GPU. taken: what engines and contexts have taken, by GPU.
     fails: name of a function -> the error that its next calls return.
     calls: the names of functions, in the order of their calls.
+    engines, contexts: how many were made. executed: (thread, profile) of each execution.
     """
 
     def __init__(self) -> None:
@@ -97,6 +98,8 @@ class Machine:
         self.fails: dict[str, cudaError_t] = {}
         self.calls: list[str] = []
         self.misuses: list[str] = []
+        self.engines = self.contexts = 0
+        self.executed: list[tuple[int, int]] = []
         self.lock = threading.RLock()
         self.current = threading.local()
         self._next = 0x7F00_0000_0000
