@@ -300,7 +300,7 @@ class Settings:
                 default=[],
                 metavar="B,K=V",
                 help="default of a backend, as onnxruntime,intra_op_thread_count=2 (also inter_op_thread_count, "
-                "default-max-batch-size; repeatable)",
+                "default-max-batch-size; tensorrt,version-compatible=true lets plans carry code; repeatable)",
             ),
         ),
     )

@@ -111,6 +111,13 @@ def test_a_whole_command_line_of_a_triton_user(
     ]
 
 
+def test_plans_may_carry_host_code_only_where_a_flag_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not settings_of(monkeypatch).load_defaults.engine_host_code
+    for text, allowed in (("true", True), ("false", False)):
+        words = f"--backend-config=tensorrt,version-compatible={text}"
+        assert settings_of(monkeypatch, words).load_defaults.engine_host_code is allowed
+
+
 def test_a_port_that_is_not_allowed_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(monkeypatch, "--allow-grpc=0", "--allow-metrics=false")
     assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, None, None)
@@ -171,6 +178,8 @@ def test_what_would_be_unsafe_to_ignore_stops_the_start(monkeypatch: pytest.Monk
         (["--backend-config=intra_op_thread_count=1"], "is not a setting"),
         (["--backend-config=tensorflow,version=2"], "backend 'tensorflow' has no settings"),
         (["--backend-config=python,version=2"], "'python,version' is not a setting, there is python,environment"),
+        (["--backend-config=tensorrt,plugins=a"], "'tensorrt,plugins' is not a setting, there is tensorrt,version-compat"),
+        (["--backend-config=tensorrt,version-compatible=maybe"], "tensorrt,version-compatible must be true or false"),
         (["--backend-config=onnxruntime"], "the form is <backend>,<key>=<value>"),
         (["--backend-config=,default-max-batch-size=1"], "the form is"),
         (["--backend-config=onnxruntime,intra_op_thread_count=-1"], "must be a number from 0"),

@@ -24,7 +24,7 @@ from .config_rows import OUTPUT
         ("resnet.pth", "docs/convert-to-onnx.md"),
         ("model.savedmodel/saved_model.pb", "TensorFlow models are not executed by this server"),
         ("model.graphdef", "docs/convert-to-onnx.md"),
-        ("model.plan", "TensorRT engine files are not executed by this version"),
+        ("model.plan", "TensorRT plans need TensorRT, which is not installed"),
         ("model.xml", "OpenVINO IR files are not executed by this version"),
         ("xgboost.json", "docs/convert-to-onnx.md"),
         ("notes.txt", "names no backend and holds no model.onnx"),

@@ -81,7 +81,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
     ("config", "field", "reason"),
     [
         ('name: "other"', "name", "differs from the folder's name"),
-        ('platform: "tensorrt_plan"', "platform", "with the extra oriel-serving[tensorrt]"),
+        ('platform: "tensorrt_plan"', "backend", "TensorRT plans need TensorRT, which is not installed"),
         ('backend: "cobol"', "backend", "not supported"),
         ("max_batch_size: -1", "max_batch_size", "negative"),
         ("flux: 3", "", 'no field named "flux"'),
