@@ -201,3 +201,27 @@ def test_what_a_loaded_model_grows_by_never_exceeds_the_budget(steps: list[tuple
 
 def test_without_a_budget_every_model_may_grow() -> None:
     assert ModelMemory({}).grow("a", {HOST: 1 << 40})
+
+
+def test_a_load_that_knows_what_it_needs_gets_that_or_nothing_changes() -> None:
+    memory = ModelMemory({GPU: 20})
+    first, second = memory.request("first", {GPU: 5}), memory.request("second", {GPU: 5})
+    for share in (first, second):
+        assert memory.plan(share, 0.0, lambda _: False).starts
+    assert memory.resize(first, {GPU: 16, HOST: 100}) == {GPU: 1}
+    assert memory.used_bytes(GPU) == 10 and first.sizes == {GPU: 5}
+    assert memory.resize(first, {GPU: 15, HOST: 100}) == {}, "a device without a budget is not bounded"
+    assert memory.used_bytes(GPU) == 20 and first.sizes == {GPU: 15, HOST: 100}
+    assert memory.resize(second, {GPU: 6}) == {GPU: 1}
+    assert memory.resize(first, {GPU: 1}) == {} and memory.resize(second, {GPU: 19}) == {}
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40)), max_size=8))
+def test_what_loads_reserve_never_exceeds_a_budget(sizes: list[tuple[int, int]]) -> None:
+    memory = ModelMemory({GPU: 20})
+    for number, (planned, needed) in enumerate(sizes):
+        share = memory.request(f"m{number}", {GPU: planned})
+        if memory.plan(share, 0.0, lambda _: True).starts:
+            fits = memory.used_bytes(GPU) - planned + needed <= 20
+            assert bool(memory.resize(share, {GPU: needed})) == (not fits)
+        assert memory.used_bytes(GPU) <= 20
