@@ -33,6 +33,7 @@ class ServingModel:
     ended. Writers: the ensembles and `servers.http_infer`.
     artefact: the life of its compiled artefact, if its configuration asks for one. sessions and artefact are written by
     whoever brings the artefact into service, on the loop.
+    note: what the index says of it beside its state.
     sizes: device -> bytes that it occupies, as far as they are counted. Writer: the memory budget.
     """
 
@@ -46,6 +47,7 @@ class ServingModel:
         "holds",
         "identity",
         "load_s",
+        "note",
         "provider",
         "recognises",
         "sessions",
@@ -67,8 +69,10 @@ class ServingModel:
         identity: str = "",
         *,
         tried: bool = True,
+        note: str = "",
     ) -> None:
         self._tried = tried
+        self.note = note
         self._answered_before = 0 if tried else batcher.statistics.success.count
         self.spec = spec
         self.version = str(spec.version)
@@ -304,7 +308,8 @@ class Catalog:
         for key, entry in lines.items():
             if entry.serving is not None:
                 artefact = entry.serving.artefact
-                remarks = (UNTRIED if entry.serving.untried else "", artefact.text if artefact is not None else "")
+                untried = UNTRIED if entry.serving.untried else ""
+                remarks = (entry.serving.note, untried, artefact.text if artefact is not None else "")
                 lines[key] = replace(entry, reason="; ".join(each for each in (entry.reason, *remarks) if each))
         for each in self.leaving:
             key = (each.spec.name, each.spec.version)

@@ -238,6 +238,7 @@ class Rollout:
             load_s,
             loaded.identity,
             tried=loaded.tried,
+            note=loaded.note,
         )
 
     def _end_check_later(self) -> None:

@@ -248,15 +248,20 @@ ROWS = [
         optimization('cuda { graph_spec { graph_lower_bound { input { key: "x" value { dim: 0 } } } } }'),
         "positive",
     ),
-    refused(
+    warned(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
         accelerator("gpu", "tensorrt"),
         "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt]",
     ),
-    refused(
+    warned(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
         accelerator("gpu", "cuda"),
         "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu]",
+    ),
+    refused(
+        "optimization.execution_accelerators.gpu_execution_accelerator.name",
+        accelerator("gpu", "tensorrt") + group("kind: KIND_GPU"),
+        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt]",
     ),
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",

@@ -11,6 +11,7 @@ from oriel_inference.backends import find_backend
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import Gpu, TensorInfo
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.instances import placements
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
@@ -138,6 +139,29 @@ def test_gpu_that_is_not_there_is_refused_by_number(tmp_path: Path) -> None:
 def test_accelerators_for_gpus_are_said_to_rest_on_the_cpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert [found for _, found in opened(tmp_path, accelerator("gpu", "tensorrt") + group("kind: KIND_CPU"))] == [[]]
     assert "gpu_execution_accelerator (every instance is on the CPU) has no effect here" in caplog.text
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_without_a_gpu_a_model_that_wants_an_accelerator_runs_on_the_cpu_unless_a_flag_forbids_it(
+    tmp_path: Path, required: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder of the second case: an ONNX file, and TensorRT with FP16 as its accelerator."""
+    snippet = accelerator("gpu", "tensorrt", option("precision_mode", "FP16"))
+    write(tmp_path, Row("", snippet, WORKS))
+    defaults = LoadDefaults(require_accelerators=required)
+    (version,) = load_model(
+        Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1, defaults=defaults)
+    ).values()
+    text = "wants 'tensorrt' on a GPU, and TensorRT is not available here: it takes an NVIDIA GPU"
+    if required:
+        assert isinstance(version, LoadFailed) and text.replace("wants", "asks for") in version.reason
+        return
+    assert isinstance(version, LoadedVersion), version
+    assert version.note.startswith("runs on the CPU: optimization.execution_accelerators") and text in version.note
+    assert version.note in caplog.text and version.sessions[0].provider == "CPUExecutionProvider"
+    shown = version.config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert [each.name for each in shown] == ["tensorrt"], "shown as it was written"
+    version.close()
 
 
 # Triton's keys and values -> the provider's, all that its ONNX Runtime backend documents.

@@ -111,11 +111,19 @@ def test_a_whole_command_line_of_a_triton_user(
     ]
 
 
-def test_plans_may_carry_host_code_only_where_a_flag_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not settings_of(monkeypatch).load_defaults.engine_host_code
-    for text, allowed in (("true", True), ("false", False)):
-        words = f"--backend-config=tensorrt,version-compatible={text}"
-        assert settings_of(monkeypatch, words).load_defaults.engine_host_code is allowed
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("tensorrt,version-compatible", "engine_host_code"),
+        ("onnxruntime,require-accelerators", "require_accelerators"),
+    ],
+)
+def test_switches_of_backends_are_off_unless_a_flag_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, key: str, name: str
+) -> None:
+    assert getattr(settings_of(monkeypatch).load_defaults, name) is False
+    for text, on in (("true", True), ("false", False)):
+        assert getattr(settings_of(monkeypatch, f"--backend-config={key}={text}").load_defaults, name) is on
 
 
 def test_a_port_that_is_not_allowed_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,18 @@ async def test_a_length_outside_the_profile_is_refused_with_tensor_shape_and_pro
         assert logits(await served.classify("classifier", [[3]])).shape == (1, 25)
 
 
+async def test_the_second_folder_from_the_field_serves_on_a_machine_without_a_gpu_and_says_so(tmp_path: Path) -> None:
+    wants = (
+        'optimization { execution_accelerators { gpu_execution_accelerator : [ { name : "tensorrt" '
+        'parameters { key: "precision_mode" value: "FP16" } } ] } }'
+    )
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + wants)
+    async with serving(tmp_path) as served:
+        state, reason = await served.state("double")
+        assert state == "READY" and reason.startswith("runs on the CPU: ") and "'tensorrt'" in reason
+        assert (await served.double("double", ROW)).json()["outputs"][0]["data"] == [2, 4, 6, 8]
+
+
 # --- Profiles and batches -------------------------------------------------------------------------------------------
 
 

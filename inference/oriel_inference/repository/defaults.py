@@ -13,6 +13,7 @@ _BATCH, _INTRA, _INTER = "default-max-batch-size", "intra_op_thread_count", "int
 _BACKENDS = {"": (_BATCH,), "onnxruntime": (_BATCH, _INTRA, _INTER)}
 _ENVIRONMENT = "python,environment"
 _HOST_CODE = "tensorrt,version-compatible"
+_REQUIRE = "onnxruntime,require-accelerators"
 _OWN_MEMORY = "python models do not exchange tensors through Triton's shared memory pool"
 _NO_EFFECT = {
     "onnxruntime,enable-global-threadpool": "all models share --cores as it is",
@@ -30,6 +31,7 @@ class LoadDefaults:
     max_batch_size: of an auto-completed model whose file has a variable first dimension; 0 sets none.
     intra_op_threads, inter_op_threads: 0 lets the server choose.
     auto_complete: whether a configuration may leave out what the model file knows.
+    require_accelerators: whether a model that wants an accelerator on a GPU is refused on a machine without a usable GPU.
     engine_host_code: whether TensorRT plans may carry code that runs in this process, as version-compatible ones do.
     python_environment: names of the server's variables that Python models get in addition to the usual ones; one that
     ends in an asterisk stands for all names that begin so.
@@ -39,6 +41,7 @@ class LoadDefaults:
     intra_op_threads: int = 0
     inter_op_threads: int = 0
     auto_complete: bool = True
+    require_accelerators: bool = False
     engine_host_code: bool = False
     python_environment: tuple[str, ...] = ()
 
@@ -52,7 +55,7 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
     warnings: list[str] = []
     numbers: dict[str, int] = {}
     environment: list[str] = []
-    host_code = False
+    switches = {_HOST_CODE: False, _REQUIRE: False}
     for text in texts:
         where, equals, value = text.partition("=")
         backend, comma, key = where.rpartition(",")
@@ -62,10 +65,10 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
         if equals and where == _ENVIRONMENT:
             environment += _names(value)
             continue
-        if equals and where == _HOST_CODE:
+        if equals and where in switches:
             if value not in ("true", "false"):
-                raise StartFailed(f"--backend-config: {_HOST_CODE} must be true or false")
-            host_code = value == "true"
+                raise StartFailed(f"--backend-config: {where} must be true or false")
+            switches[where] = value == "true"
             continue
         if not equals or (comma and not backend):
             raise StartFailed(f"--backend-config={text[:80]}: the form is <backend>,<key>=<value>")
@@ -88,7 +91,8 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
             intra_op_threads=numbers.get(_INTRA, 0),
             inter_op_threads=numbers.get(_INTER, 0),
             auto_complete=auto_complete,
-            engine_host_code=host_code,
+            require_accelerators=switches[_REQUIRE],
+            engine_host_code=switches[_HOST_CODE],
             python_environment=tuple(environment),
         ),
         warnings,

@@ -50,6 +50,20 @@ def placements(
     return found
 
 
+def on_cpu_instead(config: pb.ModelConfig) -> str:
+    """Return what to report of a model that wants an accelerator on a GPU, on a machine without a usable GPU; "" if it
+    wants none, or if an instance group demands a GPU and the model therefore cannot be loaded.
+    """
+    listed = config.optimization.execution_accelerators.gpu_execution_accelerator
+    groups = list(config.instance_group) or [pb.ModelInstanceGroup()]
+    demanded = any(group.kind == _Kind.KIND_GPU or group.gpus for group in groups)
+    if not listed or demanded or not any(group.kind == _Kind.KIND_AUTO for group in groups):
+        return ""
+    engine = "tensorrt" if any(each.name == "tensorrt" for each in listed) else "cuda"
+    field = "optimization.execution_accelerators.gpu_execution_accelerator"
+    return f"runs on the CPU: {field} wants {listed[0].name!r} on a GPU, and {needs(engine)}"
+
+
 def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: int) -> int:
     """Return how many instances of a model without `count` the cores hold; 0 if its number of instances is fixed.
 

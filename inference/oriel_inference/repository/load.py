@@ -26,7 +26,7 @@ from oriel_inference.repository.config import (
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
-from oriel_inference.repository.instances import Place, field_of, instances_by_demand, placements
+from oriel_inference.repository.instances import Place, field_of, instances_by_demand, on_cpu_instead, placements
 from oriel_inference.repository.not_executed import check_graph_specs, refuse_graphs
 from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.plans import (
@@ -162,6 +162,7 @@ class LoadedVersion:
     devices: the device of each session.
     compilation: how its artefact is made, if its configuration asks for one.
     reference: what samples of it are compared with, if it has one.
+    note: what the index says of it.
     """
 
     spec: ModelSpec
@@ -174,6 +175,7 @@ class LoadedVersion:
     devices: tuple[Device, ...] = ()
     compilation: Compilation | None = None
     reference: Reference | None = None
+    note: str = ""
 
     @property
     def placed(self) -> tuple[Device, ...]:
@@ -286,10 +288,15 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     if is_configured(backend):
         return _open_configured(one, backend)
     config, file, defaults = one.config, one.of.file, one.of.defaults
-    gpus = usable_gpus(backend)
-    instances = len(placements(config, file, threads=1, gpus=gpus))
+    gpus, placed = usable_gpus(backend), config
+    note = "" if gpus or defaults.require_accelerators else on_cpu_instead(config)
+    if note:
+        _log.warning("%s: %s", file, note)
+        placed = _copy(config)
+        del placed.optimization.execution_accelerators.gpu_execution_accelerator[:]
+    instances = len(placements(placed, file, threads=1, gpus=gpus))
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
-    found = placements(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
+    found = placements(placed, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     if defaults.engine_host_code:
         found = with_host_code(found)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
@@ -303,7 +310,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     names = [*(place.filename for place in found), *filter(None, [reference_file(store, model, version, config)])]
     paths = {name: store.artifact(model, version, name) for name in names}
     with one.of.slot(), private_files(store, model, version, paths) as files:
-        return _open_version(one, backend, found, files, wanted)
+        return replace(_open_version(one, backend, found, files, wanted), note=note)
 
 
 def _open_version(
