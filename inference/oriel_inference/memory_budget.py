@@ -2,9 +2,9 @@
 
 `oriel_policies.model_memory` decides which.
 
-A backend that knows what a model needs says so before it takes it (`reserve`). If that is more than was planned and does
-not fit, the load ends before the memory is taken, and begins once more with the right size, for which other models may
-have to go.
+A backend that knows what a model needs says so before it takes it (`reserve`). If that is more than was planned and
+does not fit, the load ends before the memory is taken, and begins once more with the right size, for which other models
+may have to go.
 
 A model counts from the moment its load is admitted to the moment its sessions are closed, which is when its last
 request has ended. Before its first load it counts with the bytes of its files times a factor that is learned from

@@ -1,5 +1,5 @@
-"""Optimisation profiles of a compiled engine: which of them runs a batch, and what is wrong with shapes that none takes.
-Pure.
+"""Optimisation profiles of a compiled engine: which of them runs a batch, and what is wrong with shapes that none of
+them takes. Pure.
 
 A profile states for each input the smallest, the best and the largest shape. It runs a batch if the shape of every
 input lies between its smallest and its largest one, in every dimension.

@@ -186,7 +186,7 @@ def test_what_would_be_unsafe_to_ignore_stops_the_start(monkeypatch: pytest.Monk
         (["--backend-config=intra_op_thread_count=1"], "is not a setting"),
         (["--backend-config=tensorflow,version=2"], "backend 'tensorflow' has no settings"),
         (["--backend-config=python,version=2"], "'python,version' is not a setting, there is python,environment"),
-        (["--backend-config=tensorrt,plugins=a"], "'tensorrt,plugins' is not a setting, there is tensorrt,version-compat"),
+        (["--backend-config=tensorrt,plugins=a"], "'tensorrt,plugins' is not a setting, there is tensorrt,version"),
         (["--backend-config=tensorrt,version-compatible=maybe"], "tensorrt,version-compatible must be true or false"),
         (["--backend-config=onnxruntime"], "the form is <backend>,<key>=<value>"),
         (["--backend-config=,default-max-batch-size=1"], "the form is"),

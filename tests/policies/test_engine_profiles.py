@@ -90,7 +90,11 @@ def test_among_profiles_of_one_size_the_one_that_was_optimised_for_such_a_batch_
             "input 'mask' has shape [1, 100], and no profile takes it beside the other inputs: profile 0 takes [1, 1] "
             "to [1, 64]",
         ),
-        ([profile((2, 3), (2, 3))], {"ids": (2, 3), "mask": (2,)}, "input 'mask' has shape [2], its profile takes [2, 3]"),
+        (
+            [profile((2, 3), (2, 3))],
+            {"ids": (2, 3), "mask": (2,)},
+            "input 'mask' has shape [2], its profile takes [2, 3]",
+        ),
     ],
 )
 def test_the_sentence_about_a_shape(profiles: list[Profile], shapes: dict[str, Shape], text: str) -> None:

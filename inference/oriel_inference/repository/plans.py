@@ -1,5 +1,5 @@
-"""What only models with TensorRT plans need: batching by their profiles, the ONNX file beside a plan, and memory that is
-planned before it is taken.
+"""Loads models with TensorRT plans: batching by their profiles, the ONNX file beside a plan, and memory that is planned
+before it is taken.
 """
 
 import logging

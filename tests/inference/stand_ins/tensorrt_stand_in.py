@@ -180,8 +180,8 @@ class Runtime:
         newer = [int(part) for part in built.split(".")] > [int(part) for part in self.version.split(".")]
         if built != self.version and (not compatible or newer):
             return (
-                "IRuntime::deserializeCudaEngine: Error Code 1: The engine plan file is not compatible with this version "
-                f"of TensorRT, expecting library version {self.version} got {built}, please rebuild."
+                "IRuntime::deserializeCudaEngine: Error Code 1: The engine plan file is not compatible with this "
+                f"version of TensorRT, expecting library version {self.version} got {built}, please rebuild."
             )
         if compatible and not self.engine_host_code_allowed:
             return "IRuntime::deserializeCudaEngine: Error Code 3: the plan has host code, and it is not allowed"
@@ -325,8 +325,8 @@ class Context:
         sizes = tuple(shape)
         if len(sizes) != len(low) or not all(a <= b <= c for a, b, c in zip(low, sizes, high, strict=True)):
             return self._failed(
-                f"IExecutionContext::setInputShape: Error Code 3: supplied dims {list(sizes)} for {name} do not satisfy "
-                f"profile {self._profile}"
+                f"IExecutionContext::setInputShape: Error Code 3: supplied dims {list(sizes)} for {name} do not "
+                f"satisfy profile {self._profile}"
             )
         self._shapes[name] = sizes
         return True
