@@ -155,10 +155,8 @@ class MemoryBudget:
                 grown = self._grown(used, await asyncio.to_thread(self._used_bytes)) if alone else {}
             finally:
                 self._under_way -= 1
-            sizes = await asyncio.to_thread(_reported, new) or grown
             least = dict(share.sizes) if known else outline.sizes
-            if known and not sizes:
-                sizes = least
+            sizes = await asyncio.to_thread(_reported, new) or grown or (least if known else {})
             self._loaded(share, outline.sizes, least, sizes, new, time.monotonic() - began_s)
         finally:
             if share.state in (ShareState.WAITING, ShareState.LOADING):

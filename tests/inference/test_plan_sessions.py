@@ -187,9 +187,7 @@ def test_plans_run_on_gpus_only(tmp_path: Path, machine: Any) -> None:
 
 
 @pytest.mark.parametrize(("version", "works"), [("8.6.1", False), ("10.0.1", True), ("11.4.0.106", True)])
-def test_versions_before_10_are_refused(
-    monkeypatch: pytest.MonkeyPatch, version: str, works: bool
-) -> None:
+def test_versions_before_10_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, works: bool) -> None:
     with stand_in("face_10"):
         monkeypatch.setattr(import_module("tensorrt"), "__version__", version)
         if works:

@@ -83,9 +83,7 @@ async def test_a_length_outside_the_profile_is_refused_with_tensor_shape_and_pro
     async with serving(tmp_path) as served:
         answer = await served.classify("classifier", np.ones((1, 513), int))
         assert answer.status_code == 400
-        assert answer.json()["error"] == (
-            "input 'input_ids' has shape [1, 513], its profile takes [1, 1] to [1, 512]"
-        )
+        assert answer.json()["error"] == ("input 'input_ids' has shape [1, 513], its profile takes [1, 1] to [1, 512]")
         assert logits(await served.classify("classifier", [[3]])).shape == (1, 25)
 
 
@@ -271,7 +269,7 @@ async def test_a_plan_that_cannot_run_says_why_and_keeps_no_memory(
 @pytest.mark.parametrize(
     ("fails", "text"),
     [
-        ({"no_execution": "enqueueV3: Error Code 1: Cask"}, "TensorRT did not execute the batch: enqueueV3: Error Code"),
+        ({"no_execution": "enqueueV3: Error Code 1: Cask"}, "TensorRT did not execute the batch: enqueueV3: Error"),
         ({"fails_on_gpu": True}, "the GPU could not execute the batch: cudaStreamSynchronize failed: unspecified"),
     ],
 )

@@ -78,9 +78,12 @@ def write_plan(
     more: `built_with`, `version_compatible`, `capability`, `context_bytes`, `shares_profiles`, `host_tensors`,
     `formats`, and what goes wrong: `no_context`, `no_execution`, `fails_on_gpu` and `odd_shapes`.
     """
-    return MAGIC + json.dumps(
-        {"function": function, "inputs": inputs, "outputs": outputs, "profiles": profiles, **more}
-    ).encode()
+    return (
+        MAGIC
+        + json.dumps(
+            {"function": function, "inputs": inputs, "outputs": outputs, "profiles": profiles, **more}
+        ).encode()
+    )
 
 
 # --- The API --------------------------------------------------------------------------------------------------------
@@ -160,7 +163,8 @@ class Runtime:
 
     def deserialize_cuda_engine(self, serialized_engine: Any) -> "Engine | None":
         data = bytes(memoryview(serialized_engine))
-        self.logger.log(Severity.INFO, f"Loaded engine size: {len(data)} bytes")
+        text = f"Loaded engine size: {len(data)} bytes"
+        self.logger.log(Severity.INFO, text)
         device = machine.device()
         wrong = self._wrong(data)
         if not wrong and not machine.take(device, len(data)):

@@ -93,7 +93,7 @@ class Buffer:
         self.device = device
         self.host = host
         self.size_bytes = size_bytes
-        self._bytes: NDArray[np.uint8] = np.frombuffer((ctypes.c_uint8 * size_bytes).from_address(host), np.uint8)
+        self._bytes: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(host))
 
     def view(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], size_bytes: int) -> Array:
         """Return the first bytes of the host's memory as an array; valid until the next batch."""

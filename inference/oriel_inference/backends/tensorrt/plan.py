@@ -67,7 +67,8 @@ class Plan:
 
 def read_plan(engine: Any, tensorrt: Any) -> Plan:
     """Read an engine. Raises LoadFailed for one that this server cannot run."""
-    inputs, outputs = [], []
+    inputs: list[PlanTensor] = []
+    outputs: list[PlanTensor] = []
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         is_input = engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT

@@ -95,8 +95,7 @@ def _conversions(
             raise LoadFailed(f"its {kind} {info.name[:128]!r} is {wanted}, which does not stand for the plan's {given}")
         ours, other = DATATYPES[given].dtype, DATATYPES[wanted].dtype
         # Values of a request must not change; those of an answer may be rounded as the plan rounds them.
-        rule = "safe" if kind == "input" else "same_kind"
-        if not (np.can_cast(ours, other, rule) if kind == "input" else np.can_cast(other, ours, rule)):
+        if not (np.can_cast(ours, other, "safe") if kind == "input" else np.can_cast(other, ours, "same_kind")):
             raise LoadFailed(f"its {kind} {info.name[:128]!r} is {wanted}, which does not stand for the plan's {given}")
         found[info.name] = other if kind == "input" else ours
     return found
