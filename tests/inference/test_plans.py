@@ -250,6 +250,7 @@ def _older(face: str) -> dict[str, Any]:
         (lambda _: double(host_tensors=["x"]), "tensor 'x' of the plan is a shape tensor"),
         (lambda _: double(formats={"y": "CHW32"}), "tensor 'y' of the plan has the layout CHW32"),
         (lambda _: double(datatype="FP8"), "tensor 'x' of the plan has type FP8, which the v2 protocol cannot carry"),
+        (lambda _: double(no_shapes="Broken"), "TensorRT cannot tell the shapes of outputs: Broken"),
         (lambda _: double(odd_shapes=True), "output 'y' of the plan has a shape that depends on the values of inputs"),
     ],
 )

@@ -76,7 +76,7 @@ def write_plan(
 
     inputs, outputs: name -> (TensorRT's data type, shape). profiles: input -> [smallest, best, largest shape].
     more: `built_with`, `version_compatible`, `capability`, `context_bytes`, `shares_profiles`, `host_tensors`,
-    `formats`, and what goes wrong: `no_context`, `no_execution`, `fails_on_gpu` and `odd_shapes`.
+    `formats`, and what goes wrong: `no_context`, `no_execution`, `no_shapes`, `fails_on_gpu` and `odd_shapes`.
     """
     return (
         MAGIC
@@ -337,7 +337,10 @@ class Context:
 
     def infer_shapes(self) -> list[str]:
         self._check_thread()
-        return [name for name in self._plan["inputs"] if name not in self._shapes]
+        missing = [name for name in self._plan["inputs"] if name not in self._shapes]
+        if not missing and self._plan.get("no_shapes"):
+            raise RuntimeError(self._plan["no_shapes"])
+        return missing
 
     def get_tensor_shape(self, name: str) -> Dims:
         self._check_thread()
