@@ -142,10 +142,13 @@ class PlanContext:
     def _set_shapes(self, shapes: Mapping[str, Shape]) -> None:
         for name, shape in shapes.items():
             self._done(self._context.set_input_shape(name, shape), f"shape {list(shape)} of input {name[:64]!r}")
+        unknown, wrong = list[str](), ""
         try:
             unknown = list(self._context.infer_shapes())
         except RuntimeError as error:
-            raise BackendFailed(f"TensorRT cannot tell the shapes of outputs: {self._log.take() or error}") from error
+            wrong = self._log.take() or str(error)
+        if wrong:
+            raise BackendFailed(f"TensorRT cannot tell the shapes of outputs: {wrong}")
         if unknown:
             raise BackendFailed(f"TensorRT cannot tell the shape of {unknown[0][:64]!r}: {self._reason()}")
         for tensor in self._plan.outputs:
