@@ -310,7 +310,7 @@ async def test_plans_with_host_code_run_only_where_the_operator_allows_it(tmp_pa
         (DOUBLE.replace("[ 4 ]", "[ 5 ]"), "input[0].dims: [5] does not fit the model file's [4]"),
         (
             DOUBLE + 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }',
-            "compiles models of backend 'onnxruntime' only",
+            "models of backend 'onnxruntime' only",
         ),
     ],
 )
