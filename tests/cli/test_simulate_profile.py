@@ -59,6 +59,11 @@ async def test_a_profile_is_measured_and_can_be_simulated(
     assert json.loads(capsys.readouterr().out)["phases"][0]["all"]["scheduled"] > 0
 
 
+async def test_executions_that_can_run_at_once_count_if_they_are_known(url: str) -> None:
+    """Two that are in each other's way keep fewer than two busy on average, and are still two."""
+    assert (await measured(url, "double", seconds=0.05, instances=2)).instances == 2
+
+
 async def test_a_model_that_is_not_there_is_refused(url: str) -> None:
     with pytest.raises(CommandFailed, match="404"):
         await measured(url, "nobody", seconds=0.1)

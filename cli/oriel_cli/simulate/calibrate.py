@@ -98,8 +98,13 @@ class Counts:
     seconds: float
 
 
-async def measured(url: str, model: str, *, seconds: float, rows: int = 1, device_class: str = "cpu") -> Profile:
-    """Measure one model. Raises CommandFailed, and UpstreamError if the server cannot be reached."""
+async def measured(
+    url: str, model: str, *, seconds: float, rows: int = 1, device_class: str = "cpu", instances: int = 0
+) -> Profile:
+    """Measure one model. Raises CommandFailed, and UpstreamError if the server cannot be reached.
+
+    instances: executions that can run at once; 0 if that is not known: then as many as did on average count.
+    """
     parts = urlsplit(url)
     assert parts.hostname is not None
     client = HttpClient(host=parts.hostname, port=parts.port or 80, max_connections=MOST_CALLERS + 1)
@@ -119,7 +124,7 @@ async def measured(url: str, model: str, *, seconds: float, rows: int = 1, devic
         await client.close()
     counts = together([first.counts, *[turn.counts for turn in turns]])
     single = [each for turn in turns for each in turn.single]
-    instances, row_s = turns[-1].saturation()
+    instances, row_s = turns[-1].saturation(instances)
     overhead_s = sum(first.latencies_s) / len(first.latencies_s) - first.busy_s / first.batches
     return Profile(
         model=model,
@@ -159,9 +164,12 @@ class _Turn:
     def busy_s(self) -> float:
         return sum([each.seconds for each in self.counts.values()])
 
-    def saturation(self) -> tuple[int, float]:
-        """Return how many batches ran at once, and the rest of an instance between two, for each row."""
-        instances = max(1, round(self.busy_s / self.elapsed_s))
+    def saturation(self, known: int) -> tuple[int, float]:
+        """Return how many batches ran at once, and the rest of an instance between two, for each row.
+
+        known: how many can, if that is known.
+        """
+        instances = known or max(1, round(self.busy_s / self.elapsed_s))
         executed = sum([rows * each.batches for rows, each in self.counts.items()])
         return instances, max(0.0, (instances * self.elapsed_s - self.busy_s) / executed)
 
