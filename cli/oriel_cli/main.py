@@ -37,6 +37,7 @@ COMMANDS = {
         "oriel_cli.simulate.command",
         "replay a load in virtual time, compare ways of scaling, pack services into nodes",
     ),
+    "tune": _Entry("oriel_cli.tune.command", "find the settings of a model that reach an objective, and explain them"),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
     "logic new": _Entry("oriel_logic.dev.new", "make a folder with a service, its test, a sample and its settings"),
