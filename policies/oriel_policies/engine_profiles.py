@@ -11,6 +11,9 @@ from math import prod
 from typing import NamedTuple
 
 MAX_SHOWN = 4
+MAX_PROFILES = 16
+MAX_DIMENSIONS = 16
+MAX_SIZE = 2**31 - 1
 
 Shape = tuple[int, ...]
 
@@ -48,6 +51,31 @@ class Profile:
     def best_elements(self) -> int:
         """Return how many elements all inputs have together at the shapes that the profile was optimised for."""
         return sum(prod(span.best) for span in self.spans.values())
+
+
+def parse_shapes(text: str) -> list[dict[str, Shape]]:
+    """Read the shapes of inputs, `ids:1x1,mask:1x1`; those of further profiles follow after a semicolon.
+
+    Returns input -> shape for each profile, none for an empty text. Raises ValueError that says what the text must be.
+    """
+    if not text:
+        return []
+    profiles = text.split(";")
+    if len(profiles) > MAX_PROFILES:
+        raise ValueError(f"must hold at most {MAX_PROFILES} profiles")
+    return [dict(_one_shape(each.strip()) for each in profile.split(",")) for profile in profiles]
+
+
+def _one_shape(text: str) -> tuple[str, Shape]:
+    name, colon, sizes = text.rpartition(":")
+    parts = sizes.split("x")
+    if not (colon and name and len(parts) <= MAX_DIMENSIONS and all(_is_size(each) for each in parts)):
+        raise ValueError("must be shapes of inputs as in ids:1x1,mask:1x1, with a semicolon between profiles")
+    return name, tuple(int(each) for each in parts)
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= MAX_SIZE
 
 
 def smallest_fitting(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int | None:

@@ -6,6 +6,7 @@ end the child.
 
 import hashlib
 import json
+import logging
 import shutil
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import IO, Any
 import msgspec
 
 from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, FileLine, Manifest, describe_files
+from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.comparison import OutputError, agreement, disagreement
@@ -26,11 +28,14 @@ from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKin
 from oriel_wire.engine.child import Child
 from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
 
+_log = logging.getLogger(__name__)
+
 MAX_ANSWER_BYTES = 1 << 20
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
+MAX_LINES = 10_000  # about the progress of one build
 _CHILD = "oriel_inference.artefacts.child"
-_NO_MEMORY = ("bad allocation", "bad_alloc", "failed to allocate memory", "out of memory")
+_NO_MEMORY = ("bad allocation", "bad_alloc", "failed to allocate memory", "out of memory", "of the gpu's memory")
 
 
 class ArtefactRefused(Exception):
@@ -74,7 +79,7 @@ class ChildProcesses:
             self._running.add(child)
         try:
             child.write(json.dumps(request).encode() + b"\n" + data, deadline)
-            answer = json.loads(child.read_line(MAX_ANSWER_BYTES, deadline))
+            answer = _answer(child, deadline, request["shown"])
         except TimeoutError:
             what = f"it took longer than {bounds.seconds:g} s"
             raise ArtefactRefused(RefusalKind.TIMED_OUT, what) from None
@@ -97,6 +102,17 @@ class ChildProcesses:
             self._closed = True
             for child in self._running:
                 child.kill()
+
+
+def _answer(child: Child, deadline: float, shown: str) -> dict[str, Any]:
+    """Return the answer of a child; the lines about its progress before that go to the log."""
+    for _ in range(MAX_LINES):
+        for line in child.read_line(MAX_ANSWER_BYTES, deadline).splitlines():
+            answer: dict[str, Any] = json.loads(line)
+            if "progress" not in answer:
+                return answer
+            _log.info("%s: %s", shown, str(answer["progress"])[:200])
+    raise ValueError("the child reports too much")
 
 
 def circumstances(compilation: Compilation, bounds: BuildBounds, samples: Samples) -> Circumstances:
@@ -290,7 +306,10 @@ def _request(
         "kind": kind.value,
         "samples": None,
         "timeout_s": int(bounds.seconds) + 5,
-        "memory_bytes": bounds.memory_bytes or BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes,
+        # A GPU's memory is mapped, which counts towards a limit of the address space.
+        "memory_bytes": 0
+        if compiles_on_gpu(compilation.compiler)
+        else bounds.memory_bytes or BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes,
         "file_bytes": bounds.artefact_bytes,
     }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from oriel_inference.backends import Session
+from oriel_inference.backends import OutsideProfile, Session
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest
 from oriel_inference.model import TensorInfo
 from oriel_wire.v2.messages import Array
@@ -37,6 +37,8 @@ class CompiledSession:
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         try:
             return self._artefact.run(inputs, outputs)
+        except OutsideProfile:  # the artefact was made for other shapes, and is not to blame
+            return self._reference.run(inputs, outputs)
         except (BackendFailed, InvalidRequest) as error:
             results = self._reference.run(inputs, outputs)
             self._failed(error)

@@ -20,6 +20,7 @@ from oriel_inference.model import EngineOptions
 _COMPILERS = {
     "onnxruntime-graph": "oriel_inference.backends.onnx_graph:OnnxGraph",
     "openvino": "oriel_inference.backends.openvino_cpu:OpenVino",
+    "tensorrt": "oriel_inference.backends.tensorrt.compiler:TensorRtCompiler",
     "variant-fp16": "oriel_inference.backends.variants:fp16",
     "variant-bf16": "oriel_inference.backends.variants:bf16",
     "variant-int8": "oriel_inference.backends.variants:int8",
@@ -73,6 +74,11 @@ class Compiler(Protocol):
     def open(self, path: Path, options: EngineOptions) -> Session:
         """Open the file that `build` named. options: those of the reference's session. Raises LoadFailed."""
         ...
+
+
+def compiles_on_gpu(compiler: Compiler) -> bool:
+    """Return whether a compiler builds for a GPU, and its artefacts run there."""
+    return bool(getattr(compiler, "on_gpu", False))
 
 
 def compiler_names() -> list[str]:

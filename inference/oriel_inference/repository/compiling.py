@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names, find_compiler
+from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names, compiles_on_gpu, find_compiler
 from oriel_inference.errors import ConfigInvalid, LoadFailed
-from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.repository.accelerators import OPENVINO, accelerators
+from oriel_inference.model import EngineOptions, ModelSpec, TensorSpec
+from oriel_inference.repository.accelerators import OPENVINO, TENSORRT, accelerators
 from oriel_inference.repository.config import CONFIG_FILE
 from oriel_inference.repository.instances import PROVIDER_KEY, Place
+from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.warmup import warmup_inputs
 from oriel_inference.stores import ModelStore
@@ -35,6 +36,14 @@ ITSELF = "fp32"  # the variant that is the model's own file
 _SETTING = f"{COMPILE_KEY}."
 # option of ONNX Runtime's OpenVINO provider -> setting of the compiler; the others say nothing about what is computed
 _PROVIDER_SETTINGS = {"precision": "precision", "num_of_threads": "threads", "num_streams": "streams"}
+# option of ONNX Runtime's TensorRT provider -> setting of the compiler
+_TENSORRT_SETTINGS = {
+    "trt_profile_min_shapes": "profile_min_shapes",
+    "trt_profile_opt_shapes": "profile_opt_shapes",
+    "trt_profile_max_shapes": "profile_max_shapes",
+    "trt_max_workspace_size": "workspace_bytes",
+    "trt_builder_optimization_level": "optimization_level",
+}
 MAX_SAMPLES = 16
 MAX_SAMPLE_BYTES = 64 << 20  # of all samples of one check
 SEED = 20_240_117
@@ -146,8 +155,9 @@ def compiler_of(config: pb.ModelConfig, file: str) -> CompileRequest | None:
 
 def may_ask(config: pb.ModelConfig) -> bool:
     """Return whether a model with this configuration may have an artefact; its load decides."""
-    listed = config.optimization.execution_accelerators.cpu_execution_accelerator
-    return COMPILE_KEY in config.parameters or VARIANT_KEY in config.parameters or bool(listed)
+    listed = config.optimization.execution_accelerators
+    wants = bool(listed.cpu_execution_accelerator or listed.gpu_execution_accelerator)
+    return COMPILE_KEY in config.parameters or VARIANT_KEY in config.parameters or wants
 
 
 def compilers() -> list[str]:
@@ -186,8 +196,10 @@ def with_compiler(
     """
     wanted = compiler_of(config, file)
     if wanted is not None:
-        check_compilable(config, file, found)
+        check_compilable(config, file, found, on_gpu=compiles_on_gpu(wanted.compiler))
         return found, wanted
+    if (by_accelerator := _with_tensorrt(config, file, found, missing)) is not None:
+        return by_accelerator
     listed = config.optimization.execution_accelerators.cpu_execution_accelerator
     alone = all([name for name, _ in place.options.providers] == [OPENVINO] for place in found)
     if not listed or not alone or PROVIDER_KEY in config.parameters or not missing(OPENVINO):
@@ -203,10 +215,43 @@ def with_compiler(
     return plain, CompileRequest(compiler, None, settings)
 
 
-def check_compilable(config: pb.ModelConfig, file: str, found: Sequence[Place]) -> None:
-    """Raise ConfigInvalid if the model runs on anything but the CPU, or answers more than once."""
+def _with_tensorrt(
+    config: pb.ModelConfig, file: str, found: list[Place], missing: Callable[[str], str]
+) -> tuple[list[Place], CompileRequest] | None:
+    """Return the places of the reference, and what to compile, for a model that wants TensorRT as its accelerator where
+    ONNX Runtime's provider of that name is not installed; None for any other model.
+    """
+    listed = config.optimization.execution_accelerators.gpu_execution_accelerator
+    groups = list(config.instance_group)
+    on_cpu = bool(groups) and all(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in groups)
+    alone = len(listed) == 1 and listed[0].name == "tensorrt" and not on_cpu
+    if not alone or PROVIDER_KEY in config.parameters or not missing(TENSORRT):
+        return None
+    options = dict(accelerators(config, file, gpu=True))[TENSORRT]
+    given = {_TENSORRT_SETTINGS[key]: value for key, value in options.items() if key in _TENSORRT_SETTINGS}
+    if options.get("trt_fp16_enable") == "True":
+        given["precision"] = "FP16"
+    compiler = find_compiler("tensorrt")
+    field = "optimization.execution_accelerators.gpu_execution_accelerator[0].parameters: {}"
+    settings = _read(compiler, given, file, field)
+    plain = [replace(place, options=_without(place.options, TENSORRT)) for place in found]
+    check_compilable(config, file, plain, on_gpu=True)
+    return plain, CompileRequest(compiler, None, settings)
+
+
+def _without(options: EngineOptions, provider: str) -> EngineOptions:
+    return replace(options, providers=tuple(each for each in options.providers if each[0] != provider))
+
+
+def check_compilable(config: pb.ModelConfig, file: str, found: Sequence[Place], *, on_gpu: bool = False) -> None:
+    """Raise ConfigInvalid if the model runs where its compiler does not compile for, or answers more than once.
+
+    on_gpu: the compiler is for one GPU; otherwise it is for the CPU.
+    """
     field = f"parameters[{VARIANT_KEY if VARIANT_KEY in config.parameters else COMPILE_KEY!r}]"
-    if any(place.options.providers for place in found):
+    if on_gpu and len({device_of(place.options.providers) for place in found}) > 1:
+        raise ConfigInvalid(file, field, "is for one GPU, and the model has instances on several devices: name one")
+    if not on_gpu and any(place.options.providers for place in found):
         raise ConfigInvalid(
             file,
             field,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks, usable_gpus
+from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
@@ -32,6 +33,7 @@ from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.plans import (
     ReserveModel,
     complete_batching,
+    finds_tensorrt,
     opener,
     reference_file,
     unbounded,
@@ -291,7 +293,6 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     gpus, placed = usable_gpus(backend), config
     note = "" if gpus or defaults.require_accelerators else on_cpu_instead(config)
     if note:
-        _log.warning("%s: %s", file, note)
         placed = _copy(config)
         del placed.optimization.execution_accelerators.gpu_execution_accelerator[:]
     instances = len(placements(placed, file, threads=1, gpus=gpus))
@@ -301,6 +302,10 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
         found = with_host_code(found)
     refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
     found, wanted = with_compiler(config, file, found, partial(lacks, backend))
+    if note and wanted is not None and compiles_on_gpu(wanted.compiler) and finds_tensorrt(one.of.find_backend):
+        note = ""  # the model runs on the CPU until TensorRT has compiled it
+    if note:
+        _log.warning("%s: %s", file, note)
     for place in found:
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):

@@ -46,6 +46,15 @@ def _allowed(options: EngineOptions) -> tuple[tuple[str, Mapping[str, str]], ...
     )
 
 
+def finds_tensorrt(find_backend: Callable[[str], Backend]) -> bool:
+    """Return whether plans run on this machine."""
+    try:
+        find_backend(BACKEND)
+    except LoadFailed:
+        return False
+    return True
+
+
 def reference_file(store: ModelStore, model: str, version: int, config: pb.ModelConfig) -> str:
     """Return the name of the ONNX file beside a plan; "" if there is none, or the model is no plan."""
     if config.backend != BACKEND or REFERENCE_FILE not in store.files(model, version):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings.runtime import OK, cudaError_t, machine
+from tensorrt_onnx import functions_of
 
 MAGIC = b"stand-in plan\n"
 # What TensorRT 11 removed, and what stands for it in 10 here.
@@ -63,6 +64,11 @@ FUNCTIONS: dict[str, tuple[Callable[[Mapping[str, Shape]], dict[str, Shape]], Ca
     "classify": (_classify_shapes, _classify),
     "tag": (_tag_shapes, _tag),
 }
+
+
+def functions(plan: Mapping[str, Any]) -> Any:
+    """Return the function of shapes and that of values of a plan."""
+    return functions_of(plan["model"]) if plan["function"] == "onnx" else FUNCTIONS[plan["function"]]
 
 
 def write_plan(
@@ -348,14 +354,14 @@ class Context:
             return Dims(self._shapes.get(name, self._plan["inputs"][name][1]))
         if self.infer_shapes() or self._plan.get("odd_shapes"):
             return Dims(self._plan["outputs"][name][1])
-        return Dims(FUNCTIONS[self._plan["function"]][0](self._shapes)[name])
+        return Dims(functions(self._plan)[0](self._shapes)[name])
 
     def get_max_output_size(self, name: str) -> int:
         self._check_thread()
         if self._profile is None or self.infer_shapes():
             return -1
         largest = {each: tuple(spans[2]) for each, spans in self._plan["profiles"][self._profile].items()}
-        return self._bytes(name, FUNCTIONS[self._plan["function"]][0](largest)[name])
+        return self._bytes(name, functions(self._plan)[0](largest)[name])
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self._check_thread()
@@ -377,7 +383,7 @@ class Context:
             raise machine.misuse(f"a context is executed without an address of {missing[0]!r}")
         if text := self._plan.get("no_execution"):
             return self._failed(text)
-        shapes_of, compute = FUNCTIONS[self._plan["function"]]
+        shapes_of, compute = functions(self._plan)
         shapes = {**self._shapes, **shapes_of(self._shapes)}
         memory = {
             name: machine.device_bytes(self._addresses[name], self._bytes(name, shapes[name]), self._device)
@@ -431,8 +437,11 @@ class Context:
 
 def face(version: str) -> dict[str, Any]:
     """Return the names of one version of the module."""
+    from tensorrt_builder import builder_names
+
     runtime = type("Runtime", (Runtime,), {"version": version})
     return {
+        **builder_names(version),
         "__version__": version,
         "DataType": DataType,
         "Dims": Dims,

@@ -190,6 +190,10 @@ def cudaDeviceGetAttribute(attribute: cudaDeviceAttr, device: int) -> tuple[cuda
     return OK, machine.capability[attribute - cudaDeviceAttr.cudaDevAttrComputeCapabilityMajor]
 
 
+def cudaDriverGetVersion() -> tuple[cudaError_t, int]:
+    return OK, 13000
+
+
 def cudaGetErrorString(error: cudaError_t) -> tuple[cudaError_t, bytes]:
     return OK, _TEXTS.get(error, b"unrecognized error code")
 

@@ -1,0 +1,243 @@
+"""TensorRT as a compiler: builds a plan from an ONNX file on the GPU of the model, and opens it as the backend of plans
+does. Batches that its profiles do not take are run by the reference.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oriel_inference.backends.compilers import CompilerIdentity
+from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
+from oriel_inference.backends.tensorrt.backend import TensorRt
+from oriel_inference.backends.tensorrt.library import Library, find_library
+from oriel_inference.backends.tensorrt.session import PlanSession
+from oriel_inference.errors import CompilerMissing, LoadFailed
+from oriel_inference.model import EngineOptions
+from oriel_policies.engine_profiles import Profile, Shape, Span, parse_shapes
+from oriel_wire.engine.shared_settings import cache_folder
+
+ENTRY = "model.plan"
+MAX_CACHE_BYTES = 256 << 20  # of a timing cache
+MAX_LEVEL = 5
+_NO_FP16 = "TensorRT {} has no setting for FP16: convert the ONNX file to FP16 before (docs/convert-to-onnx.md)"
+
+
+def _precision(text: str) -> str:
+    if text not in ("FP32", "FP16"):
+        raise ValueError("must be FP32 or FP16")
+    return text
+
+
+def _number(most: int) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not (text.isascii() and text.isdigit() and len(text) <= 15 and int(text) <= most):
+            raise ValueError(f"must be a number from 0 to {most}")
+        return text
+
+    return read
+
+
+def _shapes(text: str) -> str:
+    parse_shapes(text)
+    return text
+
+
+class TensorRtCompiler:
+    """Compiles for the GPU on which the model runs; for GPU 0 if the model runs on the CPU.
+
+    progress: called with a line of text while a plan is built, from any thread.
+    """
+
+    name = "tensorrt"
+    reference = "onnxruntime"
+    on_gpu = True
+    settings: Mapping[str, Callable[[str], str]] = {
+        "precision": _precision,
+        "profile_min_shapes": _shapes,
+        "profile_opt_shapes": _shapes,
+        "profile_max_shapes": _shapes,
+        "workspace_bytes": _number(1 << 50),
+        "optimization_level": _number(MAX_LEVEL),
+    }
+
+    def __init__(self) -> None:
+        self.progress: Callable[[str], None] = lambda line: None
+        self._backend: TensorRt | None = None
+
+    def identity(self, options: EngineOptions) -> CompilerIdentity:
+        library, gpu, given = _library(), _gpu(options), options.compiler_settings
+        capabilities = {each.number: each.capability for each in self._opener().gpus()}
+        if gpu not in capabilities:
+            raise CompilerMissing(f"TensorRT does not find GPU {gpu}")
+        failed, driver = library.runtime.cudaDriverGetVersion()
+        return CompilerIdentity(
+            compiler_version=library.version,
+            device=f"gpu {capabilities[gpu]}",
+            driver="" if int(failed) else str(driver // 1000),
+            profiles=" ".join(f"{key}={given[key]}" for key in sorted(given) if key.startswith("profile_")),
+            precision=given.get("precision", "FP32"),
+            options=" ".join(f"{key}={given[key]}" for key in ("optimization_level", "workspace_bytes") if key in given),
+        )
+
+    def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
+        library, given = _library(), options.compiler_settings
+        tensorrt, log = library.tensorrt, library.log
+        (failed,) = library.runtime.cudaSetDevice(_gpu(options))
+        if int(failed):
+            raise LoadFailed(f"GPU {_gpu(options)} cannot be used")
+        log.take()
+        builder = tensorrt.Builder(log)
+        network = builder.create_network(0)
+        parser = tensorrt.OnnxParser(network, log)
+        if not parser.parse(source.read_bytes(), str(source)):
+            errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
+            raise LoadFailed(f"TensorRT cannot read {source.name}: {'; '.join(errors[:3]) or log.take()}")
+        config = builder.create_builder_config()
+        self._configure(config, library, given)
+        tensors = (network.get_input(index) for index in range(network.num_inputs))
+        for profile in profiles_of({tensor.name: tuple(tensor.shape) for tensor in tensors}, given):
+            _add_profile(builder, config, profile, log)
+        cache = cache_folder("engines") / f"tensorrt-{library.version}.timing"
+        timings = _load_timings(config, cache)  # has to live until the plan is built
+        config.progress_monitor = _monitor(tensorrt, self.progress)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise LoadFailed(f"TensorRT cannot compile {source.name}: {log.take() or 'it gave no reason'}")
+        (folder / ENTRY).write_bytes(memoryview(plan))
+        _keep_timings(timings, cache)
+        return ENTRY
+
+    def open(self, path: Path, options: EngineOptions) -> PlanSession:
+        return self._opener().open(path, EngineOptions(providers=((PROVIDER, {GPU_KEY: str(_gpu(options))}),)))
+
+    def _opener(self) -> TensorRt:
+        """Return the backend that opens the plan for all instances, which then share its engine."""
+        if self._backend is None:
+            self._backend = TensorRt()
+        return self._backend
+
+    @staticmethod
+    def _configure(config: Any, library: Library, given: Mapping[str, str]) -> None:
+        tensorrt = library.tensorrt
+        if "workspace_bytes" in given:
+            config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, int(given["workspace_bytes"]))
+        if "optimization_level" in given:
+            config.builder_optimization_level = int(given["optimization_level"])
+        if given.get("precision") == "FP16":
+            if not hasattr(tensorrt.BuilderFlag, "FP16"):
+                raise LoadFailed(_NO_FP16.format(library.version))
+            config.set_flag(tensorrt.BuilderFlag.FP16)
+        elif hasattr(tensorrt.BuilderFlag, "TF32"):
+            config.clear_flag(tensorrt.BuilderFlag.TF32)  # FP32 is meant, and not rounded to 10 bits
+
+
+def profiles_of(inputs: Mapping[str, Shape], given: Mapping[str, str]) -> list[Profile]:
+    """Return the optimisation profiles that settings ask for; none if no input has a variable shape.
+
+    inputs: name -> shape. Raises LoadFailed for an input without shapes, and for shapes that do not fit.
+    """
+    variable = [name for name, shape in inputs.items() if -1 in shape]
+    if not variable:
+        return []
+    kinds = ("min", "opt", "max")
+    settings = {kind: parse_shapes(given.get(f"profile_{kind}_shapes", "")) for kind in kinds}
+    settings["opt"] = settings["opt"] or settings["max"]
+    if len({len(each) for each in settings.values()}) != 1 or not settings["min"]:
+        raise LoadFailed(
+            f"the shape of input {variable[0][:64]!r} is variable: profile_min_shapes and profile_max_shapes have to "
+            "name it, as in ids:1x1,mask:1x1, and both have to hold the same number of profiles"
+        )
+    found = []
+    for index in range(len(settings["min"])):
+        spans = {}
+        for name in variable:
+            shapes = [settings[kind][index].get(name) for kind in kinds]
+            if any(shape is None or not _fits(shape, inputs[name]) for shape in shapes):
+                raise LoadFailed(f"profile {index} has no shapes of input {name[:64]!r} that fit {list(inputs[name])}")
+            spans[name] = Span(*(shape for shape in shapes if shape is not None))
+        found.append(Profile(spans))
+    return found
+
+
+def _fits(shape: Shape, own: Shape) -> bool:
+    return len(shape) == len(own) and all(known in (-1, size) for size, known in zip(shape, own, strict=True))
+
+
+def _gpu(options: EngineOptions) -> int:
+    return next((int(given[GPU_KEY]) for _, given in options.providers if GPU_KEY in given), 0)
+
+
+def _library() -> Library:
+    """Return what builds plans here. Raises CompilerMissing."""
+    try:
+        return find_library()
+    except LoadFailed as missing:
+        raise CompilerMissing(missing.reason) from missing
+
+
+def _add_profile(builder: Any, config: Any, profile: Profile, log: Any) -> None:
+    made = builder.create_optimization_profile()
+    for name, span in profile.spans.items():
+        try:
+            made.set_shape(name, span.smallest, span.best, span.largest)
+        except ValueError as error:
+            raise LoadFailed(f"TensorRT refuses the shapes of input {name[:64]!r}: {error}") from error
+    if config.add_optimization_profile(made) < 0:
+        raise LoadFailed(f"TensorRT refuses an optimisation profile: {log.take() or 'it gave no reason'}")
+
+
+def _load_timings(config: Any, path: Path) -> Any:
+    """Give the builder what earlier builds on this machine have measured, which saves most of its time; return it."""
+    try:
+        data = path.read_bytes() if path.stat().st_size <= MAX_CACHE_BYTES else b""
+    except OSError:
+        data = b""
+    cache = config.create_timing_cache(data) or config.create_timing_cache(b"")
+    if cache is not None and not config.set_timing_cache(cache, False):  # they are another GPU's
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    return cache
+
+
+def _keep_timings(cache: Any, path: Path) -> None:
+    """Keep what the build has measured. cache: as the builder has filled it, None without one."""
+    if cache is None:
+        return
+    beside = path.with_name(f"{path.name}.{threading.get_native_id()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(memoryview(cache.serialize()))
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # the next build measures again
+
+
+def _monitor(tensorrt: Any, progress: Callable[[str], None]) -> Any:
+    """Return a monitor that reports the phases of a build and every tenth of those that have many steps."""
+
+    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            tensorrt.IProgressMonitor.__init__(self)
+            self._lock = threading.Lock()
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            with self._lock:
+                self._steps[phase_name] = num_steps
+            if parent_phase is None:
+                progress(f"{phase_name} begins")
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            with self._lock:
+                steps = self._steps.get(phase_name, 0)
+            done = step + 1
+            if steps >= 10 and done * 10 // steps != step * 10 // steps:
+                progress(f"{phase_name}: {done} of {steps} steps")
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            with self._lock:
+                self._steps.pop(phase_name, None)
+
+    return Monitor()

@@ -1,0 +1,203 @@
+"""TensorRT as a compiler, on the stand-ins: the server builds a plan, checks it, serves with it, and leaves other shapes to
+the model itself.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_inference.backends.tensorrt.compiler import ENTRY, TensorRtCompiler, profiles_of
+from oriel_inference.errors import CompilerMissing, LoadFailed
+from oriel_inference.model import EngineOptions
+from oriel_policies.engine_profiles import Shape, parse_shapes
+
+from ..waiting import until
+from . import models
+from .artefact_server import outcomes, served, state, until_state
+from .config_rows import accelerator, option
+from .plan_server import VERSIONS, stand_in
+
+SHAPES = {"profile_min_shapes": "x:1x4", "profile_max_shapes": "x:4x4"}
+
+
+@pytest.fixture(params=list(VERSIONS))
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with stand_in(request.param) as found:
+        yield found
+        assert found.misuses == [] and found.is_empty
+
+
+def setting(name: str, value: str) -> str:
+    return f'parameters {{ key: "oriel.compile{name}" value {{ string_value: "{value}" }} }}\n'
+
+
+def compiled_config() -> str:
+    return models.DOUBLE + setting("", "tensorrt") + "".join(setting(f".{key}", each) for key, each in SHAPES.items())
+
+
+async def answers(one: Any, rows: int) -> None:
+    values = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
+    tensor = {"name": "x", "shape": [rows, 4], "datatype": "FP32", "data": values.ravel().tolist()}
+    answer = await one.client.post("/v2/models/double/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["outputs"][0]["data"] == (2 * values).ravel().tolist()
+
+
+@pytest.mark.parametrize("machine", ["face_11"], indirect=True)
+async def test_a_plan_is_built_checked_and_serves_and_other_shapes_are_left_to_the_model(
+    tmp_path: Path, machine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    models.put(tmp_path / "models", "double", models.double(), compiled_config())
+    with caplog.at_level(logging.INFO, "oriel_inference"):
+        async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+            await until_state(one, "serving")
+            machine.executed.clear()
+            await answers(one, 4)
+            assert len(machine.executed) == 1
+            await answers(one, 8)
+            assert len(machine.executed) == 1 and state(one.unit) == "serving", "the artefact is not to blame"
+            await answers(one, 1)
+            assert len(machine.executed) == 2 and outcomes(one) == {"built": 1}
+            (line,) = (await one.lines()).values()
+            assert line[0] == "READY" and line[1].startswith("compiled by tensorrt: serving, largest error 0 absolute")
+    assert "double/1/model.onnx: Building engine: 20 of 20 steps" in caplog.text
+    assert len(list((tmp_path / "home").rglob("tensorrt-11.4.0.106.timing"))) == 1
+
+
+@pytest.mark.parametrize("machine", ["face_10"], indirect=True)
+async def test_the_accelerator_of_a_triton_configuration_is_compiled_where_its_provider_is_missing(
+    tmp_path: Path, machine: Any
+) -> None:
+    parameters = " ".join(
+        option(key, value)
+        for key, value in (
+            ("precision_mode", "FP16"),
+            ("trt_profile_min_shapes", "x:1x4"),
+            ("trt_profile_max_shapes", "x:8x4"),
+        )
+    )
+    models.put(tmp_path / "models", "double", models.double(), models.DOUBLE + accelerator("gpu", "tensorrt", parameters))
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        machine.executed.clear()
+        await answers(one, 8)
+        assert len(machine.executed) == 1
+        (line,) = (await one.lines()).values()
+        assert "runs on the CPU" not in line[1]
+    (plan,) = (tmp_path / "artefacts").rglob(ENTRY)
+    assert b'"flags": ["FP16"]' in plan.read_bytes()
+
+
+async def test_without_tensorrt_the_model_serves_and_says_so(tmp_path: Path) -> None:
+    models.put(tmp_path / "models", "double", models.double(), compiled_config())
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_reason(one, "TensorRT plans need TensorRT, which is not installed")
+        await answers(one, 2)
+        assert state(one.unit) == "absent" and outcomes(one) == {"not_installed": 1}
+
+
+async def until_reason(one: Any, text: str) -> None:
+    async def reached() -> bool:
+        return any(line[0] == "READY" and text in line[1] for line in (await one.lines()).values())
+
+    await until(reached)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "the shape of input 'x' is variable: profile_min_shapes and profile_max_shapes have to name it"),
+        ({**SHAPES, "profile_max_shapes": "x:4x5"}, r"profile 0 has no shapes of input 'x' that fit \[-1, 4\]"),
+        ({**SHAPES, "profile_min_shapes": "z:1x4"}, "profile 0 has no shapes of input 'x'"),
+        ({**SHAPES, "profile_min_shapes": "x:5x4"}, "TensorRT refuses the shapes of input 'x'"),
+        ({**SHAPES, "profile_max_shapes": "x:4x4;x:8x4"}, "hold the same number of profiles"),
+    ],
+)
+def test_a_build_without_fitting_profiles_says_what_is_missing(
+    tmp_path: Path, machine: Any, given: dict[str, str], text: str
+) -> None:
+    models.save_model(models.double(), str(tmp_path / "model.onnx"))
+    with pytest.raises(LoadFailed, match=text):
+        TensorRtCompiler().build(tmp_path / "model.onnx", EngineOptions(compiler_settings=given), tmp_path)
+
+
+def test_fp16_needs_the_setting_that_11_removed(tmp_path: Path, machine: Any) -> None:
+    models.save_model(models.double(), str(tmp_path / "model.onnx"))
+    options = EngineOptions(compiler_settings={**SHAPES, "precision": "FP16"})
+    compiler = TensorRtCompiler()
+    if compiler.identity(options).compiler_version.startswith("11."):
+        with pytest.raises(LoadFailed, match="TensorRT 11.4.0.106 has no setting for FP16: convert the ONNX file"):
+            compiler.build(tmp_path / "model.onnx", options, tmp_path)
+    else:
+        assert compiler.build(tmp_path / "model.onnx", options, tmp_path) == ENTRY
+
+
+def test_timings_are_kept_and_a_damaged_file_of_them_is_replaced(tmp_path: Path, machine: Any) -> None:
+    models.save_model(models.double(), str(tmp_path / "model.onnx"))
+    options = EngineOptions(compiler_settings=SHAPES)
+    lines: list[str] = []
+    for damaged in (False, True, False):
+        compiler = TensorRtCompiler()
+        compiler.progress = lines.append
+        assert compiler.build(tmp_path / "model.onnx", options, tmp_path) == ENTRY
+        (kept,) = (tmp_path / "home" / ".cache" / "oriel" / "engines").iterdir()
+        assert kept.read_bytes().startswith(b"timings of 1")
+        if damaged:
+            kept.write_bytes(b"junk")
+    assert lines.count("Building engine begins") == 3 and lines.count("Building engine: 20 of 20 steps") == 3
+
+
+def test_what_is_no_onnx_file_is_refused_with_the_parsers_errors(tmp_path: Path, machine: Any) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"junk")
+    with pytest.raises(LoadFailed, match="TensorRT cannot read model.onnx: In node -1"):
+        TensorRtCompiler().build(tmp_path / "model.onnx", EngineOptions(), tmp_path)
+
+
+def test_the_fingerprint_names_what_a_plan_depends_on(machine: Any) -> None:
+    options = EngineOptions(compiler_settings={**SHAPES, "optimization_level": "5"})
+    found = TensorRtCompiler().identity(options)
+    assert (found.device, found.driver, found.precision) == ("gpu 9.0", "13", "FP32")
+    assert found.options == "optimization_level=5" and "profile_max_shapes=x:4x4" in found.profiles
+    machine.capability = (8, 6)
+    assert TensorRtCompiler().identity(options).device == "gpu 8.6"
+    elsewhere = EngineOptions(providers=(("CUDAExecutionProvider", {"device_id": "3"}),))
+    with pytest.raises(CompilerMissing, match="does not find GPU 3"):
+        TensorRtCompiler().identity(elsewhere)
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.from_regex(r"[a-z][a-z.:/]{0,5}", fullmatch=True), st.lists(st.integers(0, 999), min_size=1)),
+        max_size=3,
+    ).filter(lambda profiles: all(profiles))
+)
+def test_shapes_are_read_as_they_were_written(profiles: list[dict[str, list[int]]]) -> None:
+    text = ";".join(
+        ",".join(f"{name}:{'x'.join(map(str, sizes))}" for name, sizes in each.items()) for each in profiles
+    )
+    if any(len(sizes) > 16 for each in profiles for sizes in each.values()):
+        with pytest.raises(ValueError, match="must be shapes"):
+            parse_shapes(text)
+        return
+    assert parse_shapes(text) == [{name: tuple(sizes) for name, sizes in each.items()} for each in profiles]
+
+
+@pytest.mark.parametrize("text", ["x", "x:", ":1", "x:1xa", "x:-1", "x:1,", ";", "x:99999999999", "x:1;" * 17 + "x:1"])
+def test_other_texts_are_no_shapes(text: str) -> None:
+    with pytest.raises(ValueError, match="must "):
+        parse_shapes(text)
+
+
+def test_inputs_of_fixed_shapes_need_no_profile() -> None:
+    inputs: dict[str, Shape] = {"x": (2, 4)}
+    assert profiles_of(inputs, {}) == []
+    (found,) = profiles_of({**inputs, "y": (-1,)}, {"profile_min_shapes": "y:1", "profile_max_shapes": "y:9"})
+    assert found.spans["y"] == ((1,), (9,), (9,)) and list(found.spans) == ["y"]
