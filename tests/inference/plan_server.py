@@ -23,7 +23,15 @@ from .clients import client_of
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 VERSIONS = {"face_10": "10.16.1.11", "face_11": "11.4.0.106"}
-MODULES = ("tensorrt", "tensorrt_stand_in", "tensorrt_builder", "tensorrt_onnx", "cuda", "cuda.bindings", "cuda.bindings.runtime")
+MODULES = (
+    "tensorrt",
+    "tensorrt_stand_in",
+    "tensorrt_builder",
+    "tensorrt_onnx",
+    "cuda",
+    "cuda.bindings",
+    "cuda.bindings.runtime",
+)
 ON_GPU = EngineOptions(providers=(("TensorRT", {"device_id": "0"}),))
 
 # The configuration of case 1, as its owner wrote it.

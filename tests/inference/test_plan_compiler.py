@@ -1,5 +1,5 @@
-"""TensorRT as a compiler, on the stand-ins: the server builds a plan, checks it, serves with it, and leaves other shapes to
-the model itself.
+"""TensorRT as a compiler, on the stand-ins: the server builds a plan, checks it, serves with it, and leaves other shapes
+to the model itself.
 """
 
 import logging
@@ -84,7 +84,9 @@ async def test_the_accelerator_of_a_triton_configuration_is_compiled_where_its_p
             ("trt_profile_max_shapes", "x:8x4"),
         )
     )
-    models.put(tmp_path / "models", "double", models.double(), models.DOUBLE + accelerator("gpu", "tensorrt", parameters))
+    models.put(
+        tmp_path / "models", "double", models.double(), models.DOUBLE + accelerator("gpu", "tensorrt", parameters)
+    )
     async with served(tmp_path / "models", tmp_path / "artefacts") as one:
         await until_state(one, "serving")
         machine.executed.clear()
@@ -175,7 +177,9 @@ def test_the_fingerprint_names_what_a_plan_depends_on(machine: Any) -> None:
 
 @given(
     st.lists(
-        st.dictionaries(st.from_regex(r"[a-z][a-z.:/]{0,5}", fullmatch=True), st.lists(st.integers(0, 999), min_size=1)),
+        st.dictionaries(
+            st.from_regex(r"[a-z][a-z.:/]{0,5}", fullmatch=True), st.lists(st.integers(0, 999), min_size=1)
+        ),
         max_size=3,
     ).filter(lambda profiles: all(profiles))
 )

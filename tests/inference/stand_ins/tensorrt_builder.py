@@ -173,7 +173,7 @@ class Builder:
         variable = [each for each in network.inputs if -1 in tuple(each.shape)]
         for tensor in variable:
             if not config.profiles or not all(tensor.name in each.shapes for each in config.profiles):
-                text = f"Network has dynamic or shape inputs, but no optimization profile has been defined for {tensor.name}"
+                text = f"Network has dynamic inputs, but no optimization profile has been defined for {tensor.name}"
                 self._logger.log(Severity.ERROR, text)
                 return None
         if monitor is not None:

@@ -77,7 +77,9 @@ class TensorRtCompiler:
             driver="" if int(failed) else str(driver // 1000),
             profiles=" ".join(f"{key}={given[key]}" for key in sorted(given) if key.startswith("profile_")),
             precision=given.get("precision", "FP32"),
-            options=" ".join(f"{key}={given[key]}" for key in ("optimization_level", "workspace_bytes") if key in given),
+            options=" ".join(
+                f"{key}={given[key]}" for key in ("optimization_level", "workspace_bytes") if key in given
+            ),
         )
 
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
