@@ -1,5 +1,5 @@
-"""TensorRT as a compiler, on the stand-ins: the server builds a plan, checks it, serves with it, and leaves other shapes
-to the model itself.
+"""TensorRT as a compiler, on the stand-ins: the server builds a plan, checks it, serves with it, and leaves other
+shapes to the model itself.
 """
 
 import logging
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oriel_inference.backends.tensorrt.compiler import ENTRY, TensorRtCompiler, profiles_of
 from oriel_inference.errors import CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions
+from oriel_policies.artefacts.devices import lacking, parse_targets
 from oriel_policies.engine_profiles import Shape, parse_shapes
 
 from ..waiting import until
@@ -166,10 +167,13 @@ def test_what_is_no_onnx_file_is_refused_with_the_parsers_errors(tmp_path: Path,
 def test_the_fingerprint_names_what_a_plan_depends_on(machine: Any) -> None:
     options = EngineOptions(compiler_settings={**SHAPES, "optimization_level": "5"})
     found = TensorRtCompiler().identity(options)
-    assert (found.device, found.driver, found.precision) == ("gpu 9.0", "13", "FP32")
+    assert (found.device, found.driver, found.precision) == ("9.0", "13", "FP32")
+    h100, l4 = parse_targets("h100,nvidia-l4")
+    assert lacking(h100, "tensorrt", found.device) == ""
+    assert "this machine builds for compute capability 9.0" in lacking(l4, "tensorrt", found.device)
     assert found.options == "optimization_level=5" and "profile_max_shapes=x:4x4" in found.profiles
     machine.capability = (8, 6)
-    assert TensorRtCompiler().identity(options).device == "gpu 8.6"
+    assert TensorRtCompiler().identity(options).device == "8.6"
     elsewhere = EngineOptions(providers=(("CUDAExecutionProvider", {"device_id": "3"}),))
     with pytest.raises(CompilerMissing, match="does not find GPU 3"):
         TensorRtCompiler().identity(elsewhere)

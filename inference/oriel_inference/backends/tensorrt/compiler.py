@@ -73,7 +73,7 @@ class TensorRtCompiler:
         failed, driver = library.runtime.cudaDriverGetVersion()
         return CompilerIdentity(
             compiler_version=library.version,
-            device=f"gpu {capabilities[gpu]}",
+            device=capabilities[gpu],
             driver="" if int(failed) else str(driver // 1000),
             profiles=" ".join(f"{key}={given[key]}" for key in sorted(given) if key.startswith("profile_")),
             precision=given.get("precision", "FP32"),
