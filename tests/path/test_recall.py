@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from stacks import EXAMPLES, Stack, key, started
 from tritonclient.grpc import InferenceServerClient, InferInput
@@ -193,6 +194,20 @@ def test_a_request_whose_deadline_passes_is_kept(stack: Stack, receiver: Receive
     assert (found["oriel.sla.result"], found["oriel.kept"]) in (("missed", "sla"), ("missed", "error"))
 
 
+def test_every_exemplar_names_a_trace_that_the_collector_has(stack: Stack, receiver: Receiver) -> None:
+    """Of two requests in the same buckets one is late and kept, the other is not."""
+    for number in range(20):
+        assert post(stack, ("gold", "bronze")[number % 2], trace_id(NOT_KEPT)).status_code == 200
+    for unit, port, names in (
+        ("gateway", "admin", {"oriel_gateway_request_duration_seconds_bucket", "oriel_gateway_slo_bad_total"}),
+        ("inference", "metrics", {"oriel_request_duration_seconds_bucket"}),
+    ):
+        # A counter begins at 0 in its first scrape, and shows an exemplar from the second one on.
+        wait_until(lambda unit=unit, port=port, names=names: exemplars(stack, unit, port).keys() == names)
+        for trace in set().union(*exemplars(stack, unit, port).values()):
+            wait_until(lambda trace=trace, unit=unit: unit in receiver.by_unit(trace))
+
+
 def test_a_unit_that_was_restarted_meanwhile_loses_only_its_own_spans(
     stack: Stack, receiver: Receiver, gates: Path
 ) -> None:
@@ -230,3 +245,14 @@ def counter(stack: Stack, unit: str, port: str, name: str, **labels: str) -> flo
     families: Sequence[Any] = list(text_string_to_metric_families(text))
     found = [each for family in families for each in family.samples if each.name == name]
     return sum(each.value for each in found if labels.items() <= each.labels.items())
+
+
+def exemplars(stack: Stack, unit: str, port: str) -> dict[str, set[str]]:
+    """Return the names of samples with exemplars, and the traces of these."""
+    accept = {"accept": "application/openmetrics-text"}
+    text = httpx.get(f"http://{stack.address(unit, port)}/metrics", headers=accept, timeout=60, trust_env=False).text
+    families: Sequence[Any] = list(parse_openmetrics(text))
+    found = dict[str, set[str]]()
+    for sample in [each for family in families for each in family.samples if each.exemplar is not None]:
+        found.setdefault(sample.name, set()).add(sample.exemplar.labels["trace_id"])
+    return found
