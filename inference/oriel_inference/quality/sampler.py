@@ -28,7 +28,7 @@ from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)
 
-RATE = 50
+RATE = 10
 PER_BATCH = 8
 QUEUE_ROWS = 256
 MAX_VERSIONS = 256
