@@ -2,9 +2,9 @@
 shapes to the model itself.
 """
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oriel_inference.artefacts import process
 from oriel_inference.backends.tensorrt.compiler import ENTRY, TensorRtCompiler, profiles_of
 from oriel_inference.errors import CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions
@@ -54,22 +55,24 @@ async def answers(one: Any, rows: int) -> None:
 
 @pytest.mark.parametrize("machine", ["face_11"], indirect=True)
 async def test_a_plan_is_built_checked_and_serves_and_other_shapes_are_left_to_the_model(
-    tmp_path: Path, machine: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models.put(tmp_path / "models", "double", models.double(), compiled_config())
-    with caplog.at_level(logging.INFO, "oriel_inference"):
-        async with served(tmp_path / "models", tmp_path / "artefacts") as one:
-            await until_state(one, "serving")
-            machine.executed.clear()
-            await answers(one, 4)
-            assert len(machine.executed) == 1
-            await answers(one, 8)
-            assert len(machine.executed) == 1 and state(one.unit) == "serving", "the artefact is not to blame"
-            await answers(one, 1)
-            assert len(machine.executed) == 2 and outcomes(one) == {"built": 1}
-            (line,) = (await one.lines()).values()
-            assert line[0] == "READY" and line[1].startswith("compiled by tensorrt: serving, largest error 0 absolute")
-    assert "double/1/model.onnx: Building engine: 20 of 20 steps" in caplog.text
+    logged: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: logged.append(text % values))
+    monkeypatch.setattr(process, "_log", log)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        machine.executed.clear()
+        await answers(one, 4)
+        assert len(machine.executed) == 1
+        await answers(one, 8)
+        assert len(machine.executed) == 1 and state(one.unit) == "serving", "the artefact is not to blame"
+        await answers(one, 1)
+        assert len(machine.executed) == 2 and outcomes(one) == {"built": 1}
+        (line,) = (await one.lines()).values()
+        assert line[0] == "READY" and line[1].startswith("compiled by tensorrt: serving, largest error 0 absolute")
+    assert "double/1/model.onnx: Building engine: 20 of 20 steps" in logged
     assert len(list((tmp_path / "home").rglob("tensorrt-11.4.0.106.timing"))) == 1
 
 
