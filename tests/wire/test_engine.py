@@ -330,6 +330,14 @@ async def test_cancelling_a_request_closes_its_connection(echo: tuple[Echo, Http
     assert client.outstanding == 0
 
 
+async def test_a_connection_that_was_made_while_the_loop_paused_counts(echo: tuple[Echo, HttpServer]) -> None:
+    """As after a pause, the time is over before the loop hears of the connection."""
+    client = HttpClient(host="127.0.0.1", port=echo[1].port)
+    client.endpoint.connect_timeout_s = 0.0
+    assert (await client.request("GET", "/", [], deadline=monotonic() + 60)).status == 200
+    await client.close()
+
+
 async def test_nobody_listening_is_unreachable() -> None:
     sock = bound()
     port = sock.getsockname()[1]

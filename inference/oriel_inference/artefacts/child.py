@@ -1,7 +1,7 @@
 """The process that builds or checks one artefact: `python -m oriel_inference.artefacts.child`.
 
-Reads one JSON line and the bytes of the samples after it, writes one JSON line, and exits. It has the lowest priority,
-because the server that started it serves meanwhile. It holds no secrets and no sockets.
+Reads one JSON line and the bytes of the samples after it, writes one JSON line, and exits. A server that serves
+meanwhile gives it a low priority. It holds no secrets and no sockets.
 """
 
 import json
@@ -31,8 +31,8 @@ def main() -> None:
     answers = os.dup(1)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
-    os.nice(19)
     request = json.loads(sys.stdin.buffer.readline())
+    os.nice(request["niceness"])
     # The process ends itself if its parent is no longer there to kill it.
     signal.alarm(request["timeout_s"])
     # A file that would grow too large is an error of the write, not the end of the process.

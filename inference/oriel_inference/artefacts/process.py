@@ -53,12 +53,13 @@ class BuildBounds:
     """Bounds of one build, and of one check.
 
     seconds: for the child. memory_bytes: of its address space; 0 for 2 GiB and eight times the model's files.
-    artefact_bytes: of all files of an artefact.
+    artefact_bytes: of all files of an artefact. niceness: added to that of this process.
     """
 
     seconds: float = 600.0
     memory_bytes: int = 0
     artefact_bytes: int = 16 << 30
+    niceness: int = 0
 
 
 class ChildProcesses:
@@ -306,6 +307,7 @@ def _request(
         "kind": kind.value,
         "samples": None,
         "timeout_s": int(bounds.seconds) + 5,
+        "niceness": bounds.niceness,
         # A GPU's memory is mapped, which counts towards a limit of the address space.
         "memory_bytes": 0
         if compiles_on_gpu(compilation.compiler)

@@ -23,6 +23,7 @@ from typing import Any, Final
 from mypy_extensions import mypyc_attr
 
 from oriel_wire.engine.h2_transport import H2Transport
+from oriel_wire.engine.pulse import connecting_within
 from oriel_wire.errors import UpstreamBroken, UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h2.frames import CANCEL, CODES, NO_ERROR, REFUSED_STREAM
 from oriel_wire.h2.hpack import literal
@@ -455,7 +456,7 @@ class H2Endpoint:
         made: H2Upstream | None = None
         ready = False
         try:
-            async with asyncio.timeout(self.connect_timeout_s):
+            async with connecting_within(self.connect_timeout_s):
                 _, made = await asyncio.get_running_loop().create_connection(
                     lambda: H2Upstream(self), self.host, self.port
                 )  # type: ignore[type-var]

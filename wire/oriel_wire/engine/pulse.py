@@ -18,7 +18,8 @@ when these hide older ones.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from math import inf
 from time import monotonic
 
@@ -28,6 +29,8 @@ BEAT_S = 0.05
 PAUSE_S = 0.15
 DOUBT_S = 1.0
 UNKNOWN_S = 0.5
+CONNECT_TURNS = 16  # of the loop; a connection that the kernel has made needs fewer to be ready, also over HTTP/2
+CONNECT_TURN_S = 0.005
 
 
 class Pulse:
@@ -122,3 +125,28 @@ class Pulse:
                 self.on_beat(now - self._beat_at - BEAT_S)
         self._beat_at = now
         self.fresh_until = now + PAUSE_S if now - max(self._resumed_at, self._doubted_at) >= DOUBT_S else -inf
+
+
+@asynccontextmanager
+async def connecting_within(seconds: float) -> AsyncIterator[None]:
+    """Bound an attempt to connect, but give it at least `CONNECT_TURNS` turns of the loop. Raises TimeoutError.
+
+    A loop that has paused, or whose turns take long, would otherwise find the time over before it hears that the
+    kernel made the connection meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+    async with asyncio.timeout(None) as limit:
+
+        def count(turns: int) -> None:
+            nonlocal timer
+            if turns:
+                timer = loop.call_later(CONNECT_TURN_S, count, turns - 1)
+            else:
+                limit.reschedule(loop.time())
+
+        timer = loop.call_later(max(0.0, seconds - CONNECT_TURNS * CONNECT_TURN_S), count, CONNECT_TURNS)
+        try:
+            yield
+        finally:
+            timer.cancel()

@@ -17,6 +17,7 @@ from typing import Final, Protocol, cast
 from mypy_extensions import mypyc_attr
 
 from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.engine.pulse import connecting_within
 from oriel_wire.errors import (
     BadMessage,
     UpstreamBroken,
@@ -421,7 +422,7 @@ class Endpoint:
         task = asyncio.current_task()
         assert task is not None
         try:
-            async with asyncio.timeout(self.connect_timeout_s):
+            async with connecting_within(self.connect_timeout_s):
                 transport, connection = await loop.create_connection(
                     lambda: UpstreamConnection(self), self.host, self.port
                 )
