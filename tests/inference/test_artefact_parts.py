@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import time
 from dataclasses import replace
 from importlib.util import cache_from_source
@@ -46,6 +47,7 @@ from oriel_policies.artefacts.differences import measure
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.lease import LeaseRecord
 from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_wire.engine.child import Child
 
 from . import models
 from .bench import Bench, spec
@@ -473,6 +475,28 @@ def test_samples_reach_the_child_as_they_were(datatype: str, rows: int) -> None:
 def models_spec(datatype: str, rows: int) -> Any:
     made = model("m", inputs=(replace(tensor("in", (-1, 2)), datatype=datatype),), outputs=(tensor("out", (2,)),))
     return replace(made, max_batch_size=rows)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGTERM, RefusalKind.STOPPED), (signal.SIGSEGV, RefusalKind.CRASHED)]
+)
+def test_a_build_that_is_ended_with_its_server_is_not_held_against_the_artefact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: RefusalKind
+) -> None:
+    """A service manager sends SIGTERM to a server and to its children at once."""
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    one, path = compilation(tmp_path / "models"), tmp_path / "models/double/1/model.onnx"
+    folder, write = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), Child.write
+    folder.open()
+
+    def signalled(child: Child, data: bytes, deadline: float) -> None:
+        os.kill(child.pid, number)
+        write(child, data, deadline)
+
+    monkeypatch.setattr(Child, "write", signalled)
+    with pytest.raises(ArtefactRefused) as ended:
+        build(one, one.key(path), folder, BuildBounds(), one.samples(), ChildProcesses(), lambda phase: None)
+    assert ended.value.kind is kind, ended.value.reason
 
 
 def test_a_server_that_stops_starts_no_child() -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
 MAX_LINES = 10_000  # about the progress of one build
 _CHILD = "oriel_inference.artefacts.child"
+# Exit codes of a child that was ended together with the server, by a terminal or a service manager.
+_ENDED_WITH_US = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 _NO_MEMORY = ("bad allocation", "bad_alloc", "failed to allocate memory", "out of memory", "of the gpu's memory")
 
 
@@ -86,7 +89,7 @@ class ChildProcesses:
             raise ArtefactRefused(RefusalKind.TIMED_OUT, what) from None
         except (OSError, ValueError):
             code = child.end()
-            if self._closed:
+            if self._closed or code in _ENDED_WITH_US:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping") from None
             raise ArtefactRefused(RefusalKind.CRASHED, f"the process that tried it ended with {code}") from None
         finally:
