@@ -1,5 +1,6 @@
 """Variants of a model in other precisions: each serves only if its outputs are those of the model's own file."""
 
+import errno
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from onnx import TensorProto
 
 from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.offline import build_ahead, compilations
-from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds
+from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds, kind_of
 from oriel_inference.repository.compiling import Compilation
 from oriel_policies.artefacts.refusals import RefusalKind
 
@@ -56,11 +57,11 @@ def silent(phase: str, seconds: float) -> None:
     """Report nothing."""
 
 
-def build(root: Path) -> str:
+def build(root: Path, **bounds: Any) -> str:
     """Return what is found when the artefact of the only model is built and checked. Raises ArtefactRefused."""
     ((_, one),) = compilations(root)
     assert isinstance(one, Compilation), one
-    _, manifest = build_ahead(one, ArtefactFolder(root.parent / "a", max_bytes=1 << 30), BuildBounds(), silent)
+    _, manifest = build_ahead(one, ArtefactFolder(root.parent / "a", max_bytes=1 << 30), BuildBounds(**bounds), silent)
     return manifest.errors
 
 
@@ -111,6 +112,16 @@ def test_each_precision_has_its_tolerance(tmp_path: Path, name: str, factor: flo
         assert build(tmp_path / "models").startswith("largest error ") and agrees
     except ArtefactRefused as refused:
         assert refused.kind is RefusalKind.OUTPUTS_DIFFER and not agrees
+
+
+def test_a_file_that_cannot_be_written_is_no_crash_of_the_build(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + variant("int8"))
+    put_variant(tmp_path / "models", "int8", times(2.0))
+    with pytest.raises(ArtefactRefused, match="its files cannot be written: File too large") as refused:
+        build(tmp_path / "models", artefact_bytes=16)
+    assert refused.value.kind is RefusalKind.TOO_LARGE
+    assert kind_of(OSError(errno.ENOSPC, "")) is RefusalKind.NO_SPACE
+    assert kind_of(OSError(errno.EACCES, "")) is None
 
 
 def test_the_owner_may_give_a_tolerance(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def main() -> None:
     sys.dont_write_bytecode = True
     restrict_self(file_bytes=request["file_bytes"])
     # Imported before the memory is bounded, because it is needed when there is none left.
-    from oriel_inference.artefacts.process import lacks_memory
+    from oriel_inference.artefacts.process import kind_of, lacks_memory
 
     try:
         if request["samples"] is not None:
@@ -53,6 +53,10 @@ def main() -> None:
         answer = {"kind": kind, "reason": failure.reason}
     except MemoryError as error:
         answer = {"kind": "out_of_memory", "reason": str(error) or "it needs more memory than a build may use"}
+    except OSError as error:
+        if (unwritable := kind_of(error)) is None:
+            raise
+        answer = {"kind": unwritable.value, "reason": f"its files cannot be written: {error.strerror}"}
     _send(answers, answer)
 
 

@@ -4,6 +4,7 @@ A hostile model file, a compiler that hangs or needs too much memory, and an art
 end the child.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -39,6 +40,12 @@ _CHILD = "oriel_inference.artefacts.child"
 # Exit codes of a child that was ended together with the server, by a terminal or a service manager.
 _ENDED_WITH_US = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 _NO_MEMORY = ("bad allocation", "bad_alloc", "failed to allocate memory", "out of memory", "of the gpu's memory")
+# Errors of a write that say nothing about the model.
+_UNWRITABLE = {
+    errno.EFBIG: RefusalKind.TOO_LARGE,
+    errno.ENOSPC: RefusalKind.NO_SPACE,
+    errno.EDQUOT: RefusalKind.NO_SPACE,
+}
 
 
 class ArtefactRefused(Exception):
@@ -266,6 +273,11 @@ def read_samples(lines: list[dict[str, list[Any]]], data: IO[bytes]) -> Samples:
 def lacks_memory(text: str) -> bool:
     """Return whether the error of a runtime is about memory, which says nothing about the artefact."""
     return any(each in text.lower() for each in _NO_MEMORY)
+
+
+def kind_of(error: OSError) -> RefusalKind | None:
+    """Return why an artefact could not be written, None for any other error."""
+    return _UNWRITABLE.get(error.errno or 0)
 
 
 def refusal_of(refused: ArtefactRefused, under: Circumstances) -> Refusal:
