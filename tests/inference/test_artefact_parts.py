@@ -26,6 +26,7 @@ from oriel_inference.artefacts.process import (
     BuildBounds,
     ChildProcesses,
     build,
+    circumstances,
     lacks_memory,
     read_samples,
     write_samples,
@@ -46,7 +47,7 @@ from oriel_policies.artefacts.comparison import TOLERANCES, Tolerance, disagreem
 from oriel_policies.artefacts.differences import measure
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.lease import LeaseRecord
-from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind, is_void
 from oriel_wire.engine.child import Child
 
 from . import models
@@ -333,6 +334,17 @@ def test_a_build_beyond_its_bounds_ends_and_is_remembered(tmp_path: Path, bounds
     assert not list(folder.root.glob(".work-*")) and not list(folder.root.glob("*.lease"))
     outcome, _ = build_ahead(one, folder, BuildBounds(), silent, again=True)
     assert outcome == "built"
+
+
+def test_a_refusal_for_want_of_memory_holds_until_a_build_may_use_more_than_the_default(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    one = compilation(tmp_path / "models")
+    with one.source() as source:
+        usual, more, less = (
+            circumstances(one, source, BuildBounds(memory_bytes=each), one.samples()) for each in (0, 1 << 40, 1 << 20)
+        )
+    refusal = Refusal(kind=RefusalKind.OUT_OF_MEMORY, reason="", under=usual)
+    assert [is_void(refusal, each) for each in (usual, more, less)] == [False, True, False]
 
 
 def test_a_model_of_an_object_store_has_an_artefact_too(tmp_path: Path) -> None:

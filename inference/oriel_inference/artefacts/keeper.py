@@ -175,12 +175,12 @@ class ArtefactKeeper:
         try:
             with one.compilation.source() as source:
                 one.key = one.compilation.key(source)
-            one.samples = one.compilation.samples()
+                one.samples = one.compilation.samples()
+                one.under = circumstances(one.compilation, source, self._bounds, one.samples)
         except CompilerMissing as missing:
             raise ArtefactRefused(RefusalKind.NOT_INSTALLED, missing.reason) from missing
         except LoadFailed as failure:
             raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
-        one.under = circumstances(one.compilation, self._bounds, one.samples)
 
     def _find(self, one: Followed) -> Manifest | Refusal | ArtefactDamaged | None:
         fingerprint = one.key.fingerprint

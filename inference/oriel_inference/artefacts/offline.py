@@ -25,7 +25,7 @@ from oriel_inference.backends.compilers import find_compiler
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import CheckProcess
-from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, Samples, may_ask
+from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, may_ask
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.fingerprint import ArtefactKey
@@ -68,12 +68,6 @@ def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str,
         check.end()
 
 
-def key_and_samples(compilation: Compilation) -> tuple[ArtefactKey, Samples]:
-    """Return what identifies an artefact, and the inputs of its check. Raises LoadFailed."""
-    with compilation.source() as source:
-        return compilation.key(source), compilation.samples()
-
-
 def build_ahead(
     compilation: Compilation,
     folder: ArtefactFolder,
@@ -92,8 +86,9 @@ def build_ahead(
     """
     if wrong := folder.open():
         raise ArtefactRefused(RefusalKind.NO_SPACE, wrong)
-    key, samples = key_and_samples(compilation)
-    fingerprint, under = key.fingerprint, circumstances(compilation, bounds, samples)
+    with compilation.source() as source:
+        key, samples = compilation.key(source), compilation.samples()
+        fingerprint, under = key.fingerprint, circumstances(compilation, source, bounds, samples)
     if again:
         folder.remove(fingerprint)
     holder, watch, began = f"oriel-engines.{os.getpid()}.{uuid4().hex[:8]}", LeaseWatch(expire_s), time.monotonic()
@@ -132,7 +127,8 @@ def verify_outputs(compilation: Compilation, folder: ArtefactFolder, bounds: Bui
 
     Raises ArtefactRefused, ArtefactDamaged, LoadFailed and OSError.
     """
-    key, samples = key_and_samples(compilation)
+    with compilation.source() as source:
+        key, samples = compilation.key(source), compilation.samples()
     manifest = folder.find(key.fingerprint)
     if manifest is None:
         return key.fingerprint, ""

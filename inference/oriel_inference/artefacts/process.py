@@ -126,12 +126,12 @@ def _answer(child: Child, deadline: float, shown: str) -> dict[str, Any]:
     raise ValueError("the child reports too much")
 
 
-def circumstances(compilation: Compilation, bounds: BuildBounds, samples: Samples) -> Circumstances:
-    """Return what may void a refusal."""
+def circumstances(compilation: Compilation, source: Path, bounds: BuildBounds, samples: Samples) -> Circumstances:
+    """Return what may void a refusal of the artefact of `source`."""
     lines, data = write_samples(compilation, samples)
     return Circumstances(
         seconds=bounds.seconds,
-        memory_bytes=bounds.memory_bytes,
+        memory_bytes=_memory_bytes(compilation, source, bounds),
         artefact_bytes=bounds.artefact_bytes,
         tolerance=compilation.tolerance_text,
         samples=hashlib.sha256(json.dumps(lines).encode() + data).hexdigest(),
@@ -307,7 +307,6 @@ def _unchanged(compilation: Compilation, key: ArtefactKey) -> Iterator[Path]:
 def _request(
     compilation: Compilation, source: Path, folder: Path, bounds: BuildBounds, kind: RefusalKind
 ) -> dict[str, Any]:
-    size_bytes = sum(each.stat().st_size for each in source.parent.rglob("*") if each.is_file())
     return {
         "source": str(source),
         "shown": f"{compilation.model}/{compilation.version}/{source.name}",
@@ -323,12 +322,17 @@ def _request(
         "samples": None,
         "timeout_s": int(bounds.seconds) + 5,
         "niceness": bounds.niceness,
-        # A GPU's memory is mapped, which counts towards a limit of the address space.
-        "memory_bytes": 0
-        if compiles_on_gpu(compilation.compiler)
-        else bounds.memory_bytes or BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes,
+        "memory_bytes": _memory_bytes(compilation, source, bounds),
         "file_bytes": bounds.artefact_bytes,
     }
+
+
+def _memory_bytes(compilation: Compilation, source: Path, bounds: BuildBounds) -> int:
+    """Return the bound of a child's address space; 0 for none, because memory of a GPU that is mapped counts too."""
+    if compiles_on_gpu(compilation.compiler):
+        return 0
+    size_bytes = sum(each.stat().st_size for each in source.parent.rglob("*") if each.is_file())
+    return bounds.memory_bytes or BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes
 
 
 def _manifest(
