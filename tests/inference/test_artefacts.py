@@ -3,11 +3,14 @@
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pytest
-from onnx import save_model
+from msgspec.structs import replace
+from onnx import load, save_model
 
+from oriel_inference.artefacts.folder import ArtefactFolder, Manifest, describe_files
 from oriel_inference.backends.onnx_graph import ENTRY, OnnxGraph
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
 from oriel_inference.errors import BackendFailed
@@ -105,6 +108,32 @@ async def test_a_damaged_artefact_is_never_opened_but_built_again(tmp_path: Path
         await until_state(one, "serving")
         assert await one.answer() == 2.0
         assert outcomes(one) == {"damaged": 1, "built": 1}
+
+
+async def test_an_artefact_that_somebody_else_publishes_during_the_build_serves_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two builds of one model need not have equal bytes."""
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    publish = ArtefactFolder.publish
+
+    def publish_second(self: ArtefactFolder, work: Path, manifest: Manifest) -> None:
+        monkeypatch.setattr(ArtefactFolder, "publish", publish)
+        with self.work() as other:
+            for name in manifest.files:
+                copyfile(work / name, other / name)
+            model = load(str(other / ENTRY), load_external_data=False)
+            model.doc_string = "another build"
+            (other / ENTRY).write_bytes(model.SerializeToString())
+            publish(self, other, replace(manifest, files=describe_files(other)))
+        publish(self, work, manifest)
+
+    monkeypatch.setattr(ArtefactFolder, "publish", publish_second)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        assert await one.answer() == 2.0
+        assert outcomes(one) == {"built": 1, "found": 1}
+    assert b"another build" in (only_artefact(tmp_path / "artefacts") / ENTRY).read_bytes()
 
 
 async def test_a_forged_artefact_with_the_right_checksums_is_refused_by_its_outputs(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class ArtefactKeeper:
             with suppress(OSError):
                 await asyncio.to_thread(self._folder.release, fingerprint, self._holder)
 
-    async def _build(self, one: Followed) -> Manifest:
+    async def _build(self, one: Followed) -> Manifest | None:
         began = time.monotonic()
 
         def progress(phase: str) -> None:
@@ -248,7 +248,12 @@ class ArtefactKeeper:
         self._count(one, "built")
         seconds = self.counts.build_s
         seconds[one.life.compiler] = seconds.get(one.life.compiler, 0.0) + manifest.build_s
-        return manifest
+        found = await asyncio.to_thread(self._find, one)
+        if not isinstance(found, Manifest) or found == manifest:
+            return manifest
+        if not one.left:  # `oriel engines pull`, which takes no lease, has published one meanwhile
+            one.life.happened(_Event.INTERRUPTED)
+        return None
 
     @staticmethod
     def _built(one: Followed) -> None:
