@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -19,7 +20,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from memory_objects import MemoryObjects
 
-from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, Manifest, describe_files
+from oriel_inference.artefacts.folder import (
+    FORM,
+    STALE_WORK_S,
+    ArtefactDamaged,
+    ArtefactFolder,
+    Manifest,
+    describe_files,
+)
 from oriel_inference.artefacts.offline import build_ahead, compilations, unfit, verify_outputs
 from oriel_inference.artefacts.process import (
     ArtefactRefused,
@@ -161,6 +169,19 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert ArtefactFolder(tmp_path / "b", max_bytes=1).open() == "the artefact folder is a link, not a folder"
 
 
+@pytest.mark.parametrize("name", ["x", "manifest.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_ordinary_file_is_damaged_and_nobody_waits_for_it(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    folder, manifest = published(tmp_path / "a", {"x": b"1"})
+    path = folder.root / KEY.fingerprint / name
+    path.unlink()
+    make(path)
+    with pytest.raises(ArtefactDamaged, match=f"{name} is not this server's own"):
+        folder.copy(KEY.fingerprint, folder.find(KEY.fingerprint) or manifest, None)
+
+
 def test_one_of_two_takes_a_lease_and_only_its_holder_renews_and_releases_it(tmp_path: Path) -> None:
     folder = ArtefactFolder(tmp_path / "a", max_bytes=1)
     folder.open()
@@ -188,6 +209,20 @@ def test_a_refusal_is_read_as_it_was_written_and_a_success_forgets_it(tmp_path: 
     assert folder.refusal(KEY.fingerprint) is None
     (folder.root / f"{KEY.fingerprint}.refused").write_text("{}")
     assert folder.refusal(KEY.fingerprint) is None, "what cannot be read refuses nothing"
+
+
+def test_what_builds_and_records_left_behind_is_removed_a_day_later(tmp_path: Path) -> None:
+    folder, _ = published(tmp_path / "a", {"x": b"1"})
+    work, record = folder.root / ".work-build", folder.root / ".work-record"
+    work.mkdir()
+    (work / "x").write_bytes(b"1")
+    record.write_bytes(b"{}")
+    folder.retire({KEY.fingerprint})
+    assert work.exists() and record.exists(), "they may still be written"
+    for path in (work, record):
+        os.utime(path, (time.time() - STALE_WORK_S - 60.0,) * 2)
+    folder.retire({KEY.fingerprint})
+    assert [path.name for path in folder.root.iterdir()] == [KEY.fingerprint]
 
 
 def test_the_least_recently_used_artefact_goes_when_the_folder_is_full_and_never_one_in_use(tmp_path: Path) -> None:

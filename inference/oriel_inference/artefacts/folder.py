@@ -13,6 +13,7 @@ copy is opened. All methods block. They raise OSError where the folder cannot be
 import hashlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from uuid import uuid4
 
 import msgspec
 
-from oriel_inference.stores.own_files import open_new, own_folder, read_own
+from oriel_inference.stores.own_files import open_new, open_own, own_folder, read_own
 from oriel_policies.artefacts.fingerprint import ArtefactKey, is_fingerprint, key_of
 from oriel_policies.artefacts.lease import LeaseRecord
 from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
@@ -121,10 +122,10 @@ class ArtefactFolder:
         for name, line in manifest.files.items():
             digest, size_bytes = hashlib.sha256(), 0
             try:
-                source = os.open(self.root / fingerprint / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                source = open_own(self.root / fingerprint / name)
             except OSError as error:
-                raise ArtefactDamaged(f"{name} cannot be read: {error.strerror}") from error
-            with os.fdopen(source, "rb") as file, _target(into, name) as target:
+                raise ArtefactDamaged(f"{name} cannot be read: {error.strerror or error}") from error
+            with source as file, _target(into, name) as target:
                 while piece := file.read(_PIECE_BYTES):
                     size_bytes += len(piece)
                     if size_bytes > line.size_bytes:
@@ -212,8 +213,13 @@ class ArtefactFolder:
         with suppress(FileNotFoundError):
             for path in self.root.glob(".work-*"):
                 with suppress(FileNotFoundError):
-                    if time.time() - path.lstat().st_mtime > STALE_WORK_S:
+                    found = path.lstat()
+                    if time.time() - found.st_mtime <= STALE_WORK_S:
+                        continue
+                    if stat.S_ISDIR(found.st_mode):
                         shutil.rmtree(path, ignore_errors=True)
+                    else:  # of a record that was being written
+                        path.unlink()
         return gone
 
     # Refusals ---------------------------------------------------------------------------------------------------

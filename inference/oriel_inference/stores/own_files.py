@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import IO
 
 
 def own_folder(path: Path) -> str:
@@ -70,7 +71,16 @@ def open_new(path: Path) -> int:
 
 def read_own(path: Path, limit: int = -1) -> bytes:
     """Return at most `limit` bytes of a file of this user that has only this name. Raises OSError."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-        if not _own(os.fstat(file.fileno())):
-            raise PermissionError(f"{path.name} is not this server's own")
+    with open_own(path) as file:
         return file.read(limit)
+
+
+def open_own(path: Path) -> IO[bytes]:
+    """Open a file of this user that has only this name, to read it. Raises OSError."""
+    # Without O_NONBLOCK, opening a named pipe waits for whoever writes into it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and _own(found):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise PermissionError(f"{path.name} is not this server's own")
