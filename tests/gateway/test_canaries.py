@@ -1,5 +1,6 @@
 """Canaries that are rolled back: which calls count, that they stay so, and where the reason is shown."""
 
+import asyncio
 import json
 import logging
 from dataclasses import replace
@@ -107,6 +108,19 @@ async def test_a_restart_does_not_give_it_calls_again(tmp_path: Path) -> None:
         it.core.apply_rollbacks()
         await calls(it, 50)
         assert not it.ups[1].seen and rolled_back(it) == {("d", "p1", "errors"): 1.0}
+
+
+async def test_all_that_are_rolled_back_at_once_are_in_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    canaries = Canaries()
+    canaries.open(tmp_path / NAME)
+    for at in range(100):
+        canaries.rolled_back[str(at)] = RolledBack(route="r", side="s", reason="errors", text="", at=at)
+        canaries._save()
+    await asyncio.get_running_loop().shutdown_default_executor()  # all is written, by several threads
+    assert len(json.loads((tmp_path / NAME).read_bytes())) == 100
+    assert "not remembered" not in caplog.text
 
 
 async def test_only_so_many_are_remembered() -> None:

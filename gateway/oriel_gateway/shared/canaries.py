@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 from time import monotonic, time
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ class Canaries:
         self._watches: dict[Route, CanaryWatch] = {}
         self._digests: dict[Route, str] = {}
         self._path: Path | None = None
+        self._writing = Lock()
 
     def open(self, path: Path) -> None:
         """Read what was rolled back before; blocking. A file that cannot be read is logged and written anew."""
@@ -138,8 +140,16 @@ class Canaries:
     def _save(self) -> None:
         if self._path is not None:
             loop = asyncio.get_running_loop()
-            work: asyncio.Future[Any] = loop.run_in_executor(None, _write, self._path, dict(self.rolled_back))
+            work: asyncio.Future[Any] = loop.run_in_executor(None, self._write, self._path)
             work.add_done_callback(_written)
+
+    def _write(self, path: Path) -> None:
+        """Write what is known by now, in a thread; whoever writes last knows most."""
+        with self._writing:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            beside = path.with_name(f"{path.name}.{os.getpid()}")
+            beside.write_bytes(msgspec.json.encode(dict(self.rolled_back)))
+            os.replace(beside, path)
 
 
 def _without(route: Route, canary: str) -> Route:
@@ -150,13 +160,6 @@ def _without(route: Route, canary: str) -> Route:
 
 def _digest(route: Route) -> str:
     return blake2b(repr(route).encode(), digest_size=16).hexdigest()
-
-
-def _write(path: Path, found: dict[str, RolledBack]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(msgspec.json.encode(found))
-    os.replace(beside, path)
 
 
 def _written(work: "asyncio.Future[Any]") -> None:
