@@ -180,6 +180,15 @@ def test_a_model_without_a_configuration_keeps_its_batching() -> None:
     assert patch("m/config.pbtxt", "", after).startswith("--- /dev/null\n+++ b/m/config.pbtxt\n@@ -0,0 +1,2 @@\n")
 
 
+@pytest.mark.parametrize("group", ["", "instance_group { kind: KIND_CPU }"])
+def test_one_instance_stays_one_where_the_server_would_choose_more_for_fewer_threads(group: str) -> None:
+    model = subject(f"max_batch_size: 4 {group}", cores=4)
+    model.completed.instance_group[0].count = 1  # of four threads, as many as there are cores
+    for wanted in (replace(model.present, threads=1), replace(model.present, provider="OpenVINOExecutionProvider")):
+        assert parse_config_text(changed(model, wanted)).instance_group[0].count == 1
+    assert changed(model, replace(model.present, max_rows=2)) == f"max_batch_size: 2 {group}"
+
+
 @pytest.mark.parametrize(
     "text",
     [

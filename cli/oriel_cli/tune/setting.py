@@ -213,7 +213,9 @@ def changed(subject: Subject, wanted: Setting) -> str:
             value = f"[ {', '.join(map(str, wanted.preferred))} ]" if wanted.preferred else None
             text = put(text, "preferred_batch_size", value, within="dynamic_batching")
             expected.dynamic_batching.preferred_batch_size[:] = wanted.preferred
-        if wanted.instances != now.instances:
+        # Without a count the server chooses one, by the threads and the provider.
+        by_demand = len(written.instance_group) < 2 and not any(group.count for group in written.instance_group)
+        if wanted.instances != now.instances or (by_demand and wanted.engine != now.engine):
             text = _with_instances(text, written, expected, wanted.instances)
         if wanted.threads != _threads(expected, subject.cores):
             text = put_parameter(text, THREADS_KEY, str(wanted.threads))
