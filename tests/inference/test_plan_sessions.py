@@ -18,6 +18,9 @@ from oriel_inference.backends import NeededBytes, OutsideProfile, find_backend, 
 from oriel_inference.backends.tensorrt.backend import TensorRt
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu
+from oriel_inference.repository.instances import Place
+from oriel_inference.repository.outline import HOST, gpu_name
+from oriel_inference.repository.plans import opener
 
 from .plan_server import ON_GPU, VERSIONS, classifier, double, stand_in
 
@@ -172,6 +175,18 @@ def test_what_a_session_needs_is_reported_before_it_is_taken(tmp_path: Path, mac
 
     with pytest.raises(LoadFailed, match="no room"):
         TensorRt().open_within(write(tmp_path, data), ON_GPU, refuse)
+
+
+def test_what_is_planned_for_all_instances_does_not_shrink_while_they_are_opened(tmp_path: Path, machine: Any) -> None:
+    data, planned = double(context_bytes=5000), list[dict[str, int]]()
+    places = [Place(options=ON_GPU, filename="model.plan")] * 2
+    open_one = opener(
+        TensorRt(), places, {"model.plan": write(tmp_path, data)}, lambda sizes: planned.append(dict(sizes))
+    )
+    for session in [open_one(place) for place in places]:
+        session.close()
+    first, whole = ({gpu_name(0): len(data) + 2 * (5000 + each), HOST: 2 * each} for each in (128, 256))
+    assert planned == [first, whole, whole, whole]
 
 
 def test_plans_run_on_gpus_only(tmp_path: Path, machine: Any) -> None:

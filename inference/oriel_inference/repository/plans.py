@@ -73,8 +73,12 @@ def opener(
 
     def plan(needed: NeededBytes) -> None:
         instances = on_gpu[str(needed.gpu)]
-        needs[gpu_name(needed.gpu)] = needed.shared + needed.per_session * instances
-        needs[HOST] = needed.host_per_session * len(found)
+        sizes = {
+            gpu_name(needed.gpu): needed.shared + needed.per_session * instances,
+            HOST: needed.host_per_session * len(found),
+        }
+        for device, size_bytes in sizes.items():  # a further instance begins again with what is known at first
+            needs[device] = max(size_bytes, needs.get(device, 0))
         reserve(needs)
 
     return lambda place: backend.open_within(paths[place.filename], place.options, plan)
