@@ -1,7 +1,6 @@
 """The fingerprint of a compiled artefact: a digest of everything that its bytes, or their meaning, may depend on.
 
-Two artefacts with the same fingerprint are interchangeable. One whose fingerprint differs is never loaded, and
-`differences` names the parts that differ.
+Two artefacts with the same fingerprint are interchangeable. One whose fingerprint differs is never loaded.
 """
 
 import hashlib
@@ -63,9 +62,3 @@ def key_of(parts: Mapping[str, object]) -> ArtefactKey:
     if set(parts) != names or set(texts) != names:
         raise ValueError("these are not the parts of a fingerprint")
     return ArtefactKey(**texts)
-
-
-def differences(one: ArtefactKey, other: ArtefactKey) -> list[str]:
-    """Return the names of the parts that differ; empty if the fingerprints are equal."""
-    theirs = other.parts()
-    return [name for name, value in one.parts().items() if theirs[name] != value]

@@ -37,7 +37,6 @@ class ArtefactEvent(Enum):
     SWAPPED_IN = "swapped in"
     FAILED = "failed"  # a run that the reference could do
     REFUSAL_FOUND = "refusal found"  # remembered by whoever
-    REFUSAL_VOID = "refusal void"
     LEFT = "left"  # the model version is replaced or unloaded
 
 
@@ -64,7 +63,7 @@ _TABLE: dict[ArtefactState, dict[ArtefactEvent, ArtefactState]] = {
     },
     _S.READY: {_E.SWAPPED_IN: _S.SERVING, _E.NOT_OPENED: _S.REFUSED, _E.INTERRUPTED: _S.ABSENT},
     _S.SERVING: {_E.FAILED: _S.REFUSED},
-    _S.REFUSED: {_E.REFUSAL_VOID: _S.ABSENT},
+    _S.REFUSED: {},
     _S.RETIRED: {},
 }
 
