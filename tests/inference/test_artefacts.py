@@ -265,3 +265,20 @@ async def test_an_artefact_for_which_the_memory_budget_has_no_room_does_not_serv
         assert state(one.unit) == "absent"
         assert "no room in the memory budget" in str((await one.lines()).values())
         assert await one.answer() == 2.0
+
+
+async def test_every_instance_of_an_artefact_counts_towards_the_memory_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED + "instance_group { count: 3 kind: KIND_CPU }")
+    grown: list[int] = []
+
+    def grow(self: MemoryBudget, serving: Any, size_bytes: int) -> bool:
+        grown.append(size_bytes)
+        return True
+
+    monkeypatch.setattr(MemoryBudget, "grow", grow)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        manifest = ArtefactFolder(tmp_path / "artefacts", max_bytes=0).find(only_artefact(tmp_path / "artefacts").name)
+        assert manifest is not None and grown == [3 * manifest.size_bytes]

@@ -38,6 +38,7 @@ from oriel_inference.artefacts.process import (
 from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
+from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
 from oriel_inference.lifecycle import Catalog, ServingModel
@@ -298,11 +299,13 @@ class ArtefactKeeper:
             await asyncio.to_thread(_close, opened)
             return True
         life.happened(_Event.AGREED)
-        if not self._grow(one.serving, manifest.size_bytes):
+        # Only the sessions of one plan share what they hold.
+        size_bytes = manifest.size_bytes * (1 if compiles_on_gpu(one.compilation.compiler) else len(opened))
+        if not self._grow(one.serving, size_bytes):
             await asyncio.to_thread(_close, opened)
-            text = f"there is no room in the memory budget for its {manifest.size_bytes} bytes beside the model"
+            text = f"there is no room in the memory budget for its {size_bytes} bytes beside the model"
             raise ArtefactRefused(RefusalKind.NO_SPACE, text)
-        self._swap_in(one, opened, manifest.size_bytes)
+        self._swap_in(one, opened, size_bytes)
         return True
 
     def _open(self, one: Followed, manifest: Manifest, checked: bool) -> list[Session]:
