@@ -1,5 +1,6 @@
 """Sessions of TensorRT plans without a server, on the stand-ins; and that the stand-ins refuse what they should."""
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -154,6 +156,24 @@ def test_whatever_the_shapes_of_the_batches_the_answers_are_right_or_refused(sha
         finally:
             session.close()
         assert machine.misuses == [] and machine.is_empty
+
+
+def test_a_batch_that_no_profile_takes_is_not_kept(tmp_path: Path, machine: Any) -> None:
+    """The reference runs such batches all the time, and the collector of cycles runs rarely."""
+    session = TensorRt().open(write(tmp_path, double()), ON_GPU)
+    large = np.zeros((9, 4), np.float32)
+    kept = ref(large)
+    gc.disable()
+    try:
+        try:
+            session.run({"x": large}, ["y"])
+        except OutsideProfile:
+            del large
+        session.run({"x": X}, ["y"])  # the thread has done with the batch before
+        assert kept() is None
+    finally:
+        gc.enable()
+        session.close()
 
 
 def test_what_a_session_needs_is_reported_before_it_is_taken(tmp_path: Path, machine: Any) -> None:

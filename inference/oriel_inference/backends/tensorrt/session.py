@@ -33,7 +33,10 @@ class OwnThread:
         """Return what `job` returns in that thread, or raise what it raises; blocks."""
         future: Future[T] = Future()
         self._jobs.put((future, job))
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            del future  # else an error keeps itself by its traceback, and with it the arrays of its batch
 
     def end(self) -> None:
         """End the thread after the jobs before this call, and wait for that."""
