@@ -18,6 +18,7 @@ from typing import Any
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 from oriel_policies.artefacts.devices import Target, lacking, parse_targets
+from oriel_policies.artefacts.retirement import StoredArtefact
 from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.flags import number
 from oriel_wire.objects.client import location_of
@@ -124,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(folder: Folder, args: argparse.Namespace) -> int:
-    lines = [_line(folder, fingerprint) for fingerprint in _known(folder)]
+    stored = {each.fingerprint: each for each in folder.stored()}
+    lines = [_line(folder, fingerprint, stored.get(fingerprint)) for fingerprint in _known(folder)]
     if not lines:
         return _print(args, lines, ["no artefacts"])
     heading = ("FINGERPRINT", "MODEL", "COMPILER", "BYTES", "AGE", "STATE")
@@ -310,7 +312,7 @@ def _rm(folder: Folder, args: argparse.Namespace) -> int:
     )
 
 
-def _line(folder: Folder, fingerprint: str) -> dict[str, Any]:
+def _line(folder: Folder, fingerprint: str, stored: StoredArtefact | None) -> dict[str, Any]:
     from oriel_inference.artefacts.folder import ArtefactDamaged
     from oriel_inference.artefacts.offline import unfit
     from oriel_policies.artefacts.fingerprint import key_of
@@ -326,9 +328,8 @@ def _line(folder: Folder, fingerprint: str) -> dict[str, Any]:
         "reason": "",
         "key": {},
     }
-    for each in folder.stored():
-        if each.fingerprint == fingerprint:
-            line |= {"bytes": each.size_bytes, "used_s_ago": max(0.0, round(time.time() - each.used_s, 1))}
+    if stored is not None:
+        line |= {"bytes": stored.size_bytes, "used_s_ago": max(0.0, round(time.time() - stored.used_s, 1))}
     try:
         manifest = folder.find(fingerprint)
     except ArtefactDamaged as damaged:
