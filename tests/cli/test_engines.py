@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from memory_objects import MemoryObjects
+from memory_objects import MemoryObjects, MemoryWriter
 
 from oriel_cli import engines
 from oriel_cli.main import main
@@ -117,15 +117,8 @@ def test_artefacts_travel_through_an_object_store(
 ) -> None:
     objects = MemoryObjects()
 
-    class Writer:
-        async def put(self, key: str, data: bytes) -> None:
-            objects.put(key, data)
-
-        async def close(self) -> None:
-            """Nothing is open."""
-
     monkeypatch.setattr(engines, "open_client", lambda location: objects)
-    monkeypatch.setattr(engines, "open_writer", lambda location: Writer())
+    monkeypatch.setattr(engines, "open_writer", lambda location: MemoryWriter(objects))
     put(tmp_path / "models", 2.0, config=COMPILED)
     repository, url = ["--model-repository", str(tmp_path / "models")], "s3://bucket/engines"
     one, other = (["--artefact-folder", str(tmp_path / name)] for name in ("one", "other"))

@@ -1,4 +1,4 @@
-"""An `ObjectClient` without a store: a bucket in memory whose failures are set as attributes."""
+"""An `ObjectClient` and an `ObjectWriter` without a store: a bucket in memory whose failures are set as attributes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +20,7 @@ class MemoryObjects:
     forbids: keys that are listed, but may not be read.
     checksums: False if the store keeps none.
     held: an event for which every read waits.
-    requests: all requests in order: ("list", prefix), ("head", key), ("read", key, start, end).
+    requests: all requests in order: ("list", prefix), ("head", key), ("read", key, start, end), ("put", key).
     """
 
     def __init__(self, objects: Mapping[str, bytes] | None = None, *, checksums: bool = True) -> None:
@@ -96,3 +96,26 @@ class MemoryObjects:
             raise ObjectChanged(f"{key} is gone")
         data, digest = self.objects[key], self._digests[key]
         return Stored(key=key, size=len(data), etag=f"{digest}-1", checksum=("md5", digest) if checksum else None)
+
+
+class MemoryWriter:
+    """Writes objects that never change into a bucket in memory.
+
+    denied: while True, the store takes no object from this process.
+    """
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        self._objects = objects
+        self.denied = False
+
+    async def put(self, key: str, data: bytes) -> bool:
+        self._objects._receive("put", key)
+        if self.denied:
+            raise ObjectRefused(f"the store does not take {key!r} from this process")
+        if key in self._objects.objects:
+            return False
+        self._objects.put(key, data)
+        return True
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -1,6 +1,7 @@
 """An object store whose answers the test scripts."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -29,6 +30,9 @@ async def answering(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            sent = re.search(r"^content-length: ([0-9]+)", asked[-1], re.IGNORECASE | re.MULTILINE)
+            if sent is not None and "expect: 100-continue" not in asked[-1].lower():
+                await reader.readexactly(int(sent[1]))
             writer.write(answer(asked[-1]))
             while endless:
                 writer.write(endless)

@@ -108,8 +108,8 @@ async def test_a_checksum_is_of_the_bytes(server: ObjectServer, client: ObjectCl
 
 async def test_what_is_written_reads_back_and_is_never_replaced(server: ObjectServer, client: ObjectClient) -> None:
     writer = open_writer(location_of(server.url))
-    for data in (b"one", b"one", b"two, and longer"):
-        await writer.put("written/f", data)
+    stored = [await writer.put("written/f", data) for data in (b"one", b"one", b"two, and longer")]
+    assert stored == [True, False, False]
     each = await only(client, "written/")
     assert await read(client, each.key, 0, each.size, each.etag) == b"one"
     await writer.close()

@@ -15,8 +15,9 @@ from oriel_gateway.documents.mirror import Listed, StoreFailed
 from oriel_gateway.documents.source import store_location
 from oriel_gateway.documents.stored import StoredDocuments
 from oriel_wire.objects import s3_http
-from oriel_wire.objects.errors import StoreUnavailable
-from oriel_wire.objects.opening import open_client
+from oriel_wire.objects.client import location_of
+from oriel_wire.objects.errors import ObjectChanged, ObjectRefused, StoreUnavailable
+from oriel_wire.objects.opening import open_client, open_writer
 
 from .object_stores import client_of, documents_at
 from .store_answers import TOKEN, answering, pointed
@@ -256,3 +257,44 @@ async def test_a_listing_of_gs_and_az_without_end_is_given_up_in_time(
         with pytest.raises(StoreFailed, match="had not ended after 0.3 s"):
             await documents.listing()
         await documents.close()
+
+
+def error(code: str) -> str:
+    return f"<Error><Code>{code}</Code><Message>no</Message></Error>"
+
+
+CONDITIONS = {"s3": "if-none-match: *", "gs": "x-goog-if-generation-match: 0", "az": "if-none-match: *"}
+STORED = 'etag: "e"', "x-goog-generation: 1", "last-modified: Thu, 01 Jan 2026 00:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "expected"),
+    [
+        ("s3", said("200 OK", "", *STORED), True),
+        ("s3", said("412 X", error("PreconditionFailed")), False),
+        ("s3", said("409 X", error("ConditionalRequestConflict")), ObjectChanged),
+        ("s3", said("501 X", error("NotImplemented")), StoreUnavailable),
+        ("s3", said("403 X", error("AccessDenied")), ObjectRefused),
+        ("gs", said("200 OK", "", *STORED), True),
+        ("gs", said("412 X", error("PreconditionFailed")), False),
+        ("gs", said("429 X", error("SlowDown")), StoreUnavailable),
+        ("gs", said("403 X", error("AccessDenied")), ObjectRefused),
+        ("az", said("201 Created", "", *STORED), True),
+        ("az", said("409 X", error("BlobAlreadyExists"), "x-ms-error-code: BlobAlreadyExists"), False),
+        ("az", said("503 X", error("ServerBusy")), StoreUnavailable),
+        ("az", said("403 X", error("AuthorizationPermissionMismatch")), ObjectRefused),
+    ],
+    ids=lambda value: value.decode().split(" ", 2)[1] if isinstance(value, bytes) else None,
+)
+async def test_a_conditional_put_says_who_stored_the_object(
+    kind: str, answer: bytes, expected: bool | type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with answering(lambda head: answer) as (address, asked):
+        writer = open_writer(location_of(pointed(monkeypatch, kind, address)))
+        if isinstance(expected, bool):
+            assert await writer.put("engines/f", b"data") is expected
+        else:
+            with pytest.raises(expected):
+                await writer.put("engines/f", b"data")
+        await writer.close()
+    assert len(asked) == 1 and CONDITIONS[kind] in asked[0].lower(), asked

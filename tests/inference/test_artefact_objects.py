@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memory_objects import MemoryObjects
+from memory_objects import MemoryObjects, MemoryWriter
 
 from oriel_inference.artefacts.folder import FORM, ArtefactFolder, Manifest, describe_files
 from oriel_inference.artefacts.objects import Copied, pull, push
@@ -16,20 +16,6 @@ from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKin
 from oriel_wire.objects.errors import StoreUnavailable
 
 FILES = {"optimised.onnx": b"graph", "weights.bin": b"", "more": b"weights"}
-
-
-class Writer:
-    """Writes objects that never change into a bucket in memory."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        self._objects = objects
-
-    async def put(self, key: str, data: bytes) -> None:
-        if key not in self._objects.objects:
-            self._objects.put(key, data)
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
 
 def key_of_here(**more: str) -> ArtefactKey:
@@ -72,7 +58,7 @@ def other_folder(root: Path) -> ArtefactFolder:
 
 async def pushed(folder: ArtefactFolder, objects: MemoryObjects) -> list[Copied]:
     fingerprints = [each.fingerprint for each in folder.stored()]
-    return [each async for each in push(folder, objects, Writer(objects), "engines/", fingerprints)]
+    return [each async for each in push(folder, objects, MemoryWriter(objects), "engines/", fingerprints)]
 
 
 async def pulled(folder: ArtefactFolder, objects: MemoryObjects, **more: Any) -> list[Copied]:

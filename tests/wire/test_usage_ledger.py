@@ -144,10 +144,10 @@ class Store:
         self.objects: dict[str, bytes] = {}
         self.broken = False
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool:
         if self.broken:
             raise StoreUnavailable("the store cannot be reached")
-        self.objects.setdefault(key, data)
+        return self.objects.setdefault(key, data) is data
 
     async def close(self) -> None:
         pass

@@ -115,8 +115,12 @@ class ObjectClient(Protocol):
 class ObjectWriter(Protocol):
     """Writes objects that never change. The methods raise as those of ObjectClient."""
 
-    async def put(self, key: str, data: bytes) -> None:
-        """Store an object and wait until the store confirms it. An object of that key that is there already stays."""
+    async def put(self, key: str, data: bytes) -> bool:
+        """Store an object and wait until the store confirms it. Returns False if an object of that key is there
+        already, which then stays; of several that write it at the same time, one stores it.
+
+        Raises ObjectChanged if another one is writing it right now, so that it is not known whose object stays.
+        """
         ...
 
     async def close(self) -> None:

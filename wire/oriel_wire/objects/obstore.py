@@ -142,13 +142,14 @@ class ObstoreClient:
         if left:
             raise StoreUnavailable(f"{self._location} sent another number of bytes of {key!r} than were requested")
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool:
         try:
             await self._store.put_async(key, data, mode="create")
         except AlreadyExistsError:
-            pass
+            return False
         except (BaseError, ValueError, FileNotFoundError) as error:
             raise self._refusal(error, f"take {key!r}") from None
+        return True
 
     async def close(self) -> None:
         """Does nothing: connections end with the last reference to the store."""

@@ -109,14 +109,16 @@ class S3Client:
             # `release` returns the connection to the pool, which only works after the last byte; `close` ends it.
             body.close() if not body.content.is_eof() else body.release()
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool:
         try:
             await self._send(f"take {key!r}", "put_object", Key=key, Body=data, IfNoneMatch="*")
         except ObjectChanged as error:
             cause = error.__cause__
             status = cause.response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(cause, ClientError) else 0
-            if status != 412:  # else it is there already
+            if status != 412:
                 raise
+            return False  # it is there already
+        return True
 
     async def close(self) -> None:
         with suppress(TimeoutError):
@@ -169,8 +171,9 @@ class S3Client:
         status = about.get("HTTPStatusCode", 0)
         if code == "NoSuchBucket" or (status == 404 and not key):
             return self._unavailable(what, NO_BUCKET)
-        if key and status in (404, 412, 416):
-            return ObjectChanged(f"{key} is gone" if status == 404 else f"{key} was written again")
+        if key and status in (404, 409, 412, 416):
+            happened = {404: "is gone", 409: "is being written by another process"}
+            return ObjectChanged(f"{key} {happened.get(status, 'was written again')}")
         if code in _WRONG_REGION:
             region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "") or details.get("Region", "")
             return StoreUnavailable(f"{self._location} {wrong_region(status, region)}")
