@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 
 from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.group_store import GroupStore
 from oriel_inference.artefacts.process import BuildBounds
 from oriel_inference.artefacts.records import ArtefactSettings
 from oriel_inference.backends import Backend, find_backend, takes_requests
@@ -70,6 +71,8 @@ from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
+from oriel_wire.objects.errors import ClientUnusable
+from oriel_wire.objects.opening import open_client, open_writer
 from oriel_wire.trace import SpanSink
 
 _log = logging.getLogger(__name__)
@@ -160,7 +163,7 @@ async def open_unit(
     except LoadFailed as failure:
         missing = any(isinstance(each, Path) and not each.is_dir() for each in settings.repositories)
         raise StartFailed(failure.reason + (": pass --model-repository DIR" if missing else "")) from failure
-    remote = [store for store in stores if isinstance(store, RemoteStore)]
+    remote: list[RemoteStore | GroupStore] = [store for store in stores if isinstance(store, RemoteStore)]
 
     scripting = Scripting(clock.now)
     python = PythonBackend(scripting, environment=settings.load_defaults.python_environment)
@@ -207,6 +210,9 @@ async def open_unit(
     if settings.gpu_memory_bytes:
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
     spans = sink if sink is not None else open_sink("inference")
+    artefacts = _artefacts(settings, spans)
+    if artefacts.store is not None:
+        remote.append(artefacts.store)
     control = ModelControl(
         catalog,
         stores,
@@ -226,7 +232,7 @@ async def open_unit(
         used_bytes=lambda: _used_bytes(budgets),
         max_items=settings.max_queue_items,
         max_bytes=settings.max_queue_bytes,
-        artefacts=_artefacts(settings, spans),
+        artefacts=artefacts,
     )
     scripting.wait = control.demand.wait
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
@@ -343,6 +349,14 @@ async def open_unit(
 
 
 def _artefacts(settings: Settings, sink: SpanSink) -> ArtefactSettings:
+    """Return the settings of artefacts. Raises StartFailed if there can be no client for their store."""
+    store = None
+    if (location := settings.artefact_store) is not None:
+        try:
+            client, writer = open_client(location), open_writer(location)
+        except ClientUnusable as error:
+            raise StartFailed(f"--artefact-store: {error}") from error
+        store = GroupStore(client, writer, prefix=location.prefix, shown=str(location))
     return ArtefactSettings(
         folder=ArtefactFolder(
             settings.artefact_folder or cache_folder("artefacts"), max_bytes=settings.max_artefact_bytes
@@ -351,6 +365,7 @@ def _artefacts(settings: Settings, sink: SpanSink) -> ArtefactSettings:
             seconds=settings.artefact_build_s, memory_bytes=settings.artefact_build_bytes, niceness=BUILD_NICENESS
         ),
         sink=sink,
+        store=store,
     )
 
 

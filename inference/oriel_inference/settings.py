@@ -14,7 +14,7 @@ from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
-from oriel_wire.engine.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
+from oriel_wire.engine.shared_settings import LOOPBACK, object_store, trusted_peer_flag, usage_flag, usage_store_flag
 from oriel_wire.flags import Flag, flag, flags, number, switch
 from oriel_wire.objects.client import Location
 
@@ -101,7 +101,7 @@ class Settings:
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
     log: the logging settings that differ from their defaults.
     check_timeout_s: for opening one model file in the process that tries it first.
-    usage_folder: None records no usage. usage_store: None for none.
+    usage_folder: None records no usage. usage_store, artefact_store: None for none.
     young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.
     """
 
@@ -160,6 +160,17 @@ class Settings:
             metavar="N",
             help="size limit of that folder; the least recently used artefacts are removed, never those in use here "
             "(default 16 GiB)",
+        ),
+    )
+    artefact_store: Location | None = field(
+        default=None,
+        metadata=flag(
+            "--artefact-store",
+            group="models",
+            type=object_store,
+            metavar="URL",
+            help="object store through which servers that share no folder build each artefact once: "
+            "s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (default: none)",
         ),
     )
     artefact_build_s: float = field(

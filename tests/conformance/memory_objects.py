@@ -1,6 +1,7 @@
 """An `ObjectClient` and an `ObjectWriter` without a store: a bucket in memory whose failures are set as attributes."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import md5
 
@@ -35,6 +36,7 @@ class MemoryObjects:
         self.held: asyncio.Event | None = None
         self.requests: list[tuple[object, ...]] = []
         self.closed = False
+        self.writing = threading.Lock()
         for key, data in (objects or {}).items():
             self.put(key, data)
 
@@ -112,9 +114,10 @@ class MemoryWriter:
         self._objects._receive("put", key)
         if self.denied:
             raise ObjectRefused(f"the store does not take {key!r} from this process")
-        if key in self._objects.objects:
-            return False
-        self._objects.put(key, data)
+        with self._objects.writing:  # servers of one test have clients in threads of their own
+            if key in self._objects.objects:
+                return False
+            self._objects.put(key, data)
         return True
 
     async def close(self) -> None:

@@ -10,7 +10,11 @@ from typing import Any
 from oriel_inference.app import Unit
 
 from ..waiting import until
+from . import models
 from .control_server import Served, serving
+
+COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
+COMPILED = models.DOUBLE + COMPILE
 
 
 @asynccontextmanager

@@ -1,59 +1,17 @@
 """Artefacts in an object store: only whole ones are published in a folder, and only where they fit."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from memory_objects import MemoryObjects, MemoryWriter
 
-from oriel_inference.artefacts.folder import FORM, ArtefactFolder, Manifest, describe_files
+from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.objects import Copied, pull, push
-from oriel_inference.backends.compilers import find_compiler
-from oriel_inference.model import EngineOptions
-from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
 from oriel_wire.objects.errors import StoreUnavailable
 
-FILES = {"optimised.onnx": b"graph", "weights.bin": b"", "more": b"weights"}
-
-
-def key_of_here(**more: str) -> ArtefactKey:
-    """Return the key of an artefact that fits this machine, but for what is given."""
-    here = find_compiler("onnxruntime-graph").identity(EngineOptions())
-    key = ArtefactKey(
-        model="m", compiler="onnxruntime-graph", compiler_version=here.compiler_version, device=here.device
-    )
-    return replace(key, **more)
-
-
-def published(root: Path, key: ArtefactKey, files: dict[str, bytes] | None = None) -> ArtefactFolder:
-    folder = ArtefactFolder(root, max_bytes=1 << 30)
-    assert folder.open() == ""
-    with folder.work() as work:
-        for name, data in (files or FILES).items():
-            (work / name).write_bytes(data)
-        folder.publish(
-            work,
-            Manifest(
-                form=FORM,
-                key=key.parts(),
-                entry="optimised.onnx",
-                files=describe_files(work),
-                model="double",
-                version=1,
-                built_at_s=0.0,
-                build_s=0.0,
-                errors="",
-            ),
-        )
-    return folder
-
-
-def other_folder(root: Path) -> ArtefactFolder:
-    folder = ArtefactFolder(root, max_bytes=1 << 30)
-    assert folder.open() == ""
-    return folder
+from .artefact_folders import FILES, key_of_here, other_folder, published
 
 
 async def pushed(folder: ArtefactFolder, objects: MemoryObjects) -> list[Copied]:

@@ -19,11 +19,8 @@ from oriel_wire.trace import ListSink
 
 from ..waiting import until
 from . import models
-from .artefact_server import forge, only_artefact, outcomes, served, state, until_state
+from .artefact_server import COMPILE, COMPILED, forge, only_artefact, outcomes, served, state, until_state
 from .control_server import ROW, put, serving, times
-
-COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
-COMPILED = models.DOUBLE + COMPILE
 
 
 async def test_an_artefact_is_built_checked_and_swapped_in_under_load_without_a_failed_call(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ batcher between two batches. The sessions of the reference stay open beside it. 
 that the reference can answer, the caller gets that answer, the sessions are swapped back, and the artefact is refused
 from then on.
 
-One artefact at a time is built, checked or opened in a server. Of the servers that share a folder one builds, see
-`oriel_policies.artefacts.lease`. Owner and single writer: the loop.
+One artefact at a time is built, checked or opened in a server. Of the servers that share a folder or an object store
+one builds, see `oriel_inference.artefacts.builder`. Owner and single writer: the loop.
 """
 
 import asyncio
 import logging
-import os
 import shutil
-import socket
 import tempfile
 import time
 from asyncio import sleep
@@ -23,19 +21,17 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+from oriel_inference.artefacts.builder import ArtefactBuilder
 from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest
 from oriel_inference.artefacts.process import (
     ArtefactRefused,
     ChildProcesses,
-    build,
     check_copy,
     circumstances,
     lacks_memory,
-    refusal_of,
 )
-from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed
+from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, record_span
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
 from oriel_inference.backends.compilers import compiles_on_gpu
@@ -43,10 +39,9 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.repository.compiling import Compilation, Samples
-from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseRecord, LeaseVerdict, LeaseWatch
+from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseVerdict, LeaseWatch
 from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState
-from oriel_policies.artefacts.refusals import Refusal, RefusalKind, is_remembered, is_void
-from oriel_wire.trace import Span, new_trace
+from oriel_policies.artefacts.refusals import Refusal, RefusalKind, is_remembered
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +66,7 @@ class ArtefactKeeper:
         settings: ArtefactSettings,
         *,
         catalog: Catalog,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[Any]],
         from_thread: Callable[[Callable[[], None]], None],
         grow: Callable[[ServingModel, int], bool],
         expire_s: float = EXPIRE_S,
@@ -86,13 +81,20 @@ class ArtefactKeeper:
         self._from_thread = from_thread
         self._grow = grow
         self._expire_s = expire_s
-        self._beat_s = beat_s
         self._poll_s = poll_s
-        self._holder = f"{socket.gethostname()[:64]}.{os.getpid()}.{uuid4().hex[:8]}"
         self._turn = asyncio.Semaphore(1)
         self._children = ChildProcesses()
         self._retiring = False
         self.counts = ArtefactCounts()
+        self._builder = ArtefactBuilder(
+            settings,
+            children=self._children,
+            turn=self._turn,
+            counts=self.counts,
+            spawn=spawn,
+            from_thread=from_thread,
+            beat_s=beat_s,
+        )
 
     def close(self) -> None:
         """End builds and checks under way."""
@@ -132,7 +134,7 @@ class ArtefactKeeper:
         while not one.left:
             if damages > MAX_DAMAGES:
                 raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
-            found = await asyncio.to_thread(self._find, one)
+            found = await asyncio.to_thread(self._builder.find, one)
             if one.left:
                 return
             if isinstance(found, ArtefactDamaged):
@@ -140,7 +142,7 @@ class ArtefactKeeper:
                 continue
             if isinstance(found, Refusal):
                 life.happened(_Event.REFUSAL_FOUND, found.reason)
-                self._count(one, "remembered")
+                self.counts.count(one, "remembered")
                 _log.warning("%s: %s", one.shown, life.text)
                 return
             if found is not None:
@@ -161,10 +163,10 @@ class ArtefactKeeper:
                 continue
             if verdict is LeaseVerdict.TAKE_OVER and lease is not None:
                 await asyncio.to_thread(self._folder.break_lease, fingerprint, lease)
-            if await asyncio.to_thread(self._folder.take, fingerprint, self._holder):
+            if await asyncio.to_thread(self._folder.take, fingerprint, self._builder.holder):
                 if life.state is ArtefactState.WAITING:
                     life.happened(_Event.LEASE_FREE)
-                built = await self._build_under_lease(one)
+                built = await self._builder.build(one)
                 if built is not None and await self._enter(one, built, built=True):
                     return
                 damages += built is not None
@@ -183,91 +185,10 @@ class ArtefactKeeper:
         except LoadFailed as failure:
             raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
 
-    def _find(self, one: Followed) -> Manifest | Refusal | ArtefactDamaged | None:
-        fingerprint = one.key.fingerprint
-        kept = self._folder.refusal(fingerprint)
-        if kept is not None and not is_void(kept[2], one.under):
-            return kept[2]
-        try:
-            return self._folder.find(fingerprint)
-        except ArtefactDamaged as damaged:
-            return damaged
-
     async def _discard(self, one: Followed, damaged: ArtefactDamaged) -> None:
-        self._count(one, "damaged")
+        self.counts.count(one, "damaged")
         _log.warning("%s: an artefact is removed: %s", one.shown, damaged)
         await asyncio.to_thread(self._folder.discard, one.key.fingerprint)
-
-    async def _build_under_lease(self, one: Followed) -> Manifest | None:
-        """Build with the lease in hand, and give it back. Returns None if another server was faster, or if the version
-        left meanwhile.
-        """
-        fingerprint = one.key.fingerprint
-        beating = asyncio.get_running_loop().create_task(self._beat(fingerprint))
-        try:
-            if await asyncio.to_thread(self._find, one) is not None:
-                return None
-            async with self._turn:
-                if one.left:
-                    return None
-                one.life.happened(_Event.BUILD_BEGUN)
-                _log.info("%s: its artefact is being built by %s", one.shown, one.life.compiler)
-                return await self._build(one)
-        except ArtefactRefused as refused:
-            await self._remember(one, refused)  # before another server gets the lease
-            raise
-        finally:
-            beating.cancel()
-            with suppress(OSError):
-                await asyncio.to_thread(self._folder.release, fingerprint, self._holder)
-
-    async def _build(self, one: Followed) -> Manifest | None:
-        began = time.monotonic()
-
-        def progress(phase: str) -> None:
-            if phase == "checking":
-                self._from_thread(lambda: self._built(one))
-
-        outcome = "stopped"
-        try:
-            manifest = await asyncio.to_thread(
-                build,
-                one.compilation,
-                one.key,
-                self._folder,
-                self._bounds,
-                one.samples,
-                self._children,
-                progress,
-            )
-            outcome = "built"
-        except ArtefactRefused as refused:
-            outcome = refused.kind.value
-            raise
-        finally:
-            self._record(one, "artefact build", began, outcome)
-        self._count(one, "built")
-        seconds = self.counts.build_s
-        seconds[one.life.compiler] = seconds.get(one.life.compiler, 0.0) + manifest.build_s
-        found = await asyncio.to_thread(self._find, one)
-        if not isinstance(found, Manifest) or found == manifest:
-            return manifest
-        if not one.left:  # `oriel engines pull`, which takes no lease, has published one meanwhile
-            one.life.happened(_Event.INTERRUPTED)
-        return None
-
-    @staticmethod
-    def _built(one: Followed) -> None:
-        if not one.left:
-            one.life.happened(_Event.BUILT)
-
-    async def _beat(self, fingerprint: str) -> None:
-        beat = 0
-        while True:
-            await sleep(self._beat_s)
-            beat += 1
-            with suppress(OSError):  # another server may take the lease over then
-                await asyncio.to_thread(self._folder.renew, fingerprint, LeaseRecord(self._holder, beat))
 
     async def _enter(self, one: Followed, manifest: Manifest, *, built: bool) -> bool:
         """Copy, check and open an artefact, and swap it in. built: by this server just now, and checked.
@@ -292,9 +213,9 @@ class ArtefactKeeper:
                 outcome = refused.kind.value
                 raise
             finally:
-                self._record(one, "artefact check", began, outcome)
+                record_span(self._sink, one, "artefact check", began, outcome)
         if not built:
-            self._count(one, "found")
+            self.counts.count(one, "found")
         if one.left:
             await asyncio.to_thread(_close, opened)
             return True
@@ -372,7 +293,7 @@ class ArtefactKeeper:
         reason = f"it failed in service, where the model answers: {error.detail or error.message}"
         one.life.happened(_Event.FAILED, reason)
         self.counts.rollbacks[serving.spec.name] += 1
-        self._count(one, RefusalKind.FAILED.value)
+        self.counts.count(one, RefusalKind.FAILED.value)
         _log.error("%s: rolled back to the model itself: %s", one.shown, one.life.text)
         self._grow(serving, -size_bytes)
         self._spawn(self._after_rollback(one, opened, runs, reason))
@@ -381,7 +302,7 @@ class ArtefactKeeper:
         self, one: Followed, opened: list[Session], runs: Callable[[], bool], reason: str
     ) -> None:
         kind = RefusalKind.NO_SPACE if lacks_memory(reason) else RefusalKind.FAILED
-        await self._remember(one, ArtefactRefused(kind, reason))
+        await self._builder.remember(one, ArtefactRefused(kind, reason))
         while True:
             if not runs():
                 break
@@ -390,8 +311,8 @@ class ArtefactKeeper:
 
     async def _refuse(self, one: Followed, refused: ArtefactRefused) -> None:
         life = one.life
-        self._count(one, refused.kind.value)
-        await self._remember(one, refused)
+        self.counts.count(one, refused.kind.value)
+        await self._builder.remember(one, refused)
         if one.left:
             return
         if not is_remembered(refused.kind):
@@ -406,21 +327,6 @@ class ArtefactKeeper:
             }
             life.happened(events[life.state], refused.reason)
         _log.warning("%s is served by the model itself: %s", one.shown, life.text)
-
-    async def _remember(self, one: Followed, refused: ArtefactRefused) -> None:
-        """Keep a refusal for the other servers and for later, unless its reason may pass."""
-        if refused.kept or not is_remembered(refused.kind):
-            return
-        refused.kept = True
-
-        def keep() -> None:
-            self._folder.remember(one.key, refusal_of(refused, one.under), one.serving.spec.name)
-            self._folder.discard(one.key.fingerprint)
-
-        try:
-            await asyncio.to_thread(keep)
-        except OSError as error:
-            _log.warning("%s: the refusal of its artefact cannot be kept: %s", one.shown, error.strerror)
 
     # The folder -------------------------------------------------------------------------------------------------
 
@@ -446,35 +352,6 @@ class ArtefactKeeper:
 
     def _lives(self) -> Iterable[ArtefactLife]:
         return [model.artefact for model in self._catalog.serving() if model.artefact is not None]
-
-    # Records ----------------------------------------------------------------------------------------------------
-
-    def _count(self, one: Followed, outcome: str) -> None:
-        self.counts.outcomes[one.life.compiler, outcome] += 1
-
-    def _record(self, one: Followed, name: str, began_s: float, outcome: str) -> None:
-        if not self._sink.enabled:
-            return
-        attributes: dict[str, str | int | float | bool] = {
-            "oriel.model": one.serving.spec.name,
-            "oriel.model.version": one.serving.version,
-            "oriel.artefact.compiler": one.life.compiler,
-            "oriel.artefact.fingerprint": one.life.fingerprint,
-            "oriel.outcome": outcome,
-        }
-        failed = outcome not in ("built", "opened")
-        context = new_trace(True)
-        self._sink.record(
-            Span(
-                name=name,
-                context=context,
-                parent_id=0,
-                start_s=began_s,
-                end_s=time.monotonic(),
-                attributes=attributes,
-                failed=failed,
-            )
-        )
 
 
 def _for_slots(serving: ServingModel, sessions: "tuple[Session, ...] | list[CompiledSession]") -> list[Session]:

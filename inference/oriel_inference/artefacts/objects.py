@@ -1,4 +1,4 @@
-"""Copies artefacts between a folder and an object store: for `oriel engines push` and `oriel engines pull`.
+"""Copies artefacts between a folder and an object store: for `oriel engines push` and `pull`, and for servers.
 
     <prefix>/<fingerprint>/<SHA-256 of a file>      never changed
     <prefix>/<fingerprint>/manifest.json            last, so that what has one is whole
@@ -8,9 +8,10 @@ that came first fits its files whoever else writes. What comes from a store is r
 byte is compared with its checksum before it is published there, and a server checks the outputs before it serves.
 """
 
+import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,20 +52,27 @@ class Copied:
 
 
 async def push(
-    folder: ArtefactFolder, client: ObjectClient, writer: ObjectWriter, prefix: str, fingerprints: Sequence[str]
+    folder: ArtefactFolder,
+    client: ObjectClient,
+    writer: ObjectWriter,
+    prefix: str,
+    fingerprints: Sequence[str],
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> AsyncIterator[Copied]:
     """Store artefacts of the folder that are not in the store; yield what became of each.
 
-    prefix: of all keys, empty or ending with "/". Raises ObjectStoreError.
+    prefix: of all keys, empty or ending with "/". max_file_bytes: an artefact with a larger file is "damaged".
+    Raises ObjectStoreError.
     """
     for fingerprint in fingerprints:
         try:
             manifest = folder.find(fingerprint)
             if manifest is None:
                 continue
-            folder.copy(fingerprint, manifest, None)
-            if any(line.size_bytes > MAX_FILE_BYTES for line in manifest.files.values()):
-                raise ArtefactDamaged(f"it has a file of more than {MAX_FILE_BYTES} bytes")
+            if any(line.size_bytes > max_file_bytes for line in manifest.files.values()):
+                raise ArtefactDamaged(f"it has a file of more than {max_file_bytes} bytes")
+            await asyncio.to_thread(folder.copy, fingerprint, manifest, None)
         except ArtefactDamaged as damaged:
             yield Copied(fingerprint=fingerprint, state="damaged", reason=str(damaged))
             continue
@@ -73,8 +81,9 @@ async def push(
             await client.head(base + MANIFEST)
         except ObjectChanged:  # there is none
             for name, line in manifest.files.items():
-                await writer.put(base + line.sha256, _bytes(folder.root / fingerprint / name))
-            await writer.put(base + MANIFEST, _bytes(folder.root / fingerprint / MANIFEST))
+                data = await asyncio.to_thread((folder.root / fingerprint / name).read_bytes)
+                await writer.put(base + line.sha256, data)
+            await writer.put(base + MANIFEST, (folder.root / fingerprint / MANIFEST).read_bytes())
             state = "pushed"
         else:
             state = "there"
@@ -118,25 +127,32 @@ async def _pull(
     if fingerprint in refused:
         reason = "its fingerprint was refused on this machine: oriel engines ls says why"
         return Copied(fingerprint=fingerprint, state="refused", reason=reason)
-    manifest = await _manifest(client, objects[MANIFEST], fingerprint)
+    manifest = await stored_manifest(client, objects[MANIFEST], fingerprint)
     if not everything and (why := unfit(key_of(manifest.key))):
         return Copied(fingerprint=fingerprint, model=manifest.model, state="unfit", reason=why)
+    await fetch(folder, client, manifest, objects)
+    return Copied(fingerprint=fingerprint, model=manifest.model, state="pulled")
+
+
+async def fetch(
+    folder: ArtefactFolder, client: ObjectClient, manifest: Manifest, objects: Mapping[str, Stored]
+) -> None:
+    """Publish an artefact of the store in the folder.
+
+    objects: what the store has below its fingerprint, by the last part of the key.
+    Raises ArtefactDamaged, ObjectStoreError, and OSError where the folder cannot be written.
+    """
     with folder.work() as work:
         for name, line in manifest.files.items():
             await _fetch(client, objects.get(line.sha256), line, work / name)
         folder.publish(work, manifest)
-    return Copied(fingerprint=fingerprint, model=manifest.model, state="pulled")
 
 
-async def _manifest(client: ObjectClient, stored: Stored, fingerprint: str) -> Manifest:
+async def stored_manifest(client: ObjectClient, stored: Stored, fingerprint: str) -> Manifest:
     """Return the manifest of an artefact whose bytes may be fetched. Raises ArtefactDamaged."""
     if not 0 < stored.size <= MAX_RECORD_BYTES:
         raise ArtefactDamaged(f"its manifest has {stored.size} bytes")
-    data = b""
-    async with aclosing(_read(client, stored)) as pieces:
-        async for piece in pieces:
-            data += piece
-    manifest = read_manifest(data, fingerprint)
+    manifest = read_manifest(await read_small(client, stored), fingerprint)
     if manifest.size_bytes > MAX_ARTEFACT_BYTES:
         raise ArtefactDamaged(f"it has more than {MAX_ARTEFACT_BYTES} bytes")
     return manifest
@@ -157,6 +173,12 @@ async def _fetch(client: ObjectClient, stored: Stored | None, line: FileLine, ta
         raise ArtefactDamaged(f"{target.name} is not the file that was built")
 
 
+async def read_small(client: ObjectClient, stored: Stored) -> bytes:
+    """Return the bytes of an object whose size the caller has bounded. Raises ObjectStoreError."""
+    async with aclosing(_read(client, stored)) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
 async def _read(client: ObjectClient, stored: Stored) -> AsyncGenerator[bytes, None]:
     async for piece in client.read(stored.key, start=0, end=stored.size, etag=stored.etag):
         yield piece
@@ -164,7 +186,3 @@ async def _read(client: ObjectClient, stored: Stored) -> AsyncGenerator[bytes, N
 
 def _new(path: Path) -> IO[bytes]:
     return os.fdopen(open_new(path), "wb")
-
-
-def _bytes(path: Path) -> bytes:
-    return path.read_bytes()

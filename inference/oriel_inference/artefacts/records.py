@@ -1,32 +1,39 @@
 """The settings and counts of the artefacts of a server, and what is known of one that is being brought into service."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 
 from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.group_store import GroupStore
 from oriel_inference.artefacts.process import BuildBounds
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
 from oriel_policies.artefacts.refusals import Circumstances
-from oriel_wire.trace import SpanSink
+from oriel_wire.trace import Span, SpanSink, new_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtefactSettings:
-    """What the operator decides. sink: takes a span of each build and each check."""
+    """What the operator decides.
+
+    sink: takes a span of each build and each check. store: None shares artefacts only through the folder.
+    """
 
     folder: ArtefactFolder
     bounds: BuildBounds
     sink: SpanSink
+    store: GroupStore | None = None
 
 
 class ArtefactCounts:
     """What has happened to artefacts since the start. Single writer: the loop.
 
     outcomes: (compiler, outcome) -> times: "built", "found" (built earlier, or by another server), "damaged",
-    "remembered" (refused earlier, or by another server), or why one was refused.
+    "remembered" (refused earlier, or by another server), "store_failed" (the object store could not be used for one),
+    or why one was refused.
     rollbacks: model -> times. build_s: compiler -> seconds of builds that succeeded.
     size_bytes: of the folder, when it was last listed.
     """
@@ -36,6 +43,10 @@ class ArtefactCounts:
         self.rollbacks: Counter[str] = Counter()
         self.build_s: dict[str, float] = {}
         self.size_bytes = 0
+
+    def count(self, one: "Followed", outcome: str) -> None:
+        """Count an outcome of an artefact."""
+        self.outcomes[one.life.compiler, outcome] += 1
 
 
 class Followed:
@@ -61,3 +72,27 @@ class Followed:
     def left(self) -> bool:
         """Return whether the version is being replaced or unloaded."""
         return self.life.state is ArtefactState.RETIRED
+
+
+def record_span(sink: SpanSink, one: Followed, name: str, began_s: float, outcome: str) -> None:
+    """Record a build or a check of an artefact that ends now. began_s: of the monotonic clock."""
+    if not sink.enabled:
+        return
+    attributes: dict[str, str | int | float | bool] = {
+        "oriel.model": one.serving.spec.name,
+        "oriel.model.version": one.serving.version,
+        "oriel.artefact.compiler": one.life.compiler,
+        "oriel.artefact.fingerprint": one.life.fingerprint,
+        "oriel.outcome": outcome,
+    }
+    sink.record(
+        Span(
+            name=name,
+            context=new_trace(True),
+            parent_id=0,
+            start_s=began_s,
+            end_s=time.monotonic(),
+            attributes=attributes,
+            failed=outcome not in ("built", "opened"),
+        )
+    )

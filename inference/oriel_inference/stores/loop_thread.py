@@ -28,19 +28,25 @@ class LoopThread:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop and return its result, or raise its error. Blocks; not for the loop's own thread."""
+        try:
+            return self.submit(work).result()
+        except CancelledError as error:
+            raise StoreUnavailable("the server is stopping") from error
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin `work` on the loop; return its future, which `close` cancels. Does not block."""
         with self._lock:
             if self._closed:
                 work.close()
                 raise StoreUnavailable("the server is stopping")
             future = asyncio.run_coroutine_threadsafe(work, self._loop or self._start())
             self._calls.add(future)
-        try:
-            return future.result()
-        except CancelledError as error:
-            raise StoreUnavailable("the server is stopping") from error
-        finally:
-            with self._lock:
-                self._calls.discard(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    def _forget(self, call: Future[Any]) -> None:
+        with self._lock:
+            self._calls.discard(call)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Cut off calls in progress, run `last`, and end the thread. May be called twice."""

@@ -1,8 +1,9 @@
 """One build per fingerprint in a group of servers: a lease that its holder renews.
 
-The lease is a small record beside the artefacts, in a folder that the servers of a group share. It names its holder and
-carries a number that the holder raises every BEAT_S. Another server takes it over when it has seen the same number for
-EXPIRE_S of its own clock, so that no two clocks are ever compared.
+The lease is a small record beside the artefacts, in a folder or an object store that the servers of a group share. It
+names its holder and carries a number that the holder raises every BEAT_S, in a store every STORE_BEAT_S. Another server
+takes it over when it has seen the same number for EXPIRE_S or STORE_EXPIRE_S of its own clock, so that no two clocks
+are ever compared.
 
 The lease saves work; nothing depends on it for correctness. If two servers ever build the same artefact, both build the
 same thing, and the first to publish wins.
@@ -13,6 +14,8 @@ from enum import Enum
 
 BEAT_S = 5.0
 EXPIRE_S = 30.0
+STORE_BEAT_S = 20.0
+STORE_EXPIRE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)

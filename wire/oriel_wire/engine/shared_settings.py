@@ -27,14 +27,15 @@ def usage_store_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
     return flag(
         "--usage-store",
         group=group,
-        type=_store,
+        type=object_store,
         metavar="URL",
         help="object store that takes the records of each minute: s3://bucket/prefix, gs://bucket/prefix, "
         "az://account/container/prefix (default: none, they stay in the folder)",
     )
 
 
-def _store(url: str) -> Location | None:
+def object_store(url: str) -> Location | None:
+    """Return the object store that the value of a flag names, None for an empty one. Raises ArgumentTypeError."""
     try:
         return location_of(url) if url else None
     except BadStoreUrl as error:
