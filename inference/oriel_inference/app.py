@@ -71,7 +71,8 @@ from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
-from oriel_wire.objects.errors import ClientUnusable
+from oriel_wire.objects.client import location_of
+from oriel_wire.objects.errors import ObjectStoreError
 from oriel_wire.objects.opening import open_client, open_writer
 from oriel_wire.trace import SpanSink
 
@@ -153,6 +154,7 @@ async def open_unit(
     catalog = Catalog()
     ledger, devices = Ledger(catalog.serves), Devices(dict(settings.device_classes))
     quality = Quality(catalog.serves)
+    group_store = _group_store(settings)
     try:
         stores = open_stores(
             settings.repositories,
@@ -164,6 +166,8 @@ async def open_unit(
         missing = any(isinstance(each, Path) and not each.is_dir() for each in settings.repositories)
         raise StartFailed(failure.reason + (": pass --model-repository DIR" if missing else "")) from failure
     remote: list[RemoteStore | GroupStore] = [store for store in stores if isinstance(store, RemoteStore)]
+    if group_store is not None:
+        remote.append(group_store)
 
     scripting = Scripting(clock.now)
     python = PythonBackend(scripting, environment=settings.load_defaults.python_environment)
@@ -210,9 +214,6 @@ async def open_unit(
     if settings.gpu_memory_bytes:
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
     spans = sink if sink is not None else open_sink("inference")
-    artefacts = _artefacts(settings, spans)
-    if artefacts.store is not None:
-        remote.append(artefacts.store)
     control = ModelControl(
         catalog,
         stores,
@@ -232,7 +233,7 @@ async def open_unit(
         used_bytes=lambda: _used_bytes(budgets),
         max_items=settings.max_queue_items,
         max_bytes=settings.max_queue_bytes,
-        artefacts=artefacts,
+        artefacts=_artefacts(settings, spans, group_store),
     )
     scripting.wait = control.demand.wait
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
@@ -348,15 +349,22 @@ async def open_unit(
                 _log.info("stopped")
 
 
-def _artefacts(settings: Settings, sink: SpanSink) -> ArtefactSettings:
-    """Return the settings of artefacts. Raises StartFailed if there can be no client for their store."""
-    store = None
-    if (location := settings.artefact_store) is not None:
-        try:
-            client, writer = open_client(location), open_writer(location)
-        except ClientUnusable as error:
-            raise StartFailed(f"--artefact-store: {error}") from error
-        store = GroupStore(client, writer, prefix=location.prefix, shown=str(location))
+def _group_store(settings: Settings) -> GroupStore | None:
+    """Return the store through which servers share artefacts. Raises StartFailed if it cannot be used."""
+    location = settings.artefact_store
+    if location is None:
+        return None
+    try:
+        for url in settings.repositories:
+            if isinstance(url, str) and location.is_below(location_of(url)):
+                raise StartFailed(f"--artefact-store {location} is part of the model repository {url}: move it beside")
+        client, writer = open_client(location), open_writer(location)
+    except ObjectStoreError as error:
+        raise StartFailed(str(error)) from error
+    return GroupStore(client, writer, prefix=location.prefix, shown=str(location))
+
+
+def _artefacts(settings: Settings, sink: SpanSink, store: GroupStore | None) -> ArtefactSettings:
     return ArtefactSettings(
         folder=ArtefactFolder(
             settings.artefact_folder or cache_folder("artefacts"), max_bytes=settings.max_artefact_bytes

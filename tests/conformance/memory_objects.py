@@ -41,8 +41,8 @@ class MemoryObjects:
             self.put(key, data)
 
     def put(self, key: str, data: bytes) -> None:
-        self.objects[key] = data
         self._digests[key] = md5(data, usedforsecurity=False).hexdigest()
+        self.objects[key] = data
 
     def remove(self, key: str) -> None:
         """Delete an object, or everything below a folder."""

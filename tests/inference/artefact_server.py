@@ -18,7 +18,7 @@ COMPILED = models.DOUBLE + COMPILE
 
 
 @asynccontextmanager
-async def served(root: Path, folder: Path, **more: Any) -> AsyncIterator[Served]:
+async def served(root: Path | str, folder: Path, **more: Any) -> AsyncIterator[Served]:
     async with serving(root, "none", artefact_folder=folder, **more) as one:
         yield one
 

@@ -17,10 +17,13 @@ from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore
 from oriel_inference.artefacts.objects import push
 from oriel_inference.backends.onnx_graph import ENTRY
+from oriel_inference.settings import Settings
+from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import location_of
 
 from ..waiting import until
 from .artefact_server import COMPILED, forge, only_artefact, outcomes, served, until_state
+from .artefact_stores import Silent
 from .control_server import Served, put, times
 
 STORE = location_of("s3://bucket/engines")
@@ -48,7 +51,7 @@ async def four(tmp_path: Path, **more: Any) -> AsyncIterator[list[Served]]:
 
 
 def manifests(objects: MemoryObjects) -> list[str]:
-    return [key for key in objects.objects if key.endswith("/manifest.json")]
+    return [key for key in list(objects.objects) if key.endswith("/manifest.json")]
 
 
 async def test_four_servers_without_a_shared_folder_that_start_together_build_once(
@@ -116,3 +119,122 @@ async def test_a_forged_artefact_of_the_store_is_refused_by_its_outputs(tmp_path
         await until_state(one, "refused")
         assert await one.answer() == 2.0
         assert outcomes(one) == {"outputs_differ": 1}
+
+
+class ReadOnly(MemoryWriter):
+    """Takes nothing."""
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__(objects)
+        self.denied = True
+
+
+class Unconditional(MemoryWriter):
+    """Ignores that an object is stored only if there is none."""
+
+    async def put(self, key: str, data: bytes) -> bool:
+        self._objects.put(key, data)
+        return True
+
+
+class Denying(MemoryWriter):
+    """Claims of every object that it is there already, and stores none."""
+
+    async def put(self, key: str, data: bytes) -> bool:
+        return False
+
+
+class Overtaken(MemoryWriter):
+    """Another server takes the lease first, and dies."""
+
+    async def put(self, key: str, data: bytes) -> bool:
+        if not key.endswith("/lease/00000001"):
+            return await super().put(key, data)
+        await super().put(key, b'{"holder": "gone"}')
+        return False
+
+
+def written_by(monkeypatch: pytest.MonkeyPatch, objects: MemoryObjects, writer: type[MemoryWriter]) -> None:
+    """Make servers that start from now on write through such a writer."""
+    monkeypatch.setattr(app, "open_writer", lambda location: writer(objects))
+
+
+async def test_what_a_build_job_pushed_is_served_from_a_store_that_servers_may_only_read(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    async with served(tmp_path / "models", tmp_path / "job", artefact_store=STORE) as one:
+        await until_state(one, "serving")
+        await until(lambda: manifests(objects))
+    stored = dict(objects.objects)
+    written_by(monkeypatch, objects, ReadOnly)
+    async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
+        await until_state(one, "serving")
+        assert outcomes(one) == {"found": 1}
+        assert await one.answer() == 2.0
+    assert objects.objects == stored
+
+
+async def test_a_server_that_may_not_write_builds_what_the_store_lacks_by_itself(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    written_by(monkeypatch, objects, ReadOnly)
+    async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
+        await until_state(one, "serving")
+        await until(lambda: outcomes(one) == {"store_failed": 2, "built": 1})  # the lease, and the artefact
+    assert objects.objects == {}
+
+
+async def test_without_conditional_puts_several_may_build_and_all_serve(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    written_by(monkeypatch, objects, Unconditional)
+    async with four(tmp_path) as servers:
+        await asyncio.gather(*(until_state(each, "serving") for each in servers))
+        assert [await each.answer() for each in servers] == [2.0] * 4
+        await until(lambda: manifests(objects))
+
+
+async def test_a_store_that_gives_the_lease_to_nobody_is_left_after_some_tries(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    written_by(monkeypatch, objects, Denying)
+    async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
+        await until_state(one, "serving")
+        assert outcomes(one) == {"store_failed": 1, "built": 1}
+
+
+async def test_the_build_of_a_server_that_died_is_taken_over(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    written_by(monkeypatch, objects, Overtaken)
+    monkeypatch.setattr(app, "GroupStore", partial(GroupStore, poll_s=0.02, expire_s=0.1))
+    async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
+        await until_state(one, "serving")
+        assert outcomes(one) == {"built": 1}
+        await until(lambda: manifests(objects))
+    assert sorted(key[-8:] for key in objects.objects if "/lease/" in key)[:2] == ["00000001", "00000002"]
+
+
+async def test_a_server_ends_while_its_store_does_not_answer(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    silent = Silent()
+    monkeypatch.setattr(app, "open_client", lambda location: silent)
+    async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
+        await until(lambda: silent.requests)
+        assert await one.answer() == 2.0
+    assert silent.closed
+
+
+async def test_a_store_within_a_model_repository_is_refused_at_start(tmp_path: Path) -> None:
+    repository, within = "s3://bucket/models", location_of("s3://bucket/models/engines")
+    settings = Settings(repositories=(repository,), model_cache=tmp_path, artefact_store=within)
+    with pytest.raises(StartFailed, match=r"--artefact-store s3://bucket/models/engines is part of the model repos"):
+        async with app.open_unit(settings):
+            """It does not start."""

@@ -1,10 +1,10 @@
 """The lease of a build in an object store, and what a server does when the store fails."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from memory_objects import MemoryObjects, MemoryWriter
@@ -13,59 +13,30 @@ from oriel_inference.artefacts import group_store
 from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore, GroupStoreFailed
 from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
-from oriel_wire.objects.client import Stored
-from oriel_wire.objects.errors import StoreUnavailable
+from oriel_wire.objects.errors import ObjectChanged, StoreUnavailable
 
 from ..waiting import until
 from .artefact_folders import FILES, key_of_here, other_folder, published
-
-UNDER = Circumstances(seconds=1.0, memory_bytes=0, artefact_bytes=1)
-LONG_S = 1000.0
+from .artefact_stores import PREFIX, UNDER, Silent, Tasks, wait
+from .artefact_stores import group as group_of
 
 
 @contextmanager
 def group(objects: MemoryObjects, writer: MemoryWriter | None = None, **more: float) -> Iterator[GroupStore]:
-    """Give the store as one server uses it; times that a test does not give never pass in it."""
-    times = {"beat_s": LONG_S, "expire_s": LONG_S, "poll_s": 0.01, "request_s": LONG_S} | more
-    store = GroupStore(objects, writer or MemoryWriter(objects), prefix="engines/", shown="the store", **times)
-    try:
+    with group_of(objects, writer or MemoryWriter(objects), **more) as store:
         yield store
-    finally:
-        store.close()
-
-
-async def wait(
-    store: GroupStore, folder: ArtefactFolder, fingerprint: str, waits: Callable[[], None] = lambda: None
-) -> int | Refusal | None:
-    return await store.wait(folder, fingerprint, UNDER, fetch_s=LONG_S, left=lambda: False, waits=waits)
-
-
-class Tasks:
-    """The tasks of one server."""
-
-    def __init__(self) -> None:
-        self.all: list[asyncio.Task[Any]] = []
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
-        self.all.append(asyncio.get_running_loop().create_task(work))
-        return self.all[-1]
-
-    async def end(self) -> None:
-        for task in self.all:
-            task.cancel()
-        await asyncio.gather(*self.all, return_exceptions=True)
 
 
 @pytest.fixture
-async def tasks() -> Any:
+async def tasks() -> AsyncIterator[Tasks]:
     tasks = Tasks()
     yield tasks
     await tasks.end()
 
 
 def numbers(objects: MemoryObjects, fingerprint: str) -> list[int]:
-    prefix = f"engines/{fingerprint}/lease/"
-    return sorted(int(key.removeprefix(prefix)) for key in objects.objects if key.startswith(prefix))
+    prefix = f"{PREFIX}{fingerprint}/lease/"
+    return sorted(int(key.removeprefix(prefix)) for key in list(objects.objects) if key.startswith(prefix))
 
 
 async def test_of_two_servers_one_builds_and_the_other_takes_what_it_sent(tmp_path: Path, tasks: Tasks) -> None:
@@ -77,7 +48,7 @@ async def test_of_two_servers_one_builds_and_the_other_takes_what_it_sent(tmp_pa
         lease = one.lease(fingerprint, 1)
         assert await lease.take(tasks.spawn)
         assert not await other.lease(fingerprint, 1).take(tasks.spawn)
-        waiting = tasks.spawn(wait(other, theirs, fingerprint, waited.set))  # type: ignore[arg-type]
+        waiting = tasks.spawn(wait(other, theirs, fingerprint, waited.set))
         await waited.wait()
         await lease.send(mine)
         assert await waiting is None
@@ -131,8 +102,7 @@ async def test_a_refused_build_is_not_tried_again_under_the_same_circumstances(t
         await lease.end(refusal)
         assert await wait(other, folder, fingerprint) == refusal
         longer = Circumstances(seconds=2.0, memory_bytes=0, artefact_bytes=1)
-        found = await other.wait(folder, fingerprint, longer, fetch_s=LONG_S, left=lambda: False, waits=lambda: None)
-        assert found == 3
+        assert await wait(other, folder, fingerprint, under=longer) == 3
 
 
 class ForgetfulWriter(MemoryWriter):
@@ -175,14 +145,6 @@ async def test_a_store_that_fails_is_said_so_and_nothing_else_happens(tmp_path: 
     assert objects.objects == {} and tasks.all == []
 
 
-class Silent(MemoryObjects):
-    """Never answers a listing."""
-
-    async def list(self, prefix: str, *, limit: int) -> list[Stored]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
 async def test_a_store_that_does_not_answer_is_left_after_a_bounded_time(tmp_path: Path) -> None:
     with group(Silent(), request_s=0.01) as one:
         with pytest.raises(GroupStoreFailed, match=r"did not answer within 0\.01 s"):
@@ -215,7 +177,7 @@ async def test_a_version_that_left_waits_no_longer(tmp_path: Path, tasks: Tasks)
     with group(objects) as one, group(objects) as other:
         assert await one.lease(fingerprint, 1).take(tasks.spawn)
         folder = other_folder(tmp_path)
-        assert await other.wait(folder, fingerprint, UNDER, fetch_s=LONG_S, left=lambda: left, waits=leave) is None
+        assert await wait(other, folder, fingerprint, leave, left=lambda: left) is None
         assert list(folder.root.iterdir()) == []
 
 
@@ -250,3 +212,60 @@ async def test_an_artefact_with_a_file_that_is_too_large_to_send_stays_here(
         with pytest.raises(GroupStoreFailed, match="a file of more than 6 bytes"):
             await lease.send(published(tmp_path / "one", key))
         assert await wait(other, other_folder(tmp_path / "other"), key.fingerprint) == 3, "the lease was given back"
+
+
+async def test_an_artefact_that_is_larger_than_the_folder_may_be_is_not_fetched(tmp_path: Path) -> None:
+    objects, key = MemoryObjects(), key_of_here()
+    with group(objects) as one, group(objects) as other:
+        await one.send(published(tmp_path / "one", key), key.fingerprint)
+        small = ArtefactFolder(tmp_path / "small", max_bytes=11)
+        assert small.open() == ""
+        with pytest.raises(GroupStoreFailed, match="its 12 bytes are more than this server's folder may have"):
+            await wait(other, small, key.fingerprint)
+        assert list(small.root.iterdir()) == []
+        assert not [key for kind, key, *_ in objects.requests if kind == "read" and "manifest.json" not in str(key)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"", b"nonsense", b'{"holder": "x", "refusal": {"kind": "none"}}', b"x" * (1 << 20)],
+    ids=["empty", "nonsense", "unknown", "large"],
+)
+async def test_a_record_that_cannot_be_read_counts_as_one_that_nobody_renews(tmp_path: Path, record: bytes) -> None:
+    fingerprint = key_of_here().fingerprint
+    objects = MemoryObjects({f"{PREFIX}{fingerprint}/lease/00000001": record})
+    with group(objects, expire_s=0.05) as one:
+        assert await wait(one, other_folder(tmp_path), fingerprint) == 2
+
+
+async def test_a_refusal_of_the_store_is_one_line_of_a_log(tmp_path: Path) -> None:
+    fingerprint, under = key_of_here().fingerprint, {"seconds": 1, "memory_bytes": 0, "artefact_bytes": 1}
+    refusal = {"kind": "not_compiled", "reason": "no\nERROR forged " + "x" * 5000, "under": under}
+    record = json.dumps({"holder": "", "refusal": refusal}).encode()
+    with group(MemoryObjects({f"{PREFIX}{fingerprint}/lease/00000007": record})) as one:
+        found = await wait(one, other_folder(tmp_path), fingerprint)
+    assert isinstance(found, Refusal) and found.reason.startswith("no ERROR forged x") and len(found.reason) == 2000
+
+
+async def test_a_refusal_of_a_build_does_not_hold_for_what_was_sent_afterwards(tmp_path: Path, tasks: Tasks) -> None:
+    objects, key = MemoryObjects(), key_of_here()
+    with group(objects) as one, group(objects) as other:
+        lease = one.lease(key.fingerprint, 1)
+        assert await lease.take(tasks.spawn)
+        await lease.end(Refusal(kind=RefusalKind.CRASHED, reason="it ended with -11", under=UNDER))
+        await one.send(published(tmp_path / "one", key), key.fingerprint)
+        assert await wait(other, other_folder(tmp_path / "other"), key.fingerprint) is None
+
+
+class Contended(MemoryWriter):
+    """A store in which another process is always writing the same key."""
+
+    async def put(self, key: str, data: bytes) -> bool:
+        raise ObjectChanged(f"{key} is being written by another process")
+
+
+async def test_a_lease_that_another_server_is_taking_right_now_is_not_taken(tasks: Tasks) -> None:
+    objects = MemoryObjects()
+    with group(objects, Contended(objects)) as one:
+        assert not await one.lease(key_of_here().fingerprint, 1).take(tasks.spawn)
+    assert tasks.all == []

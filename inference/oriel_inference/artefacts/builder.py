@@ -27,6 +27,8 @@ from oriel_policies.artefacts.refusals import Refusal, is_remembered, is_void
 
 _log = logging.getLogger(__name__)
 
+MAX_TRIES = 10
+
 
 class ArtefactBuilder:
     """The builds of one server.
@@ -76,16 +78,17 @@ class ArtefactBuilder:
         Returns None if the folder has an artefact or a refusal without that, or if the version left meanwhile. Raises
         ArtefactRefused and OSError.
         """
-        fingerprint = one.key.fingerprint
+        fingerprint, tries = one.key.fingerprint, 0
         beating = asyncio.get_running_loop().create_task(self._beat(fingerprint))
         try:
             while not one.left and await asyncio.to_thread(self.find, one) is None:
-                lease = await self._wait(one) if self._store is not None else None
+                lease = await self._wait(one, self._store, tries) if self._store is not None else None
                 async with self._turn:
                     if one.left or await asyncio.to_thread(self.find, one) is not None:
                         break
                     if lease is None or await self._take(one, lease):
                         return await self._build_with(one, lease)
+                tries += 1
             return None
         except ArtefactRefused as refused:
             await self.remember(one, refused)  # before another server gets the lease
@@ -112,13 +115,14 @@ class ArtefactBuilder:
 
     # The store --------------------------------------------------------------------------------------------------
 
-    async def _wait(self, one: Followed) -> StoreLease | None:
+    async def _wait(self, one: Followed, store: GroupStore, tries: int) -> StoreLease | None:
         """Bring what the store has into the folder, or return the lease with which a build begins there.
 
         Returns None as well if the store cannot be used, so that there is nothing in the folder. Raises OSError.
+
+        tries: how often another server took the lease that was returned.
         """
-        store, fingerprint = self._store, one.key.fingerprint
-        assert store is not None
+        fingerprint = one.key.fingerprint
 
         def waits() -> None:
             if one.life.state is not ArtefactState.WAITING:
@@ -126,6 +130,10 @@ class ArtefactBuilder:
                 _log.info("%s: another server builds its artefact", one.shown)
 
         try:
+            if tries == MAX_TRIES:
+                raise GroupStoreFailed(f"it denied the lease {tries} times")
+            if tries:
+                await sleep(store.poll_s)
             found = await store.wait(
                 self._folder,
                 fingerprint,

@@ -105,7 +105,7 @@ class GroupStore:
         self._shown = shown
         self.beat_s = beat_s
         self._expire_s = expire_s
-        self._poll_s = poll_s
+        self.poll_s = poll_s
         self._request_s = request_s
         self._send_s = send_s
         self._thread = LoopThread("oriel-artefact-store")
@@ -147,7 +147,7 @@ class GroupStore:
                     fetches += 1
                     if fetches == MAX_FETCHES or isinstance(failure, _Damaged):
                         raise
-                    await sleep(self._poll_s)
+                    await sleep(self.poll_s)
                     continue
                 return None
             if known.refusal is not None and not is_void(known.refusal, under):
@@ -155,7 +155,7 @@ class GroupStore:
             if watch.judge(known.lease, time.monotonic()) is not LeaseVerdict.WAIT:
                 return known.number + 1
             waits()
-            await sleep(self._poll_s)
+            await sleep(self.poll_s)
 
     async def find(self, fingerprint: str) -> Known:
         """Return what the store has for a fingerprint. Raises GroupStoreFailed."""
@@ -220,7 +220,11 @@ class GroupStore:
         """Return a record. One that cannot be read counts as one whose holder does not renew it."""
         if 0 < stored.size <= MAX_RECORD_BYTES:
             with suppress(msgspec.MsgspecError):
-                return msgspec.json.decode(await read_small(self._client, stored), type=_Record)
+                record = msgspec.json.decode(await read_small(self._client, stored), type=_Record)
+                if record.refusal is None:
+                    return record
+                reason = " ".join(record.refusal.reason.split())[:MAX_TEXT]  # one line in a log, whoever wrote it
+                return _Record(record.holder, replace(record.refusal, reason=reason))
         return _Record("unknown")
 
     async def _fetch(
@@ -228,6 +232,8 @@ class GroupStore:
     ) -> None:
         async def ask() -> None:
             manifest = await stored_manifest(self._client, objects[MANIFEST], fingerprint)
+            if manifest.size_bytes > folder.max_bytes:
+                raise ArtefactDamaged(f"its {manifest.size_bytes} bytes are more than this server's folder may have")
             await fetch(folder, self._client, manifest, objects)
 
         try:

@@ -83,8 +83,8 @@ async def push(
             for name, line in manifest.files.items():
                 data = await asyncio.to_thread((folder.root / fingerprint / name).read_bytes)
                 await writer.put(base + line.sha256, data)
-            await writer.put(base + MANIFEST, (folder.root / fingerprint / MANIFEST).read_bytes())
-            state = "pushed"
+            first = await writer.put(base + MANIFEST, (folder.root / fingerprint / MANIFEST).read_bytes())
+            state = "pushed" if first else "there"
         else:
             state = "there"
         yield Copied(fingerprint=fingerprint, model=manifest.model, state=state)

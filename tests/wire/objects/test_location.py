@@ -61,6 +61,22 @@ def test_a_location_is_shown_as_its_url(url: str) -> None:
     assert str(location_of(url)) == url and location_of(str(location_of(url))) == location_of(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "below"),
+    [
+        ("s3://bucket/a", True),
+        ("s3://bucket/a/b", True),
+        ("s3://bucket", False),
+        ("s3://bucket/ab", False),
+        ("s3://other/a/b", False),
+        ("gs://bucket/a/b", False),
+        ("s3://https://host:9000/bucket/a/b", False),
+    ],
+)
+def test_a_prefix_is_below_another_one(url: str, below: bool) -> None:
+    assert location_of(url).is_below(location_of("s3://bucket/a")) is below
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "oriel_wire.objects.s3", None)
     with pytest.raises(ClientUnusable, match=r"pip install 'oriel-serving\[s3\]'"):

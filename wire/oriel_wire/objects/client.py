@@ -7,7 +7,7 @@ from the environment, as each vendor's own tools find them, never from a URL.
 
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -63,6 +63,10 @@ class Location:
         """The URL, which `location_of` reads back."""
         parts = (f"{self.kind}:/", self.endpoint, self.account, self.bucket, self.prefix.rstrip("/"))
         return "/".join(filter(None, parts))
+
+    def is_below(self, other: "Location") -> bool:
+        """Return whether every key below this location is also below the other one."""
+        return self.prefix.startswith(other.prefix) and replace(self, prefix=other.prefix) == other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
