@@ -112,7 +112,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
             "oriel_cli.*",
         ),
     ),
-    **dict.fromkeys(("sklearn", "skl2onnx", "onnx", "pandas", "pytest", "tritonclient"), ()),
+    "onnx": ("oriel_inference.backends.tensorrt.half",),
+    **dict.fromkeys(("sklearn", "skl2onnx", "pandas", "pytest", "tritonclient"), ()),
 }
 # No I/O: decides or translates. The generator of the protobuf modules is a script, not part of the codec.
 PURE = ("oriel_policies", "oriel_policies.*", "oriel_wire", "oriel_wire.*")

@@ -3,16 +3,21 @@ shapes to the model itself.
 """
 
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 from oriel_inference.artefacts import process
+from oriel_inference.backends.tensorrt import half
 from oriel_inference.backends.tensorrt.compiler import ENTRY, TensorRtCompiler, profiles_of
 from oriel_inference.errors import CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions
@@ -135,15 +140,83 @@ def test_a_build_without_fitting_profiles_says_what_is_missing(
         TensorRtCompiler().build(tmp_path / "model.onnx", EngineOptions(compiler_settings=given), tmp_path)
 
 
-def test_fp16_needs_the_setting_that_11_removed(tmp_path: Path, machine: Any) -> None:
-    models.save_model(models.double(), str(tmp_path / "model.onnx"))
+def test_fp16_is_a_setting_of_10_and_a_conversion_for_11(tmp_path: Path, machine: Any) -> None:
+    models.save_model(weighted(), str(tmp_path / "model.onnx"))
     options = EngineOptions(compiler_settings={**SHAPES, "precision": "FP16"})
-    compiler = TensorRtCompiler()
-    if compiler.identity(options).compiler_version.startswith("11."):
-        with pytest.raises(LoadFailed, match="TensorRT 11.4.0.106 has no setting for FP16: convert the ONNX file"):
-            compiler.build(tmp_path / "model.onnx", options, tmp_path)
-    else:
-        assert compiler.build(tmp_path / "model.onnx", options, tmp_path) == ENTRY
+    compiler, work = TensorRtCompiler(), tmp_path / "work"
+    work.mkdir()
+    found = compiler.identity(options)
+    assert compiler.build(tmp_path / "model.onnx", options, work) == ENTRY
+    assert [path.name for path in work.iterdir()] == [ENTRY], "nothing is left of the conversion"
+    plan = (work / ENTRY).read_bytes()
+    converts = found.compiler_version.startswith("11.")
+    assert (b'"flags": ["FP16"]' in plan) is not converts
+    assert found.precision == "FP16"
+    assert (found.options == f"fp16=onnxruntime-{onnxruntime.__version__}/onnx-{onnx.__version__}") is converts
+    session = compiler.open(work / ENTRY, options)
+    values = np.full((2, 4), 1 / 3, dtype=np.float32)
+    (answer,) = session.run({"x": values}, ["y"])
+    session.close()
+    assert answer.dtype == np.float32
+    exact = values @ weights()
+    assert np.allclose(answer, exact, rtol=1e-2, atol=1e-2)
+    assert np.allclose(answer, exact, rtol=1e-5, atol=1e-6) is not converts
+
+
+def weights() -> Any:
+    return np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+
+
+def weighted(size: int = 4) -> Any:
+    """Return a model y = x @ w, with [n, size] and weights that FP16 rounds."""
+    w = numpy_helper.from_array(np.resize(weights(), (size, size)), "w")
+    node = models.helper.make_node("MatMul", ["x", "w"], ["y"])
+    shape = ["n", size]
+    return models.graph([node], [("x", models.FLOAT, shape)], [("y", models.FLOAT, shape)], [w])
+
+
+@pytest.mark.parametrize("machine", ["face_11"], indirect=True)
+def test_without_the_converter_fp16_says_what_to_install(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(half.metadata, "version", missing)
+    fp16 = EngineOptions(compiler_settings={**SHAPES, "precision": "FP16"})
+    with pytest.raises(CompilerMissing, match=r"FP16 with TensorRT 11 needs onnx, .* pip install 'onnx>=1\.19'"):
+        TensorRtCompiler().identity(fp16)
+    assert TensorRtCompiler().identity(EngineOptions(compiler_settings=SHAPES)).options == ""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_conversion_keeps_inputs_and_outputs_and_halves_the_weights(tmp_path: Path, apart: bool) -> None:
+    (tmp_path / "half").mkdir()
+    source = tmp_path / "model.onnx"
+    onnx.save_model(weighted(64), str(source), save_as_external_data=apart, location="data" if apart else None)
+    path = half.convert(source, tmp_path / "half")
+    assert sorted(each.name for each in path.parent.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert path.with_name("model.onnx.data").stat().st_size == 64 * 64 * 2
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    types = [each.type for each in (*session.get_inputs(), *session.get_outputs())]
+    assert types == ["tensor(float)", "tensor(float)"]
+
+
+@pytest.mark.parametrize("machine", ["face_11"], indirect=True)
+def test_a_file_that_cannot_be_converted_is_refused_with_the_reason(tmp_path: Path, machine: Any) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"junk")
+    options = EngineOptions(compiler_settings={**SHAPES, "precision": "FP16"})
+    with pytest.raises(LoadFailed, match=r"model\.onnx cannot be converted to FP16: \w+"):
+        TensorRtCompiler().build(tmp_path / "model.onnx", options, tmp_path)
+
+
+@pytest.mark.parametrize("machine", ["face_11"], indirect=True)
+async def test_a_model_that_was_converted_to_fp16_serves(tmp_path: Path, machine: Any) -> None:
+    config = compiled_config() + setting(".precision", "FP16")
+    models.put(tmp_path / "models", "double", models.double(), config)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        machine.executed.clear()
+        await answers(one, 4)
+        assert len(machine.executed) == 1
 
 
 def test_timings_are_kept_and_a_damaged_file_of_them_is_replaced(tmp_path: Path, machine: Any) -> None:

@@ -8,11 +8,13 @@ import base64
 import threading
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
 from cuda.bindings.runtime import machine
+from onnx.external_data_helper import load_external_data_for_model
 from tensorrt_stand_in import Dims, ILogger, Severity, write_plan
 
 _KINDS = {"tensor(float)": "FLOAT", "tensor(int64)": "INT64", "tensor(int32)": "INT32"}
@@ -67,7 +69,10 @@ class OnnxParser:
     def parse(self, model: Any, path: str | None = None) -> bool:
         data = bytes(memoryview(model))
         try:
-            onnx.load_model_from_string(data)
+            loaded = onnx.load_model_from_string(data)
+            if path is not None:
+                load_external_data_for_model(loaded, str(Path(path).parent))
+                data = loaded.SerializeToString()
             session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         except Exception as error:
             self._errors.append(f"In node -1 (importModel): INVALID_GRAPH: {type(error).__name__}")

@@ -3,12 +3,14 @@ does. Batches that its profiles do not take are run by the reference.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from oriel_inference.backends.compilers import CompilerIdentity
-from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
+from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER, half
 from oriel_inference.backends.tensorrt.backend import TensorRt
 from oriel_inference.backends.tensorrt.library import Library, find_library
 from oriel_inference.backends.tensorrt.session import PlanSession
@@ -20,7 +22,6 @@ from oriel_wire.engine.shared_settings import cache_folder
 ENTRY = "model.plan"
 MAX_CACHE_BYTES = 256 << 20  # of a timing cache
 MAX_LEVEL = 5
-_NO_FP16 = "TensorRT {} has no setting for FP16: convert the ONNX file to FP16 before (docs/convert-to-onnx.md)"
 
 
 def _precision(text: str) -> str:
@@ -78,17 +79,24 @@ class TensorRtCompiler:
             profiles=" ".join(f"{key}={given[key]}" for key in sorted(given) if key.startswith("profile_")),
             precision=given.get("precision", "FP32"),
             options=" ".join(
-                f"{key}={given[key]}" for key in ("optimization_level", "workspace_bytes") if key in given
+                (
+                    *(f"{key}={given[key]}" for key in ("optimization_level", "workspace_bytes") if key in given),
+                    *((f"fp16={half.converter()}",) if _converts(library, given) else ()),
+                )
             ),
         )
 
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
         library, given = _library(), options.compiler_settings
-        tensorrt, log = library.tensorrt, library.log
         (failed,) = library.runtime.cudaSetDevice(_gpu(options))
         if int(failed):
             raise LoadFailed(f"GPU {_gpu(options)} cannot be used")
-        log.take()
+        library.log.take()
+        with _to_read(source, folder, library, given) as path:
+            return self._plan(path, library, given, folder)
+
+    def _plan(self, source: Path, library: Library, given: Mapping[str, str], folder: Path) -> str:
+        tensorrt, log = library.tensorrt, library.log
         builder = tensorrt.Builder(log)
         network = builder.create_network(0)
         parser = tensorrt.OnnxParser(network, log)
@@ -127,9 +135,8 @@ class TensorRtCompiler:
         if "optimization_level" in given:
             config.builder_optimization_level = int(given["optimization_level"])
         if given.get("precision") == "FP16":
-            if not hasattr(tensorrt.BuilderFlag, "FP16"):
-                raise LoadFailed(_NO_FP16.format(library.version))
-            config.set_flag(tensorrt.BuilderFlag.FP16)
+            if not _converts(library, given):
+                config.set_flag(tensorrt.BuilderFlag.FP16)
         elif hasattr(tensorrt.BuilderFlag, "TF32"):
             config.clear_flag(tensorrt.BuilderFlag.TF32)  # FP32 is meant, and not rounded to 10 bits
 
@@ -168,6 +175,21 @@ def _fits(shape: Shape, own: Shape) -> bool:
 
 def _gpu(options: EngineOptions) -> int:
     return next((int(given[GPU_KEY]) for _, given in options.providers if GPU_KEY in given), 0)
+
+
+def _converts(library: Library, given: Mapping[str, str]) -> bool:
+    """Return whether the ONNX file has to be converted to FP16, because the builder has no setting for it."""
+    return given.get("precision") == "FP16" and not hasattr(library.tensorrt.BuilderFlag, "FP16")
+
+
+@contextmanager
+def _to_read(source: Path, folder: Path, library: Library, given: Mapping[str, str]) -> Iterator[Path]:
+    """Give the ONNX file that the parser reads. folder: has room for another one meanwhile. Raises LoadFailed."""
+    if not _converts(library, given):
+        yield source
+        return
+    with TemporaryDirectory(dir=folder) as converted:
+        yield half.convert(source, Path(converted))
 
 
 def _library() -> Library:
