@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from oriel_inference.backends import without_folders
@@ -47,7 +48,8 @@ class Library:
 
 def find_library() -> Library:
     """Return what runs plans here. Raises LoadFailed, with one sentence that names what is missing."""
-    tensorrt = _imported("tensorrt", "TensorRT")
+    # The package `tensorrt` only repeats the names of its bindings, and is missing where those were installed alone.
+    tensorrt = _imported("tensorrt_bindings" if _is_missing("tensorrt") else "tensorrt", "TensorRT")
     version = str(tensorrt.__version__)
     if int(version.partition(".")[0]) < OLDEST_MAJOR:
         raise LoadFailed(f"TensorRT {version} is installed, and this server runs plans with 10 and 11: {EXTRA}")
@@ -68,6 +70,13 @@ def error_text(runtime: Any, error: Any) -> str:
     if int(failed):
         return f"CUDA error {int(error)}"
     return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except ValueError:  # it has been imported, from no file
+        return False
 
 
 def _imported(module: str, product: str) -> Any:
