@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from dockerfile import parse
+from packaging.requirements import Requirement
 
 from oriel_cli.main import COMMANDS
 
@@ -85,6 +86,16 @@ def test_what_each_tag_carries_is_what_its_lock_pins() -> None:
         nvidia = [pin(lock, f"nvidia-{each}") for each in ("cuda-runtime", "cublas", "cudnn-cu13")]
         written[target] = [f"{engine} {pin(lock, engine)}", *nvidia, trt[1] if target == "tensorrt" else ""]
     assert {name: cells for name, *cells in rows} == written
+
+
+def test_the_image_with_tensorrt_has_what_plans_need() -> None:
+    wanted = [line for line in (ROOT / "requirements/image-tensorrt.in").read_text().splitlines() if line[:1] != "#"]
+    for requirement in map(Requirement, wanted):
+        version = pin("image-inference-tensorrt.txt", requirement.name)
+        assert version and requirement.specifier.contains(version), f"{requirement}: run 'make lock'"
+    target = parse((ROOT / "inference/Dockerfile").read_text()).chain("tensorrt")[-1]
+    (check,) = [each.words[-1] for each in target.each("RUN") if each.words is not None]
+    assert "cuda.bindings.runtime" in check, "a base that lacks a library fails the build"
 
 
 def test_every_build_argument_is_in_the_table_with_its_default() -> None:

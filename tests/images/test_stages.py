@@ -193,15 +193,16 @@ def test_every_target_can_be_installed_as_locked(lock: str, python: str, tmp_pat
     assert done.returncode == 0 and "Would install" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("sha256", ["", "ab" * 32])
-def test_tensorrt_is_asked_for_by_its_argument(sha256: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sha256", "bindings"), [("", ""), ("ab" * 32, ""), ("ab" * 32, "cd" * 32)])
+def test_tensorrt_is_asked_for_by_its_arguments(sha256: str, bindings: str, tmp_path: Path) -> None:
     """TensorRT's own index cannot be reached here, so a program that records its arguments stands for uv."""
     uv = tmp_path / "uv"
     uv.write_text("#!/usr/bin/env python3\nimport sys, pathlib\nfile = pathlib.Path(sys.argv[0] + '.calls')\n")
     with uv.open("a") as out:
         out.write("file.open('a').write(' '.join(sys.argv[1:]) + chr(10))\n")
     uv.chmod(0o755)
-    arguments = {"TENSORRT_VERSION": "10.16.0.72", **({"TENSORRT_SHA256": sha256} if sha256 else {})}
+    given = {"TENSORRT_SHA256": sha256, "TENSORRT_BINDINGS_SHA256": bindings}
+    arguments = {"TENSORRT_VERSION": "10.16.0.72", **{name: value for name, value in given.items() if value}}
     root = Root(tmp_path / "root", ROOT, file_of("inference"), build_args=arguments, uv=uv)
     for made in ("/opt/oriel/bin", "/src", "/dist"):
         root.at(made).mkdir(parents=True)
@@ -209,7 +210,10 @@ def test_tensorrt_is_asked_for_by_its_argument(sha256: str, tmp_path: Path) -> N
     root.at("/uv").symlink_to(uv)
     root.build("build-tensorrt")
     pinned = root.at("/src/tensorrt.txt").read_text()
-    assert pinned == "tensorrt-cu13-libs==10.16.0.72" + (f" --hash=sha256:{sha256}" if sha256 else "") + "\n"
+    assert pinned.splitlines() == [
+        f"tensorrt-cu13-{part}==10.16.0.72" + (f" --hash=sha256:{value}" if value else "")
+        for part, value in (("libs", sha256), ("bindings", bindings))
+    ]
     (call,) = [line for line in Path(f"{root.at('/uv')}.calls").read_text().splitlines() if " tensorrt.txt" in line]
     assert call.endswith("--no-deps --only-binary :all: --default-index https://pypi.nvidia.com -r tensorrt.txt")
     linked = root.at("/opt/oriel/tensorrt").readlink()

@@ -5,7 +5,6 @@ shapes to the model itself.
 import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from oriel_inference.artefacts import process
-from oriel_inference.backends.tensorrt import half, library
+from oriel_inference.backends.tensorrt import half
 from oriel_inference.backends.tensorrt.compiler import ENTRY, TensorRtCompiler, profiles_of
 from oriel_inference.backends.tensorrt.library import find_library
 from oriel_inference.errors import CompilerMissing, LoadFailed
@@ -245,7 +244,6 @@ def test_what_is_no_onnx_file_is_refused_with_the_parsers_errors(tmp_path: Path,
 
 def test_tensorrts_bindings_alone_are_enough(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = import_module("tensorrt")
-    monkeypatch.setattr(library, "find_spec", lambda name: None if name == "tensorrt" else find_spec(name))
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     monkeypatch.setitem(sys.modules, "tensorrt_bindings", alone)
     assert find_library().version == alone.__version__
