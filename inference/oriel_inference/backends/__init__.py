@@ -4,12 +4,13 @@ Nothing outside this folder imports a runtime, and the module of a backend is im
 """
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
+from oriel_inference.backends.device_tensor import Memory
 from oriel_inference.errors import InferenceError, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
@@ -33,11 +34,14 @@ __all__ = [
     "RequestSession",
     "Reserve",
     "ReservingBackend",
+    "ResidentSession",
     "Session",
     "find_backend",
     "lacks",
     "memory_bytes",
     "most_rows",
+    "resident_memory",
+    "stays_resident",
     "takes_requests",
     "usable_gpus",
     "without_folders",
@@ -83,6 +87,23 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release memory and threads. No `run` may be in progress or follow."""
+        ...
+
+
+class ResidentSession(Session, Protocol):
+    """A session whose inputs and outputs may stay in the memory of its device, as `DeviceTensor`s.
+
+    memory: of its device.
+    """
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def run_resident(self, inputs: Mapping[str, Array], outputs: Sequence[str], kept: Collection[str]) -> list[Array]:
+        """Do what `run` does, with some inputs and outputs in the memory of the device.
+
+        kept: the outputs to leave there if that is possible; the others are arrays of the host.
+        """
         ...
 
 
@@ -259,6 +280,17 @@ def memory_bytes(session: Session) -> int:
     """
     measure: Callable[[], int] | None = getattr(session, "memory_bytes", None)
     return measure() if measure is not None else 0
+
+
+def stays_resident(session: Session) -> TypeGuard[ResidentSession]:
+    """Return whether the session takes tensors in the memory of its device and can leave its outputs there."""
+    return getattr(session, "memory", None) is not None
+
+
+def resident_memory(sessions: Sequence[Session]) -> Memory | None:
+    """Return the device whose memory all of these sessions share; None if there is none."""
+    found = {getattr(session, "memory", None) for session in sessions}
+    return found.pop() if len(found) == 1 else None
 
 
 def takes_requests(session: Session) -> TypeGuard[RequestSession]:

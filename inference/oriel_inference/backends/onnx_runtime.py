@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,11 +19,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from oriel_inference.backends import without_folders
+from oriel_inference.backends import Session, without_folders
+from oriel_inference.backends.bound import run_bound
 from oriel_inference.backends.cuda import list_gpus
-from oriel_inference.backends.providers import CUDA, missing, prepare, verify
+from oriel_inference.backends.device_tensor import DeviceTensor, Memory, on_host
+from oriel_inference.backends.gpu_work import GPU_WORK
+from oriel_inference.backends.providers import CUDA, TENSORRT, missing, prepare, verify
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
+from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.messages import Array
 
 _DATATYPES = {
@@ -61,7 +65,7 @@ _SEVERITY_FATAL = 4
 _ONNX_BFLOAT16 = 16
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
-_alone, _asking = threading.Lock(), threading.Lock()
+_asking = threading.Lock()
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +75,11 @@ class OnnxRuntime:
 
     name = "onnxruntime"
 
-    def open(self, path: Path, options: EngineOptions) -> "OnnxRuntimeSession":
-        return OnnxRuntimeSession(open_session(path, session_settings(options), options), options)
+    def open(self, path: Path, options: EngineOptions) -> Session:
+        memory = _gpu_memory(options)
+        if memory is None:
+            return OnnxRuntimeSession(open_session(path, session_settings(options), options), options)
+        return GpuSession(open_session(path, session_settings(options), options), options, memory)
 
     def gpus(self) -> Sequence[Gpu]:
         return _gpus()
@@ -83,6 +90,8 @@ class OnnxRuntime:
 
 class OnnxRuntimeSession:
     """One `InferenceSession`; ONNX Runtime allows concurrent runs."""
+
+    memory: Memory | None = None
 
     def __init__(self, session: Any, options: EngineOptions) -> None:
         self._session = session
@@ -134,6 +143,42 @@ class OnnxRuntimeSession:
         self._session = None
 
 
+class GpuSession(OnnxRuntimeSession):
+    """A session on a GPU, whose inputs and outputs may stay in the memory of the GPU.
+
+    Batches without such tensors run like those of any session: ONNX Runtime then copies inputs and outputs inside of
+    the run, without the interpreter's lock, which it keeps while it copies what is bound.
+    memory: of the GPU; None if the model has tensors that numpy does not have.
+    """
+
+    def __init__(self, session: Any, options: EngineOptions, memory: Memory) -> None:
+        super().__init__(session, options)
+        self._dtypes = {info.name: DATATYPES[info.datatype].dtype for info in self.outputs}
+        self.memory = None if self._text_inputs or self._text_outputs or self._brain_floats else memory
+        self._warned = False
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        with GPU_WORK.shared():
+            return super().run(inputs, outputs)
+
+    def run_resident(self, inputs: Mapping[str, Array], outputs: Sequence[str], kept: Collection[str]) -> list[Array]:
+        """Do what `run` does, with tensors in the memory of the GPU; see `ResidentSession`.
+
+        ONNX Runtime has one error for everything that goes wrong in a bound run, and `run` tells whose fault it is. So
+        the batch runs again with arrays of the host, which also helps if only the binding was at fault.
+        """
+        assert self.memory is not None
+        if kept or any(isinstance(array, DeviceTensor) for array in inputs.values()):
+            try:
+                with GPU_WORK.shared():
+                    return run_bound(self._session, self._settings, inputs, outputs, kept, self.memory, self._dtypes)
+            except RuntimeError as error:
+                if not self._warned:
+                    self._warned = True
+                    _log.warning("a batch runs again with tensors of the host: %s", _plain(error))
+        return self.run({name: on_host(array) for name, array in inputs.items()}, outputs)
+
+
 def session_settings(options: EngineOptions) -> Any:
     """Return ONNX Runtime's options of a session, without its providers."""
     settings = ort.SessionOptions()
@@ -179,7 +224,7 @@ def _quiet(names: Sequence[str]) -> Iterator[None]:
     if not names:
         yield
         return
-    with _alone, warnings.catch_warnings(), contextlib.redirect_stdout(None):
+    with GPU_WORK.opening, warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter("ignore")
         yield
 
@@ -209,6 +254,12 @@ def _tried_gpus() -> tuple[Gpu, ...]:
         else:
             found.append(gpu)
     return tuple(found)
+
+
+def _gpu_memory(options: EngineOptions) -> Memory | None:
+    """Return the memory of the GPU that the first provider runs on; None if it runs on none."""
+    name, given = options.providers[0] if options.providers else ("", {})
+    return ("cuda", int(given.get("device_id", "0"))) if name in (CUDA, TENSORRT) else None
 
 
 def _run_settings(entries: Mapping[str, str]) -> Any:

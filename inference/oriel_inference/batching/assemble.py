@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from oriel_inference.backends import Session
+from oriel_inference.backends import Session, stays_resident
+from oriel_inference.backends.device_tensor import Memory, joined_on, usable_on
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Device
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError
@@ -18,11 +19,16 @@ _log = logging.getLogger(__name__)
 
 
 def concatenate(
-    parts: Sequence[Mapping[str, Array]], inputs: Sequence[TensorSpec], *, batched: bool
+    parts: Sequence[Mapping[str, Array]],
+    inputs: Sequence[TensorSpec],
+    *,
+    batched: bool,
+    memory: Memory | None = None,
 ) -> dict[str, Array]:
     """Stack requests along their first axis.
 
     parts: per request, name -> [rows, ...].
+    memory: of the device whose tensors the session takes as they are; None if it takes only arrays of the host.
     Returns name -> [sum(rows), ...] in the shape that the runtime expects, aligned and contiguous. A single request is
     passed on without a copy where its memory allows. So are requests that are consecutive rows of one array: the output
     of an ensemble's step for a whole batch goes into the next step as it is.
@@ -36,11 +42,14 @@ def concatenate(
             array = parts[0][name]
             if not array.flags.aligned:
                 # A view of a body may start at any address, and runtimes may read whole words.
-                array = array.copy()
+                array = usable_on(array, memory)
         else:
             arrays = [part[name] for part in parts]
             rejoined = _rejoined(arrays)
-            array = np.concatenate(arrays) if rejoined is None else rejoined
+            if rejoined is not None:
+                array = rejoined
+            else:
+                array = np.concatenate(arrays) if memory is None else joined_on(arrays, memory)
         if spec.engine_dims is not None:
             array = array.reshape((array.shape[0], *spec.engine_dims) if batched else spec.engine_dims)
         batch[name] = array
@@ -179,9 +188,15 @@ def _run(
     entered = device.start()
     sizes = [call.rows for call in calls]
     try:
-        batch = concatenate([call.inputs for call in calls], spec.inputs, batched=spec.batched)
-        assembled = now()
-        arrays = session.run(batch, names)
+        if stays_resident(session):
+            parts = [call.inputs for call in calls]
+            batch = concatenate(parts, spec.inputs, batched=spec.batched, memory=session.memory)
+            assembled = now()
+            arrays = session.run_resident(batch, names, frozenset.intersection(*[call.keep for call in calls]))
+        else:
+            batch = concatenate([call.inputs for call in calls], spec.inputs, batched=spec.batched)
+            assembled = now()
+            arrays = session.run(batch, names)
         computed = now()
         shares = split(arrays, spec.outputs, sizes, batched=spec.batched)
     except InferenceError as error:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from oriel_inference.backends import DecoupledSession, RequestSession, Session, takes_requests
+from oriel_inference.backends import DecoupledSession, RequestSession, Session, resident_memory, takes_requests
 from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver, lateness
 from oriel_inference.batching.cores import Cores
@@ -101,7 +101,7 @@ class Batcher:
         self._cores = cores
         self._workers = workers
         self._queue = SlaQueue(max_items=spec.queue.max_items or max_items, max_bytes=max_bytes)
-        self._alone = spec.bounds is None
+        self._alone, self.resident = spec.bounds is None, resident_memory(sessions)
         self._bounds = replace(
             spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size)), max_bytes=max_batch_bytes
         )
@@ -219,6 +219,7 @@ class Batcher:
 
     def swap(self, sessions: Sequence[Session]) -> Callable[[], bool]:
         """Let the next batches run on other sessions; see `swap_sessions`."""
+        self.resident = resident_memory(sessions)
         return swap_sessions(sessions, self._idle, self._running, self._device_of, self._devices.host)
 
     def close(self) -> None:

@@ -59,6 +59,7 @@ class StepRun:
     answer: Answer
 
 
+NOTHING_KEPT: frozenset[str] = frozenset()
 # Larger than the distance of any two deadlines: a higher level always comes later, and so does a parked call within its
 # level.
 _LEVEL_S = 1e7
@@ -123,6 +124,7 @@ class Call:
     caller: a tenant or a connection, "" if unknown.
     usage: the row that counts what the call uses; None for calls that nobody accounts for.
     source: the client's request and its context, for models that take requests one by one.
+    keep: the outputs that may stay in the memory of the model's device, because only models there need them.
     """
 
     __slots__ = (
@@ -133,6 +135,7 @@ class Call:
         "emit",
         "finished",
         "inputs",
+        "keep",
         "level",
         "relay",
         "reply",
@@ -166,8 +169,10 @@ class Call:
         request_id: str = "",
         caller: str = "",
         usage: UsageRow | None = None,
+        keep: frozenset[str] = NOTHING_KEPT,
     ) -> None:
         self.inputs = inputs
+        self.keep = keep
         self.usage = usage
         self.rows = rows
         self.signature = signature

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from oriel_inference.backends.device_tensor import Memory
 from oriel_inference.batching.call import Call
 from oriel_inference.batching.device import Accounts
 from oriel_inference.batching.statistics import Statistics
@@ -31,6 +32,13 @@ class Scheduler(Protocol):
     @property
     def is_short(self) -> bool:
         """Return whether a call that arrived now would run on the loop."""
+        ...
+
+    @property
+    def resident(self) -> Memory | None:
+        """Return the device whose memory all its sessions take tensors from and leave outputs in; None if there is
+        none.
+        """
         ...
 
     @property

@@ -10,7 +10,7 @@ Rules.
    ends its other steps: they leave their queues, and their rows of a running batch are dropped.
 4. A call keeps the versions it began with: one that is replaced meanwhile stays open until the call has ended.
 5. Tensors are passed on as they are, and a batch whose rows go on together is not assembled anew. A tensor is dropped
-   when the last step that takes it has ended.
+   when the last step that takes it has ended. What only steps on the same device need stays in its memory.
 6. Steps that no requested output needs do not run.
 
 `max_inflight` bounds how often each step runs at once. Further calls wait here in the usual order.
@@ -24,7 +24,7 @@ from typing import cast
 import numpy as np
 from msgspec.structs import replace
 
-from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun, deliver
+from oriel_inference.batching.call import NOTHING_KEPT, Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.batching.device import Accounts, Devices
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.clock import Clock
@@ -59,6 +59,7 @@ class Ensemble:
     units = 0
     share = 0.0
     is_short = False
+    resident = None
 
     def __init__(
         self,
@@ -230,9 +231,20 @@ class Ensemble:
             request_id=outer.request_id,
             caller=outer.caller,
             usage=outer.usage,
+            keep=self._kept(state, index) if model.batcher.resident else NOTHING_KEPT,
         )
         state.running[index] = call
         model.batcher.submit(call)
+
+    def _kept(self, state: CallState, index: int) -> frozenset[str]:
+        """Return the outputs of a step that only steps on the same device need."""
+        memory = state.models[index].batcher.resident
+        found = []
+        for name, tensor in self.spec.steps[index].outputs.items():
+            takers = state.needed.intersection(self._graph.consumers[tensor])
+            if tensor not in state.outputs and all(state.models[each].batcher.resident == memory for each in takers):
+                found.append(name)
+        return frozenset(found)
 
     def _request(self, state: CallState, index: int) -> InferRequest:
         """Build a step's request, so that its model checks it like any other."""
@@ -277,7 +289,9 @@ class Ensemble:
             self._fail(state, result if late else StepFailed(self.spec.name, step.model, result))
             return
         state.todo -= 1
-        state.steps.append(StepRun(step.model, model.version, queued_s, result))
+        # The call remembers its steps to its end, which must not keep memory of the device.
+        remembered = replace(result, outputs=()) if ended.keep else result
+        state.steps.append(StepRun(step.model, model.version, queued_s, remembered))
         state.charge(result)
         for tensor in set(step.inputs.values()):
             self._used(state, tensor)

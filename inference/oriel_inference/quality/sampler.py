@@ -18,6 +18,7 @@ from typing import TypeGuard
 
 import numpy as np
 
+from oriel_inference.backends.device_tensor import on_host
 from oriel_inference.batching.call import Call
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.model import ModelSpec, TensorSpec
@@ -166,12 +167,13 @@ class VersionQuality:
         call, outputs = calls[found], shares[found]
         row = min(position, call.rows - 1) if self.spec.batched else None
         pairs = [(each, call.inputs.get(each.name)) for each in self.spec.inputs]
-        copied = [(each.name, part_of(array, row), False) for each, array in pairs if self._counts(array, each)]
+        counted = [(each.name, array) for each, array in pairs if self._counts(array, each)]
+        copied = [(name, part_of(on_host(array), row), False) for name, array in counted]
         for each, array in zip(self.spec.outputs, outputs, strict=False):
             if self._counts(array, each):
                 whole = array.shape[-1] if array.ndim > (0 if row is None else 1) else 1
                 size = array.size // array.shape[0] if row is not None else array.size
-                copied.append((each.name, part_of(array, row), 2 <= whole == size <= MAX_VALUES))
+                copied.append((each.name, part_of(on_host(array), row), 2 <= whole == size <= MAX_VALUES))
         return copied
 
     def _counts(self, array: Array | None, tensor: TensorSpec) -> TypeGuard[Array]:
