@@ -19,12 +19,7 @@ MEMORY = ("cpu", 0)
 
 
 class Resident(GpuSession):
-    """A session whose GPU is the CPU. taken: the inputs of its runs. kept: the outputs that each was to leave there.
-
-    failing: bound runs fail, as they may where a device is at fault.
-    """
-
-    failing = False
+    """A session whose GPU is the CPU. taken: the inputs of its runs. kept: the outputs that each was to leave there."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(session, OPTIONS, MEMORY)

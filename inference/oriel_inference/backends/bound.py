@@ -25,7 +25,7 @@ def run_bound(
     bound, and keeps the interpreter's lock meanwhile.
     kept: the outputs that stay in `memory`; ONNX Runtime copies the others to the host inside of the run.
     dtypes: the types of the outputs.
-    Raises RuntimeError for everything, as ONNX Runtime does here.
+    Raises ONNX Runtime's exceptions as they are: RuntimeError for whatever fails in the run.
     """
     name, number = memory
     binding = session.io_binding()
@@ -39,8 +39,8 @@ def run_bound(
             binding.bind_output(key, name, number)
         else:
             binding.bind_output(key)
-    # Without the run option `disable_synchronize_execution_providers` it waits for the device's stream at its end, so
-    # a session with another stream may read what was written.
+    # The run option `disable_synchronize_execution_providers` is never set here. So the run ends when the device is
+    # done, and a session with another stream may read the outputs.
     session.run_with_iobinding(binding, settings)
     found: list[Any] = []
     for key, value in zip(outputs, binding.get_outputs(), strict=True):

@@ -6,12 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oriel_inference.backends.gpu_work import GPU_WORK
 from oriel_wire.v2.messages import Array
 
 # A device by the runtime's name and number, as ("cuda", 0).
 Memory = tuple[str, int]
-# Kernels may read whole vectors: what a device is given begins where its allocator could have begun a tensor.
+# Kernels may read whole vectors, so an input must begin where the allocator of the device could have begun it.
 ALIGNMENT = 256
 
 
@@ -24,7 +23,11 @@ class Value(Protocol):
 
 
 class _Held:
-    """A value, and its copy on the host once somebody needed it. owner: what has to live as long as the value."""
+    """What all views of one value share.
+
+    owner: what has to live as long as the value, because the memory is its own.
+    copy: the value on the host; None until a view is needed there.
+    """
 
     __slots__ = ("copy", "owner", "value")
 
@@ -35,17 +38,19 @@ class _Held:
 
 
 class _Flags:
-    """The flags of an array that has to be copied before the host can use it."""
+    """Those flags of numpy's arrays that are asked for between two models. `aligned` is what makes `concatenate` call
+    `usable_on`.
+    """
 
     aligned = False
     c_contiguous = True
 
 
 class DeviceTensor:
-    """A tensor in the memory of a device: as much of an array as is used between two models.
+    """A tensor in the memory of a device, with those parts of numpy's arrays that are used between two models.
 
-    Rows and other shapes are views of one value, which is freed with the last of them. Nobody writes into it.
-    memory: where it is. offset: the bytes of the value before its first element.
+    Rows and other shapes are views of one value, whose memory is freed with the last of them. Nobody writes into it.
+    memory: of the device. offset: the bytes of the value before the first element of this view.
     """
 
     __slots__ = ("_held", "dtype", "memory", "nbytes", "ndim", "offset", "shape", "size")
@@ -83,11 +88,10 @@ class DeviceTensor:
         return self.offset % ALIGNMENT == 0 and self.size > 0
 
     def host(self) -> Array:
-        """Return the values as an array of the host. Blocks for the copy, which is made once for all views."""
+        """Return the values as an array of the host. Blocks for the copy of the whole value, which its views share."""
         held = self._held
         if held.copy is None:
-            with GPU_WORK.shared(urgent=True):
-                held.copy = held.value.numpy()
+            held.copy = held.value.numpy()
         first = self.offset // self.dtype.itemsize
         return held.copy.reshape(-1)[first : first + self.size].reshape(self.shape)
 
@@ -131,17 +135,21 @@ def on_host(tensor: Any) -> Array:
 
 
 def usable_on(array: Any, memory: Memory | None) -> Any:
-    """Return a tensor that a session can take, of one that it cannot take as an array. memory: see `joined_on`."""
+    """Return the values of an array that is not aligned, or of a `DeviceTensor`, in a form that a session takes.
+
+    memory: of the session's device; None if the session takes only arrays of the host.
+    """
     if not isinstance(array, DeviceTensor):
         return array.copy()
     return array if array.memory == memory and array.is_usable else array.host()
 
 
 def joined_on(arrays: Sequence[Any], memory: Memory) -> Any:
-    """Return the rows of several tensors as one. Consecutive rows in the memory of the session's device stay there;
-    everything else is copied to the host and joined there.
+    """Return the rows of several tensors as one tensor.
 
-    memory: that of the device of the session that gets them.
+    Consecutive rows of one value in the memory of the session's device stay there. Everything else is copied to the
+    host and joined there.
+    memory: of the device of the session that takes the result.
     """
     first = before = arrays[0]
     if not isinstance(first, DeviceTensor) or first.memory != memory or not first.is_usable:

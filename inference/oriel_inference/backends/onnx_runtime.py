@@ -23,7 +23,6 @@ from oriel_inference.backends import Session, without_folders
 from oriel_inference.backends.bound import run_bound
 from oriel_inference.backends.cuda import list_gpus
 from oriel_inference.backends.device_tensor import DeviceTensor, Memory, on_host
-from oriel_inference.backends.gpu_work import GPU_WORK
 from oriel_inference.backends.providers import CUDA, TENSORRT, missing, prepare, verify
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
@@ -65,7 +64,7 @@ _SEVERITY_FATAL = 4
 _ONNX_BFLOAT16 = 16
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
-_asking = threading.Lock()
+_alone, _asking = threading.Lock(), threading.Lock()
 
 _log = logging.getLogger(__name__)
 
@@ -146,9 +145,9 @@ class OnnxRuntimeSession:
 class GpuSession(OnnxRuntimeSession):
     """A session on a GPU, whose inputs and outputs may stay in the memory of the GPU.
 
-    Batches without such tensors run like those of any session: ONNX Runtime then copies inputs and outputs inside of
-    the run, without the interpreter's lock, which it keeps while it copies what is bound.
-    memory: of the GPU; None if the model has tensors that numpy does not have.
+    `run` is that of any session: ONNX Runtime copies inputs and outputs inside of the run and without the interpreter's
+    lock, which it keeps while it copies arrays that are bound.
+    memory: of the GPU; None if the model has tensors of a type that numpy does not have, which always go to the host.
     """
 
     def __init__(self, session: Any, options: EngineOptions, memory: Memory) -> None:
@@ -157,22 +156,19 @@ class GpuSession(OnnxRuntimeSession):
         self.memory = None if self._text_inputs or self._text_outputs or self._brain_floats else memory
         self._warned = False
 
-    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        with GPU_WORK.shared():
-            return super().run(inputs, outputs)
-
     def run_resident(self, inputs: Mapping[str, Array], outputs: Sequence[str], kept: Collection[str]) -> list[Array]:
-        """Do what `run` does, with tensors in the memory of the GPU; see `ResidentSession`.
+        """Do what `run` does, with some inputs and outputs in the memory of the GPU; see `ResidentSession`.
 
-        ONNX Runtime has one error for everything that goes wrong in a bound run, and `run` tells whose fault it is. So
-        the batch runs again with arrays of the host, which also helps if only the binding was at fault.
+        A bound run does not say whether the caller or the server is to blame for a failure, and `run` does. So a batch
+        that fails runs again with arrays of the host, which succeeds if only the binding was at fault, or if the memory
+        of the GPU could not hold the outputs for longer than one run.
         """
         assert self.memory is not None
         if kept or any(isinstance(array, DeviceTensor) for array in inputs.values()):
             try:
-                with GPU_WORK.shared():
-                    return run_bound(self._session, self._settings, inputs, outputs, kept, self.memory, self._dtypes)
-            except RuntimeError as error:
+                return run_bound(self._session, self._settings, inputs, outputs, kept, self.memory, self._dtypes)
+            except Exception as error:
+                # ONNX Runtime's exceptions have no common base class below Exception.
                 if not self._warned:
                     self._warned = True
                     _log.warning("a batch runs again with tensors of the host: %s", _plain(error))
@@ -224,7 +220,7 @@ def _quiet(names: Sequence[str]) -> Iterator[None]:
     if not names:
         yield
         return
-    with GPU_WORK.opening, warnings.catch_warnings(), contextlib.redirect_stdout(None):
+    with _alone, warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter("ignore")
         yield
 
