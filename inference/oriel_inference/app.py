@@ -32,6 +32,7 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.scheduler import Scheduler
+from oriel_inference.batching.service_times import INLINE_S
 from oriel_inference.batching.statistics import FIRST_RESPONSE_MS, Ledger
 from oriel_inference.batching.usage_lines import UNIT, UsageLines
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
@@ -201,6 +202,8 @@ async def open_unit(
             max_items=items,
             max_bytes=size_bytes,
             max_batch_bytes=settings.max_batch_bytes,
+            # A batch on a GPU may wait for the capture of a graph (`backends.gpu_work`), which the loop must not do.
+            inline_s=INLINE_S if all(device is devices.host for device in loaded.devices) else 0.0,
             statistics=statistics,
             devices=devices,
             placed=loaded.placed,

@@ -10,6 +10,8 @@ from oriel_policies.batch import BatchBounds
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 SAMPLE_EVERY = 100
+# Option of ONNX Runtime's CUDA provider.
+GRAPH_OPTION = "enable_cuda_graph"
 
 
 def is_model_name(name: str) -> bool:
@@ -162,6 +164,11 @@ class EngineOptions:
     run_entries: Mapping[str, str] = field(default_factory=dict)
     compiler_settings: Mapping[str, str] = field(default_factory=dict)
     concurrent_runs: int = 1
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Return whether ONNX Runtime captures CUDA graphs."""
+        return any(given.get(GRAPH_OPTION) == "1" for _, given in self.providers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

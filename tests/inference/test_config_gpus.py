@@ -18,7 +18,7 @@ from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from . import models
-from .config_rows import NOT_YET, REFUSED, SPEC, WORKS, Row, accelerator, group, optimization, option, write
+from .config_rows import REFUSED, WORKS, Row, accelerator, group, optimization, option, write
 
 TWO = (Gpu(number=0, capability="9.0"), Gpu(number=1, capability="8.6"))
 CUDA, TENSORRT, OPENVINO = "CUDAExecutionProvider", "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
@@ -94,18 +94,6 @@ def test_places_are_those_asked_for_or_none(groups: list[pb.ModelInstanceGroup],
         cpu = each.kind in (2, 3) or not numbers
         on += [n for n in ([""] if cpu else map(str, each.gpus or sorted(numbers))) for _ in range(each.count or 1)]
     assert [dict(place.options.providers).get(CUDA, {}).get("device_id", "") for place in found] == on
-
-
-@pytest.mark.parametrize("asked", ["graphs: true", f"graph_spec {{ {SPEC} }}"])
-def test_cuda_graphs_are_refused_where_they_could_be_made(tmp_path: Path, asked: str) -> None:
-    """On the CPU, where there are none, they are a warning; see the table."""
-    snippet = optimization(f"cuda {{ {asked} }}")
-    assert opened(tmp_path / "cpu", snippet + group("kind: KIND_CPU")) == [("model.onnx", [])]
-    write(tmp_path / "gpu", Row("", snippet, REFUSED))
-    store, backend = LocalStore(tmp_path / "gpu"), FakeBackend((), (), gpus=TWO)
-    (version,) = load_model(Loading(store, "double", find_backend=lambda _: backend, cores=4, models=1)).values()
-    assert isinstance(version, LoadFailed) and NOT_YET in version.reason and backend.opened == []
-    assert f"optimization.cuda.{asked.split(':')[0].split()[0]}" in version.reason
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.backends import NeededBytes, OutsideProfile, find_backend, usable_gpus
+from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
 from oriel_inference.backends.tensorrt.backend import TensorRt
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu
@@ -56,6 +57,23 @@ def test_a_session_computes_what_the_plan_says(tmp_path: Path, machine: Any) -> 
         np.testing.assert_array_equal(session.run({"x": strided}, ["y"])[0], 2 * strided)
     finally:
         session.close()
+
+
+def test_a_plan_uses_the_gpu_inside_of_the_gates(tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture of a CUDA graph closes them: CUDA would fail what a plan does meanwhile."""
+    backend, inside, enter = TensorRt(), list[tuple[int, int]](), machine.enter
+
+    def watched(name: str) -> Any:
+        inside.append((OPENINGS._inside, BATCHES._inside))
+        return enter(name)
+
+    monkeypatch.setattr(machine, "enter", watched)
+    session = backend.open(write(tmp_path, double()), ON_GPU)
+    opened = len(inside)
+    session.run({"x": X}, ["y"])
+    session.close()
+    assert opened and set(inside[:opened]) == {(1, 0)}
+    assert len(inside) > opened and set(inside[opened:]) == {(0, 1)}
 
 
 def test_a_batch_of_the_same_shape_is_not_prepared_again(tmp_path: Path, machine: Any) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "WARM_RESPONSES",
     "AcceleratedBackend",
     "Backend",
+    "CapturingSession",
     "ConfiguredBackend",
     "DecoupledSession",
     "Execution",
@@ -104,6 +105,14 @@ class ResidentSession(Session, Protocol):
 
         kept: the outputs to leave there if that is possible; the others are arrays of the host.
         """
+        ...
+
+
+class CapturingSession(Session, Protocol):
+    """A session that runs batches of known shapes as CUDA graphs."""
+
+    def capture(self, shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
+        """Capture a graph for each of these shapes of all required inputs; blocks. Raises LoadFailed."""
         ...
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from oriel_inference.backends.gpu_work import BATCHES
 from oriel_inference.model import Gpu
 
 LIBRARY = "libcuda.so.1"
@@ -59,7 +60,8 @@ def gpu_used_bytes() -> dict[int, int]:
 
     The first call opens the primary context of each GPU, which the runtimes share, and keeps it.
     """
-    return find_used_bytes(ctypes.CDLL, [gpu.number for gpu in list_gpus()], _contexts)
+    with BATCHES.entered():
+        return find_used_bytes(ctypes.CDLL, [gpu.number for gpu in list_gpus()], _contexts)
 
 
 def find_used_bytes(

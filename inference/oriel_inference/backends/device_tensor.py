@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from oriel_inference.backends.gpu_work import BATCHES
 from oriel_wire.v2.messages import Array
 
 # A device by the runtime's name and number, as ("cuda", 0).
@@ -91,7 +92,8 @@ class DeviceTensor:
         """Return the values as an array of the host. Blocks for the copy of the whole value, which its views share."""
         held = self._held
         if held.copy is None:
-            held.copy = held.value.numpy()
+            with BATCHES.entered():
+                held.copy = held.value.numpy()
         first = self.offset // self.dtype.itemsize
         return held.copy.reshape(-1)[first : first + self.size].reshape(self.shape)
 

@@ -65,7 +65,9 @@ class Gate:
 
 
 class FakeSession:
-    """A session that returns each input times two (BYTES: repeated). `batches` records the first axis of every run."""
+    """A session that returns each input times two (BYTES: repeated). `batches` records the first axis of every run,
+    `captured` the shapes of CUDA graphs.
+    """
 
     provider = "FakeExecutionProvider"
 
@@ -77,6 +79,7 @@ class FakeSession:
         self.gate = gate
         self.fail = fail
         self.batches: list[int] = []
+        self.captured: list[Mapping[str, tuple[int, ...]]] = []
         self.closed = False
         self.occupied_bytes = 0
 
@@ -91,6 +94,9 @@ class FakeSession:
             raise BackendFailed("the fake backend is set to fail")
         sources = {out.name: into.name for out, into in zip(self.outputs, self.inputs, strict=True)}
         return [inputs[sources[name]] + inputs[sources[name]] for name in outputs]
+
+    def capture(self, shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
+        self.captured += shapes
 
     def close(self) -> None:
         self.closed = True

@@ -23,6 +23,8 @@ from oriel_inference.backends import Session, without_folders
 from oriel_inference.backends.bound import run_bound
 from oriel_inference.backends.cuda import list_gpus
 from oriel_inference.backends.device_tensor import DeviceTensor, Memory, on_host
+from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
+from oriel_inference.backends.graph_session import GRAPH_ID, WITHOUT_GRAPH, GraphSession, Value
 from oriel_inference.backends.providers import CUDA, TENSORRT, missing, prepare, verify
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
@@ -78,6 +80,8 @@ class OnnxRuntime:
         memory = _gpu_memory(options)
         if memory is None:
             return OnnxRuntimeSession(open_session(path, session_settings(options), options), options)
+        if options.cuda_graphs:
+            return GraphSession(_GraphRuntime(path, options, memory), f"gpu{memory[1]}")
         return GpuSession(open_session(path, session_settings(options), options), options, memory)
 
     def gpus(self) -> Sequence[Gpu]:
@@ -156,6 +160,10 @@ class GpuSession(OnnxRuntimeSession):
         self.memory = None if self._text_inputs or self._text_outputs or self._brain_floats else memory
         self._warned = False
 
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        with BATCHES.entered():
+            return super().run(inputs, outputs)
+
     def run_resident(self, inputs: Mapping[str, Array], outputs: Sequence[str], kept: Collection[str]) -> list[Array]:
         """Do what `run` does, with some inputs and outputs in the memory of the GPU; see `ResidentSession`.
 
@@ -166,13 +174,42 @@ class GpuSession(OnnxRuntimeSession):
         assert self.memory is not None
         if kept or any(isinstance(array, DeviceTensor) for array in inputs.values()):
             try:
-                return run_bound(self._session, self._settings, inputs, outputs, kept, self.memory, self._dtypes)
+                with BATCHES.entered():
+                    return run_bound(self._session, self._settings, inputs, outputs, kept, self.memory, self._dtypes)
             except Exception as error:
                 # ONNX Runtime's exceptions have no common base class below Exception.
                 if not self._warned:
                     self._warned = True
                     _log.warning("a batch runs again with tensors of the host: %s", _plain(error))
         return self.run({name: on_host(array) for name, array in inputs.items()}, outputs)
+
+    def close(self) -> None:
+        with BATCHES.entered():
+            super().close()
+
+
+class _GraphRuntime:
+    """See `Runtime`."""
+
+    def __init__(self, path: Path, options: EngineOptions, memory: Memory) -> None:
+        self._path = path
+        self._options = options
+        self._memory = memory
+
+    def open(self) -> Any:
+        return open_session(self._path, session_settings(self._options), self._options)
+
+    def plain(self, session: Any) -> Session:
+        options = replace(self._options, run_entries={**self._options.run_entries, GRAPH_ID: WITHOUT_GRAPH})
+        return GpuSession(session, options, self._memory)
+
+    def settings(self, identity: int) -> Any:
+        return _run_settings({**self._options.run_entries, GRAPH_ID: str(identity)})
+
+    def value(self, shape: Sequence[int], dtype: "np.dtype[Any]") -> Value:
+        name, number = self._memory
+        found: Value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, name, number)
+        return found
 
 
 def session_settings(options: EngineOptions) -> Any:
@@ -215,12 +252,13 @@ def _quiet(names: Sequence[str]) -> Iterator[None]:
     before it falls back. This server reports the failure instead.
 
     Logging level and standard output belong to the whole process, so only one thread at a time may silence them.
-    Sessions on the CPU never fall back and need not wait.
+    Sessions on the CPU never fall back and need not wait. Nor is a session opened on a GPU while a graph is captured.
     """
     if not names:
         yield
         return
-    with _alone, warnings.catch_warnings(), contextlib.redirect_stdout(None):
+    gate = OPENINGS.entered() if CUDA in names or TENSORRT in names else contextlib.nullcontext()
+    with gate, _alone, warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter("ignore")
         yield
 

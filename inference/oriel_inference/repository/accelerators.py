@@ -90,12 +90,22 @@ def _never(reason: str) -> Convert:
     return convert
 
 
+def _off(reason: str) -> Convert:
+    """Return a function that reads a switch which must not be on."""
+
+    def convert(text: str) -> str:
+        if _true(text) == "True":
+            raise ValueError(reason)
+        return "False"
+
+    return convert
+
+
 _PRECISIONS = {"FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
 _TRT_FLAGS = """
     trt_dla_enable trt_engine_cache_enable trt_dump_subgraphs trt_force_sequential_engine_build
     trt_context_memory_sharing_enable trt_layer_norm_fp32_fallback trt_timing_cache_enable trt_force_timing_cache
-    trt_detailed_build_log trt_build_heuristics_enable trt_sparsity_enable trt_cuda_graph_enable
-    trt_dump_ep_context_model
+    trt_detailed_build_log trt_build_heuristics_enable trt_sparsity_enable trt_dump_ep_context_model
 """.split()
 _TRT_NUMBERS = """
     trt_max_partition_iterations trt_min_subgraph_size trt_dla_core trt_builder_optimization_level
@@ -107,6 +117,7 @@ _CUDA_FLAGS = """
     tunable_op_enable tunable_op_tuning_enable enable_skip_layer_norm_strict_mode prefer_nhwc
     use_ep_level_unified_stream use_tf32 fuse_conv_bias
 """.split()
+_STALE = "would answer from the tensors of an earlier batch: CUDA graphs are for the accelerator cuda alone"
 _LIBRARY = "would load a library into the server, which a model configuration may not do"
 
 # accelerator -> parameter -> (option of the provider, function that reads its value)
@@ -120,6 +131,7 @@ _KEYS: dict[str, dict[str, tuple[str, Convert]]] = {
         "trt_timing_cache_path": ("trt_timing_cache_path", _folder),
         "trt_ep_context_file_path": ("trt_ep_context_file_path", _folder),
         "trt_extra_plugin_lib_paths": ("trt_extra_plugin_lib_paths", _never(_LIBRARY)),
+        "trt_cuda_graph_enable": ("trt_cuda_graph_enable", _off(_STALE)),
         **{key: (key, _true) for key in _TRT_FLAGS},
         **{key: (key, _number) for key in _TRT_NUMBERS},
         **{key: (key, _text) for key in _TRT_TEXTS},

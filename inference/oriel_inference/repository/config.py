@@ -203,7 +203,7 @@ def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:
 
 def _without_effect(config: pb.ModelConfig) -> list[str]:
     """Return one line per field that is accepted and shown but has no effect here."""
-    optimization = config.optimization
+    optimization, cuda = config.optimization, config.optimization.cuda
     agents = [agent.name for agent in config.model_repository_agents.agents]
     groups = config.instance_group
     on_cpu = bool(groups) and all(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in groups)
@@ -213,7 +213,10 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "dynamic_batching.preferred_batch_size (the model is decoupled)": (
             config.model_transaction_policy.decoupled and bool(config.dynamic_batching.preferred_batch_size)
         ),
-        "optimization.cuda": optimization.HasField("cuda"),
+        # Whether an ONNX model has CUDA graphs is judged when its instances are known.
+        "optimization.cuda": optimization.HasField("cuda") and not (cuda.graphs and config.backend == "onnxruntime"),
+        "optimization.cuda.busy_wait_events": cuda.graphs and cuda.busy_wait_events,
+        "optimization.cuda.output_copy_stream": cuda.graphs and cuda.output_copy_stream,
         "optimization.priority": optimization.priority != 0,
         "optimization.execution_accelerators.gpu_execution_accelerator (every instance is on the CPU)": (
             on_cpu and bool(optimization.execution_accelerators.gpu_execution_accelerator)

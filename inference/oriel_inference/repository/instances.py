@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
 from oriel_inference.errors import ConfigInvalid
-from oriel_inference.model import EngineOptions, Gpu
+from oriel_inference.model import GRAPH_OPTION, EngineOptions, Gpu
 from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
 from oriel_inference.repository.config import MAX_INSTANCES
 from oriel_inference.repository.engines import default_file, needs
@@ -15,7 +15,7 @@ CPU = "CPUExecutionProvider"
 PROVIDER_KEY = "oriel.execution_provider"
 MAX_THREADS = 256
 _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
-_SHRINK = "memory.enable_memory_arena_shrinkage"
+SHRINK = "memory.enable_memory_arena_shrinkage"
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 _Kind = pb.ModelInstanceGroup
 
@@ -128,6 +128,8 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
         (name, {"device_id": str(gpu.number), **options} if gpu and name.startswith(("CUDA", "Tensorrt")) else options)
         for name, options in accelerators(config, file, gpu=gpu is not None)
     ]
+    if gpu is not None and config.optimization.cuda.graphs:
+        providers = [(name, {GRAPH_OPTION: "1", **given} if name == CUDA else given) for name, given in providers]
     named = _parameter(config, PROVIDER_KEY)
     if config.backend == "tensorrt" and gpu is not None:
         providers = [(PROVIDER, {GPU_KEY: str(gpu.number)})]
@@ -152,7 +154,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
             memory_arena=_switch(config, _ARENA, file),
             memory_pattern=_switch(config, _PATTERN, file),
             session_entries=entries,
-            run_entries={_SHRINK: _parameter(config, _SHRINK)} if _parameter(config, _SHRINK) else {},
+            run_entries={SHRINK: _parameter(config, SHRINK)} if _parameter(config, SHRINK) else {},
         ),
         filename=filename,
     )

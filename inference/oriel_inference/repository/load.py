@@ -24,11 +24,11 @@ from oriel_inference.repository.config import (
     select_versions,
     validate,
 )
+from oriel_inference.repository.cuda_graphs import capture_graphs, check_graph_specs, check_graphs
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
 from oriel_inference.repository.instances import Place, field_of, instances_by_demand, on_cpu_instead, placements
-from oriel_inference.repository.not_executed import check_graph_specs, refuse_graphs
 from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.plans import (
     ReserveModel,
@@ -300,8 +300,9 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     found = placements(placed, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     if defaults.engine_host_code:
         found = with_host_code(found)
-    refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
     found, wanted = with_compiler(config, file, found, partial(lacks, backend))
+    if not check_graphs(config, file, found) and config.optimization.cuda.graphs and config.backend == "onnxruntime":
+        _log.warning("%s: optimization.cuda has no effect here", file)
     if note and wanted is not None and compiles_on_gpu(wanted.compiler) and finds_tensorrt(one.of.find_backend):
         note = ""  # the model runs on the CPU until TensorRT has compiled it
     if note:
@@ -359,6 +360,7 @@ def _open_version(
                 find_backend=one.of.find_backend,
                 check=one.of.check,
             )
+        capture_graphs(config, file, found, sessions)
         devices = [one.of.devices.find(device_of(place.options.providers)) for place in found]
         one.warm_up(spec, sessions, devices)
         return LoadedVersion(

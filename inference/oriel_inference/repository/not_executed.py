@@ -136,38 +136,3 @@ def _is_default_policy(name: str) -> bool:
     shows.
     """
     return name in ("cpu", "model") or (name.startswith("gpu_") and name[4:].isdigit())
-
-
-def check_graph_specs(config: pb.ModelConfig, file: str) -> None:
-    """Check `optimization.cuda.graph_spec` against the tensors of a complete configuration. Raises ConfigInvalid."""
-
-    def refuse(field: str, reason: str) -> ConfigInvalid:
-        return ConfigInvalid(file, field, reason)
-
-    known = {tensor.name for tensor in config.input}
-    for index, spec in enumerate(config.optimization.cuda.graph_spec):
-        field = f"optimization.cuda.graph_spec[{index}]"
-        low = spec.graph_lower_bound
-        if spec.batch_size < 0 or spec.batch_size > config.max_batch_size:
-            raise refuse(f"{field}.batch_size", f"must lie between 0 and max_batch_size {config.max_batch_size}")
-        if low.batch_size < 0 or low.batch_size > spec.batch_size:
-            raise refuse(f"{field}.graph_lower_bound.batch_size", "must lie between 0 and the batch_size above it")
-        for name, shape in (*spec.input.items(), *low.input.items()):
-            if name not in known:
-                raise refuse(f"{field}.input", f"the model has no input {name[:128]!r}")
-            if any(dim < 1 for dim in shape.dim):
-                raise refuse(f"{field}.input[{name[:128]!r}].dim", "each must be positive")
-
-
-def refuse_graphs(config: pb.ModelConfig, file: str, providers: Sequence[str]) -> None:
-    """Refuse a configuration that asks for CUDA graphs if it runs on a GPU; on the CPU there are no CUDA graphs.
-
-    providers: of all instances. Raises ConfigInvalid.
-    """
-    if not any(name.startswith(("CUDA", "Tensorrt")) for name in providers):
-        return
-    cuda = config.optimization.cuda
-    field = "graphs" if cuda.graphs else "graph_spec" if cuda.graph_spec else ""
-    if field:
-        reason = f"{NOT_YET}; the option trt_cuda_graph_enable of the tensorrt accelerator is"
-        raise ConfigInvalid(file, f"optimization.cuda.{field}", reason)

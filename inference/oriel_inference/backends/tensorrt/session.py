@@ -1,14 +1,12 @@
 """A session of a plan: an execution context in a thread of its own, which does everything that has to do with it."""
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
 
 from oriel_inference.backends import NeededBytes, Reserve
+from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
+from oriel_inference.backends.own_thread import OwnThread
 from oriel_inference.backends.tensorrt import PROVIDER
 from oriel_inference.backends.tensorrt.context import PlanContext
 from oriel_inference.backends.tensorrt.device import CudaFailed, Device
@@ -17,40 +15,6 @@ from oriel_inference.backends.tensorrt.library import Library
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import TensorInfo
 from oriel_wire.v2.messages import Array
-
-T = TypeVar("T")
-
-
-class OwnThread:
-    """A thread that does one thing after the other for whoever waits for it. Any thread may call `do`."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def do(self, job: Callable[[], T]) -> T:
-        """Return what `job` returns in that thread, or raise what it raises; blocks."""
-        future: Future[T] = Future()
-        self._jobs.put((future, job))
-        try:
-            return future.result()
-        finally:
-            del future  # else an error keeps itself by its traceback, and with it the arrays of its batch
-
-    def end(self) -> None:
-        """End the thread after the jobs before this call, and wait for that."""
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            future, job = entry
-            try:
-                future.set_result(job())
-            except BaseException as error:
-                future.set_exception(error)
-            del entry, future, job  # the arrays of a batch must not live until the next one
 
 
 class PlanSession:
@@ -70,9 +34,10 @@ class PlanSession:
         self._thread = OwnThread(f"oriel-tensorrt-gpu{gpu}")
         wrong = ""
         try:
-            self._engine, self._context = self._thread.do(
-                partial(self._open, path, host_code=host_code, reserve=reserve)
-            )
+            with OPENINGS.entered():
+                self._engine, self._context = self._thread.do(
+                    partial(self._open, path, host_code=host_code, reserve=reserve)
+                )
         except LoadFailed as failure:
             wrong = failure.reason
         except CudaFailed as failure:
@@ -90,11 +55,13 @@ class PlanSession:
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Execute one batch; see `Session`. Raises OutsideProfile too."""
-        return self._thread.do(partial(self._context.run, inputs, outputs))
+        with BATCHES.entered():
+            return self._thread.do(partial(self._context.run, inputs, outputs))
 
     def close(self) -> None:
         """Release context, buffers and stream, and the engine if no other instance uses it."""
-        self._thread.do(self._free)
+        with BATCHES.entered():
+            self._thread.do(self._free)
         self._thread.end()
 
     # In the thread of the session ---------------------------------------------------------------------------------
