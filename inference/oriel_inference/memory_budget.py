@@ -164,16 +164,16 @@ class MemoryBudget:
                 self._pulse()
         return failure
 
-    def grow(self, serving: ServingModel, size_bytes: int) -> bool:
-        """Count further bytes of the host's memory for a version that serves; return False if they do not fit.
+    def grow(self, serving: ServingModel, device: str, size_bytes: int) -> bool:
+        """Count further bytes of a device's memory for a version that serves; return False if they do not fit.
 
         Negative bytes are given back.
         """
         if not self._memory.budgets:
             return True
-        grown = self._memory.grow(serving.spec.name, {HOST: size_bytes})
+        grown = self._memory.grow(serving.spec.name, {device: size_bytes})
         if grown:
-            serving.sizes = {**serving.sizes, HOST: max(0, serving.sizes.get(HOST, 0) + size_bytes)}
+            serving.sizes = {**serving.sizes, device: max(0, serving.sizes.get(device, 0) + size_bytes)}
             self._pulse()
         return grown
 

@@ -15,6 +15,7 @@ from oriel_inference.backends.onnx_graph import ENTRY, OnnxGraph
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
 from oriel_inference.errors import BackendFailed
 from oriel_inference.memory_budget import MemoryBudget
+from oriel_inference.repository.outline import HOST
 from oriel_wire.trace import ListSink
 
 from ..waiting import until
@@ -255,7 +256,7 @@ async def test_an_artefact_for_which_the_memory_budget_has_no_room_does_not_serv
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
-    monkeypatch.setattr(MemoryBudget, "grow", lambda self, serving, size_bytes: False)
+    monkeypatch.setattr(MemoryBudget, "grow", lambda self, serving, device, size_bytes: False)
     async with served(tmp_path / "models", tmp_path / "artefacts") as one:
         await until(lambda: outcomes(one).get("no_space"))
         await until(lambda: (life := one.unit.catalog.get("double").artefact) is not None and life.reason)
@@ -268,14 +269,14 @@ async def test_every_instance_of_an_artefact_counts_towards_the_memory_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED + "instance_group { count: 3 kind: KIND_CPU }")
-    grown: list[int] = []
+    grown: list[tuple[str, int]] = []
 
-    def grow(self: MemoryBudget, serving: Any, size_bytes: int) -> bool:
-        grown.append(size_bytes)
+    def grow(self: MemoryBudget, serving: Any, device: str, size_bytes: int) -> bool:
+        grown.append((device, size_bytes))
         return True
 
     monkeypatch.setattr(MemoryBudget, "grow", grow)
     async with served(tmp_path / "models", tmp_path / "artefacts") as one:
         await until_state(one, "serving")
         manifest = ArtefactFolder(tmp_path / "artefacts", max_bytes=0).find(only_artefact(tmp_path / "artefacts").name)
-        assert manifest is not None and grown == [3 * manifest.size_bytes]
+        assert manifest is not None and grown == [(HOST, 3 * manifest.size_bytes)]

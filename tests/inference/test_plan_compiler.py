@@ -22,7 +22,8 @@ from oriel_inference.backends.tensorrt import half
 from oriel_inference.backends.tensorrt.compiler import ENTRY, TensorRtCompiler, profiles_of
 from oriel_inference.backends.tensorrt.library import find_library
 from oriel_inference.errors import CompilerMissing, LoadFailed
-from oriel_inference.model import EngineOptions
+from oriel_inference.model import EngineOptions, Gpu
+from oriel_inference.repository.outline import gpu_name
 from oriel_policies.artefacts.devices import lacking, parse_targets
 from oriel_policies.engine_profiles import Shape, parse_shapes
 
@@ -107,6 +108,23 @@ async def test_the_accelerator_of_a_triton_configuration_is_compiled_where_its_p
         assert "runs on the CPU" not in line[1]
     (plan,) = (tmp_path / "artefacts").rglob(ENTRY)
     assert b'"flags": ["FP16"]' in plan.read_bytes()
+
+
+@pytest.mark.parametrize("machine", ["face_11"], indirect=True)
+async def test_a_plan_counts_towards_the_budget_of_its_gpu(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as memory of the host, so that a full GPU took it and a full host did not."""
+    monkeypatch.setattr("oriel_inference.app.list_gpus", lambda: (Gpu(number=0, capability="9.0"),))
+    models.put(tmp_path / "models", "double", models.double(), compiled_config())
+    async with served(tmp_path / "models", tmp_path / "artefacts", gpu_memory_bytes=1 << 30) as one:
+        await until_state(one, "serving")
+        (plan,) = (tmp_path / "artefacts").rglob(ENTRY)
+        memory = one.unit.surface.control.memory
+        assert memory.bytes[gpu_name(0)][:2] == (1 << 30, plan.stat().st_size)
+    async with served(tmp_path / "models", tmp_path / "artefacts", gpu_memory_bytes=1) as one:
+        await until_reason(one, "there is no room in the memory budget of gpu0")
+        await answers(one, 2)
 
 
 async def test_without_tensorrt_the_model_serves_and_says_so(tmp_path: Path) -> None:

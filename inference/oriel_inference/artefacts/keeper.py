@@ -57,7 +57,7 @@ class ArtefactKeeper:
 
     spawn: starts a task that ends with the server.
     from_thread: schedules a callback on the loop, from any thread.
-    grow: counts further bytes of a version's memory; returns False if there is no room.
+    grow: counts further bytes of a version's memory on a device; returns False if there is no room.
     expire_s, beat_s, poll_s: of leases.
     """
 
@@ -68,7 +68,7 @@ class ArtefactKeeper:
         catalog: Catalog,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[Any]],
         from_thread: Callable[[Callable[[], None]], None],
-        grow: Callable[[ServingModel, int], bool],
+        grow: Callable[[ServingModel, str, int], bool],
         expire_s: float = EXPIRE_S,
         beat_s: float = BEAT_S,
         poll_s: float = POLL_S,
@@ -222,9 +222,10 @@ class ArtefactKeeper:
         life.happened(_Event.AGREED)
         # Only the sessions of one plan share what they hold.
         size_bytes = manifest.size_bytes * (1 if compiles_on_gpu(one.compilation.compiler) else len(opened))
-        if not self._grow(one.serving, size_bytes):
+        device = one.compilation.device
+        if not self._grow(one.serving, device, size_bytes):
             await asyncio.to_thread(_close, opened)
-            text = f"there is no room in the memory budget for its {size_bytes} bytes beside the model"
+            text = f"there is no room in the memory budget of {device} for its {size_bytes} bytes beside the model"
             raise ArtefactRefused(RefusalKind.NO_SPACE, text)
         self._swap_in(one, opened, size_bytes)
         return True
@@ -295,7 +296,7 @@ class ArtefactKeeper:
         self.counts.rollbacks[serving.spec.name] += 1
         self.counts.count(one, RefusalKind.FAILED.value)
         _log.error("%s: rolled back to the model itself: %s", one.shown, one.life.text)
-        self._grow(serving, -size_bytes)
+        self._grow(serving, one.compilation.device, -size_bytes)
         self._spawn(self._after_rollback(one, opened, runs, reason))
 
     async def _after_rollback(

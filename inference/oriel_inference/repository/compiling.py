@@ -18,7 +18,7 @@ from oriel_inference.model import EngineOptions, ModelSpec, TensorSpec
 from oriel_inference.repository.accelerators import OPENVINO, TENSORRT, accelerators
 from oriel_inference.repository.config import CONFIG_FILE
 from oriel_inference.repository.instances import PROVIDER_KEY, Place
-from oriel_inference.repository.outline import device_of
+from oriel_inference.repository.outline import HOST, device_of, gpu_name
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.warmup import warmup_inputs
 from oriel_inference.stores import ModelStore
@@ -88,6 +88,14 @@ class Compilation:
         """Return the owner's tolerance as text; "" for the default."""
         own = self.tolerance
         return "" if own is None else f"absolute={own.absolute!r},relative={own.relative!r}"
+
+    @property
+    def device(self) -> str:
+        """Return the name of the device whose memory the artefact takes."""
+        if not compiles_on_gpu(self.compiler):
+            return HOST
+        own = device_of(self.place.options.providers)
+        return gpu_name(0) if own == HOST else own  # a compiler takes GPU 0 for a model that runs on the CPU
 
     @contextmanager
     def source(self) -> Iterator[Path]:
