@@ -135,7 +135,7 @@ def _compared(reference: "Session", artefact: "Session", samples: "Samples", req
             continue
         try:
             found.append(artefact.run(sample, names))
-        except OutsideProfile as outside:  # it was made for other shapes, which the reference serves
+        except OutsideProfile as outside:  # it was made for other batches, and the reference serves this one
             refused = outside.message
             expected.pop()
         except InferenceError as error:

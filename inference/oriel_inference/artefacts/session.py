@@ -37,7 +37,7 @@ class CompiledSession:
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         try:
             return self._artefact.run(inputs, outputs)
-        except OutsideProfile:  # the artefact was made for other shapes, and is not to blame
+        except OutsideProfile:  # the artefact was made for other shapes or values, and is not to blame
             return self._reference.run(inputs, outputs)
         except (BackendFailed, InvalidRequest) as error:
             results = self._reference.run(inputs, outputs)

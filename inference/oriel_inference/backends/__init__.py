@@ -58,7 +58,9 @@ _BACKENDS = {
 
 
 class OutsideProfile(InvalidRequest):
-    """The shapes of a batch are none that the model was compiled for. Another session of the model may run it."""
+    """The shapes or values of a batch are none that the model was compiled for. Another session of the model may run
+    it.
+    """
 
 
 class Session(Protocol):

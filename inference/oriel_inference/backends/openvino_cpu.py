@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from oriel_inference.backends import without_folders
+from oriel_inference.backends import OutsideProfile, without_folders
 from oriel_inference.backends.compilers import CompilerIdentity, cpu_instructions
 from oriel_inference.errors import BackendFailed, CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
@@ -112,8 +112,7 @@ class OpenVinoSession:
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         for name in self._narrowed:
             if (array := inputs[name]).size and (array.max() > _LARGEST or array.min() < _SMALLEST):
-                # Whoever runs the reference as well answers right then.
-                raise BackendFailed(f"input {name[:64]!r} has numbers beyond 32 bits, which OpenVINO would cut off")
+                raise OutsideProfile(f"input {name[:64]!r} has numbers beyond 32 bits, which OpenVINO would cut off")
         try:
             request = self._idle.pop()  # atomic, as `append` is: several threads may run at once
         except IndexError:
