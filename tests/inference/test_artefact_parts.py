@@ -525,12 +525,22 @@ def models_spec(datatype: str, rows: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"), [(signal.SIGTERM, RefusalKind.STOPPED), (signal.SIGSEGV, RefusalKind.CRASHED)]
+    ("number", "on_gpu", "kind"),
+    [
+        (signal.SIGTERM, False, RefusalKind.STOPPED),
+        (signal.SIGSEGV, False, RefusalKind.CRASHED),
+        (signal.SIGKILL, False, RefusalKind.CRASHED),
+        (signal.SIGSEGV, True, RefusalKind.CRASHED),
+        (signal.SIGKILL, True, RefusalKind.NO_SPACE),
+    ],
 )
-def test_a_build_that_is_ended_with_its_server_is_not_held_against_the_artefact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: RefusalKind
+def test_a_build_that_is_ended_from_outside_is_not_held_against_the_artefact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, on_gpu: bool, kind: RefusalKind
 ) -> None:
-    """A service manager sends SIGTERM to a server and to its children at once."""
+    """A service manager sends SIGTERM to a server and to its children at once. Where memory is short, the kernel ends
+    a build with SIGKILL; without a bound, as for a GPU, no later build would have made that refusal void.
+    """
+    monkeypatch.setattr("oriel_inference.artefacts.process.compiles_on_gpu", lambda compiler: on_gpu)
     put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
     one, path = compilation(tmp_path / "models"), tmp_path / "models/double/1/model.onnx"
     folder, write = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), Child.write
@@ -544,6 +554,19 @@ def test_a_build_that_is_ended_with_its_server_is_not_held_against_the_artefact(
     with pytest.raises(ArtefactRefused) as ended:
         build(one, one.key(path), folder, BuildBounds(), one.samples(), ChildProcesses(), lambda phase: None)
     assert ended.value.kind is kind, ended.value.reason
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "kind"), [(0, RefusalKind.NO_SPACE), (1 << 30, RefusalKind.OUT_OF_MEMORY)]
+)
+def test_what_lacks_memory_without_a_bound_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, memory_bytes: int, kind: RefusalKind
+) -> None:
+    answer = {"kind": "out_of_memory", "reason": "out of memory"}
+    monkeypatch.setattr("oriel_inference.artefacts.process._answer", lambda child, deadline, shown: answer)
+    with pytest.raises(ArtefactRefused) as refused:
+        ChildProcesses().ask({"shown": "", "memory_bytes": memory_bytes}, b"", BuildBounds())
+    assert refused.value.kind is kind
 
 
 def test_a_server_that_stops_starts_no_child() -> None:

@@ -98,13 +98,19 @@ class ChildProcesses:
             code = child.end()
             if self._closed or code in _ENDED_WITH_US:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping") from None
+            if code == -signal.SIGKILL and not request["memory_bytes"]:
+                text = "the kernel ended the process that tried it, as it does where no memory is left"
+                raise ArtefactRefused(RefusalKind.NO_SPACE, text) from None
             raise ArtefactRefused(RefusalKind.CRASHED, f"the process that tried it ended with {code}") from None
         finally:
             with self._lock:
                 self._running.discard(child)
             child.end()
         if reason := answer.get("reason"):
-            raise ArtefactRefused(RefusalKind(answer["kind"]), str(reason))
+            kind = RefusalKind(answer["kind"])
+            if kind is RefusalKind.OUT_OF_MEMORY and not request["memory_bytes"]:
+                kind = RefusalKind.NO_SPACE  # others left too little of the machine's memory, or of the GPU's
+            raise ArtefactRefused(kind, str(reason))
         return dict(answer)
 
     def close(self) -> None:
