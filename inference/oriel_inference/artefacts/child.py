@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_MORE_BYTES = 4096  # a disk on which a write has failed has no room for another block
+
 
 def main() -> None:
     """Answer one request."""
@@ -93,10 +95,30 @@ def _build(request: dict[str, Any], progress: "Callable[[str], None]") -> dict[s
         compiler.progress = progress
     _limit(request["memory_bytes"])
     folder = Path(request["folder"])
-    entry = compiler.build(source, EngineOptions(**request["options"]), folder)
+    try:
+        entry = compiler.build(source, EngineOptions(**request["options"]), folder)
+    except LoadFailed as failure:  # a runtime that writes its files itself does not say that the disk is full
+        if (unwritable := _write_error(folder)) is not None:
+            raise unwritable from failure
+        raise
     if entry.endswith(".onnx"):  # a variant is a file of the model's owner, too
         check_model_file(folder / entry, f"{request['shown'].rpartition('/')[0]}/{entry}")
     return {"entry": entry}
+
+
+def _write_error(folder: Path) -> OSError | None:
+    """Return the error of writing more into the files of a build that failed, if there is no room for that."""
+    from oriel_inference.artefacts.process import kind_of
+
+    try:
+        for path in (*folder.iterdir(), folder / "more"):
+            with path.open("ab", buffering=0) as file:
+                left = _MORE_BYTES
+                while left:
+                    left -= file.write(bytes(left))
+    except OSError as error:
+        return error if kind_of(error) is not None else None
+    return None
 
 
 def _check(request: dict[str, Any]) -> dict[str, Any]:
