@@ -110,6 +110,33 @@ async def test_the_accelerator_of_a_triton_configuration_is_compiled_where_its_p
     assert b'"flags": ["FP16"]' in plan.read_bytes()
 
 
+@pytest.mark.parametrize("machine", ["face_10"], indirect=True)
+@pytest.mark.parametrize("precision", ["BF16", "INT8"])
+async def test_a_precision_in_which_no_plan_is_built_is_refused_and_other_options_are_reported(
+    tmp_path: Path, machine: Any, precision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were dropped, and a plan in FP32 was built without a word."""
+    parameters = " ".join(
+        option(key, value)
+        for key, value in (
+            ("precision_mode", precision),
+            ("trt_profile_min_shapes", "x:1x4"),
+            ("trt_profile_max_shapes", "x:8x4"),
+            ("trt_dla_enable", "1"),
+            ("trt_sparsity_enable", "0"),
+        )
+    )
+    models.put(
+        tmp_path / "models", "double", models.double(), models.DOUBLE + accelerator("gpu", "tensorrt", parameters)
+    )
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_reason(one, f"refused, a plan that the server builds computes in FP32 or FP16, not in {precision}")
+        await answers(one, 2)
+        assert outcomes(one) == {"not_compiled": 1}
+    (warning,) = [line for line in caplog.messages if line.endswith("has no effect on a plan that the server builds")]
+    assert "gpu_execution_accelerator[0].parameters: trt_dla_enable " in warning
+
+
 @pytest.mark.parametrize("machine", ["face_11"], indirect=True)
 async def test_a_plan_counts_towards_the_budget_of_its_gpu(
     tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@ checked.
 """
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
+_log = logging.getLogger(__name__)
+
 COMPILE_KEY = "oriel.compile"
 TOLERANCE_KEY = "oriel.compile.tolerance"
 VARIANT_KEY = "oriel.variant"
@@ -44,6 +47,7 @@ _TENSORRT_SETTINGS = {
     "trt_max_workspace_size": "workspace_bytes",
     "trt_builder_optimization_level": "optimization_level",
 }
+_TENSORRT_PRECISIONS = {"trt_fp16_enable": "FP16", "trt_bf16_enable": "BF16", "trt_int8_enable": "INT8"}
 MAX_SAMPLES = 16
 MAX_SAMPLE_BYTES = 64 << 20  # of all samples of one check
 SEED = 20_240_117
@@ -227,7 +231,8 @@ def _with_tensorrt(
     config: pb.ModelConfig, file: str, found: list[Place], missing: Callable[[str], str]
 ) -> tuple[list[Place], CompileRequest] | None:
     """Return the places of the reference, and what to compile, for a model that wants TensorRT as its accelerator where
-    ONNX Runtime's provider of that name is not installed; None for any other model.
+    ONNX Runtime's provider of that name is not installed; None for any other model. Options that say nothing to the
+    compiler get a warning in the log; a precision in which it does not compute is refused by its build.
     """
     listed = config.optimization.execution_accelerators.gpu_execution_accelerator
     groups = list(config.instance_group)
@@ -237,11 +242,14 @@ def _with_tensorrt(
         return None
     options = dict(accelerators(config, file, gpu=True))[TENSORRT]
     given = {_TENSORRT_SETTINGS[key]: value for key, value in options.items() if key in _TENSORRT_SETTINGS}
-    if options.get("trt_fp16_enable") == "True":
-        given["precision"] = "FP16"
     compiler = find_compiler("tensorrt")
     field = "optimization.execution_accelerators.gpu_execution_accelerator[0].parameters: {}"
     settings = _read(compiler, given, file, field)
+    for key, value in options.items():
+        if key in _TENSORRT_PRECISIONS and value == "True":
+            settings["precision"] = _TENSORRT_PRECISIONS[key]
+        elif key not in _TENSORRT_SETTINGS and value != "False":
+            _log.warning("%s: %s has no effect on a plan that the server builds", file, field.format(key))
     plain = [replace(place, options=_without(place.options, TENSORRT)) for place in found]
     check_compilable(config, file, plain, on_gpu=True)
     return plain, CompileRequest(compiler, None, settings)

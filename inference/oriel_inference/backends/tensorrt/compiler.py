@@ -22,10 +22,11 @@ from oriel_wire.engine.shared_settings import cache_folder
 ENTRY = "model.plan"
 MAX_CACHE_BYTES = 256 << 20  # of a timing cache
 MAX_LEVEL = 5
+_PRECISIONS = ("FP32", "FP16")
 
 
 def _precision(text: str) -> str:
-    if text not in ("FP32", "FP16"):
+    if text not in _PRECISIONS:
         raise ValueError("must be FP32 or FP16")
     return text
 
@@ -88,6 +89,10 @@ class TensorRtCompiler:
 
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
         library, given = _library(), options.compiler_settings
+        if (precision := given.get("precision", "FP32")) not in _PRECISIONS:
+            raise LoadFailed(
+                f"a plan that the server builds computes in {' or '.join(_PRECISIONS)}, not in {precision}"
+            )
         (failed,) = library.runtime.cudaSetDevice(_gpu(options))
         if int(failed):
             raise LoadFailed(f"GPU {_gpu(options)} cannot be used")
