@@ -28,7 +28,7 @@ from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.budget_file import NAME, BudgetFile
 from oriel_gateway.observe.usage import UNIT
 from oriel_gateway.settings import Settings
-from oriel_gateway.shared.canaries import NAME as CANARIES
+from oriel_gateway.shared.canaries import file_name
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import ControlLimits, serve_control
@@ -181,7 +181,7 @@ async def _serve(
     budgets = BudgetFile(None if settings.state is None else settings.state / NAME, gateway.records.stats)
     await asyncio.to_thread(budgets.open)
     if settings.state is not None:
-        await asyncio.to_thread(gateway.routing.canaries.open, settings.state / CANARIES)
+        await asyncio.to_thread(gateway.routing.canaries.open, settings.state / file_name(settings.policies))
         gateway.apply_rollbacks()
     gateway.documents.store = mirror.state if mirror is not None else None
     try:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from oriel_gateway.admin.console.live import Source
-from oriel_gateway.shared.canaries import MAX_KEPT, NAME, Canaries, RolledBack
+from oriel_gateway.shared.canaries import MAX_KEPT, Canaries, RolledBack, file_name
 from oriel_policies.documents import Route, compile_documents
 from oriel_policies.quality.canary import Rollback
+from oriel_wire.objects.client import location_of
 
 from ..waiting import until
 from .special_routes import INFER, House, answering, house, metric, ok
@@ -26,6 +27,7 @@ split = [{ pool = "p0", weight = 50 }, { pool = "p1", weight = 50 }]
 split_by = "request"
 """
 JUDGED = SPLIT + 'rollback = { canary = "p1", min_calls = 20, compare_percent = 0.0 }\n'
+NAME = file_name(Path("policies"))
 BROKEN = ok(b"{}", status="500 Broken")
 WRONG = ok(b"{}", status="400 Wrong")
 
@@ -121,6 +123,33 @@ async def test_all_that_are_rolled_back_at_once_are_in_the_file(
     await asyncio.get_running_loop().shutdown_default_executor()  # all is written, by several threads
     assert len(json.loads((tmp_path / NAME).read_bytes())) == 100
     assert "not remembered" not in caplog.text
+
+
+def test_gateways_that_share_a_file_keep_what_the_others_wrote(tmp_path: Path) -> None:
+    """Each wrote what it knew itself, and so gave calls to what the others had rolled back."""
+    path, one, other = tmp_path / "state" / NAME, Canaries(), Canaries()
+
+    def kept() -> set[str]:
+        return set(json.loads(path.read_bytes()))
+
+    for at, canaries in enumerate((one, other)):
+        canaries.open(path)
+        canaries.rolled_back[str(at)] = RolledBack(route="r", side="s", reason="errors", text="", at=at)
+    one._write(path)
+    other._write(path)
+    assert kept() == {"0", "1"}
+    del one.rolled_back["0"]  # its route has changed
+    one._write(path)
+    other.rolled_back["2"] = RolledBack(route="r", side="s", reason="errors", text="", at=2)
+    other._write(path)
+    assert kept() == {"1", "2"}
+
+
+def test_gateways_with_other_documents_keep_a_file_of_their_own() -> None:
+    """The routes of one are not among those of the other, which would forget what was rolled back."""
+    stored = [location_of(f"s3://bucket/{each}") for each in ("a/", "b/")]
+    assert len({file_name(each) for each in (Path("a"), Path("b"), *stored)}) == 4
+    assert file_name(Path("a")) == file_name(Path("a").absolute())
 
 
 async def test_only_so_many_are_remembered() -> None:

@@ -2,13 +2,15 @@
 
 The rule is `oriel_policies.quality.canary`. A side that was rolled back gets no more calls: the routes in force have
 the other side alone. That is kept in a file, so that a restart changes nothing. Each gateway process judges its own
-calls.
+calls; those with the same documents and the same state folder keep what they find in one file.
 """
 
 import asyncio
+import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -25,7 +27,6 @@ from oriel_policies.quality.canary import CanaryWatch, Verdict
 
 _log = logging.getLogger(__name__)
 
-NAME: Final = "canaries.json"
 MAX_BYTES: Final = 1 << 20
 MAX_KEPT: Final = 1000
 
@@ -38,6 +39,12 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     text: str
     at: float
+
+
+def file_name(policies: object) -> str:
+    """Return the name of the file for the gateways with these documents: a folder, or a location in a store."""
+    where = str(policies.absolute() if isinstance(policies, Path) else policies)
+    return f"canaries-{blake2b(where.encode(), digest_size=8).hexdigest()}.json"
 
 
 class Canaries:
@@ -53,19 +60,17 @@ class Canaries:
         self._digests: dict[Route, str] = {}
         self._path: Path | None = None
         self._writing = Lock()
+        self._saved: dict[str, RolledBack] = {}  # what this gateway last read or wrote; guarded by _writing
 
     def open(self, path: Path) -> None:
         """Read what was rolled back before; blocking. A file that cannot be read is logged and written anew."""
         self._path = path
         try:
-            data = path.read_bytes()[: MAX_BYTES + 1]
-            found = msgspec.json.decode(data, type=dict[str, RolledBack])
-        except FileNotFoundError:
-            return
+            self._saved = _read(path)
         except (OSError, msgspec.DecodeError, UnicodeError) as error:
             _log.warning("%s cannot be read, canaries that were rolled back get calls again: %s", path, error)
             return
-        self.rolled_back |= found
+        self.rolled_back |= self._saved
 
     def adopt(self, routes: Iterable[Route], *, whole: bool = True) -> list[Route]:
         """Take the routes of new documents; return those in force: of a split whose canary was rolled back, without it.
@@ -125,8 +130,7 @@ class Canaries:
         side = self._watches.pop(plan).rule.canary
         found = RolledBack(route=plan.name, side=side, reason=verdict.reason, text=verdict.text, at=time())
         self.rolled_back[self._digests[plan]] = found
-        while len(self.rolled_back) > MAX_KEPT:
-            del self.rolled_back[min(self.rolled_back, key=lambda each: self.rolled_back[each].at)]
+        _bound(self.rolled_back)
         _log.error(
             "route %s: canary %s is rolled back (%s): %s. It gets no calls until the route changes in the documents",
             plan.name,
@@ -144,12 +148,50 @@ class Canaries:
             work.add_done_callback(_written)
 
     def _write(self, path: Path) -> None:
-        """Write what is known by now, in a thread; whoever writes last knows most."""
-        with self._writing:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Write what has changed here since this gateway last read or wrote, in a thread. What other gateways wrote
+        meanwhile stays.
+        """
+        with self._writing, _alone(path):
+            own = dict(self.rolled_back)
+            try:
+                found = _read(path)
+            except (msgspec.DecodeError, UnicodeError):  # logged when it was opened
+                found = {}
+            for digest in self._saved.keys() - own.keys():
+                found.pop(digest, None)
+            found |= {digest: each for digest, each in own.items() if self._saved.get(digest) != each}
+            _bound(found)
             beside = path.with_name(f"{path.name}.{os.getpid()}")
-            beside.write_bytes(msgspec.json.encode(dict(self.rolled_back)))
+            beside.write_bytes(msgspec.json.encode(found))
             os.replace(beside, path)
+            self._saved = own
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock of a file among all processes; makes its folder. Blocks, and raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _read(path: Path) -> dict[str, RolledBack]:
+    """Return what a file holds; nothing if there is none. Raises OSError, DecodeError and UnicodeError."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(MAX_BYTES + 1), type=dict[str, RolledBack])
+    except FileNotFoundError:
+        return {}
+
+
+def _bound(found: dict[str, RolledBack]) -> None:
+    """Forget the oldest beyond `MAX_KEPT`."""
+    while len(found) > MAX_KEPT:
+        del found[min(found, key=lambda each: found[each].at)]
 
 
 def _without(route: Route, canary: str) -> Route:
