@@ -114,6 +114,7 @@ def _line(contestant: Mapping[str, Any], reference_ms: Mapping[int, float]) -> d
         "name": contestant["name"],
         "state": contestant["state"],
         "reason": contestant["reason"],
+        "provider": contestant["provider"],
         "samples": contestant["samples"],
         "absolute": max((each["absolute"] for each in errors), default=None),
         "relative": max((each["relative"] for each in errors), default=None),
@@ -126,19 +127,20 @@ def _line(contestant: Mapping[str, Any], reference_ms: Mapping[int, float]) -> d
 
 
 def _table(lines: Sequence[Mapping[str, Any]], batches: Sequence[int]) -> list[str]:
-    heading = ["VARIANT", "STATE", "ABSOLUTE", "RELATIVE", "TOP-1"]
+    heading = ["VARIANT", "STATE", "PROVIDER", "ABSOLUTE", "RELATIVE", "TOP-1"]
     heading += [f"{rows} ROW{'S' * (rows > 1)} MS" if rows else "RUN MS" for rows in batches]
     rows = [
         [
             each["name"],
             each["state"],
+            each["provider"] or "-",
             *("-" if each[key] is None else f"{each[key]:.3g}" for key in ("absolute", "relative")),
             "-" if each["top1"] is None else f"{each['top1']:.1%}",
             *(_time(each, size) for size in batches),
         ]
         for each in lines
     ]
-    table = columns(heading, rows, right=range(2, len(heading)))
+    table = columns(heading, rows, right=range(3, len(heading)))
     width = max(map(len, table))
     reasons = ["REASON", *(each["reason"] for each in lines)]
     return [f"{line:<{width}}  {reason}".rstrip() for line, reason in zip(table, reasons, strict=True)]

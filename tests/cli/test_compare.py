@@ -3,14 +3,19 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from oriel_cli.main import main
-from oriel_inference.artefacts.compare import take_turns
+from oriel_inference.artefacts.compare import compare, take_turns
+from oriel_inference.backends import OutsideProfile
 from oriel_inference.backends.fake import FakeSession, Gate
+from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import TensorInfo
+from oriel_inference.repository.load import LoadedVersion
 
 from ..inference.artefact_server import served
 from ..inference.control_server import put, times
@@ -65,6 +70,46 @@ def test_compilers_are_compared_on_demand_and_one_that_refuses_says_why(
     assert found["int8"]["median_ms"] == {} and found["int8"]["absolute"] is None
 
 
+def test_one_that_cannot_be_loaded_is_listed_and_the_others_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"oriel.compile": "openvino", "oriel.compile.threads": "many"}
+    config = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in given.items()
+    )
+    put(tmp_path, 2.0, config=DOUBLE + config)
+    variant(tmp_path, "fp16", 2.0)
+    assert main(["models", "compare", "double", "--repository", str(tmp_path), *QUICK, "--json"]) == 0
+    fp32, fp16, openvino = json.loads(capsys.readouterr().out)["variants"]
+    assert fp32["provider"] == fp16["provider"] == "CPUExecutionProvider" and fp16["state"] == "agrees"
+    assert (openvino["name"], openvino["state"], openvino["provider"]) == ("openvino", "failed", "")
+    assert "parameters['oriel.compile.threads']: must be a number" in openvino["reason"]
+
+
+@pytest.mark.parametrize(("error", "state"), [(OutsideProfile, "agrees"), (BackendFailed, "failed")])
+def test_one_that_does_not_run_a_batch_size_is_timed_with_the_others(
+    tmp_path: Path, error: type[InferenceError], state: str
+) -> None:
+    """It ended the comparison of all of them."""
+    put(tmp_path, 2.0, config=DOUBLE)
+
+    def small_only(loaded: LoadedVersion) -> Any:
+        own = loaded.sessions[0]
+
+        def run(inputs: Any, outputs: Any) -> Any:
+            if len(inputs["x"]) > 4:
+                raise error("it is too large")
+            return own.run(inputs, outputs)
+
+        return SimpleNamespace(
+            run=run, close=lambda: None, inputs=own.inputs, outputs=own.outputs, provider=own.provider
+        )
+
+    reference, found = compare(tmp_path, "double", served=small_only, batches=(1, 8), runs=3).contestants
+    assert list(reference.median_ms) == [1, 8] and list(found.median_ms) == [1]
+    assert (found.state, found.reason) == (state, "8 rows cannot be run: it is too large")
+
+
 async def test_the_answers_of_a_running_server_are_compared_with_the_model_at_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,8 +158,11 @@ def test_the_sessions_take_turns_and_each_second_round_is_reversed() -> None:
             order.append(self.name)
             return super().run(inputs, outputs)
 
+    def failed(name: str, error: InferenceError) -> None:
+        raise error
+
     sessions = {"a": Named("a"), "b": Named("b")}
-    found = take_turns(sessions, {"x": np.ones((1, 4), np.float32)}, runs=4, seconds=1e9)
+    found = take_turns(sessions, {"x": np.ones((1, 4), np.float32)}, runs=4, seconds=1e9, failed=failed)
     assert "".join(order) == "baabbaabbaab" and list(found) == ["a", "b"]
-    take_turns(sessions, {"x": np.ones((1, 4), np.float32)}, runs=1000, seconds=0.0)
+    take_turns(sessions, {"x": np.ones((1, 4), np.float32)}, runs=1000, seconds=0.0, failed=failed)
     assert len(order) == 12 + 2 * 5, "the fewest runs when the time is over"

@@ -23,7 +23,7 @@ from oriel_inference.artefacts.process import (
     compile_into,
     measure_outputs,
 )
-from oriel_inference.backends import Session, find_backend
+from oriel_inference.backends import OutsideProfile, Session, find_backend
 from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.repository.check import CheckProcess
 from oriel_inference.repository.compiling import (
@@ -57,7 +57,8 @@ class Contestant:
     """What was compared: the model's own file, a variant, what a compiler made of it, or a running server's answers.
 
     state: "reference", "agrees", "differs" (it would not serve), or "failed".
-    reason: why it would not serve.
+    reason: why it would not serve, or why a batch size was not timed.
+    provider: the execution provider that ran it; "" if nothing did.
     errors: of each output, over `samples` samples.
     median_ms, cpu_ms: rows of a batch -> median time of a run, and CPU time of a run, in milliseconds. 0 rows: a model
     without a batch dimension.
@@ -66,6 +67,7 @@ class Contestant:
     name: str
     state: str
     reason: str = ""
+    provider: str = ""
     errors: Sequence[OutputError] = ()
     samples: int = 0
     median_ms: Mapping[int, float] = field(default_factory=dict)
@@ -107,7 +109,8 @@ def compare(
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Compare the newest version that can be loaded with its variants, with its compiler if its configuration names
-    one, and with the compilers in `also`.
+    one, and with the compilers in `also`. All run where the model's instances do, without its accelerators. One that
+    cannot be loaded or run is listed with its error.
 
     served: returns a session whose answers come from elsewhere, to compare as well.
     batches: rows of the batches to time; by default those of `BATCHES` that the model takes.
@@ -133,7 +136,11 @@ def compare(
         entries: list[_Entry] = []
         for name in _names(store, model, version, config, also):
             progress(f"{name}: building and comparing")
-            _, other = load(_asking(config, name))
+            try:
+                _, other = load(_asking(config, name))
+            except LoadFailed as failure:
+                entries.append(_Entry(name, reason=failure.reason))
+                continue
             other.close()
             assert other.compilation is not None  # its configuration asks for one
             folder = Path(mkdtemp(prefix="oriel-compare-"))
@@ -151,21 +158,37 @@ def compare(
             if each.session is not None:
                 sessions[each.name] = each.session
                 stack.callback(each.session.close)
+        by_name = {each.name: each for each in entries}
         times: dict[int, dict[str, tuple[float, float]]] = {}
         for rows, inputs in _batches(loaded, samples, batches):
             progress(f"timing batches of {rows}" if rows else "timing runs")
-            times[rows] = take_turns(sessions, inputs, runs=runs, seconds=seconds)
-        entries.insert(0, _Entry(ITSELF, state="reference"))
+
+            def failed(name: str, error: InferenceError, rows: int = rows) -> None:
+                if name == ITSELF:
+                    raise error
+                one = by_name[name]
+                if not isinstance(error, OutsideProfile):  # which the model itself would execute
+                    one.state = "failed"
+                one.reason = one.reason or f"{f'{rows} rows' if rows else 'the inputs'} cannot be run: {error.message}"
+
+            times[rows] = take_turns(sessions, inputs, runs=runs, seconds=seconds, failed=failed)
+        entries.insert(0, _Entry(ITSELF, state="reference", session=sessions[ITSELF]))
         return Comparison(model=model, version=version, contestants=[_contestant(each, times) for each in entries])
 
 
 def take_turns(
-    sessions: Mapping[str, Session], inputs: Mapping[str, Array], *, runs: int, seconds: float
+    sessions: Mapping[str, Session],
+    inputs: Mapping[str, Array],
+    *,
+    runs: int,
+    seconds: float,
+    failed: Callable[[str, InferenceError], None],
 ) -> dict[str, tuple[float, float]]:
     """Run the sessions in turns, each second round in reverse; return name -> median time and mean CPU time of a run,
     in milliseconds.
 
-    The CPU time is that of the whole process, which must do nothing else. Raises InferenceError.
+    failed: called with the name and the error of a session that cannot run the inputs, which is then left out.
+    The CPU time is that of the whole process, which must do nothing else.
     """
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
     began = time.monotonic()
@@ -173,11 +196,17 @@ def take_turns(
     for number in range(WARM_RUNS + runs):
         if number >= WARM_RUNS + MIN_RUNS and time.monotonic() - began > seconds:
             break
-        for name in order if number % 2 else order[::-1]:
+        for name in order[:] if number % 2 else order[::-1]:
             session = sessions[name]
             names = [output.name for output in session.outputs]
             cpu, entered = time.process_time(), time.perf_counter()
-            session.run(inputs, names)
+            try:
+                session.run(inputs, names)
+            except InferenceError as error:
+                failed(name, error)
+                order.remove(name)
+                del taken[name]
+                continue
             left = time.perf_counter()
             if number >= WARM_RUNS:
                 taken[name].append((left - entered, time.process_time() - cpu))
@@ -251,6 +280,7 @@ def _contestant(one: _Entry, times: Mapping[int, Mapping[str, tuple[float, float
         name=one.name,
         state=one.state,
         reason=one.reason,
+        provider=one.session.provider if one.session is not None else "",
         errors=one.errors,
         samples=one.samples,
         median_ms={rows: run for rows, (run, _) in found.items()},
@@ -291,7 +321,7 @@ def _names(store: LocalStore, model: str, version: int, config: pb.ModelConfig, 
 
 
 def _plain(config: pb.ModelConfig) -> pb.ModelConfig:
-    """Return the configuration of the reference: on the CPU, without a compiler or a variant."""
+    """Return the configuration of the reference: without accelerators, a compiler or a variant."""
     plain = pb.ModelConfig()
     plain.CopyFrom(config)
     for key in [each for each in plain.parameters if each == VARIANT_KEY or each.startswith(COMPILE_KEY)]:
