@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from onnx import TensorProto, helper, save_model
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
+from oriel_cli.simulate import calibrate
 from oriel_cli.simulate.calibrate import Counts, callers_of, measured, together
 from oriel_cli.simulate.profile import read
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
+from oriel_wire.engine.client import HttpClient
 
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 4
@@ -67,6 +70,20 @@ async def test_executions_that_can_run_at_once_count_if_they_are_known(url: str)
 async def test_a_model_that_is_not_there_is_refused(url: str) -> None:
     with pytest.raises(CommandFailed, match="404"):
         await measured(url, "nobody", seconds=0.1)
+
+
+async def test_statistics_that_fail_during_a_turn_are_one_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the task that reads them beside the load was a traceback of an ExceptionGroup."""
+    read_counts, reads = calibrate._counts, count()
+
+    async def failing(client: HttpClient, model: str) -> dict[int, Counts]:
+        if next(reads):
+            raise CommandFailed("the server answers 503 to its statistics")
+        return await read_counts(client, model)
+
+    monkeypatch.setattr(calibrate, "_counts", failing)
+    with pytest.raises(CommandFailed, match="503"):
+        await measured(url, "double", seconds=0.05)
 
 
 def test_turns_are_added_up_and_larger_batches_are_never_quicker() -> None:

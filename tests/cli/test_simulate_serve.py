@@ -148,6 +148,16 @@ def test_replicas_follow_the_scaling_table_up_and_down() -> None:
     assert fixed["simulation"]["replica_seconds"] == 600.0 and fixed["simulation"]["timeline"]["replicas"] == []
 
 
+def test_a_pool_that_scales_has_its_minimum_from_the_beginning_and_costs_that() -> None:
+    """It began with --replicas, by default 1, and was cheaper than the pool can be."""
+    price = Price(name="t4", device_class="cpu", currency="USD", valid_from="2026-01-01", device_hour=NANO)
+    made = scenario({"key": "bronze"}, rate=6.0, seconds=60.0)
+    scaling = SCALING.replace("minimum = 1", "minimum = 3")
+    found = simulated(made, scale="p", snapshot=documents(scaling=scaling), prices=[price])["simulation"]
+    assert found["replicas"] == 3 and found["replica_seconds"] >= 3 * 60.0
+    assert found["cost"][0]["replicas_per_hour"] >= 3.0
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 2**20),

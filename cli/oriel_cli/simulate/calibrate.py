@@ -179,7 +179,7 @@ async def _turn(client: HttpClient, model: str, shot: Shot, callers: int, second
     before, began_s = await _counts(client, model), monotonic()
     single: list[tuple[int, float]] = []
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(_watch(client, model, single))
+        watch = group.create_task(_watch(client, model, before, single))
         figures = await drive(client, shot, callers=callers, duration_s=seconds)
         watch.cancel()
     elapsed_s = monotonic() - began_s
@@ -238,15 +238,17 @@ def together(turns: Sequence[Mapping[int, Counts]]) -> dict[int, tuple[int, floa
     return {rows: (each.batches, mean_s) for (rows, each), mean_s in zip(kept, means, strict=True)}
 
 
-async def _watch(client: HttpClient, model: str, single: list[tuple[int, float]]) -> None:
-    """Read the statistics again and again; note every batch that was the only one since the last time."""
-    before = await _counts(client, model)
+async def _watch(client: HttpClient, model: str, before: Mapping[int, Counts], single: list[tuple[int, float]]) -> None:
+    """Read the statistics again and again; note every batch that was the only one since the last time. Never raises.
+
+    before: the statistics of the first time.
+    """
     while True:
         await asyncio.sleep(WATCH_S)
         try:
             after = await _counts(client, model)
-        except UpstreamError:
-            return  # those callers will say so
+        except (CommandFailed, UpstreamError):
+            return  # the callers, or the statistics after this turn, will say so
         none = Counts(0, 0.0)
         more = [
             (rows, each.batches - before.get(rows, none).batches, each.seconds - before.get(rows, none).seconds)

@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     servers.add_argument(
         "--scale",
         metavar="POOL",
-        help="replicas follow the scaling table of this pool of --policies, from --replicas on",
+        help="replicas follow the scaling table of this pool of --policies, from --replicas on, or from its minimum if "
+        "that is more",
     )
     servers.add_argument(
         "--begins",
@@ -125,7 +126,8 @@ def simulate(
 ) -> dict[str, Any]:
     """Return the document of `oriel load` for a simulated load, with `simulation` beside it. Raises CommandFailed.
 
-    snapshot: of policy documents, if calls pass a gateway. scale: the pool whose scaling table the replicas follow.
+    snapshot: of policy documents, if calls pass a gateway. scale: the pool whose scaling table the replicas follow,
+    with its minimum from the beginning.
     begins_s: what the wall clock shows when the load begins, for its schedule. prices: those of today apply.
     """
     requests = [request_of(stream) for stream in scenario.stream]
@@ -141,6 +143,8 @@ def simulate(
         if snapshot is not None and stream.target_ms is None:
             stream.target_ms = tenant_of(snapshot, stream.name, stream.key).tier.target_s * 1e3
     _bounded(scenario)
+    if snapshot is not None and scale and (table := snapshot.pools[scale].scaling) is not None:
+        replicas = max(replicas, table.minimum)
     load = VirtualLoad(
         scenario,
         requests,
