@@ -18,6 +18,7 @@ from typing import Any
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 from oriel_policies.artefacts.devices import Target, lacking, parse_targets
+from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_policies.artefacts.retirement import StoredArtefact
 from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.flags import number
@@ -29,6 +30,17 @@ Folder = Any  # ArtefactFolder; the command line names units lazily
 
 SHOWN_DIGITS = 12
 MIN_PREFIX = 6
+_COMPARE = "to compare its outputs with those of its model, give --model-repository"
+_REBUILD = "`oriel engines build --again` makes it anew"
+_ADVICE = {
+    RefusalKind.OUTPUTS_DIFFER: "no server uses it: remove it with `oriel engines rm`, or allow larger errors with the "
+    "parameter oriel.compile.tolerance",
+    RefusalKind.NOT_COMPARED: "configure a model_warmup with inputs that the model takes",
+    RefusalKind.TIMED_OUT: "give a larger --artefact-build-secs",
+    RefusalKind.OUT_OF_MEMORY: "give a larger --artefact-build-memory",
+    RefusalKind.NO_SPACE: "try again when there is room",
+    RefusalKind.CHANGED: "try again",
+}
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _whole_bytes = number(int, 1, (1 << 50) - 1)
 
@@ -215,44 +227,57 @@ def _elsewhere(compilation: Any, targets: Sequence[Target]) -> list[tuple[str, s
 def _verify(folder: Folder, args: argparse.Namespace) -> int:
     from oriel_inference.artefacts.folder import ArtefactDamaged
     from oriel_inference.artefacts.offline import compilations, unfit, verify_outputs
-    from oriel_inference.artefacts.process import ArtefactRefused
     from oriel_policies.artefacts.fingerprint import key_of
 
+    compared = args.model_repository is not None
     stored = [each.fingerprint for each in folder.stored()]
     wanted = _chosen(stored, args.fingerprints) if args.fingerprints else sorted(stored)
     found: dict[str, dict[str, Any]] = {}
     for fingerprint in wanted:
-        state, reason = "whole", ""
+        state, reason = "whole", "its files have their checksums"
+        advice = "no model of the repository has it, so no outputs were compared" if compared else _COMPARE
         try:
             manifest = folder.find(fingerprint)
             if manifest is None:
                 continue
             folder.copy(fingerprint, manifest, None)
-            if reason := unfit(key_of(manifest.key)):
-                state = "unfit"
+            if why := unfit(key_of(manifest.key)):
+                state, reason, advice = "unfit", why, ""
         except ArtefactDamaged as damaged:
-            state, reason = "damaged", str(damaged)
-        found[fingerprint] = {"fingerprint": fingerprint, "state": state, "reason": reason}
-    if args.model_repository is not None:
+            state, reason, advice = "damaged", str(damaged), "a server that needs it removes it and builds it again"
+        found[fingerprint] = {"fingerprint": fingerprint, "state": state, "reason": reason, "advice": advice}
+    if compared:
         for name, compilation in compilations(args.model_repository):
             if isinstance(compilation, str):
                 raise CommandFailed(f"{name}: {compilation}")
             try:
-                fingerprint, errors = verify_outputs(compilation, folder, _bounds(args))
+                one = verify_outputs(compilation, folder, _bounds(args))
             except ArtefactDamaged:
                 continue  # it is in the list already
-            except ArtefactRefused as refused:
-                found[name] = {"fingerprint": name, "state": "disagrees", "reason": refused.reason}
-                continue
-            if fingerprint in found:
-                found[fingerprint] |= {"state": "agrees", "reason": f"with {name}: {errors}"}
+            if one.fingerprint in found or not args.fingerprints:
+                found[one.fingerprint] = {"fingerprint": one.fingerprint, **_verified(name, one)}
     lines = list(found.values())
     texts = [
-        f"{each['fingerprint'][:SHOWN_DIGITS]}: {each['state']}" + (f", {each['reason']}" if each["reason"] else "")
+        f"{each['fingerprint'][:SHOWN_DIGITS]}: {each['state']}, {each['reason']}"
+        + (f"; {each['advice']}" if each["advice"] else "")
         for each in lines
     ]
-    wrong = any(each["state"] in ("damaged", "disagrees") for each in lines)
+    wrong = any(each["state"] in ("damaged", "disagrees", "failed") for each in lines)
     return _print(args, lines, texts or ["no artefacts"]) or int(wrong)
+
+
+def _verified(name: str, one: Any) -> dict[str, str]:
+    """Return state, reason and advice for the artefact of one model, whose outputs were to be compared."""
+    if not one.text:
+        reason = f"there is no artefact of {name} for this machine"
+        return {"state": "absent", "reason": reason, "advice": "`oriel engines build` makes it"}
+    found = f"with {name}: {one.text}; tolerance {one.tolerance}"
+    if one.refused is None:
+        return {"state": "agrees", "reason": found, "advice": ""}
+    if one.refused is RefusalKind.OUTPUTS_DIFFER:
+        return {"state": "disagrees", "reason": found, "advice": _ADVICE[RefusalKind.OUTPUTS_DIFFER]}
+    reason = f"its outputs could not be compared with {name}: {one.text}"
+    return {"state": "failed", "reason": reason, "advice": _ADVICE.get(one.refused, _REBUILD)}
 
 
 def _push(folder: Folder, args: argparse.Namespace) -> int:

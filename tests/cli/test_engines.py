@@ -8,8 +8,10 @@ from memory_objects import MemoryObjects, MemoryWriter
 
 from oriel_cli import engines
 from oriel_cli.main import main
+from oriel_inference.backends.onnx_graph import ENTRY
 
-from ..inference.control_server import put
+from ..inference.artefact_server import forge, only_artefact
+from ..inference.control_server import put, times
 from ..inference.models import DOUBLE
 
 COMPILED = DOUBLE + 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
@@ -33,13 +35,51 @@ def test_artefacts_are_built_listed_verified_and_removed(tmp_path: Path, capsys:
     assert row.startswith(f"{fingerprint[:12]}  double/1  onnxruntime-graph")
     (listed,) = json.loads(run("ls", "--json"))
     assert listed["fingerprint"] == fingerprint and listed["key"]["compiler"] == "onnxruntime-graph"
-    assert run("verify") == f"{fingerprint[:12]}: whole\n"
-    assert run("verify", *repository).startswith(f"{fingerprint[:12]}: agrees, with double/1: largest error 0 ")
+    assert run("verify") == (
+        f"{fingerprint[:12]}: whole, its files have their checksums; "
+        "to compare its outputs with those of its model, give --model-repository\n"
+    )
+    assert run("verify", *repository) == (
+        f"{fingerprint[:12]}: agrees, with double/1: largest error 0 absolute, 0 relative over 2 samples; "
+        "tolerance FP32 1e-05 absolute + 0.001 relative\n"
+    )
     with (tmp_path / "a" / fingerprint / "optimised.onnx").open("ab") as file:
         file.write(b"x")
-    assert run("verify", code=1) == f"{fingerprint[:12]}: damaged, optimised.onnx is not the file that was built\n"
+    assert run("verify", code=1) == (
+        f"{fingerprint[:12]}: damaged, optimised.onnx is not the file that was built; "
+        "a server that needs it removes it and builds it again\n"
+    )
     assert run("rm", fingerprint[:8]) == f"{fingerprint[:12]} is removed\n"
     assert run("ls") == "no artefacts\n"
+
+
+def test_verify_names_the_artefact_that_disagrees_the_tolerance_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named the model in place of the artefact, which was called whole in another line."""
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    repository, folder = ["--model-repository", str(tmp_path / "models")], ["--artefact-folder", str(tmp_path / "a")]
+    verify = ["engines", "verify", *repository, *folder]
+    (tmp_path / "a").mkdir(mode=0o700)
+    assert main(verify) == 0
+    assert ": absent, there is no artefact of double/1 for this machine; `oriel engines build`" in (
+        capsys.readouterr().out
+    )
+    assert main(["engines", "build", *repository, *folder]) == 0
+    artefact = only_artefact(tmp_path / "a")
+    forge(artefact, ENTRY, times(5.0).SerializeToString())
+    capsys.readouterr()
+    assert main(verify) == 1
+    (text,) = capsys.readouterr().out.splitlines()
+    assert text.startswith(f"{artefact.name[:12]}: disagrees, with double/1: output 'y' differs in 20 of 20 elements")
+    assert text.endswith(
+        ", 1.5 relative; tolerance FP32 1e-05 absolute + 0.001 relative; no server uses it: remove it with `oriel "
+        "engines rm`, or allow larger errors with the parameter oriel.compile.tolerance"
+    )
+    assert main([*verify, "--artefact-build-memory", "1000000", "--json"]) == 1
+    (line,) = json.loads(capsys.readouterr().out)
+    assert (line["fingerprint"], line["state"]) == (artefact.name, "failed")
+    assert line["advice"] == "give a larger --artefact-build-memory"
 
 
 def test_a_refused_build_ends_with_1_and_is_listed_until_it_is_removed(

@@ -490,7 +490,9 @@ def test_outputs_are_verified_with_the_samples_of_the_configuration(tmp_path: Pa
     outcome, manifest = build_ahead(one, folder, BuildBounds(), lambda phase, _: phases.append(phase))
     assert (outcome, list(dict.fromkeys(phases))) == ("built", ["building", "checking"])
     assert manifest.errors == "largest error 0 absolute, 0 relative over 1 samples"
-    assert verify_outputs(one, folder, BuildBounds())[1] == manifest.errors
+    found = verify_outputs(one, folder, BuildBounds())
+    assert (found.text, found.refused) == (manifest.errors, None)
+    assert found.tolerance == "FP32 1e-05 absolute + 0.001 relative"
     assert unfit(one.key(tmp_path / "models/double/1/model.onnx")) == ""
 
 

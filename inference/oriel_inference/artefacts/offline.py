@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ from oriel_inference.repository.check import CheckProcess
 from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, may_ask
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
+from oriel_policies.artefacts.comparison import EXACT, tolerance_of
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseRecord, LeaseVerdict, LeaseWatch
 from oriel_policies.artefacts.refusals import RefusalKind, is_remembered, is_void
@@ -120,25 +122,46 @@ def build_ahead(
             folder.release(fingerprint, holder)
 
 
-def verify_outputs(compilation: Compilation, folder: ArtefactFolder, bounds: BuildBounds) -> tuple[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What a check of the outputs of an artefact has found.
+
+    text: the largest errors, or why the artefact would not serve; "" if there is no artefact.
+    refused: the kind of the refusal; None if the outputs agree.
+    tolerance: of each data type among the outputs.
+    """
+
+    fingerprint: str
+    text: str
+    refused: RefusalKind | None
+    tolerance: str
+
+
+def verify_outputs(compilation: Compilation, folder: ArtefactFolder, bounds: BuildBounds) -> Verified:
     """Check the outputs of an artefact in the folder as a server does before it serves.
 
-    Returns its fingerprint, and the largest errors as text; "" for these if there is no artefact.
-
-    Raises ArtefactRefused, ArtefactDamaged, LoadFailed and OSError.
+    Raises ArtefactDamaged, LoadFailed and OSError.
     """
     with compilation.source() as source:
         key, samples = compilation.key(source), compilation.samples()
+    text, kind = "", None
     manifest = folder.find(key.fingerprint)
-    if manifest is None:
-        return key.fingerprint, ""
-    copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
-    try:
-        folder.copy(key.fingerprint, manifest, copy)
-        errors = check_copy(compilation, key, copy, manifest, bounds, samples, ChildProcesses())
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
-    return key.fingerprint, errors
+    if manifest is not None:
+        copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
+        try:
+            folder.copy(key.fingerprint, manifest, copy)
+            text = check_copy(compilation, key, copy, manifest, bounds, samples, ChildProcesses())
+        except ArtefactRefused as refused:
+            text, kind = refused.reason, refused.kind
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+    own = compilation.tolerance
+    found = {each.datatype: tolerance_of(each.datatype, key.precision, own) for each in compilation.spec.outputs}
+    tolerances = [
+        f"{name} {'equal' if each == EXACT else f'{each.absolute:g} absolute + {each.relative:g} relative'}"
+        for name, each in sorted(found.items())
+    ]
+    return Verified(fingerprint=key.fingerprint, text=text, refused=kind, tolerance=", ".join(tolerances))
 
 
 def unfit(key: ArtefactKey) -> str:
