@@ -1,27 +1,35 @@
 """Compiled artefacts in a real server: the reference serves meanwhile, and nothing wrong or damaged ever serves."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from shutil import copyfile
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from onnx import load, save_model
 
+from oriel_inference.artefacts.builder import ArtefactBuilder
 from oriel_inference.artefacts.folder import ArtefactFolder, Manifest, describe_files
+from oriel_inference.artefacts.process import BuildBounds
+from oriel_inference.artefacts.records import ArtefactSettings
 from oriel_inference.backends.onnx_graph import ENTRY, OnnxGraph
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
 from oriel_inference.errors import BackendFailed
 from oriel_inference.memory_budget import MemoryBudget
 from oriel_inference.repository.outline import HOST
+from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_wire.trace import ListSink
 
 from ..waiting import until
 from . import models
 from .artefact_server import COMPILE, COMPILED, forge, only_artefact, outcomes, served, state, until_state
 from .control_server import ROW, put, serving, times
+
+KEY = ArtefactKey(model="m", compiler="c", compiler_version="1", device="d")
 
 
 async def test_an_artefact_is_built_checked_and_swapped_in_under_load_without_a_failed_call(tmp_path: Path) -> None:
@@ -94,6 +102,50 @@ async def test_four_servers_that_start_together_try_what_cannot_be_built_once(tm
         found = [outcome for each in four for outcome in outcomes(each)]
         assert found.count("remembered") == 3 and len(found) == 4, found
         assert [await each.answer() for each in four] == [2.0] * 4
+
+
+async def test_a_lease_is_not_renewed_after_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal that was under way brought the lease back, and others waited until it had expired."""
+    folder = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30)
+    folder.open()
+    begun, released, renewed = threading.Event(), threading.Event(), threading.Event()
+    write, release = ArtefactFolder._write, ArtefactFolder.release
+
+    def write_late(self: ArtefactFolder, name: str, data: bytes) -> None:
+        begun.set()
+        released.wait(0.2)  # which must not happen meanwhile
+        write(self, name, data)
+        renewed.set()
+
+    def released_now(self: ArtefactFolder, fingerprint: str, holder: str) -> None:
+        release(self, fingerprint, holder)
+        released.set()
+
+    monkeypatch.setattr(ArtefactFolder, "_write", write_late)
+    monkeypatch.setattr(ArtefactFolder, "release", released_now)
+    nothing: Any = None
+    settings = ArtefactSettings(folder=folder, bounds=BuildBounds(), sink=ListSink())
+    builder = ArtefactBuilder(
+        settings,
+        children=nothing,
+        turn=asyncio.Semaphore(),
+        counts=nothing,
+        spawn=nothing,
+        from_thread=nothing,
+        beat_s=0.0,
+    )
+
+    async def build(one: Any) -> None:
+        await asyncio.to_thread(begun.wait)
+
+    monkeypatch.setattr(builder, "_build", build)
+    one: Any = SimpleNamespace(
+        key=KEY, left=False, shown="", life=SimpleNamespace(compiler="", state=None, happened=lambda event: None)
+    )
+    assert folder.take(KEY.fingerprint, builder.holder)
+    await builder.build(one)
+    await asyncio.to_thread(renewed.wait)
+    assert folder.lease(KEY.fingerprint) is None
 
 
 async def test_a_damaged_artefact_is_never_opened_but_built_again(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ class ArtefactBuilder:
         ArtefactRefused and OSError.
         """
         fingerprint, tries = one.key.fingerprint, 0
-        beating = asyncio.get_running_loop().create_task(self._beat(fingerprint))
+        ended = asyncio.Event()
+        beating = asyncio.get_running_loop().create_task(self._beat(fingerprint, ended))
         try:
             while not one.left and await asyncio.to_thread(self.find, one) is None:
                 lease = await self._wait(one, self._store, tries) if self._store is not None else None
@@ -94,7 +95,8 @@ class ArtefactBuilder:
             await self.remember(one, refused)  # before another server gets the lease
             raise
         finally:
-            beating.cancel()
+            ended.set()
+            await asyncio.wait([beating])  # a renewal under way would bring the lease back
             with suppress(OSError):
                 await asyncio.to_thread(self._folder.release, fingerprint, self.holder)
 
@@ -240,10 +242,12 @@ class ArtefactBuilder:
         if not one.left:
             one.life.happened(ArtefactEvent.BUILT)
 
-    async def _beat(self, fingerprint: str) -> None:
+    async def _beat(self, fingerprint: str, ended: asyncio.Event) -> None:
         beat = 0
-        while True:
-            await sleep(self._beat_s)
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), self._beat_s)
+                return
             beat += 1
             with suppress(OSError):  # another server may take the lease over then
                 await asyncio.to_thread(self._folder.renew, fingerprint, LeaseRecord(self.holder, beat))
