@@ -1,5 +1,6 @@
 """Sampled rows: which are taken, what is counted of them, references, and what a server shows."""
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from math import inf, log
@@ -17,6 +18,7 @@ from oriel_inference.batching.statistics import Statistics
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_inference.quality.rows import MAX_VALUES, entropy, numbers, part_of, probabilities
 from oriel_inference.quality.sampler import QUEUE_ROWS, RATE, Quality, QualityThread, Row, VersionQuality
+from oriel_inference.quality.tensor import TensorProfile
 from oriel_inference.repository.compiling import _digest
 from oriel_policies.quality.drift import ACT, MIN_ROWS, noise
 from oriel_policies.quality.reference import REFERENCE_FILE, Reference, parse_reference
@@ -373,6 +375,43 @@ async def test_a_server_samples_shows_and_compares_with_a_reference_that_it_made
             for tensor in ("x", "y"):
                 psi = found.value("oriel_model_drift_psi", tensor=tensor, **DOUBLE)
                 assert psi - found.value("oriel_model_drift_noise", tensor=tensor, **DOUBLE) > ACT
+
+
+async def test_a_reference_is_made_in_a_thread_and_for_one_tensor_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sorts the samples of all tensors, and held the loop up meanwhile."""
+    made, threads = TensorProfile.reference, set[threading.Thread]()
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + EVERY_ROW)
+    async with serving(tmp_path, "none") as served:
+        quality = served.unit.surface.quality.of("double", 1)
+        assert quality is not None
+        lock = Taken(quality._lock)
+        monkeypatch.setattr(quality, "_lock", lock)
+
+        def noted(self: TensorProfile) -> Any:
+            threads.add(threading.current_thread())
+            return made(self)
+
+        monkeypatch.setattr(TensorProfile, "reference", noted)
+        url = f"http://127.0.0.1:{served.unit.metrics_port}/quality/double/reference"
+        assert (await served.client.get(url)).status_code == 409, "there are too few rows"
+    assert threads and threading.main_thread() not in threads
+    assert lock.times == 2
+
+
+class Taken:
+    """A lock that counts how often it was taken."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock, self.times = lock, 0
+
+    def __enter__(self) -> None:
+        self.times += 1
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"model": "double", "version": "1", "tensors": {"x": {"rows": 3}}}'])

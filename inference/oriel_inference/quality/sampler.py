@@ -207,10 +207,16 @@ class VersionQuality:
         return {name: each for name, each in found.items() if each is not None}
 
     def reference(self, made: str) -> Reference | None:
-        """Make a reference of the rows so far; None while there are too few. made: the time, as text."""
-        with self._lock:
-            found = {name: each.reference() for name, each in self._profiles.items()}
-        tensors = {name: each for name, each in found.items() if each is not None}
+        """Make a reference of the rows so far; None while there are too few. made: the time, as text.
+
+        Sorts the values that are kept of each tensor, so that it is not called on the loop.
+        """
+        tensors: dict[str, TensorReference] = {}
+        for name, each in self._profiles.items():
+            with self._lock:  # for one tensor at a time, because the loop may wait for it
+                found = each.reference()
+            if found is not None:
+                tensors[name] = found
         if not tensors:
             return None
         return Reference(model=self.spec.name, version=str(self.spec.version), made=made, tensors=tensors)
