@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.batching.call import Call
+from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_inference.quality.rows import MAX_VALUES, entropy, numbers, part_of, probabilities
@@ -195,9 +195,9 @@ def test_an_unexpected_error_ends_the_sampling_and_not_the_answer(caplog: pytest
 
 def test_a_batcher_offers_its_rows_with_their_answers() -> None:
     kept = Kept()
-    bench = Bench(bench_spec())
+    bench = Bench(of := bench_spec())
     statistics = bench.batcher.statistics
-    statistics.sampler = VersionQuality(bench_spec(), None, kept.put, now=lambda: 0.0)
+    statistics.sampler = VersionQuality(of, None, kept.put, now=lambda: 0.0)
     statistics.sample_at = 5
     for _ in range(2):
         bench.call(3)
@@ -206,6 +206,21 @@ def test_a_batcher_offers_its_rows_with_their_answers() -> None:
     (x, sent, _), (y, answered, _) = kept.rows[0]
     assert (x, y) == ("x", "y") and sent.tolist() == [1, 1] and answered.tolist() == [2, 2]
     assert statistics.sample_at > 6
+
+
+def test_what_a_load_still_answers_is_no_sample_of_the_next_one() -> None:
+    """Its shapes may be others, and its rows say nothing of the model that takes its place."""
+    kept, statistics, old = Kept(), Statistics(), spec()
+    new = replace(old, inputs=(TensorSpec(name="x", datatype="FP32", dims=(2,)),))
+    statistics.sampler = VersionQuality(new, None, kept.put, now=lambda: 0.0, seed=1)
+    statistics.sample_at, shares = 1, [[np.zeros((2, 3), np.float32)]]
+    times = BatchTimes(0.0, 0.0, 0.0, 0.0, 2)
+    statistics.executed(times, 1, [call(np.zeros((2, 4), np.float32))], shares, old)
+    statistics.executed(times, 1, [call(np.zeros((2, 4), np.float32))], shares, old)
+    assert kept.rows == []
+    x = np.array([[5, 5], [6, 6]], np.float32)
+    statistics.executed(times, 1, [call(x)], shares, new)
+    assert [row[0][1].tolist() for row in kept.rows] == x.tolist(), "each row once"
 
 
 # --- what is counted ----------------------------------------------------------------------------------------------

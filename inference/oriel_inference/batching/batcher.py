@@ -445,7 +445,7 @@ class Batcher:
             call.finished = True
             statistics.succeeded(queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
             deliver(call, answer, self.spec.name)
-        statistics.executed(times, answered, calls, shares)
+        statistics.executed(times, answered, calls, shares, self.spec)
 
     def _succeed(self, call: Call, answer: Answer) -> None:
         """Deliver an answer whose turn has come."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.errors import Outcome
+from oriel_inference.model import ModelSpec
 from oriel_wire.telemetry import DURATION_BOUNDS_S, Histogram
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import v2_pb2
@@ -29,7 +30,10 @@ FIRST_RESPONSE_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 class Sampler(Protocol):
-    """Takes samples of executed rows."""
+    """Takes samples of executed rows of one load of a version, which has `spec`."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
 
     def offer(self, inferences: int, calls: Sequence[Call], shares: Sequence[Sequence[Array]], at: float) -> float:
         """Take samples from a batch, whose last row has the number `inferences`; return the number of the next row to
@@ -166,19 +170,25 @@ class Statistics:
         return self.responses[number]
 
     def executed(
-        self, times: BatchTimes, calls: int, members: Sequence[Call] = (), shares: Sequence[Sequence[Array]] = ()
+        self,
+        times: BatchTimes,
+        calls: int,
+        members: Sequence[Call] = (),
+        shares: Sequence[Sequence[Array]] = (),
+        spec: ModelSpec | None = None,
     ) -> None:
         """Count a batch that answered `calls` requests. The rows of callers that left meanwhile were executed as
         well.
 
-        members, shares: its calls and the outputs of each, from which rows are sampled.
+        members, shares: its calls and the outputs of each, from which rows are sampled. spec: of the load that ran it,
+        because one that is being replaced finishes its calls beside the next one.
         """
         self.executions += 1
         self.inferences += times.rows
         self.last_ms = time.time_ns() // 1_000_000
         self.stages.add(times, calls)
         self.sizes.observe(times.rows)
-        if self.inferences >= self.sample_at and self.sampler is not None:
+        if self.inferences >= self.sample_at and self.sampler is not None and self.sampler.spec is spec:
             self.sample_at = self.sampler.offer(self.inferences, members, shares, self.sample_at)
         batch = self.batches.get(times.rows)
         if batch is None:

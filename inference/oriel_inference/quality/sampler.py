@@ -146,12 +146,13 @@ class VersionQuality:
         if now - self._second_s >= 1.0:
             self._second_s, self._in_second = now, 0
         first = inferences - sum(call.rows for call in calls) + 1
+        at = max(at, first)  # the row may have been one of the load before, which is not sampled any more
         for _ in range(PER_BATCH):
             if self._in_second >= RATE:
                 self.samples["limited"] += 1
                 break
             self._in_second += 1
-            if not self._put(self, self._row(max(0, int(at) - first), calls, shares)):
+            if not self._put(self, self._row(int(at) - first, calls, shares)):
                 self.samples["dropped"] += 1
             at += self._step()
             if at > inferences:
