@@ -25,7 +25,7 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
 from oriel_inference.errors import InferenceError
-from oriel_inference.simulated import DeviceClock, SimulatedModel, SimulatedSession
+from oriel_inference.simulated import SimulatedClock, SimulatedModel, SimulatedSession
 from oriel_policies.batch import BatchBounds, ServiceCurve
 
 
@@ -113,7 +113,7 @@ def simulate(
     blind: bool = False,
 ) -> Found:
     """arrivals: (second, tier). fifo_delay_s: None for the batcher as it is."""
-    clock = DeviceClock()
+    clock = SimulatedClock()
     chance = random.Random(seed)
     plain = fifo_delay_s is not None
 

@@ -22,7 +22,7 @@ from oriel_wire.v2.messages import Array
 LEARNED = 20  # batches of each size that a server has seen before
 
 
-class DeviceClock(VirtualClock):
+class SimulatedClock(VirtualClock):
     """Virtual time in which jobs run at the moment they are submitted, in a time of their own.
 
     ahead_s: how much later than the world's time the running job is.
@@ -57,7 +57,7 @@ class SimulatedSession:
 
     def __init__(
         self,
-        clock: DeviceClock,
+        clock: SimulatedClock,
         seconds: Callable[[int], float],
         ran: Callable[[int, float], None] | None = None,
         row_s: float = 0.0,
@@ -121,7 +121,7 @@ class SimulatedServer:
     def __init__(
         self,
         models: Sequence[SimulatedModel],
-        clock: DeviceClock,
+        clock: SimulatedClock,
         *,
         cores: int,
         ran: Callable[[str, int, float], None] | None = None,

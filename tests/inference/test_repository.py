@@ -10,6 +10,7 @@ from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import TensorInfo
 from oriel_inference.repository.config import MAX_FALLBACKS, fallback_versions, parse, select_versions
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.repository.outline import read_outline
 from oriel_inference.stores.local import LocalStore
 
 from . import models
@@ -55,6 +56,17 @@ def test_batching_is_on_without_dynamic_batching_and_off_by_parameter(tmp_path: 
     off = models.DOUBLE + 'parameters { key: "oriel.batching" value { string_value: "off" } }'
     models.put(tmp_path, "double", config=off)
     assert loaded(tmp_path).spec.bounds is None
+
+
+def test_spaces_around_the_value_of_a_parameter_say_nothing(tmp_path: Path) -> None:
+    """Some parameters were read with them, and refused."""
+    given = {"oriel.batching": " off ", "oriel.load": " demand", "intra_op_thread_count": "2 "}
+    written = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in given.items()
+    )
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + written)
+    assert loaded(tmp_path).spec.bounds is None
+    assert read_outline(LocalStore(tmp_path), "double").load == "demand"
 
 
 def test_missing_configuration_is_completed_from_the_model_file(tmp_path: Path) -> None:

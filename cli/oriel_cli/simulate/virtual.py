@@ -126,12 +126,12 @@ class VirtualLoad:
         what the wall clock shows when the load begins, for the schedule of this pool.
         """
         from oriel_gateway.simulated import SimulatedGateway
-        from oriel_inference.simulated import DeviceClock as VirtualTime
+        from oriel_inference.simulated import SimulatedClock
 
         self._scenario = scenario
         self._requests = requests
         self._profiles = profiles
-        self._clock = VirtualTime()
+        self._clock = SimulatedClock()
         self._began_s = self._clock.now()
         self._chance = Random(f"{scenario.seed}/servers")
         instances = sum(profile.instances for profile in profiles.values())

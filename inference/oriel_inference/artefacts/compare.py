@@ -37,6 +37,7 @@ from oriel_inference.repository.compiling import (
     samples_of,
     variants,
 )
+from oriel_inference.repository.config import parameter
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
@@ -237,8 +238,8 @@ def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, sam
     """Compare the answers of a session, which is held to the tolerance of what the configuration asks for."""
     one, reference = _Entry(SERVED), loaded.sessions[0]
     names = [output.name for output in reference.outputs]
-    precision = _parameter(config, VARIANT_KEY).upper() or _parameter(config, f"{COMPILE_KEY}.precision")
-    text = _parameter(config, TOLERANCE_KEY)
+    precision = parameter(config, VARIANT_KEY).upper() or parameter(config, f"{COMPILE_KEY}.precision")
+    text = parameter(config, TOLERANCE_KEY)
     try:
         own = parse_tolerance(text) if text else None
     except ValueError as error:
@@ -313,7 +314,7 @@ def _names(store: LocalStore, model: str, version: int, config: pb.ModelConfig, 
     """Yield what to compare: the variants that are there, and compilers. Raises LoadFailed for an unknown one."""
     stem, there = Path(_filename(config)).stem, store.files(model, version)
     yield from (each for each in variants()[1:] if f"{stem}.{each}.onnx" in there)
-    own = _parameter(config, COMPILE_KEY)
+    own = parameter(config, COMPILE_KEY)
     for name in dict.fromkeys((*([own] if own else ()), *also)):
         if name not in compilers():
             raise LoadFailed(f"{name[:64]!r} is not one of {', '.join(compilers())}")
@@ -336,7 +337,7 @@ def _asking(config: pb.ModelConfig, name: str) -> pb.ModelConfig:
     """
     asking = _plain(config)
     key = VARIANT_KEY if name in variants() else COMPILE_KEY
-    own = _parameter(config, key) == name
+    own = parameter(config, key) == name
     for each in config.parameters:
         if each == TOLERANCE_KEY or (own and each.startswith(f"{COMPILE_KEY}.")):
             asking.parameters[each].CopyFrom(config.parameters[each])
@@ -357,7 +358,3 @@ def _newest(found: Mapping[int, LoadedVersion | LoadFailed | None], model: str) 
 
 def _filename(config: pb.ModelConfig) -> str:
     return config.default_model_filename or default_file("onnxruntime")
-
-
-def _parameter(config: pb.ModelConfig, key: str) -> str:
-    return config.parameters[key].string_value.strip() if key in config.parameters else ""

@@ -17,7 +17,7 @@ from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec, TensorSpec
 from oriel_inference.repository.accelerators import OPENVINO, TENSORRT, accelerators
-from oriel_inference.repository.config import CONFIG_FILE
+from oriel_inference.repository.config import CONFIG_FILE, parameter
 from oriel_inference.repository.instances import PROVIDER_KEY, Place
 from oriel_inference.repository.outline import HOST, device_of, gpu_name
 from oriel_inference.repository.private import private_files
@@ -135,13 +135,13 @@ def compiler_of(config: pb.ModelConfig, file: str) -> CompileRequest | None:
 
     Raises ConfigInvalid that names the parameter.
     """
-    name, variant = _parameter(config, COMPILE_KEY), _parameter(config, VARIANT_KEY)
+    name, variant = parameter(config, COMPILE_KEY), parameter(config, VARIANT_KEY)
     if variant and name:
         raise ConfigInvalid(file, f"parameters[{VARIANT_KEY!r}]", f"does not go with parameters[{COMPILE_KEY!r}]")
     if variant == ITSELF:
         return None
     keys = [key for key in config.parameters if key.startswith(_SETTING)]
-    given = {key.removeprefix(_SETTING): _parameter(config, key) for key in keys}
+    given = {key.removeprefix(_SETTING): parameter(config, key) for key in keys}
     if not name and not variant:
         if given:
             key = f"{_SETTING}{min(given)}"
@@ -353,7 +353,3 @@ def _digest(source: Path) -> str:
             own = hashlib.file_digest(file, "sha256")
         digest.update(own.digest())
     return digest.hexdigest()
-
-
-def _parameter(config: pb.ModelConfig, key: str) -> str:
-    return config.parameters[key].string_value.strip() if key in config.parameters else ""

@@ -43,6 +43,11 @@ def parse(text: str, file: str) -> pb.ModelConfig:
         raise ConfigInvalid(file, "", _LINE.sub(r"line \1, column \2: ", reason)) from error
 
 
+def parameter(config: pb.ModelConfig, key: str) -> str:
+    """Return the value of an entry of `parameters` without the spaces around it; "" if there is none."""
+    return config.parameters[key].string_value.strip() if key in config.parameters else ""
+
+
 def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str] = ("model.onnx",)) -> list[str]:
     """Check everything that can be checked without the model file; set `name`, `backend` and `platform`.
 

@@ -7,7 +7,7 @@ from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import GRAPH_OPTION, EngineOptions, Gpu
 from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
-from oriel_inference.repository.config import MAX_INSTANCES
+from oriel_inference.repository.config import MAX_INSTANCES, parameter
 from oriel_inference.repository.engines import default_file, needs
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -80,7 +80,7 @@ def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: i
 
 def field_of(config: pb.ModelConfig, provider: str) -> str:
     """Return the field that asks for `provider`."""
-    if _parameter(config, PROVIDER_KEY):
+    if parameter(config, PROVIDER_KEY):
         return f"parameters[{PROVIDER_KEY!r}]"
     listed = config.optimization.execution_accelerators
     for kind, entries in (("gpu", listed.gpu_execution_accelerator), ("cpu", listed.cpu_execution_accelerator)):
@@ -130,7 +130,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     ]
     if gpu is not None and config.optimization.cuda.graphs:
         providers = [(name, {GRAPH_OPTION: "1", **given} if name == CUDA else given) for name, given in providers]
-    named = _parameter(config, PROVIDER_KEY)
+    named = parameter(config, PROVIDER_KEY)
     if config.backend == "tensorrt" and gpu is not None:
         providers = [(PROVIDER, {GPU_KEY: str(gpu.number)})]
     elif named:
@@ -141,7 +141,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     # On a GPU the CPU only launches kernels.
     default_threads = 1 if providers and providers[0][0] in (CUDA, PROVIDER) else threads
     entries: Mapping[str, str] = {}
-    if _parameter(config, _DEVICE_ALLOCATOR):
+    if parameter(config, _DEVICE_ALLOCATOR):
         entries = {_DEVICE_ALLOCATOR: "1" if _switch(config, _DEVICE_ALLOCATOR, file) else "0"}
     intra = _count(config, "intra_op_thread_count", file) or default_threads
     return Place(
@@ -154,7 +154,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
             memory_arena=_switch(config, _ARENA, file),
             memory_pattern=_switch(config, _PATTERN, file),
             session_entries=entries,
-            run_entries={SHRINK: _parameter(config, SHRINK)} if _parameter(config, SHRINK) else {},
+            run_entries={SHRINK: parameter(config, SHRINK)} if parameter(config, SHRINK) else {},
         ),
         filename=filename,
     )
@@ -165,12 +165,8 @@ def _threaded(name: str, options: Mapping[str, str], threads: int) -> Mapping[st
     return {"num_of_threads": str(threads), **options} if name.startswith("OpenVINO") else options
 
 
-def _parameter(config: pb.ModelConfig, key: str) -> str:
-    return config.parameters[key].string_value.strip() if key in config.parameters else ""
-
-
 def _count(config: pb.ModelConfig, key: str, file: str) -> int:
-    text = _parameter(config, key)
+    text = parameter(config, key)
     if not text:
         return 0
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > MAX_THREADS:
@@ -179,7 +175,7 @@ def _count(config: pb.ModelConfig, key: str, file: str) -> int:
 
 
 def _switch(config: pb.ModelConfig, key: str, file: str, *, default: bool = True) -> bool:
-    text = _parameter(config, key)
+    text = parameter(config, key)
     if text.lower() not in ("", "0", "1", "true", "false"):
         raise ConfigInvalid(file, f"parameters[{key!r}]", "must be 0 or 1")
     return default if not text else text.lower() in ("1", "true")

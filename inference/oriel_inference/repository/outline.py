@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from oriel_inference.backends import Backend, usable_gpus
 from oriel_inference.errors import LoadFailed
-from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions
+from oriel_inference.repository.config import CONFIG_FILE, parameter, parse, select_versions
 from oriel_inference.repository.engines import named_engine
 from oriel_inference.repository.ensembles import part_names
 from oriel_inference.repository.instances import placements
@@ -56,7 +56,7 @@ def read_outline(
         return Outline()
     if override is None and not config.name:
         config.name = model
-    load = config.parameters[LOAD_KEY].string_value if LOAD_KEY in config.parameters else ""
+    load = parameter(config, LOAD_KEY)
     parts = tuple(part_names(config))
     sizes: dict[str, int] = {}
     if not parts:

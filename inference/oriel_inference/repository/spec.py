@@ -5,6 +5,7 @@ from typing import cast
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import SAMPLE_EVERY, ModelSpec, TensorInfo, TensorSpec
+from oriel_inference.repository.config import parameter
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.queueing import queue_rules
@@ -79,12 +80,12 @@ def build_spec(
     """Build the specification for the rest of the server. labels: label file name -> its lines."""
     bounds: BatchBounds | None = None
     batching = config.dynamic_batching
-    switch = _parameter(config, BATCHING_KEY) or "on"
+    switch = parameter(config, BATCHING_KEY) or "on"
     if switch not in ("on", "off"):
         raise ConfigInvalid(file, f"parameters[{BATCHING_KEY!r}]", 'must be "on" or "off"')
-    if (load := _parameter(config, LOAD_KEY)) and load not in LOAD_VALUES:
+    if (load := parameter(config, LOAD_KEY)) and load not in LOAD_VALUES:
         raise ConfigInvalid(file, f"parameters[{LOAD_KEY!r}]", 'must be "demand" or "pinned"')
-    every = _parameter(config, SAMPLE_KEY) or str(SAMPLE_EVERY)
+    every = parameter(config, SAMPLE_KEY) or str(SAMPLE_EVERY)
     if not (every.isascii() and every.isdigit() and len(every) <= 7 and int(every) <= MAX_SAMPLE_EVERY):
         text = f"must be a number from 0 (no samples) to {MAX_SAMPLE_EVERY}"
         raise ConfigInvalid(file, f"parameters[{SAMPLE_KEY!r}]", text)
@@ -170,7 +171,3 @@ def _check(
         if not fits:
             shown = list(tensor.shape[1:] if batched else tensor.shape)
             raise ConfigInvalid(file, f"{field}.dims", f"{list(dims)} does not fit the model file's {shown}")
-
-
-def _parameter(config: pb.ModelConfig, key: str) -> str:
-    return config.parameters[key].string_value if key in config.parameters else ""
