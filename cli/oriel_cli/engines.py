@@ -254,8 +254,9 @@ def _verify(folder: Folder, args: argparse.Namespace) -> int:
                 one = verify_outputs(compilation, folder, _bounds(args))
             except ArtefactDamaged:
                 continue  # it is in the list already
-            if one.fingerprint in found or not args.fingerprints:
-                found[one.fingerprint] = {"fingerprint": one.fingerprint, **_verified(name, one)}
+            if one.fingerprint in wanted or not args.fingerprints:
+                found.pop(one.fingerprint, None)
+                found[f"{one.fingerprint} {name}"] = {"fingerprint": one.fingerprint, **_verified(name, one)}
     lines = list(found.values())
     texts = [
         f"{each['fingerprint'][:SHOWN_DIGITS]}: {each['state']}, {each['reason']}"

@@ -13,6 +13,7 @@ from oriel_inference.backends.onnx_graph import ENTRY
 from ..inference.artefact_server import forge, only_artefact
 from ..inference.control_server import put, times
 from ..inference.models import DOUBLE
+from ..inference.models import put as models_put
 
 COMPILED = DOUBLE + 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
 
@@ -80,6 +81,21 @@ def test_verify_names_the_artefact_that_disagrees_the_tolerance_and_what_to_do(
     (line,) = json.loads(capsys.readouterr().out)
     assert (line["fingerprint"], line["state"]) == (artefact.name, "failed")
     assert line["advice"] == "give a larger --artefact-build-memory"
+
+
+def test_verify_has_a_line_for_each_model_of_an_artefact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two models with the same file share an artefact, and may allow different errors."""
+    root, folder = tmp_path / "models", ["--artefact-folder", str(tmp_path / "a")]
+    own = 'parameters { key: "oriel.compile.tolerance" value { string_value: "relative=9" } }'
+    put(root, 2.0, config=COMPILED)
+    models_put(root, "lenient", times(2.0), COMPILED.replace('name: "double"', 'name: "lenient"') + own)
+    assert main(["engines", "build", "--model-repository", str(root), *folder]) == 0
+    forge(only_artefact(tmp_path / "a"), ENTRY, times(5.0).SerializeToString())
+    capsys.readouterr()
+    assert main(["engines", "verify", "--model-repository", str(root), *folder, "--json"]) == 1
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["fingerprint"] == second["fingerprint"]
+    assert {first["state"], second["state"]} == {"agrees", "disagrees"}
 
 
 def test_a_refused_build_ends_with_1_and_is_listed_until_it_is_removed(

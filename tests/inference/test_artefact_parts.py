@@ -581,6 +581,7 @@ def test_a_build_that_is_ended_from_outside_is_not_held_against_the_artefact(
     with pytest.raises(ArtefactRefused) as ended:
         build(one, one.key(path), folder, BuildBounds(), one.samples(), ChildProcesses(), lambda phase: None)
     assert ended.value.kind is kind, ended.value.reason
+    assert "server" not in ended.value.reason, "it is not known to stop"
 
 
 @pytest.mark.parametrize(("memory_bytes", "kind"), [(0, RefusalKind.NO_SPACE), (1 << 30, RefusalKind.OUT_OF_MEMORY)])

@@ -96,8 +96,10 @@ class ChildProcesses:
             raise ArtefactRefused(RefusalKind.TIMED_OUT, what) from None
         except (OSError, ValueError):
             code = child.end()
-            if self._closed or code in _ENDED_WITH_US:
+            if self._closed:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping") from None
+            if code in _ENDED_WITH_US:  # or by somebody who meant the child alone
+                raise ArtefactRefused(RefusalKind.STOPPED, "the process that tried it was stopped") from None
             if code == -signal.SIGKILL and not request["memory_bytes"]:
                 text = "the kernel ended the process that tried it, as it does where no memory is left"
                 raise ArtefactRefused(RefusalKind.NO_SPACE, text) from None
