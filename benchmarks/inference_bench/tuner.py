@@ -41,7 +41,8 @@ from oriel_cli.simulate.profile import Profile, mean_ms
 from oriel_cli.table import columns
 from oriel_cli.tune.machine import Machine, serving
 from oriel_cli.tune.objective import Objective, Reached
-from oriel_cli.tune.session import Options, Tuned, read_text, tuned
+from oriel_cli.tune.options import Options
+from oriel_cli.tune.session import Tuned, read_text, tuned
 from oriel_cli.tune.setting import Setting, Subject, changed
 from oriel_cli.tune.trial import Arrivals, Load
 from oriel_inference.settings import available_cores
@@ -176,7 +177,7 @@ async def judged(
                 tallies[index].append(found[0])
                 objection = objection or why
     merged = [total(each) for each in tallies]
-    return [options.load.judged([each], rounds * seconds)[0] for each in merged], objection
+    return [options.load.judged([each])[0] for each in merged], objection
 
 
 async def measured(folder: Path, model: str, cores: int) -> Profile:

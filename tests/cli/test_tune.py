@@ -1,17 +1,24 @@
 """`oriel tune` from beginning to end, with a tiny model on a server of its own, and what it refuses."""
 
+import asyncio
 import json
+import shutil
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
 from oriel_cli.main import main
+from oriel_cli.tune.contest import Measured
+from oriel_cli.tune.machine import serving
 from oriel_cli.tune.objective import Reached, parse
+from oriel_cli.tune.options import Options
 from oriel_cli.tune.report import costs
-from oriel_cli.tune.session import Measured
-from oriel_cli.tune.setting import Setting
+from oriel_cli.tune.setting import Setting, Subject, changed
 from oriel_policies.metering.prices import NANO, Price
 from oriel_wire.v2.metadata import parse_config_text
 
@@ -68,6 +75,59 @@ def test_a_model_is_tuned_and_the_patch_makes_it_reach_its_objective(
         assert after.dynamic_batching.max_queue_delay_microseconds == wanted
         after.dynamic_batching.max_queue_delay_microseconds = 400_000
         assert after == parse_config_text(CONFIG) and file.read_text().startswith("# keep this line\n")
+
+
+async def test_a_variant_is_loaded_when_it_serves_and_one_that_computes_something_else_says_why(
+    repository: Path, tmp_path: Path
+) -> None:
+    for name, factor in (("int8", 2.0), ("fp16", 9.0)):
+        put(tmp_path / "other", factor)
+        shutil.copyfile(tmp_path / "other/double/1/model.onnx", repository / f"double/1/model.{name}.onnx")
+    flags = ("--artefact-folder", str(tmp_path / "artefacts"))
+    async with serving(repository, "double", cores=1, flags=flags) as machine:
+        model = Subject(model="double", text=CONFIG, completed=await machine.completed(), cores=1)
+        assert await machine.load(changed(model, replace(model.present, variant="int8"))) == ""
+        why = await machine.load(changed(model, replace(model.present, variant="fp16")))
+        assert why.startswith("refused: ") and "differs" in why
+        assert await machine.load(CONFIG) == "", "the model itself waits for nothing"
+    assert (repository / "double/config.pbtxt").read_text() == CONFIG
+
+
+def test_ctrl_c_ends_a_search_that_does_not_wait_and_the_server_with_it(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    urls: list[str] = []
+
+    async def searching(options: Options, say: object) -> None:
+        async with serving(options.repository, options.model, cores=1) as machine:
+            urls.append(machine.url)
+            events.append((await machine.completed()).name)
+            signal.raise_signal(signal.SIGINT)
+            events.append("went on")
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("oriel_cli.tune.command.tuned", searching)
+    assert main(["tune", "double", "--repository", str(repository), *GOAL]) == 130
+    assert events == ["double"] and signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(URLError, match="refused"):
+        urlopen(f"{urls[0]}/v2/health/live")
+
+
+def test_ctrl_c_while_it_waits_ends_what_was_started(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    async def calibrating(options: object, say: object) -> None:
+        try:
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            events.append("server stopped")
+
+    monkeypatch.setattr("oriel_cli.tune.command.tuned", calibrating)
+    assert main(["tune", "double", "--repository", str(repository), *GOAL]) == 130
+    assert events == ["server stopped"]
 
 
 @pytest.mark.parametrize(

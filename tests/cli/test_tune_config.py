@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_cli.errors import CommandFailed
+from oriel_cli.tune.calibration import VARIANTS, variants_of
 from oriel_cli.tune.config_text import Unreadable, patch, put, put_parameter
+from oriel_cli.tune.machine import artefact_of
 from oriel_cli.tune.setting import Engine, Setting, Subject, changed, changes, engines, neighbours
+from oriel_inference.repository.compiling import ITSELF, variants
 from oriel_wire.errors import StartFailed
 from oriel_wire.v2.metadata import parse_config_text
 
@@ -100,7 +103,10 @@ SETTINGS = st.builds(
     instances=st.integers(1, 4),
     threads=st.integers(1, 4),
     provider=st.sampled_from(["", "OpenVINOExecutionProvider"]),
+    compiler=st.sampled_from(["", "openvino"]),
+    variant=st.sampled_from(["", "int8"]),
 )
+PARAMETERS = ("oriel.execution_provider", "oriel.compile", "oriel.variant")
 PARTS = st.tuples(
     st.sampled_from(
         ["max_batch_size: 64", "max_batch_size: 64 ;", "max_batch_size : 64  # rows", "max_batch_size:\n64"]
@@ -151,7 +157,11 @@ def test_any_setting_can_be_written_into_any_form_of_the_text(
     assert (again.present.threads, again.written.instance_group[:1]) == (wanted.threads, config.instance_group[:1])
     kept = [line for line in text.split("\n") if "comment" in line]
     assert [line for line in after.split("\n") if "comment" in line] == kept
-    assert changed(again, replace(wanted, provider=again.present.provider, instances=again.present.instances)) == after
+    said = {key: config.parameters[key].string_value for key in PARAMETERS if key in config.parameters}
+    given = dict(zip(PARAMETERS, (wanted.provider, wanted.compiler, wanted.variant), strict=True))
+    assert said == {key: value for key, value in given.items() if value}
+    as_written = replace(wanted, provider="", compiler="", variant="", instances=again.present.instances)
+    assert changed(again, as_written) == after
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="there is no patch")
@@ -227,10 +237,70 @@ def test_the_engines_that_use_most_of_the_cores_come_first() -> None:
     more = engines(subject(cores=2), ["OpenVINOExecutionProvider"])
     assert len(more) == 2 * len(engines(subject(cores=2)))
     assert {each.provider for each in more} == {"", "OpenVINOExecutionProvider"}
+    by_all = engines(subject(cores=2), ["OpenVINOExecutionProvider"], ["openvino"], ["fp16", "int8"])
+    assert len(by_all) == 5 * len(engines(subject(cores=2)))
+    assert [(each.threads, each.provider + each.compiler + each.variant) for each in by_all[1:6]] == [
+        (1, ""),
+        (1, "fp16"),
+        (1, "int8"),
+        (1, "openvino"),
+        (1, "OpenVINOExecutionProvider"),
+    ], "everything that can execute the model is seen with one number of threads, before the next number"
     grouped = subject("max_batch_size: 4 instance_group { count: 1 } instance_group { count: 1 }")
     assert {each.instances for each in engines(grouped)} == {2}
     on_gpu = engines(subject("max_batch_size: 4 instance_group { count: 2 kind: KIND_GPU }", cores=1))
     assert [(each.instances, each.threads) for each in on_gpu] == [(2, 1), (4, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("key", ["oriel.execution_provider", "oriel.compile", "oriel.variant"])
+def test_what_the_owner_chose_to_execute_the_model_stays(key: str) -> None:
+    chosen = subject(f'{TEXT} parameters {{ key: "{key}" value {{ string_value: "v" }} }}', cores=2)
+    assert engines(chosen, ["p"], ["c"], ["int8"]) == engines(chosen)
+    python = subject(cores=2)
+    python.completed.backend = "python"
+    assert engines(python, ["p"], ["c"], ["int8"]) == engines(python)
+
+
+def test_only_variants_that_all_versions_have_are_tried(tmp_path: Path) -> None:
+    for name in ("1/model.onnx", "1/model.int8.onnx", "1/model.fp16.onnx", "1/net.bf16.onnx", "2/model.onnx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "7").mkdir()
+    (tmp_path / "config.pbtxt").touch()
+    assert variants_of(tmp_path, "") == []
+    (tmp_path / "2/model.int8.onnx").touch()
+    assert variants_of(tmp_path, "") == variants_of(tmp_path, "model.onnx") == ["int8"]
+    (tmp_path / "1/net.onnx").touch()
+    assert variants_of(tmp_path, "net.onnx") == ["bf16"]
+    assert variants_of(tmp_path, "absent.onnx") == []
+    assert {*VARIANTS, ITSELF} == set(variants()), "all that a server knows"
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        ([], ""),
+        ([("serving", "")], ""),
+        ([("checking", "")], None),
+        ([("absent", "")], None),
+        ([("absent", "openvino is not installed")], "absent: openvino is not installed"),
+        ([("refused", "output 'y' differs")], "refused: output 'y' differs"),
+        ([("serving", ""), ("building", "")], None),
+        ([("serving", ""), ("refused", "it crashed")], "refused: it crashed"),
+    ],
+)
+def test_an_artefact_is_waited_for_until_it_serves_or_will_not(
+    states: list[tuple[str, str]], found: str | None
+) -> None:
+    lines = [
+        {"name": "m", "version": str(number), "artefact": {"state": state, "reason": reason}}
+        for number, (state, reason) in enumerate(states, 1)
+    ]
+    others: list[dict[str, object]] = [
+        {"name": "m", "version": "9"},
+        {"name": "n", "artefact": {"state": "building", "reason": ""}},
+    ]
+    assert artefact_of([*lines, *others], "m") == found
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.floats(0.1, 10_000.0))

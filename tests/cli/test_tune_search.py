@@ -1,6 +1,6 @@
 """The search of `oriel tune`: on scores with one best setting, and on invented profiles whose best setting is known."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,28 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_cli.load.scenario import Scenario
 from oriel_cli.load.tally import Outcome, Tally
-from oriel_cli.simulate.profile import Profile, Size
+from oriel_cli.simulate.profile import Size
+from oriel_cli.tune.calibration import affordable
+from oriel_cli.tune.contest import Measured, is_confirmed
 from oriel_cli.tune.machine import profile_s, seconds_within
 from oriel_cli.tune.objective import Reached, Score, parse
+from oriel_cli.tune.options import Options
 from oriel_cli.tune.plan import Plan, clearly_worse, explained, limit, planned
-from oriel_cli.tune.search import Effort, Near, groups_of, put_back, search, simplified
-from oriel_cli.tune.session import Measured, Options, affordable, confirm, is_confirmed
+from oriel_cli.tune.search import Near, groups_of, put_back, search, simplified
+from oriel_cli.tune.session import confirm
 from oriel_cli.tune.setting import Engine, Setting, Subject, changed, neighbours
-from oriel_cli.tune.trial import Load, Simulator
-from oriel_wire.v2.metadata import parse_config_text
+from oriel_cli.tune.trial import Load
+from oriel_cli.tune.turns import Turns
 
-QUICK = Effort(short=100, long=300)
-ENGINES = [Engine(instances=1, threads=1), Engine(instances=2, threads=1), Engine(instances=1, threads=2)]
-
-
-def subject(batching: str = "", *, max_rows: int = 16, replicas: int = 1) -> Subject:
-    text = f"max_batch_size: {max_rows} dynamic_batching {{ {batching} }} instance_group {{ count: 1 }}"
-    text += ' parameters { key: "intra_op_thread_count" value { string_value: "1" } }'
-    config = parse_config_text(text)
-    config.backend = "onnxruntime"
-    return Subject(model="m", text=text, completed=config, cores=2, replicas=replicas)
+from .tuning import ALONE, ENGINES, FLAT, QUICK, STEEP, CountingMachine, simulator, subject
 
 
 def near_of(model: Subject) -> Near:
@@ -85,27 +78,7 @@ def test_changes_that_bring_nothing_are_put_back() -> None:
 # Invented profiles --------------------------------------------------------------------------------------------------
 
 
-def sizes(milliseconds: Mapping[int, float]) -> list[Size]:
-    return [Size(rows=rows, mean_ms=each, batches=100) for rows, each in milliseconds.items()]
-
-
-FLAT = sizes({1: 10.0, 16: 10.4})  # loading the weights is all there is to it
-STEEP = sizes({1: 4.0, 8: 16.0, 9: 60.0, 16: 110.0})  # more than eight rows do not fit the cache
-
-
-def simulator(goal: str, milliseconds: list[Size], engines: int = 1) -> Simulator:
-    """Simulate engines of which the second runs two batches at once, and the third is slower."""
-    slower = [Size(rows=size.rows, mean_ms=1.5 * size.mean_ms) for size in milliseconds]
-    profiles = {
-        engine: Profile(
-            model="m", max_rows=16, instances=engine.instances, sizes=slower if engine.threads == 2 else milliseconds
-        )
-        for engine in ENGINES[:engines]
-    }
-    return Simulator(Load(model="m", objectives=[parse(goal)]), profiles)
-
-
-def plan(model: Subject, goal: str, milliseconds: list[Size], *, engines: int = 1, most_replicas: int = 1) -> Plan:
+def plan(model: Subject, goal: str, milliseconds: Sequence[Size], *, engines: int = 1, most_replicas: int = 1) -> Plan:
     return planned(
         simulator(goal, milliseconds, engines),
         model,
@@ -133,17 +106,15 @@ def test_batches_beyond_what_the_cache_holds_are_forbidden() -> None:
 
 
 def test_a_second_instance_is_used_where_one_is_not_enough_and_slower_threads_are_not() -> None:
-    alone = sizes({1: 10.0, 16: 160.0})
-    found = plan(subject(), "p95 <= 60 ms at 140/s", alone, engines=3)
+    found = plan(subject(), "p95 <= 60 ms at 140/s", ALONE, engines=3)
     assert found.chosen.met and found.chosen.setting.engine == ENGINES[1] and not found.present.met
     assert ("instances",) in [worth.fields for worth in found.worths]
 
 
 def test_replicas_are_as_few_as_are_enough() -> None:
-    alone = sizes({1: 10.0, 16: 160.0})  # a replica does 100 calls a second
-    found = plan(subject(), "p90 <= 60 ms at 220/s", alone, most_replicas=8)
+    found = plan(subject(), "p90 <= 60 ms at 220/s", ALONE, most_replicas=8)
     assert found.chosen.met and found.chosen.setting.replicas in (3, 4)
-    fewer = plan(subject(replicas=6), "p90 <= 60 ms at 20/s", alone, most_replicas=8)
+    fewer = plan(subject(replicas=6), "p90 <= 60 ms at 20/s", ALONE, most_replicas=8)
     assert fewer.chosen.met and fewer.chosen.setting.replicas == 1
     assert [worth.fields for worth in fewer.worths][-1] == ("replicas",)
 
@@ -166,7 +137,7 @@ def test_a_delay_that_is_too_long_is_removed_where_a_shorter_one_brings_nothing_
 
 
 def test_executions_that_hardly_pause_are_what_limits_and_else_calls_that_come_together() -> None:
-    model, alone = subject(), simulator("p50 <= 200 ms at 95/s", sizes({1: 10.0, 16: 160.0}))
+    model, alone = subject(), simulator("p50 <= 200 ms at 95/s", ALONE)
     busy, calm = alone.trial(model.present, 400), alone.trial(model.present, 400, 0.4)
     assert limit(alone, busy, model) == (
         "device",
@@ -177,6 +148,38 @@ def test_executions_that_hardly_pause_are_what_limits_and_else_calls_that_come_t
     assert limit(alone, calm, model)[0] == "queue"
     waiting = alone.trial(replace(model.present, delay_us=90_000), 400, 0.4)
     assert limit(alone, waiting, model)[0] == "delay"
+
+
+@given(st.lists(st.floats(0.01, 5000.0), min_size=1, max_size=8), st.floats(1.0, 60.0), st.floats(0.05, 8.0))
+def test_what_is_rare_is_sent_more_often_at_the_cost_of_two_percent(
+    rates: list[float], seconds: float, part: float
+) -> None:
+    objectives = [
+        replace(parse("p99 <= 50 ms at 1/s"), tier=str(number), rate=rate) for number, rate in enumerate(rates)
+    ]
+    load = Load(model="m", objectives=objectives)
+    sent = load.rates(seconds, part=part)
+    assert sum(sent.values()) <= 1.02 * part * load.rate * (1.0 + 1e-9)
+    for each in objectives:
+        assert sent[each.name] >= part * each.rate * (1.0 - 1e-9)
+        if each.rate > 0.1 * max(rates):
+            assert sent[each.name] == part * each.rate, "what is not rare is sent as it comes"
+        assert sent[each.name] * seconds <= max(100.0, part * each.rate * seconds) * (1.0 + 1e-9)
+
+
+def test_rates_far_apart_are_judged_by_calls_of_both_without_a_load_of_hours() -> None:
+    """Without more calls, 100 of the rarer ones take 1000 s and a million of the others."""
+    gold, bronze = parse("p99 <= 50 ms for gold at 1000/s"), parse("p99 <= 900 ms for bronze at 0.1/s")
+    load = Load(model="m", objectives=[gold, bronze])
+    seconds = load.seconds(800)
+    assert seconds * load.rate < 6000 and load.rates(seconds)["bronze"] * seconds == pytest.approx(100.0)
+    assert load.rates(3.0)["bronze"] * 3.0 > 50.0, "of a short measurement"
+    answered = [Tally(scheduled=count) for count in (900, 100)]
+    for tally in answered:
+        for _ in range(90):
+            tally.ended(Outcome("good"), 0.01, 0.01, 0.05)
+    found = load.judged(answered)
+    assert [each.goodput for each in found] == [pytest.approx(100.0), pytest.approx(0.09)], "at the objective's rate"
 
 
 # Measurements -------------------------------------------------------------------------------------------------------
@@ -197,28 +200,9 @@ def test_profiles_take_the_time_that_they_are_given(budget_s: float, max_rows: i
     assert profile_s(max(0.05, seconds_within(1e6, max_rows, rows)), max_rows, rows) == pytest.approx(1e6)
 
 
-class FakeMachine:
-    """Answers as many of a hundred calls in time as are known for the setting that is loaded."""
-
-    url = "http://fake"
-
-    def __init__(self, in_time: Mapping[str, int]) -> None:
-        self.in_time, self.loaded = in_time, list[str]()
-
-    async def load(self, text: str) -> None:
-        self.loaded.append(text)
-
-    async def offered(self, scenario: Scenario) -> tuple[list[Tally], str]:
-        tally = Tally(scheduled=100)
-        for number in range(100):
-            latency_s = 0.01 if number < self.in_time[self.loaded[-1]] else 0.09
-            tally.ended(Outcome("good"), latency_s, latency_s, 0.05)
-        return [tally], ""
-
-
 @pytest.mark.parametrize(
     ("chosen_in_time", "best_in_time", "winner", "turns"),
-    [(96, 100, "chosen", "cpcp"), (90, 99, "best", "cbpbp"), (90, 80, "chosen", "cbpcp")],
+    [(96, 100, "chosen", "cppc"), (90, 99, "best", "cpbpb"), (90, 80, "chosen", "cpbpc")],
 )
 async def test_the_best_setting_is_measured_if_the_smallest_change_is_not_enough(
     chosen_in_time: int, best_in_time: int, winner: str, turns: str
@@ -226,14 +210,16 @@ async def test_the_best_setting_is_measured_if_the_smallest_change_is_not_enough
     model, simulated = subject("max_queue_delay_microseconds: 20000"), simulator("p95 <= 50 ms at 20/s", FLAT, 2)
     chosen, best = replace(model.present, delay_us=0), replace(model.present, delay_us=0).on(ENGINES[1])
     texts = {changed(model, chosen): "c", changed(model, best): "b", model.text: "p"}
-    machine = FakeMachine(dict(zip(texts, (chosen_in_time, best_in_time, 50), strict=True)))
+    machine = CountingMachine(dict(zip(texts, (chosen_in_time, best_in_time, 50), strict=True)))
     options = Options(repository=Path(), model="m", load=simulated.load, budget_s=5.0, cores=2)
     before = explained(simulated, model, chosen, best, QUICK, cut_off=False)
-    after, now, found = await confirm(machine, model, options, simulated, before, QUICK, lambda _: None)  # type: ignore[arg-type]
-    assert "".join([texts[each] for each in machine.loaded]) == turns
-    assert found.setting == after.chosen.setting == (best if winner == "best" else chosen)
-    assert now.setting == model.present and now.reached[0].calls == found.reached[0].calls == 200
-    assert found.reached[0].attained == max(chosen_in_time, best_in_time if winner == "best" else 0) / 100.0
+    turn_of = Turns(machine, model, options, 9.0, lambda _: None, lambda: machine.now)  # type: ignore[arg-type]
+    found = await confirm(turn_of, simulated, before, QUICK)
+    assert "".join([texts.get(each, "") for each in machine.loaded]) == turns
+    assert found.chosen.setting == found.plan.chosen.setting == (best if winner == "best" else chosen)
+    assert found.present.setting == model.present
+    assert found.present.reached[0].calls == found.chosen.reached[0].calls == 200
+    assert found.chosen.reached[0].attained == max(chosen_in_time, best_in_time if winner == "best" else 0) / 100.0
 
 
 def measured(in_time: float, latency_ms: float, *, replicas: int = 1, objection: str = "") -> Measured:

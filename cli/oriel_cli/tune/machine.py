@@ -1,15 +1,16 @@
 """Measures settings of one model on a server of its own, whose models lie where they are: configurations are sent with
-the requests to load them, so no file is written.
+the requests to load them, so no file of the repository is written.
 """
 
 import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 from urllib.parse import quote
 
 from oriel_cli.errors import CommandFailed
@@ -34,15 +35,19 @@ STOP_S = 10.0
 ATTEMPTS = 2  # at a load in which the generator lagged
 BETWEEN_S = 0.3  # before each turn of a profile
 SETTLE_S = 1.0  # to load a model
+LOOK_S = 0.1  # between two questions for the state of an artefact
+ARTEFACT_S = 60.0
+SETTLED = ("serving", "refused")  # states of an artefact that do not change by themselves
 
 
 class Machine:
     """A server with one model. Its methods raise CommandFailed."""
 
-    def __init__(self, port: int, model: str) -> None:
+    def __init__(self, port: int, metrics_port: int, model: str) -> None:
         self.url = f"http://{HOST}:{port}"
         self._model = model
         self._port = port
+        self._metrics_port = metrics_port
 
     async def completed(self) -> pb.ModelConfig:
         """Return the configuration of the model as the server completes it."""
@@ -52,11 +57,23 @@ class Machine:
         except BadMessage as bad:
             raise CommandFailed(f"{self.url}: {bad.message}") from bad
 
-    async def load(self, text: str) -> None:
-        """Load the model with the text of a config.pbtxt."""
+    async def load(self, text: str, *, within_s: float = ARTEFACT_S) -> str:
+        """Load the model with the text of a config.pbtxt, and wait until the artefact serves that it asks for, if any.
+
+        Returns why the model's own file serves in place of that; "" if it does not. within_s: for the artefact.
+        """
         parameters = {"config": config_json(parse_config_text(text))}
         target = f"/v2/repository/models/{quote(self._model, safe='')}/load"
         await self._request("POST", target, json.dumps({"parameters": parameters}).encode())
+        deadline = monotonic() + within_s
+        while (state := artefact_of(await self._models(), self._model)) is None:
+            if monotonic() >= deadline:
+                return f"it was not ready after {within_s:.0f} s: oriel engines build makes it beforehand"
+            await asyncio.sleep(LOOK_S)
+        return state
+
+    async def _models(self) -> Any:
+        return json.loads(await self._request("GET", "/models", port=self._metrics_port))
 
     async def profile(self, *, seconds: float, rows: int, instances: int) -> Profile:
         """Measure how long the batches of the model take. seconds: for each number of callers. instances: that can run
@@ -80,8 +97,8 @@ class Machine:
                 break
         return record.tallies[-1], objection
 
-    async def _request(self, method: str, target: str, body: bytes = b"") -> bytes:
-        client = HttpClient(host=HOST, port=self._port)
+    async def _request(self, method: str, target: str, body: bytes = b"", *, port: int = 0) -> bytes:
+        client = HttpClient(host=HOST, port=port or self._port)
         try:
             answer = await client.request(method, target, [], body, deadline=monotonic() + LOAD_WITHIN_S)
         except UpstreamError as error:
@@ -95,6 +112,16 @@ class Machine:
                 reason = f"the server answers {answer.status} to {target}"
             raise CommandFailed(" ".join(reason.split())[:600])
         return bytes(answer.body)
+
+
+def artefact_of(models: Sequence[Mapping[str, Any]], model: str) -> str | None:
+    """Return why the artefacts of a model's versions do not serve; "" if they do, or there are none; None if that is
+    not decided. models: the lines of a server about its versions.
+    """
+    found = [line["artefact"] for line in models if line["name"] == model and "artefact" in line]
+    objections = [f"{each['state']}: {each['reason']}" for each in found if each["state"] != "serving"]
+    undecided = any(each["state"] not in SETTLED and not each["reason"] for each in found)
+    return None if undecided else "; ".join(objections)
 
 
 def _objection(scenario: Scenario, record: Record) -> str:
@@ -120,10 +147,11 @@ def seconds_within(budget_s: float, max_rows: int, rows: int) -> float:
 @asynccontextmanager
 async def serving(repository: Path, model: str, *, cores: int, flags: Sequence[str] = ()) -> AsyncIterator[Machine]:
     """A server with this model alone, which ends with the block, or with this process. Raises StartFailed."""
-    (port,) = free_ports(HOST, 1)
+    port, metrics_port = free_ports(HOST, 2)
     command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(repository)]
     command += ["--model-control-mode", "explicit", "--load-model", model, "--exit-on-error", "true"]
-    command += ["--http-port", str(port), "--allow-grpc", "false", "--allow-metrics", "false", "--cores", str(cores)]
+    command += ["--http-port", str(port), "--metrics-port", str(metrics_port), "--allow-grpc", "false"]
+    command += ["--cores", str(cores)]
     command += ["--usage", "none", "--log-info", "false", "--log-warning", "false", *flags]
     spec = UnitSpec(
         name="inference",
@@ -136,7 +164,7 @@ async def serving(repository: Path, model: str, *, cores: int, flags: Sequence[s
         unit = Unit(spec, {**os.environ, LIFELINE_VARIABLE: str(lifeline)}, lifeline, Timings())
         try:
             await unit.start()
-            yield Machine(port, model)
+            yield Machine(port, metrics_port, model)
         finally:
             await asyncio.shield(unit.stop(monotonic() + STOP_S, lambda _: None))
     finally:

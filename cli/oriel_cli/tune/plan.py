@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from oriel_cli.tune.objective import loss_text, most_lost, number
 from oriel_cli.tune.search import Effort, Found, groups_of, put_back, search, simplified
@@ -11,9 +11,10 @@ from oriel_cli.tune.trial import Simulator, Trial
 
 MARGIN = 1.1  # of the rate: predictions may be off by a tenth
 NEARLY = 1.03  # a latency up to this times another one is as good
-MISSED = 0.01  # a share of calls that does not count, less than what a prediction may be off by
+MISSED = 0.005  # a share of calls that does not count: the same as between two measurements
 BUSY = 0.85  # of the time, from which on executions are what limits
 LARGE = 0.25  # part of a latency that is worth naming
+LOADS = (0.5, 0.75, 1.0, 1.25, 1.5)  # parts of the rates for which targets are promised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +27,27 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """The tightest targets at a load, in milliseconds: one for each objective; infinite if none can be promised.
+
+    part: of the rates. As many calls keep the target as the objective says, with a margin for the prediction.
+    """
+
+    part: float
+    targets_ms: Sequence[float]
+
+    @property
+    def kept(self) -> bool:
+        return all(each < inf for each in self.targets_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The setting that was chosen, as simulated, beside the present one.
 
     best: the setting with the lowest latencies, of which only what is needed was chosen. most: the part of the rates up
-    to which the chosen setting reaches the objectives. limit: its kind, and a sentence.
+    to which the chosen setting reaches the objectives. promises: of the chosen setting, by load. limit: its kind, and a
+    sentence.
     """
 
     present: Trial
@@ -38,6 +55,7 @@ class Plan:
     best: Trial
     worths: Sequence[Worth]
     most: float
+    promises: Sequence[Promise]
     limit: tuple[str, str]
     cut_off: bool
 
@@ -74,16 +92,36 @@ def planned(
         if not fewer.met:
             break
         trial = fewer
-    groups = groups_of(present, trial.setting, list(simulator.profiles))
+    simple = _smallest(simulator, subject, trial, long, MARGIN)
+    return explained(simulator, subject, simple, trial.setting, effort, cut_off=cut_off)
+
+
+def replanned(
+    simulator: Simulator, subject: Subject, start: Setting, *, has_time: Callable[[], bool], effort: Effort
+) -> list[Setting]:
+    """Search again with profiles that were corrected by measurements; return what is worth measuring, the best first.
+
+    start: the best setting that was measured; its replicas stay. The rate has no margin: what it is for is known now.
+    """
+    found = _searched(simulator, subject, start.replicas, has_time, effort, start, rate=1.0)
+    best = simulator.trial(found.setting, effort.long)
+    settings = [_smallest(simulator, subject, best, effort.long, 1.0), *[setting for _, setting in found.ranked]]
+    return list(dict.fromkeys(settings))
+
+
+def _smallest(simulator: Simulator, subject: Subject, best: Trial, calls: int, rate: float) -> Setting:
+    """Return the setting without the changes that are not needed for what it reaches. rate: part of the rates."""
+    present = subject.present
+    groups = groups_of(present, best.setting, list(simulator.profiles))
     # Replicas cost money: they stay as few as they are.
     groups = [fields for fields in groups if fields != ("replicas",)]
-    simple = simplified(present, trial.setting, groups, lambda each: _worse(simulator, trial, each, long))
+    simple = simplified(present, best.setting, groups, lambda each: _worse(simulator, best, each, calls, rate))
     # A field that has to change anyway is better removed than given some other value.
     for field in ("delay_us", "preferred"):
         removed = replace(simple, delay_us=0) if field == "delay_us" else replace(simple, preferred=())
-        if field in changes(present, simple) and not _worse(simulator, trial, removed, long):
+        if field in changes(present, simple) and not _worse(simulator, best, removed, calls, rate):
             simple = removed
-    return explained(simulator, subject, simple, trial.setting, effort, cut_off=cut_off)
+    return simple
 
 
 def explained(
@@ -97,6 +135,7 @@ def explained(
         best=simulator.trial(best, effort.long),
         worths=worths(simulator, subject.present, trial, effort.long),
         most=simulator.most(chosen, 2 * effort.short),
+        promises=promises(simulator, chosen, 2 * effort.short),
         limit=limit(simulator, trial, subject),
         cut_off=cut_off,
     )
@@ -109,25 +148,26 @@ def _searched(
     has_time: Callable[[], bool],
     effort: Effort,
     begin: Setting | None = None,
+    rate: float = MARGIN,
 ) -> Found:
-    """Search with so many replicas. begin: a setting that was good with others."""
+    """Search with so many replicas. begin: a setting that was good with others. rate: part of the rates."""
     start = replace(begin or subject.present, replicas=replicas)
     load = simulator.load
     return search(
         start,
         list(simulator.profiles),
         lambda setting: neighbours(setting, subject, rows=simulator.least_rows(setting), bound_ms=load.bound_ms),
-        lambda setting, calls: simulator.trial(setting, calls, MARGIN).score,
+        lambda setting, calls: simulator.trial(setting, calls, rate).score,
         has_time,
         effort,
     )
 
 
-def _worse(simulator: Simulator, than: Trial, setting: Setting, calls: int) -> bool:
+def _worse(simulator: Simulator, than: Trial, setting: Setting, calls: int, rate: float) -> bool:
     """Return whether a setting does not do for what another one does: reach the objectives, or be as good as it is."""
     if setting.engine not in simulator.profiles:
         return True
-    found = simulator.trial(setting, calls, MARGIN)
+    found = simulator.trial(setting, calls, rate)
     return not found.met if than.met else clearly_worse(found.score, than.score)
 
 
@@ -145,6 +185,15 @@ def worths(simulator: Simulator, present: Setting, chosen: Trial, calls: int) ->
         without = simulator.trial(put_back(chosen.setting, present, fields), calls)
         text = loss_text(*most_lost(chosen.reached, without.reached))
         found.append(Worth(fields=fields, without=without, text=text))
+    return found
+
+
+def promises(simulator: Simulator, setting: Setting, calls: int) -> list[Promise]:
+    """Return the tightest target that each tier can be promised, at some loads of all tiers together."""
+    found = []
+    for part in LOADS:
+        trial = simulator.trial(setting, calls, part * MARGIN)
+        found.append(Promise(part=part, targets_ms=[each.latency_ms for each in trial.reached]))
     return found
 
 

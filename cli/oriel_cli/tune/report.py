@@ -1,14 +1,16 @@
 """Reports a tuning: one document for machines, from which the text is made. Pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import inf
 from typing import Any
 
 from oriel_cli.table import columns
 from oriel_cli.tune.config_text import patch
-from oriel_cli.tune.objective import Reached, most_lost
+from oriel_cli.tune.contest import Measured
+from oriel_cli.tune.objective import Reached, most_lost, number
 from oriel_cli.tune.plan import Plan
-from oriel_cli.tune.session import Measured, Tuned
+from oriel_cli.tune.session import Tuned
 from oriel_cli.tune.setting import CONFIG_FILE, FIELDS, Setting, changes
 from oriel_cli.tune.trial import HIGHEST, Trial
 from oriel_policies.metering.prices import NANO, Price, price_at
@@ -28,15 +30,18 @@ def as_document(tuned: Tuned, prices: Sequence[Price], *, today: str, version: s
         "confirmed": tuned.confirmed,
         "cores": tuned.subject.cores,
         "engines": [
-            {
-                "instances": engine.instances,
-                "threads": engine.threads,
-                "provider": engine.provider,
-                "rows_per_s": round(profile.capacity, 1),
-            }
-            for engine, profile in tuned.profiles.items()
+            {**asdict(engine), "rows_per_s": round(profile.capacity, 1)} for engine, profile in tuned.profiles.items()
         ],
         "trials": tuned.trials,
+        "measured": [
+            {
+                "setting": {name: _value(each.setting, field) for field, name in FIELDS.items()},
+                "measured": [_reached(found) for found in each.reached],
+                "objection": each.objection or None,
+            }
+            for each in tuned.measured
+        ],
+        "corrected": [{**asdict(engine), "times": round(factor, 3)} for engine, factor in tuned.slowdowns.items()],
         "cut_off": plan.cut_off,
         "seconds": {name: round(each, 2) for name, each in tuned.seconds.items()},
         "present": _side(plan.present, present),
@@ -58,6 +63,7 @@ def as_document(tuned: Tuned, prices: Sequence[Price], *, today: str, version: s
         },
         "limit": {"kind": plan.limit[0], "text": plan.limit[1]},
         "reaches": {"part": round(plan.most, 3), "rate_per_s": round(plan.most * tuned.options.load.rate, 2)},
+        "promises": _promises(tuned, prices, today),
         "cost": costs(prices, today, present, best),
         "patch": patch(f"{tuned.options.model}/{CONFIG_FILE}", tuned.subject.text, text),
     }
@@ -89,17 +95,48 @@ def _reached(found: Reached) -> dict[str, Any]:
     }
 
 
+def _promises(tuned: Tuned, prices: Sequence[Price], today: str) -> list[dict[str, Any]]:
+    """Return the tightest targets of the chosen setting by load, and what a million answers cost at that load."""
+    load, replicas = tuned.options.load, tuned.plan.chosen.setting.replicas
+    found = []
+    for each in tuned.plan.promises:
+        rate = each.part * load.rate
+        found.append(
+            {
+                "rate_per_s": round(rate, 2),
+                "targets": [
+                    {
+                        "tier": objective.tier,
+                        "percent": objective.percent,
+                        "target_ms": round(target_ms, 3) if target_ms < inf else None,
+                    }
+                    for objective, target_ms in zip(load.objectives, each.targets_ms, strict=True)
+                ],
+                "cost": {
+                    price.name: round(hour * replicas / 3600.0 / rate * 1e6, 6)
+                    for price, hour in _hourly(prices, today)
+                }
+                if each.kept
+                else {},
+            }
+        )
+    return found
+
+
+def _hourly(prices: Sequence[Price], today: str) -> list[tuple[Price, float]]:
+    """Return the prices of device time that count today, each with what an hour of a device costs."""
+    classes = sorted({each.device_class for each in prices if each.device_class})
+    current = [price_at(prices, name, today) for name in classes]
+    return [(price, price.device_hour / NANO) for price in current if price is not None and price.device_hour]
+
+
 def costs(prices: Sequence[Price], today: str, present: Measured, best: Measured) -> list[dict[str, Any]]:
     """Return what a million answers in time cost at each price of device time, with devices as quick as this one."""
     found = []
-    for name in sorted({each.device_class for each in prices}):
-        price = price_at(prices, name, today)
-        if price is None or not price.device_hour:
-            continue
-        hour = price.device_hour / NANO
+    for price, hour in _hourly(prices, today):
         found.append(
             {
-                "device_class": name,
+                "device_class": price.device_class,
                 "price": price.name,
                 "currency": price.currency,
                 "per_hour": round(hour * best.setting.replicas, 6),
@@ -144,10 +181,14 @@ def as_text(document: Mapping[str, Any], tuned: Tuned) -> list[str]:
         lines += ["", *columns(("change", "present", "chosen", "without it (simulated)"), rows)]
     if tuned.confirmed:
         lines += ["", f"what limits now: {document['limit']['text']}", *_reaching(document, plan.most)]
+    if tuned.slowdowns:
+        lines.append(f"what is called simulated was corrected by the measurements: {_corrections(tuned)}")
     if beyond := _beyond(plan):
         lines.append(beyond)
     if plan.cut_off:
         lines.append("the search was not over when its time was: a larger --budget may find more")
+    if tuned.confirmed:
+        lines += ["", *_promised(document["promises"])]
     lines += [_cost_text(each) for each in document["cost"]]
     if document["patch"]:
         lines += ["", document["patch"].rstrip("\n")]
@@ -190,6 +231,30 @@ def _reaching(document: Mapping[str, Any], most: float) -> list[str]:
         return ["no rate was found at which it would be reached"]
     setting, more = "chosen setting" if document["changes"] else "setting", " and beyond" if most == HIGHEST else ""
     return [f"by the simulation the {setting} reaches it up to {rate:.{0 if rate >= 10 else 2}f}/s{more}"]
+
+
+def _corrections(tuned: Tuned) -> str:
+    """Say by how much the profiles were off."""
+    return ", ".join([f"{engine} takes {factor:.2f} times as long" for engine, factor in tuned.slowdowns.items()])
+
+
+def _promised(promises: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of targets by load."""
+    targets = promises[0]["targets"]
+    prices = sorted({name for each in promises for name in each["cost"]})
+    heading = ["calls/s", *[f"p{number(each['percent'])} {each['tier']}".strip() for each in targets]]
+    heading += [f"{name} per million" for name in prices]
+    rows = [
+        [
+            f"{each['rate_per_s']:.4g}",
+            *["none" if one["target_ms"] is None else f"{one['target_ms']:.3g} ms" for one in each["targets"]],
+            *[f"{each['cost'][name]:.4g}" if name in each["cost"] else "-" for name in prices],
+        ]
+        for each in promises
+    ]
+    return ["the tightest targets that can be promised (simulated, with a tenth more calls):"] + columns(
+        heading, rows, right=range(len(heading))
+    )
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oriel_cli.tune.objective import Score
-from oriel_cli.tune.setting import Engine, Setting, changes
+from oriel_cli.tune.setting import ENGINE, Engine, Setting, changes
 
 STARTS = 2  # engines from which the descent begins
 FINALISTS = 4
 SWEEPS = 3
 LEAST_TRIALS = 12  # short ones, which are made on a slow machine too
-ENGINE = ("instances", "threads", "provider")
 
 Try = Callable[[Setting, int], Score]
 Near = Callable[[Setting], dict[str, list[Setting]]]
@@ -37,11 +36,20 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The best setting. cut_off: the time was over before the search was."""
+    """The settings that were tried with the long load, the best one first. cut_off: the time was over before the search
+    was.
+    """
 
-    setting: Setting
-    score: Score
+    ranked: Sequence[tuple[Score, Setting]]
     cut_off: bool
+
+    @property
+    def setting(self) -> Setting:
+        return self.ranked[0][1]
+
+    @property
+    def score(self) -> Score:
+        return self.ranked[0][0]
 
 
 class _TimeOver(Exception):
@@ -76,20 +84,21 @@ def search(
         short(present)
         # A delay that is far too long makes all engines look equal: they are tried without any as well.
         batching = dict.fromkeys([present, replace(present, delay_us=0, preferred=())])
-        ranked = sorted([each.on(engine) for engine in engines for each in batching], key=short)
-        starts = {each.engine: each for each in reversed(ranked)}  # of each engine the better one
+        begun = sorted([each.on(engine) for engine in engines for each in batching], key=short)
+        starts = {each.engine: each for each in reversed(begun)}  # of each engine the better one
         for start in sorted(starts.values(), key=short)[:STARTS]:
             _descend(start, near, short)
     except _TimeOver:
         cut_off = True
-    best, best_score = present, attempt(present, effort.long)
+    ranked = [(attempt(present, effort.long), present)]
     for number, setting in enumerate(sorted(tried, key=lambda each: tried[each])[:FINALISTS]):
         if number and not has_time():
             cut_off = True
             break
-        if (found := attempt(setting, effort.long)) < best_score:
-            best, best_score = setting, found
-    return Found(setting=best, score=best_score, cut_off=cut_off)
+        if setting != present:
+            ranked.append((attempt(setting, effort.long), setting))
+    ranked.sort(key=lambda each: each[0])  # the present one stays before its equals
+    return Found(ranked=ranked, cut_off=cut_off)
 
 
 def _descend(start: Setting, near: Near, score: Callable[[Setting], Score]) -> None:

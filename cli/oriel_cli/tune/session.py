@@ -1,74 +1,39 @@
 """One tuning from beginning to end: profiles are measured, settings simulated, and the best one measured."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from oriel_cli.errors import CommandFailed
-from oriel_cli.load.tally import Tally, total
 from oriel_cli.simulate.profile import Profile
+from oriel_cli.tune.calibration import profiles
 from oriel_cli.tune.config_text import MAX_BYTES
-from oriel_cli.tune.machine import Machine, profile_s, seconds_within, serving
-from oriel_cli.tune.objective import Reached, Score, score
-from oriel_cli.tune.plan import Plan, explained, planned
+from oriel_cli.tune.contest import Measured, contest, is_confirmed
+from oriel_cli.tune.correction import corrected
+from oriel_cli.tune.machine import Machine, serving
+from oriel_cli.tune.options import Clock, Options, Say
+from oriel_cli.tune.plan import Plan, explained, planned, replanned
 from oriel_cli.tune.search import Effort
-from oriel_cli.tune.setting import CONFIG_FILE, Engine, Setting, Subject, changed, engines
-from oriel_cli.tune.trial import WARM_UP, Load, Simulator
+from oriel_cli.tune.setting import CONFIG_FILE, Engine, Setting, Subject, changed
+from oriel_cli.tune.trial import Simulator
+from oriel_cli.tune.turns import Turns
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.metadata import parse_config_text
 
-CALIBRATION, SEARCH, MEASUREMENT = 0.35, 0.15, 0.35  # parts of the budget; explaining the result takes the rest
-TURNS = 2  # of the winner and of the present setting each
-LEAST_TURN_S, MOST_TURN_S = 1.0, 60.0
-LEAST_PROFILE_S, WELL_S, MOST_PROFILE_S = 0.05, 0.2, 2.0
-NOISE = 0.005  # a share of calls by which two measurements may differ
-NOISY = 1.1  # and a factor between two latencies
+CALIBRATION, SEARCH, EXPLANATION = 0.3, 0.15, 0.05  # parts of the budget; measuring settings takes the rest
+AGAIN = 0.04  # of the budget, for each search with corrected profiles
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What is tuned, for what, and with which means. providers: as of `engines`."""
-
-    repository: Path
-    model: str
-    load: Load
-    budget_s: float
-    cores: int
-    replicas: int = 1
-    most_replicas: int = 8
-    providers: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a setting got of the load when it was sent. objection: why it must not be quoted; "" if it may be.
-
-    A generator that lags only makes it worse, because latencies count from when a call should have been sent.
-    """
-
-    setting: Setting
-    reached: Sequence[Reached]
-    objection: str = ""
-
-    @property
-    def met(self) -> bool:
-        return all(each.met for each in self.reached)
-
-    @property
-    def score(self) -> Score:
-        return score(self.reached)
-
-    @property
-    def goodput(self) -> float:
-        return sum([each.goodput for each in self.reached])
+Serve = Callable[..., AbstractAsyncContextManager[Machine]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """The result. text: of the configuration with the chosen setting. confirmed: whether that is recommended."""
+    """The result. text: of the configuration with the chosen setting. confirmed: whether that is recommended.
+
+    measured: everything that was measured, in this order. slowdowns: how many times as long as the profiles say
+    everything takes, by which the plan is corrected; empty if it is not.
+    """
 
     options: Options
     subject: Subject
@@ -78,6 +43,8 @@ class Tuned:
     chosen: Measured
     text: str
     confirmed: bool
+    measured: Sequence[Measured]
+    slowdowns: Mapping[Engine, float]
     trials: int
     seconds: Mapping[str, float]
 
@@ -108,12 +75,17 @@ def read_text(repository: Path, model: str) -> str:
     return text
 
 
-async def tuned(options: Options, say: Say) -> Tuned:
-    """Tune a model. Raises StartFailed and CommandFailed."""
-    began = monotonic()
+async def tuned(
+    options: Options, say: Say, *, serve: Serve = serving, clock: Clock = monotonic, effort: Effort | None = None
+) -> Tuned:
+    """Tune a model. Raises StartFailed and CommandFailed.
+
+    serve, clock, effort: replaced where a server is made up, in a time of its own.
+    """
+    began, effort = clock(), effort or Effort.within(options.budget_s)
     text = read_text(options.repository, options.model)
     say(f"starting a server with {options.model}")
-    async with serving(options.repository, options.model, cores=options.cores) as machine:
+    async with serve(options.repository, options.model, cores=options.cores) as machine:
         completed = await machine.completed()
         subject = Subject(
             model=options.model, text=text, completed=completed, cores=options.cores, replicas=options.replicas
@@ -122,32 +94,35 @@ async def tuned(options: Options, say: Say) -> Tuned:
         most_rows = max(1, completed.max_batch_size)
         if options.load.rows > most_rows:
             raise StartFailed(f"--rows: the model takes 1 to {most_rows}")
-        profiles = await _profiles(machine, subject, options, say)
-        calibrated = monotonic()
-        simulator, effort = Simulator(options.load, profiles), Effort.within(options.budget_s)
+        found = await profiles(machine, subject, options, CALIBRATION * options.budget_s, say, clock)
+        calibrated = clock()
+        simulator = Simulator(options.load, found)
         end = calibrated + SEARCH * options.budget_s
         plan = planned(
             simulator,
             subject,
             most_replicas=options.most_replicas,
-            has_time=lambda: monotonic() < end,
+            has_time=lambda: clock() < end,
             effort=effort,
             say=say,
         )
         say(f"{simulator.trials} settings tried in virtual time{', until the time was over' if plan.cut_off else ''}")
-        searched = monotonic()
-        plan, present, chosen = await confirm(machine, subject, options, simulator, plan, effort, say)
-    ended = monotonic()
+        searched = clock()
+        turns = Turns(machine, subject, options, began + (1.0 - EXPLANATION) * options.budget_s, say, clock)
+        outcome = await confirm(turns, simulator, plan, effort)
+    ended = clock()
     return Tuned(
         options=options,
         subject=subject,
-        profiles=profiles,
-        plan=plan,
-        present=present,
-        chosen=chosen,
-        text=changed(subject, plan.chosen.setting),
-        confirmed=is_confirmed(present, chosen),
-        trials=simulator.trials,
+        profiles=found,
+        plan=outcome.plan,
+        present=outcome.present,
+        chosen=outcome.chosen,
+        text=changed(subject, outcome.plan.chosen.setting),
+        confirmed=is_confirmed(outcome.present, outcome.chosen),
+        measured=turns.all(),
+        slowdowns=outcome.slowdowns,
+        trials=outcome.trials,
         seconds={
             "calibration": calibrated - began,
             "search": searched - calibrated,
@@ -157,117 +132,56 @@ async def tuned(options: Options, say: Say) -> Tuned:
     )
 
 
-def affordable(budget_s: float, wanted: int, max_rows: int, rows: int) -> tuple[int, float]:
-    """Return how many engines are measured within a time, and how long each turn of their profiles is.
+@dataclass(slots=True, kw_only=True)
+class _Outcome:
+    """What the measurements led to. slowdowns: see `Tuned`."""
 
-    As many of those that are wanted as can be measured well, at least one.
+    plan: Plan
+    present: Measured
+    chosen: Measured
+    slowdowns: Mapping[Engine, float] = field(default_factory=dict)
+    trials: int = 0
+
+
+async def confirm(turns: Turns, simulator: Simulator, plan: Plan, effort: Effort) -> _Outcome:
+    """Measure the chosen setting and the present one. As long as none reaches the objectives and there is time, correct
+    the simulator by what was measured, search again and measure what was found.
     """
-    for count in range(wanted, 0, -1):
-        seconds = seconds_within(budget_s / count, max_rows, rows)
-        if seconds >= WELL_S or count == 1:
-            return count, min(MOST_PROFILE_S, max(LEAST_PROFILE_S, seconds))
-    return 1, LEAST_PROFILE_S
+    subject, budget_s = turns.subject, turns.options.budget_s
+    present, names = subject.present, {subject.present: "present", plan.chosen.setting: "chosen"}
+    slowdowns: dict[Engine, float] = {}
+    simulators = [simulator]
 
+    def again() -> list[Setting]:
+        slowdowns.update(turns.slowdowns(simulator))
+        simulators.append(corrected(simulator, slowdowns))
+        end = turns.clock() + AGAIN * budget_s
+        planned_so = [each for each in turns.all() if each.setting.replicas == plan.chosen.setting.replicas]
+        start = min(planned_so, key=lambda each: each.score).setting
+        found = replanned(simulators[-1], subject, start, has_time=lambda: turns.clock() < end, effort=effort)
+        turns.say(f"searched again, with all times multiplied by {_shown(slowdowns)}")
+        return found
 
-async def _profiles(machine: Machine, subject: Subject, options: Options, say: Say) -> dict[Engine, Profile]:
-    """Measure the profiles of as many engines as the time allows, the present one first."""
-    wanted, budget_s, rows = engines(subject, options.providers), CALIBRATION * options.budget_s, options.load.rows
-    max_rows = subject.present.max_rows
-    count, seconds = affordable(budget_s, len(wanted), max_rows, rows)
-    began, found = monotonic(), dict[Engine, Profile]()
-    for engine in wanted[:count]:
-        if found and monotonic() + profile_s(seconds, max_rows, rows) > began + 1.2 * budget_s:
-            break
-        # Without delays: batches of all sizes are to be seen, and no answer is to wait for one.
-        setting = replace(subject.present.on(engine), delay_us=0, preferred=())
+    course = contest(present, [plan.chosen.setting, plan.best.setting], again, lambda: turns.left)
+    wanted = next(course)
+    while True:
+        await turns.add(wanted, names.get(wanted, "another one"))
         try:
-            await machine.load(changed(subject, setting))
-            most = engine.instances if subject.on_device else max(1, subject.cores // engine.threads)
-            profile = await machine.profile(seconds=seconds, rows=rows, instances=min(engine.instances, most))
-        except CommandFailed as failed:
-            if not found:
-                raise
-            say(f"{engine}: left out: {failed}")
-            continue
-        found[engine] = profile
-        say(f"{engine}: about {profile.capacity:.0f} rows per second")
-    if len(found) < len(wanted):
-        say(f"{len(wanted) - len(found)} of {len(wanted)} choices of instances and threads were not measured")
-    return found
+            wanted = course.send(turns.measured(wanted))
+        except StopIteration as ended:
+            best: Setting = ended.value
+            break
+    if best != plan.chosen.setting or slowdowns:
+        plan = explained(simulators[-1], subject, best, best, effort, cut_off=plan.cut_off)
+    return _Outcome(
+        plan=plan,
+        present=turns.measured(present),
+        chosen=turns.measured(best),
+        slowdowns=slowdowns,
+        trials=sum([each.trials for each in simulators]),
+    )
 
 
-class _Turns:
-    """Measures settings in turns. seconds: of one turn."""
-
-    def __init__(self, machine: Machine, subject: Subject, options: Options, seconds: float, say: Say) -> None:
-        self._machine = machine
-        self._subject = subject
-        self._options = options
-        self._seconds = seconds
-        self._say = say
-        self._tallies: dict[Setting, list[Sequence[Tally]]] = {}
-        self._objections: dict[Setting, str] = {}
-
-    def count(self, setting: Setting) -> int:
-        return len(self._tallies.get(setting, ()))
-
-    async def add(self, setting: Setting, name: str) -> None:
-        """Send the load to a setting. The first turn of each setting has the same arrivals, and so has the second."""
-        await self._machine.load(changed(self._subject, setting))
-        load = self._options.load
-        load = replace(load, seed=load.seed + self.count(setting))
-        found, objection = await self._machine.offered(
-            load.scenario(self._machine.url, self._seconds, part=1.0 / setting.replicas)
-        )
-        self._tallies.setdefault(setting, []).append(found)
-        self._objections[setting] = self._objections.get(setting, "") or objection
-        calls = sum([each.scheduled for each in found])
-        self._say(f"measured {name}: {sum([each.kept for each in found])} of {calls} calls in time")
-
-    def measured(self, setting: Setting) -> Measured:
-        """Return what all turns of a setting come to."""
-        turns = self._tallies[setting]
-        tallies = [total(each) for each in zip(*turns, strict=True)]
-        return Measured(
-            setting=setting,
-            reached=self._options.load.judged(tallies, len(turns) * self._seconds, part=1.0 / setting.replicas),
-            objection=self._objections[setting],
-        )
-
-
-async def confirm(
-    machine: Machine, subject: Subject, options: Options, simulator: Simulator, plan: Plan, effort: Effort, say: Say
-) -> tuple[Plan, Measured, Measured]:
-    """Measure the chosen setting and the present one in turns.
-
-    If the smallest change does not reach the objectives when it is measured, the best setting is measured as well, and
-    chosen if it is better.
-    """
-    present, chosen, best = subject.present, plan.chosen.setting, plan.best.setting
-    turn_s = MEASUREMENT * options.budget_s / (2 * TURNS)
-    seconds = min(MOST_TURN_S, max(LEAST_TURN_S, turn_s / (1.0 + WARM_UP)))
-    turns = _Turns(machine, subject, options, seconds, say)
-    await turns.add(chosen, "present" if chosen == present else "chosen")
-    if best not in (chosen, present) and not turns.measured(chosen).met:
-        await turns.add(best, "best")
-        if turns.measured(best).score < turns.measured(chosen).score:
-            plan, chosen = explained(simulator, subject, best, best, effort, cut_off=plan.cut_off), best
-    while min(turns.count(present), turns.count(chosen)) < TURNS:
-        for setting, name in ((present, "present"), (chosen, "chosen")):
-            if turns.count(setting) < TURNS:
-                await turns.add(setting, name)
-    return plan, turns.measured(present), turns.measured(chosen)
-
-
-def is_confirmed(present: Measured, chosen: Measured) -> bool:
-    """Return whether the measurements speak for the chosen setting: it is not worse than the present one by more than
-    chance may do. One with fewer replicas has to reach the objectives, or miss them where the present one does too.
-    """
-    if chosen.setting == present.setting:
-        return True
-    if chosen.setting.replicas < present.setting.replicas:
-        return chosen.met or not present.met
-    (missing, ratio), (missing_now, ratio_now) = chosen.score, present.score
-    if max(missing, missing_now) > NOISE:
-        return missing <= missing_now + NOISE
-    return chosen.setting.replicas > present.setting.replicas or ratio <= ratio_now * NOISY
+def _shown(slowdowns: Mapping[Engine, float]) -> str:
+    least, most = min(slowdowns.values()), max(slowdowns.values())
+    return f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"

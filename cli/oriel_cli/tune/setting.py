@@ -11,6 +11,7 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 
 CONFIG_FILE = "config.pbtxt"
 THREADS_KEY, PROVIDER_KEY = "intra_op_thread_count", "oriel.execution_provider"
+COMPILE_KEY, VARIANT_KEY = "oriel.compile", "oriel.variant"
 DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4)  # of the bound of the objective
 PREFERRED = (2, 4, 8)  # parts of the largest batch
 ON_DEVICE = (1, 2, 4)  # instances that are tried on one that is not the CPU
@@ -22,26 +23,42 @@ FIELDS = {
     "instances": "instance_group.count",
     "threads": THREADS_KEY,
     "provider": PROVIDER_KEY,
+    "compiler": COMPILE_KEY,
+    "variant": VARIANT_KEY,
     "replicas": "replicas",
 }
+ENGINE = ("instances", "threads", "provider", "compiler", "variant")  # the fields that decide how long batches take
+# Parameters that say what executes a model: where one of them is, its owner has chosen.
+_CHOSEN = (PROVIDER_KEY, COMPILE_KEY, VARIANT_KEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What decides how long batches take. provider: "" for what the configuration says."""
+    """What decides how long batches take. provider, compiler, variant: "" for what the configuration says; at most one
+    of them is another one.
+    """
 
     instances: int
     threads: int
     provider: str = ""
+    compiler: str = ""
+    variant: str = ""
+
+    @property
+    def has_artefact(self) -> bool:
+        """Whether it serves by something that is built and checked while the model's own file serves."""
+        return bool(self.compiler or self.variant)
 
     def __str__(self) -> str:
         on = f" on {self.provider}" if self.provider else ""
-        return f"{self.instances} x {self.threads} thread{'s' if self.threads > 1 else ''}{on}"
+        by = f" compiled by {self.compiler}" if self.compiler else ""
+        of = f" of variant {self.variant}" if self.variant else ""
+        return f"{self.instances} x {self.threads} thread{'s' if self.threads > 1 else ''}{on}{by}{of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting of a model. max_rows: of a batch; 0 if every request runs alone. replicas: equal servers."""
+    """One setting of a model. max_rows: of a batch; 0 if every request runs alone. replicas: servers of the pool."""
 
     max_rows: int
     instances: int
@@ -49,14 +66,16 @@ class Setting:
     preferred: tuple[int, ...] = ()
     delay_us: int = 0
     provider: str = ""
+    compiler: str = ""
+    variant: str = ""
     replicas: int = 1
 
     @property
     def engine(self) -> Engine:
-        return Engine(instances=self.instances, threads=self.threads, provider=self.provider)
+        return Engine(**{field: getattr(self, field) for field in ENGINE})
 
     def on(self, engine: Engine) -> "Setting":
-        return replace(self, instances=engine.instances, threads=engine.threads, provider=engine.provider)
+        return replace(self, **{field: getattr(engine, field) for field in ENGINE})
 
     def with_rows(self, max_rows: int) -> "Setting":
         """Return it with other batches, of whose preferred sizes those that are possible are left."""
@@ -133,10 +152,12 @@ def _parameter(config: pb.ModelConfig, key: str) -> str:
     return config.parameters[key].string_value.strip() if key in config.parameters else ""
 
 
-def engines(subject: Subject, providers: Sequence[str] = ()) -> list[Engine]:
+def engines(
+    subject: Subject, providers: Sequence[str] = (), compilers: Sequence[str] = (), variants: Sequence[str] = ()
+) -> list[Engine]:
     """Return the engines that are tried, the present one first, then those that use most of the cores.
 
-    providers: execution providers that the installation has beside the configured one.
+    providers, compilers: that the installation has beside what is configured. variants: that the model's folder has.
     """
     present, cores = subject.present.engine, subject.cores
     written = subject.written
@@ -146,14 +167,25 @@ def engines(subject: Subject, providers: Sequence[str] = ()) -> list[Engine]:
         found = {Engine(instances=each, threads=present.threads) for each in ON_DEVICE if counted}
     else:
         threaded = subject.completed.backend == "onnxruntime"
-        for provider in ("", *(providers if threaded and PROVIDER_KEY not in written.parameters else ())):
-            for threads in _doubled(1, cores) if threaded else [present.threads]:
-                most = max(1, cores // threads)
-                for instances in _doubled(1, most) if counted else [present.instances]:
-                    found.add(Engine(instances=instances, threads=threads, provider=provider))
+        executed = [present]
+        if threaded and not any(key in written.parameters for key in _CHOSEN):
+            executed += [replace(present, provider=each) for each in providers]
+            executed += [replace(present, compiler=each) for each in compilers]
+            executed += [replace(present, variant=each) for each in variants]
+        for threads in _doubled(1, cores) if threaded else [present.threads]:
+            most = max(1, cores // threads)
+            for instances in _doubled(1, most) if counted else [present.instances]:
+                found |= {replace(each, instances=instances, threads=threads) for each in executed}
     found.discard(present)
-    order = sorted(found, key=lambda each: (-each.instances * each.threads, each.provider, each.threads))
+    order = sorted(found, key=_promising)
     return [present, *order]
+
+
+def _promising(engine: Engine) -> tuple[int, int, str, str, str]:
+    """Order engines by the cores that they use. Of equal threads, all that may execute the model come one after the
+    other, so that each is measured for some threads even if the time does not suffice for all.
+    """
+    return -engine.instances * engine.threads, engine.threads, engine.provider, engine.compiler, engine.variant
 
 
 def _doubled(least: int, most: int) -> list[int]:
@@ -220,9 +252,10 @@ def changed(subject: Subject, wanted: Setting) -> str:
         if wanted.threads != _threads(expected, subject.cores):
             text = put_parameter(text, THREADS_KEY, str(wanted.threads))
             expected.parameters[THREADS_KEY].string_value = str(wanted.threads)
-        if wanted.provider != now.provider:
-            text = put_parameter(text, PROVIDER_KEY, wanted.provider)
-            expected.parameters[PROVIDER_KEY].string_value = wanted.provider
+        for key, value in zip(_CHOSEN, (wanted.provider, wanted.compiler, wanted.variant), strict=True):
+            if value:
+                text = put_parameter(text, key, value)
+                expected.parameters[key].string_value = value
         if parse_config_text(text) == expected:
             return text
         why = "it would say something else"

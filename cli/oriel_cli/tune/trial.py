@@ -4,7 +4,7 @@ All settings get the same arrivals, so that what differs between two of them is 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,8 @@ from oriel_cli.tune.setting import Engine, Setting
 GIVE_UP = 4.0  # the deadline of a call over the bound of its objective, as that of tiers over their target
 LEAST_CALLS = 100  # of each objective in one trial
 MOST_CALLS = 50_000
+RARE = 0.1  # part of the largest rate, up to which an objective has few calls beside the others
+EXTRA = 0.02  # part of the load that may be added, so that those few can be judged
 SHORT = 0.25  # part of the bound: batches that take no longer are not too large
 WARM_UP = 0.15  # part of a load that is sent before it counts
 HIGHEST = 8.0  # part of the rates that is tried to see how far a setting goes
@@ -52,10 +54,34 @@ class Load:
         return min([each.bound_ms for each in self.objectives])
 
     def seconds(self, calls: int) -> float:
-        """Return how long it takes for so many calls, and at least LEAST_CALLS of each objective."""
+        """Return how long it takes for so many calls, and for LEAST_CALLS of each objective as far as MOST_CALLS go."""
         slowest = min([each.rate for each in self.objectives])
-        seconds = max(calls / self.rate, LEAST_CALLS / slowest, 10.0 * self.bound_ms / 1e3)
+        rare = [each for each in self.objectives if self._is_rare(each)]
+        enough = LEAST_CALLS / slowest
+        if rare:
+            enough = min(enough, LEAST_CALLS * len(rare) / (EXTRA * self.rate))
+        seconds = max(calls / self.rate, enough, 10.0 * self.bound_ms / 1e3)
         return min(seconds, MOST_CALLS / self.rate)
+
+    def rates(self, seconds: float, *, part: float = 1.0) -> dict[str, float]:
+        """Return the calls per second that are sent for each objective. part: of the rates.
+
+        What is rare beside the others is sent more often, up to LEAST_CALLS in these seconds: a percentile of two calls
+        says nothing. All of that together adds at most EXTRA to the load.
+        """
+        found = {each.name: each.rate * part for each in self.objectives}
+        missing = {
+            each.name: max(0.0, LEAST_CALLS / seconds - found[each.name])
+            for each in self.objectives
+            if self._is_rare(each)
+        }
+        if (wanted := sum(missing.values())) > 0.0:
+            share = min(1.0, EXTRA * self.rate * part / wanted)
+            found |= {name: found[name] + share * more for name, more in missing.items()}
+        return found
+
+    def _is_rare(self, objective: Objective) -> bool:
+        return objective.rate <= RARE * max([each.rate for each in self.objectives])
 
     def scenario(self, url: str, seconds: float, *, part: float = 1.0) -> Scenario:
         """Return it as a load that can be sent as well as simulated: a warm-up, and `seconds` that count.
@@ -74,7 +100,7 @@ class Load:
             )
             for band, each in enumerate(self.objectives)
         ]
-        rates = {each.name: each.rate * part for each in self.objectives}
+        rates = self.rates(seconds, part=part)
         phases = [
             Phase(name="warm-up", seconds=WARM_UP * seconds, rates=rates, warm_up=True),
             Phase(name="measured", seconds=seconds, rates=rates, arrivals=self.arrivals),
@@ -88,10 +114,12 @@ class Load:
         )
         return checked(found, Path())
 
-    def judged(self, tallies: Sequence[Tally], seconds: float, *, part: float = 1.0) -> list[Reached]:
-        """Judge the tallies of the streams. part: of the rates, which the goodput is multiplied back to."""
-        found = [reached(*each, seconds) for each in zip(self.objectives, tallies, strict=True)]
-        return [replace(each, goodput=each.goodput / part) for each in found]
+    def judged(self, tallies: Sequence[Tally]) -> list[Reached]:
+        """Judge the tallies of the streams. The goodput is that at the rate of the objective, whatever was sent."""
+        return [
+            reached(objective, tally, tally.scheduled / objective.rate)
+            for objective, tally in zip(self.objectives, tallies, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +200,7 @@ class Simulator:
         self.trials += 1
         seconds = self.load.seconds(calls) / part
         record, use = self.record(setting, seconds, part)
-        found = self.load.judged(record.tallies[-1], seconds)
+        found = self.load.judged(record.tallies[-1])
         return Trial(setting=setting, reached=found, use=use, seconds=seconds)
 
     def most(self, setting: Setting, calls: int, *, steps: int = 7) -> float:
