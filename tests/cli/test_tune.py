@@ -59,6 +59,11 @@ def test_a_model_is_tuned_and_the_patch_makes_it_reach_its_objective(
     (change,) = found["changes"]
     assert list(change["fields"]) == ["max_queue_delay_microseconds"] and change["worth"].startswith("p90 of gold ")
     assert found["limit"]["text"] and found["reaches"]["part"] > 1.0
+    assert [each["rate_per_s"] for each in found["promises"]] == [10.0, 15.0, 20.0, 25.0, 30.0]
+    for each in found["promises"]:
+        (target,) = each["targets"]
+        assert (target["tier"], target["percent"]) == ("gold", 90.0) and 0.0 < target["target_ms"] < 200.0
+        assert each["cost"] == {"cloud": pytest.approx(0.36 / 3600.0 / each["rate_per_s"] * 1e6)}
     (cost,) = found["cost"]
     assert (cost["device_class"], cost["price"], cost["per_hour"]) == ("c7i", "cloud", 0.36)
 

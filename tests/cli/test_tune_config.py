@@ -157,9 +157,9 @@ def test_any_setting_can_be_written_into_any_form_of_the_text(
     assert (again.present.threads, again.written.instance_group[:1]) == (wanted.threads, config.instance_group[:1])
     kept = [line for line in text.split("\n") if "comment" in line]
     assert [line for line in after.split("\n") if "comment" in line] == kept
-    said = {key: config.parameters[key].string_value for key in PARAMETERS if key in config.parameters}
+    parameters = {key: config.parameters[key].string_value for key in PARAMETERS if key in config.parameters}
     given = dict(zip(PARAMETERS, (wanted.provider, wanted.compiler, wanted.variant), strict=True))
-    assert said == {key: value for key, value in given.items() if value}
+    assert parameters == {key: value for key, value in given.items() if value}
     as_written = replace(wanted, provider="", compiler="", variant="", instances=again.present.instances)
     assert changed(again, as_written) == after
 

@@ -170,17 +170,17 @@ def tuned_on(
     options = Options(
         repository=folder, model="m", load=load, budget_s=45.0, cores=1, most_replicas=1, compilers=compilers
     )
-    said: list[str] = []
-    found = asyncio.run(tuned(options, said.append, serve=machine.serve, clock=machine.clock, effort=QUICK))
-    return found, said, machine
+    progress: list[str] = []
+    found = asyncio.run(tuned(options, progress.append, serve=machine.serve, clock=machine.clock, effort=QUICK))
+    return found, progress, machine
 
 
 def test_a_profile_that_was_too_good_is_found_out_and_what_is_printed_is_corrected(tmp_path: Path) -> None:
     """By the profile the objective is reached. In truth everything takes 1.6 times as long, and it is not."""
-    found, said, _ = tuned_on(
+    found, progress, _ = tuned_on(
         tmp_path, "p95 <= 50 ms at 50/s", {ENGINES[0]: times(1.6, ALONE)}, profiled={ENGINES[0]: ALONE}
     )
-    assert any(line.startswith("searched again, with all times multiplied by 1.") for line in said)
+    assert any(line.startswith("searched again, with all times multiplied by 1.") for line in progress)
     assert not found.chosen.met and found.plan.most < 1.0
     assert found.slowdowns == {ENGINES[0]: pytest.approx(1.6, rel=0.1)}
     document = as_document(found, [], today="2026-11-25", version="0")
@@ -201,6 +201,9 @@ def test_a_variant_is_chosen_where_the_model_itself_is_too_slow(tmp_path: Path) 
     (row,) = [line for line in lines if line.startswith("oriel.variant")]
     assert row.split()[1:4] == ["as", "configured", "int8"] and " ms instead of " in row
     assert document["patch"].count("\n+") == 2, "the name of the file, and one line"
+    table = lines.index("the tightest targets that each load allows (simulated, with a tenth more calls):")
+    assert lines[table + 1].split() == ["calls/s", "p95"]
+    assert [line.split()[0] for line in lines[table + 2 : table + 7]] == ["10", "15", "20", "25", "30"]
 
 
 def parse_variants(machine: MadeUpMachine) -> set[str]:
@@ -224,9 +227,11 @@ def test_an_artefact_that_does_not_serve_is_left_out_with_the_reason(tmp_path: P
     """Else the times of the model's own file would be taken for those of the variant."""
     true = {ENGINES[0]: FLAT, replace(ENGINES[0], variant="int8"): times(0.3, FLAT)}
     why = "refused: output 'y' differs"
-    found, said, _ = tuned_on(tmp_path, "p95 <= 9 ms at 20/s", true, variants=["int8"], refused={"oriel.variant": why})
+    found, progress, _ = tuned_on(
+        tmp_path, "p95 <= 9 ms at 20/s", true, variants=["int8"], refused={"oriel.variant": why}
+    )
     assert set(found.profiles) == set(ENGINES[:1]) and not found.chosen.met
-    assert f"1 x 1 thread of variant int8: left out: {why}" in said
+    assert f"1 x 1 thread of variant int8: left out: {why}" in progress
 
 
 def test_a_rate_at_which_a_setting_is_explained_is_that_of_the_objective() -> None:

@@ -142,13 +142,13 @@ class MadeUpMachine:
         written = parse_config_text(text).parameters
         present = Subject(model="m", text=text, completed=completed(text), cores=2).present
 
-        def said(key: str) -> str:
+        def value_of(key: str) -> str:
             return written[key].string_value if key in written else ""
 
         return Engine(
             instances=present.instances,
             threads=present.threads,
-            provider=said("oriel.execution_provider"),
-            compiler=said("oriel.compile"),
-            variant=said("oriel.variant"),
+            provider=value_of("oriel.execution_provider"),
+            compiler=value_of("oriel.compile"),
+            variant=value_of("oriel.variant"),
         )

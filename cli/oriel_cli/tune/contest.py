@@ -57,7 +57,7 @@ def contest(
     """
     found: dict[Setting, Measured] = {}
     turns: Counter[Setting] = Counter()
-    waiting, asked = list(dict.fromkeys(first)), False
+    waiting, exhausted = list(dict.fromkeys(first)), False  # exhausted: `again` has named nothing new
     wanted = [waiting[0], present]
     while True:
         for setting in dict.fromkeys(wanted):
@@ -67,10 +67,12 @@ def contest(
         needed = sum([max(0, TURNS - turns[each]) for each in {best, present}])
         if not found[best].met and left() > needed:
             waiting = [each for each in waiting if each not in found]
-            if not waiting and not asked:
-                waiting, asked = [each for each in again() if each not in found], True
+            if not waiting and not exhausted:
+                waiting = [each for each in again() if each not in found]
+                exhausted = not waiting
             if waiting:
-                wanted, waiting, asked = waiting[:1], [], False
+                # The others wait for nothing: the next search knows more than the one that named them.
+                wanted, waiting = waiting[:1], []
                 continue
         wanted = [each for each in (present, best) if turns[each] < TURNS]
         if not wanted:

@@ -35,7 +35,7 @@ STOP_S = 10.0
 ATTEMPTS = 2  # at a load in which the generator lagged
 BETWEEN_S = 0.3  # before each turn of a profile
 SETTLE_S = 1.0  # to load a model
-LOOK_S = 0.1  # between two questions for the state of an artefact
+POLL_S = 0.1  # between two questions for the state of an artefact
 ARTEFACT_S = 60.0
 SETTLED = ("serving", "refused")  # states of an artefact that do not change by themselves
 
@@ -69,7 +69,7 @@ class Machine:
         while (state := artefact_of(await self._models(), self._model)) is None:
             if monotonic() >= deadline:
                 return f"it was not ready after {within_s:.0f} s: oriel engines build makes it beforehand"
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return state
 
     async def _models(self) -> Any:

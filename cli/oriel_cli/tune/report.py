@@ -239,7 +239,7 @@ def _corrections(tuned: Tuned) -> str:
 
 
 def _promised(promises: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table of targets by load."""
+    """Return the table of targets by load. Each heading of a target names the percentile of its objective."""
     targets = promises[0]["targets"]
     prices = sorted({name for each in promises for name in each["cost"]})
     heading = ["calls/s", *[f"p{number(each['percent'])} {each['tier']}".strip() for each in targets]]
@@ -252,9 +252,8 @@ def _promised(promises: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         for each in promises
     ]
-    return ["the tightest targets that can be promised (simulated, with a tenth more calls):"] + columns(
-        heading, rows, right=range(len(heading))
-    )
+    title = "the tightest targets that each load allows (simulated, with a tenth more calls):"
+    return [title, *columns(heading, rows, right=range(len(heading)))]
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:
