@@ -5,8 +5,10 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -14,12 +16,13 @@ import pytest
 
 from oriel_cli.main import main
 from oriel_cli.tune.contest import Measured
-from oriel_cli.tune.machine import serving
+from oriel_cli.tune.machine import Machine, serving
 from oriel_cli.tune.objective import Reached, parse
 from oriel_cli.tune.options import Options
 from oriel_cli.tune.report import costs
 from oriel_cli.tune.setting import Setting, Subject, changed
 from oriel_policies.metering.prices import NANO, Price
+from oriel_wire.errors import StartFailed
 from oriel_wire.v2.metadata import parse_config_text
 
 from ..inference.control_server import put
@@ -96,6 +99,43 @@ async def test_a_variant_is_loaded_when_it_serves_and_one_that_computes_somethin
         assert why.startswith("refused: ") and "differs" in why
         assert await machine.load(CONFIG) == "", "the model itself waits for nothing"
     assert (repository / "double/config.pbtxt").read_text() == CONFIG
+
+
+async def test_an_artefact_that_is_still_built_when_the_time_is_over_is_not_waited_for() -> None:
+    class Building(Machine):
+        async def _request(self, method: str, target: str, body: bytes = b"", *, port: int = 0) -> bytes:
+            return json.dumps([{"name": "m", "artefact": {"state": "building", "reason": ""}}]).encode()
+
+    why = await Building(1, 2, "m").load("", within_s=0.0)
+    assert why == "it was not ready after 0 s: oriel engines build makes it beforehand"
+
+
+@pytest.mark.parametrize(
+    ("package", "providers", "compilers"),
+    [
+        (SimpleNamespace(get_version=lambda: "2026.3.0"), [], ["openvino"]),
+        (SimpleNamespace(get_version=lambda: "2026.3.0"), ["OpenVINOExecutionProvider"], []),
+        (None, [], []),
+    ],
+)
+def test_openvino_is_tried_once_in_the_way_in_which_it_is_installed(
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: object,
+    providers: list[str],
+    compilers: list[str],
+) -> None:
+    found: list[Options] = []
+
+    async def stopped(options: Options, say: object) -> None:
+        found.append(options)
+        raise StartFailed("enough")
+
+    monkeypatch.setitem(sys.modules, "openvino", package)
+    monkeypatch.setattr("oriel_cli.tune.command._providers", lambda: providers)
+    monkeypatch.setattr("oriel_cli.tune.command.tuned", stopped)
+    assert main(["tune", "double", "--repository", str(repository), *GOAL]) == 2
+    assert found[0].providers == providers and found[0].compilers == compilers
 
 
 def test_ctrl_c_ends_a_search_that_does_not_wait_and_the_server_with_it(

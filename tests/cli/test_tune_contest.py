@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,13 @@ from oriel_cli.tune.contest import Measured, contest
 from oriel_cli.tune.correction import LEAST, MOST, corrected, factors, slowdown
 from oriel_cli.tune.objective import Reached, parse
 from oriel_cli.tune.options import Options
-from oriel_cli.tune.plan import explained, promises, replanned
+from oriel_cli.tune.plan import explained, planned, promises, replanned
 from oriel_cli.tune.report import as_document, as_text
 from oriel_cli.tune.session import Tuned, tuned
 from oriel_cli.tune.setting import Engine, Setting
 from oriel_cli.tune.trial import Load
 
-from .tuning import ALONE, ENGINES, FLAT, QUICK, MadeUpMachine, simulator, subject, times
+from .tuning import ALONE, ENGINES, FLAT, QUICK, MadeUpMachine, simulator, simulator_of, subject, times
 
 PRESENT, FIRST, SECOND, THIRD, FOURTH = [Setting(max_rows=rows, instances=1, threads=1) for rows in (1, 2, 3, 4, 5)]
 
@@ -185,7 +186,8 @@ def test_a_profile_that_was_too_good_is_found_out_and_what_is_printed_is_correct
     assert found.slowdowns == {ENGINES[0]: pytest.approx(1.6, rel=0.1)}
     document = as_document(found, [], today="2026-11-25", version="0")
     assert [each["instances"] for each in document["corrected"]] == [each.instances for each in found.slowdowns]
-    assert "what is called simulated was corrected by the measurements" in "\n".join(as_text(document, found))
+    (line,) = [each for each in as_text(document, found) if each.startswith("what is called simulated was corrected")]
+    assert re.search(r": everything takes 1\.[45678]\d times as long as the profiles say$", line)
 
 
 def test_a_variant_is_chosen_where_the_model_itself_is_too_slow(tmp_path: Path) -> None:
@@ -214,6 +216,17 @@ def test_a_variant_that_is_not_needed_is_left_alone(tmp_path: Path) -> None:
     true = {ENGINES[0]: FLAT, replace(ENGINES[0], variant="int8"): times(0.3, FLAT)}
     found, _, _ = tuned_on(tmp_path, "p95 <= 60 ms at 20/s", true, variants=["int8"])
     assert found.plan.chosen.setting == found.subject.present and not found.plan.worths
+
+
+def test_a_second_instance_is_preferred_to_another_precision() -> None:
+    """Either of the two would do, and only one of them changes what is computed."""
+    true = dict.fromkeys(ENGINES[:2], ALONE) | {
+        replace(each, variant="int8"): times(0.5, ALONE) for each in ENGINES[:2]
+    }
+    simulated = simulator_of("p95 <= 60 ms at 120/s", true)
+    assert all(simulated.trial(subject().present.on(each), 300).met for each in list(true)[1:])
+    found = planned(simulated, subject(), most_replicas=1, has_time=lambda: True, effort=QUICK)
+    assert found.chosen.met and found.chosen.setting == subject().present.on(ENGINES[1])
 
 
 def test_a_compiler_is_chosen_where_the_model_itself_is_too_slow(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def contest(
                 waiting = [each for each in again() if each not in found]
                 exhausted = not waiting
             if waiting:
-                # The others wait for nothing: the next search knows more than the one that named them.
+                # The others are dropped: the next search knows more than the one that named them.
                 wanted, waiting = waiting[:1], []
                 continue
         wanted = [each for each in (present, best) if turns[each] < TURNS]

@@ -60,6 +60,12 @@ def factors(found: Mapping[Setting, float], engines: Sequence[Engine]) -> dict[E
     return {engine: exp(known.get(engine, common)) for engine in engines}
 
 
+def factors_text(found: Mapping[Engine, float]) -> str:
+    """Write the range of the factors."""
+    least, most = min(found.values()), max(found.values())
+    return f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"
+
+
 def corrected(simulator: Simulator, by: Mapping[Engine, float]) -> Simulator:
     """Return a simulator in which everything takes so many times as long on these engines."""
     profiles = {engine: _longer(profile, by.get(engine, 1.0)) for engine, profile in simulator.profiles.items()}

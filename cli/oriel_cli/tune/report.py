@@ -8,6 +8,7 @@ from typing import Any
 from oriel_cli.table import columns
 from oriel_cli.tune.config_text import patch
 from oriel_cli.tune.contest import Measured
+from oriel_cli.tune.correction import factors_text
 from oriel_cli.tune.objective import Reached, most_lost, number
 from oriel_cli.tune.plan import Plan
 from oriel_cli.tune.session import Tuned
@@ -182,7 +183,10 @@ def as_text(document: Mapping[str, Any], tuned: Tuned) -> list[str]:
     if tuned.confirmed:
         lines += ["", f"what limits now: {document['limit']['text']}", *_reaching(document, plan.most)]
     if tuned.slowdowns:
-        lines.append(f"what is called simulated was corrected by the measurements: {_corrections(tuned)}")
+        lines.append(
+            "what is called simulated was corrected by the measurements: everything takes "
+            f"{factors_text(tuned.slowdowns)} times as long as the profiles say"
+        )
     if beyond := _beyond(plan):
         lines.append(beyond)
     if plan.cut_off:
@@ -231,11 +235,6 @@ def _reaching(document: Mapping[str, Any], most: float) -> list[str]:
         return ["no rate was found at which it would be reached"]
     setting, more = "chosen setting" if document["changes"] else "setting", " and beyond" if most == HIGHEST else ""
     return [f"by the simulation the {setting} reaches it up to {rate:.{0 if rate >= 10 else 2}f}/s{more}"]
-
-
-def _corrections(tuned: Tuned) -> str:
-    """Say by how much the profiles were off."""
-    return ", ".join([f"{engine} takes {factor:.2f} times as long" for engine, factor in tuned.slowdowns.items()])
 
 
 def _promised(promises: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,7 +10,7 @@ from oriel_cli.simulate.profile import Profile
 from oriel_cli.tune.calibration import profiles
 from oriel_cli.tune.config_text import MAX_BYTES
 from oriel_cli.tune.contest import Measured, contest, is_confirmed
-from oriel_cli.tune.correction import corrected
+from oriel_cli.tune.correction import corrected, factors_text
 from oriel_cli.tune.machine import Machine, serving
 from oriel_cli.tune.options import Clock, Options, Say
 from oriel_cli.tune.plan import Plan, explained, planned, replanned
@@ -159,7 +159,7 @@ async def confirm(turns: Turns, simulator: Simulator, plan: Plan, effort: Effort
         planned_so = [each for each in turns.all() if each.setting.replicas == plan.chosen.setting.replicas]
         start = min(planned_so, key=lambda each: each.score).setting
         found = replanned(simulators[-1], subject, start, has_time=lambda: turns.clock() < end, effort=effort)
-        turns.say(f"searched again, with all times multiplied by {_shown(slowdowns)}")
+        turns.say(f"searched again, with all times multiplied by {factors_text(slowdowns)}")
         return found
 
     course = contest(present, [plan.chosen.setting, plan.best.setting], again, lambda: turns.left)
@@ -180,8 +180,3 @@ async def confirm(turns: Turns, simulator: Simulator, plan: Plan, effort: Effort
         slowdowns=slowdowns,
         trials=sum([each.trials for each in simulators]),
     )
-
-
-def _shown(slowdowns: Mapping[Engine, float]) -> str:
-    least, most = min(slowdowns.values()), max(slowdowns.values())
-    return f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"

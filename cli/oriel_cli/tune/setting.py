@@ -15,16 +15,17 @@ COMPILE_KEY, VARIANT_KEY = "oriel.compile", "oriel.variant"
 DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4)  # of the bound of the objective
 PREFERRED = (2, 4, 8)  # parts of the largest batch
 ON_DEVICE = (1, 2, 4)  # instances that are tried on one that is not the CPU
-# Field of a setting -> its name for people.
+# Field of a setting -> its name for people. Of two changes that do equally well the first one is put back, so what may
+# change the outputs of the model comes before what does not.
 FIELDS = {
+    "variant": VARIANT_KEY,
+    "compiler": COMPILE_KEY,
+    "provider": PROVIDER_KEY,
     "max_rows": "max_batch_size",
     "preferred": "preferred_batch_size",
     "delay_us": "max_queue_delay_microseconds",
     "instances": "instance_group.count",
     "threads": THREADS_KEY,
-    "provider": PROVIDER_KEY,
-    "compiler": COMPILE_KEY,
-    "variant": VARIANT_KEY,
     "replicas": "replicas",
 }
 ENGINE = ("instances", "threads", "provider", "compiler", "variant")  # the fields that decide how long batches take
