@@ -65,8 +65,10 @@ def test_a_model_is_tuned_and_the_patch_makes_it_reach_its_objective(
     assert [each["rate_per_s"] for each in found["promises"]] == [10.0, 15.0, 20.0, 25.0, 30.0]
     for each in found["promises"]:
         (target,) = each["targets"]
-        assert (target["tier"], target["percent"]) == ("gold", 90.0) and 0.0 < target["target_ms"] < 200.0
-        assert each["cost"] == {"cloud": pytest.approx(0.36 / 3600.0 / each["rate_per_s"] * 1e6)}
+        assert (target["tier"], target["percent"]) == ("gold", 90.0)
+        cost = {"cloud": pytest.approx(0.36 / 3600.0 / each["rate_per_s"] * 1e6)}
+        assert each["cost"] == (cost if target["target_ms"] is not None else {})
+    assert 0.0 < found["promises"][0]["targets"][0]["target_ms"] < 200.0, "with half of the load"
     (cost,) = found["cost"]
     assert (cost["device_class"], cost["price"], cost["per_hour"]) == ("c7i", "cloud", 0.36)
 

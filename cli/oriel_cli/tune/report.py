@@ -16,6 +16,7 @@ from oriel_cli.tune.setting import CONFIG_FILE, FIELDS, Setting, changes
 from oriel_cli.tune.trial import HIGHEST, Trial
 from oriel_policies.metering.prices import NANO, Price, price_at
 
+NOTABLE = 0.02  # a correction of times that is worth a line
 MUCH = 0.8  # a latency below this part of another one is worth a line
 
 
@@ -182,7 +183,7 @@ def as_text(document: Mapping[str, Any], tuned: Tuned) -> list[str]:
         lines += ["", *columns(("change", "present", "chosen", "without it (simulated)"), rows)]
     if tuned.confirmed:
         lines += ["", f"what limits now: {document['limit']['text']}", *_reaching(document, plan.most)]
-    if tuned.slowdowns:
+    if any(abs(factor - 1.0) >= NOTABLE for factor in tuned.slowdowns.values()):
         lines.append(
             "what is called simulated was corrected by the measurements: everything takes "
             f"{factors_text(tuned.slowdowns)} times as long as the profiles say"
