@@ -115,8 +115,8 @@ async def test_an_artefact_that_is_still_built_when_the_time_is_over_is_not_wait
 @pytest.mark.parametrize(
     ("package", "providers", "compilers"),
     [
-        (SimpleNamespace(get_version=lambda: "2026.3.0"), [], ["openvino"]),
-        (SimpleNamespace(get_version=lambda: "2026.3.0"), ["OpenVINOExecutionProvider"], []),
+        (SimpleNamespace(__file__="", get_version=lambda: "2026.3.0"), [], ["openvino"]),
+        (SimpleNamespace(__file__="", get_version=lambda: "2026.3.0"), ["OpenVINOExecutionProvider"], []),
         (None, [], []),
     ],
 )

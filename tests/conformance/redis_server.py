@@ -69,6 +69,7 @@ class RedisServer:
         await until(self._listens)
 
     async def _listens(self) -> bool:
+        assert self._process is not None and self._process.returncode is None, f"{binary()} ended at once"
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
@@ -78,7 +79,8 @@ class RedisServer:
 
     async def kill(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
             self._process = None
 

@@ -189,9 +189,10 @@ class Platform:
                 return (await self.clients.post(path, content=body, headers=fields)).status_code
 
     async def go_on(self) -> None:
-        """Make the calls of a round that cost little: those that are late, and those that are batched."""
+        """Make the calls of a round that cost little: those that are late, batched, or for a model."""
         late = [self.call("/v1/services/late", "birch") for _ in range(30)]
-        await asyncio.gather(*late, *[self.call("/v1/services/together", "acme", b"text") for _ in range(8)])
+        together = [self.call("/v1/services/together", "acme", b"text") for _ in range(8)]
+        await asyncio.gather(*late, *together, self.call("/v2/models/wide/infer", "acme", ROWS))
 
     async def traffic(self) -> list[set[int]]:
         """Make one round of calls; returns the statuses of each kind.

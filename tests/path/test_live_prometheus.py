@@ -99,6 +99,8 @@ async def test_every_panel_and_every_rule_has_data(tmp_path: Path, store: Object
         try:
             await until(complete)
         except TimeoutError:
-            pytest.fail(f"without data: {json.dumps(left, indent=2)}\nalerts that do not hold: {quiet}")
+            read = await platform.ask("query", query="{__name__=~'oriel_request.*_count|up'}[10m]")
+            shown = f"without data: {json.dumps(left, indent=2)}\nalerts that do not hold: {quiet}"
+            pytest.fail(f"{shown}\nwhat was read: {json.dumps(read['result'])}")
         rules = rules_of(await platform.ask("rules"))
         assert {rule["name"] for rule in rules} <= expressions().keys() and {rule["health"] for rule in rules} == {"ok"}

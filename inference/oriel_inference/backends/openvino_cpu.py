@@ -172,9 +172,12 @@ def _info(port: Any) -> TensorInfo:
 def _runtime() -> Any:
     """Return the package. Raises CompilerMissing."""
     try:
-        return import_module("openvino")
+        package = import_module("openvino")
     except ImportError as error:
         raise CompilerMissing(MISSING) from error
+    if getattr(package, "__file__", None) is None:  # any folder of that name can be imported
+        raise CompilerMissing(MISSING)
+    return package
 
 
 @contextmanager
