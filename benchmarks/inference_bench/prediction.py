@@ -1,13 +1,16 @@
 """How far `oriel simulate serve` is from the truth: attainment and p99 of loads that its profile has not seen.
 
     python benchmarks/goodput.py prediction [--models encoder shallow mlp] [--factors 0.5 0.75 1.0 1.25 1.5]
-        [--arrivals poisson bursty] [--seconds 20] [--profile-seconds 3] [--threads 1] [--json FILE]
+        [--arrivals poisson bursty] [--seconds 15] [--profile-seconds 1] [--passes 2] [--threads 1] [--json FILE]
 
-For each model a server is started and its profile is measured by `oriel simulate profile`, in a closed loop. Then
-`oriel load` offers open loops in a process of its own, two tiers (30 % gold, 70 % bronze; deadlines of two and six
-times the largest batch), at shares of the capacity that follows from the profile. The same scenario is simulated with
-the same arrivals. The error is the difference over what was measured, by tier and load; p99 needs 100 answers.
-A load in which the generator lagged is offered again, three times at most, and then judges nothing.
+For each model a server is started. `oriel load` offers open loops to it in a process of its own, two tiers (30 % gold,
+70 % bronze; deadlines of two and six times the largest batch), at shares of the capacity that follows from the first
+profile. Before and after each load a profile is measured by `oriel simulate profile`, in a closed loop, because the
+machine may be quicker or slower a minute later. The same scenario is simulated with the same arrivals and the mean of
+these two profiles. All loads are offered in as many passes, of which both sides get the mean. The error is the
+difference over what was measured, by tier and load; p99 needs 100 answers. `apart` is the difference between the
+measured passes over their mean: what nobody can predict. A load in which the generator lagged is offered again, three
+times at most, and then judges nothing.
 
 The model `image` can be tried as well: its time goes into reading requests, which the simulation does not know.
 
@@ -20,11 +23,14 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import msgspec
 from harness.load import open_loop
 
 from inference_bench.goodput_cells import TIERS, Deadlines, Served
@@ -32,7 +38,7 @@ from inference_bench.goodput_servers import running
 from inference_bench.models import MODELS, write
 from oriel_cli.load.scenario import read
 from oriel_cli.simulate.calibrate import as_text, measured
-from oriel_cli.simulate.profile import Profile, mean_ms
+from oriel_cli.simulate.profile import Profile, Size, mean_ms
 from oriel_cli.simulate.serve import simulate
 from oriel_cli.table import columns
 
@@ -44,7 +50,11 @@ BOUND = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One figure of one tier in one load. measured, predicted: a share, or milliseconds; None if it was not quoted."""
+    """One figure of one tier in one load, or in all passes of it.
+
+    measured, predicted: a share, or milliseconds; None if it was not quoted. apart: the difference between the measured
+    passes over their mean.
+    """
 
     model: str
     arrivals: str
@@ -53,6 +63,7 @@ class Compared:
     figure: str
     measured: float | None
     predicted: float | None
+    apart: float = 0.0
 
     @property
     def error(self) -> float | None:
@@ -78,6 +89,40 @@ def compared(
             yield Compared(
                 model=model, arrivals=arrivals, factor=factor, tier=tier, figure=figure, measured=here, predicted=there
             )
+
+
+def mean_of(passes: Sequence[Compared]) -> Compared:
+    """Return the mean of the passes of one figure in which it was quoted."""
+    pairs = [(each.measured, each.predicted) for each in passes if each.error is not None]
+    if not pairs:
+        return replace(passes[0], measured=None)
+    true, guess = [fmean([each for each in side if each is not None]) for side in zip(*pairs, strict=True)]
+    found = [each for each, _ in pairs if each is not None]
+    return replace(passes[0], measured=true, predicted=guess, apart=(max(found) - min(found)) / true if true else 0.0)
+
+
+def between(before: Profile, after: Profile) -> Profile:
+    """Return the mean of two profiles of one model."""
+    rows = sorted({size.rows for size in (*before.sizes, *after.sizes)})
+    sizes = [
+        Size(
+            rows=each,
+            mean_ms=(mean_ms(before.sizes, each) + mean_ms(after.sizes, each)) / 2,
+            spread=[fmean(pair) for pair in zip(_spread(before, each), _spread(after, each), strict=True)],
+        )
+        for each in rows
+    ]
+    return msgspec.structs.replace(
+        before,
+        sizes=sizes,
+        overhead_ms=(before.overhead_ms + after.overhead_ms) / 2,
+        row_ms=(before.row_ms + after.row_ms) / 2,
+    )
+
+
+def _spread(profile: Profile, rows: int) -> list[float]:
+    """Return the spread of batches of so many rows, as `drawn` takes it."""
+    return next((size.spread for size in profile.sizes if size.rows >= rows), profile.sizes[-1].spread)
 
 
 def scenario(
@@ -108,36 +153,47 @@ def scenario(
 
 
 def measure(name: str, args: argparse.Namespace, folder: Path) -> tuple[Profile, list[Compared]]:
-    """Measure one model's profile and all its loads."""
-    model, found = MODELS[name], list[Compared]()
+    """Measure all loads of one model, with a profile between any two. Returns the first profile too."""
+    model, found = MODELS[name], defaultdict[int, list[list[Compared]]](list)
     file = write(model, folder / "model.onnx")
     with running(model, file, args.threads, folder, fifo_delays=(), triton_delays=()) as servers:
         served = servers.served["oriel"][0]
-        url = f"http://127.0.0.1:{served.port}"
-        profile = asyncio.run(measured(url, served.name, seconds=args.profile_seconds))
-        print("\n".join(as_text(profile)), file=sys.stderr, flush=True)
-        batch_ms = mean_ms(profile.sizes, max(1, profile.max_rows))
-        deadlines = Deadlines(gold=max(1, round(GOLD * batch_ms)), bronze=max(1, round(BRONZE * batch_ms)))
-        for number, (arrivals, factor) in enumerate([(a, f) for a in args.arrivals for f in args.factors]):
-            lines = scenario(
-                served,
-                deadlines,
-                arrivals=arrivals,
-                rate=factor * profile.capacity,
-                seconds=args.seconds,
-                seed=100 + number,
+
+        def profiled() -> Profile:
+            return asyncio.run(
+                measured(f"http://127.0.0.1:{served.port}", served.name, seconds=args.profile_seconds, instances=1)
             )
-            document = open_loop(lines, folder)
-            for _ in range(ATTEMPTS - 1):
-                if document["phases"][-1]["quoted"]:
-                    break
-                document = open_loop(lines, folder)
-            phase = document["phases"][-1]
-            if phase["objection"]:
-                print(f"{name} {arrivals} {factor:g} x: not quoted: {phase['objection']}", file=sys.stderr, flush=True)
-            predicted = simulate(read(folder / "scenario.toml"), {served.name: profile})["phases"][-1]
-            found += compared(name, arrivals, factor, phase, predicted)
-    return profile, found
+
+        first = before = profiled()
+        print("\n".join(as_text(first)), file=sys.stderr, flush=True)
+        batch_ms = mean_ms(first.sizes, max(1, first.max_rows))
+        deadlines = Deadlines(gold=max(1, round(GOLD * batch_ms)), bronze=max(1, round(BRONZE * batch_ms)))
+        loads = [(arrivals, factor) for arrivals in args.arrivals for factor in args.factors]
+        for _ in range(args.passes):
+            for number, (arrivals, factor) in enumerate(loads):
+                rate = factor * first.capacity
+                lines = scenario(
+                    served, deadlines, arrivals=arrivals, rate=rate, seconds=args.seconds, seed=100 + number
+                )
+                phase, label = offered(lines, folder), f"{name} {arrivals} {factor:g} x"
+                if phase["objection"]:
+                    print(f"{label}: not quoted: {phase['objection']}", file=sys.stderr, flush=True)
+                after = profiled()
+                print(f"{label}: the machine has {after.capacity:.0f} rows per second", file=sys.stderr, flush=True)
+                profiles = {served.name: between(before, after)}
+                predicted = simulate(read(folder / "scenario.toml"), profiles)["phases"][-1]
+                found[number].append(list(compared(name, arrivals, factor, phase, predicted)))
+                before = after
+    return first, [mean_of(passes) for load in found.values() for passes in zip(*load, strict=True)]
+
+
+def offered(lines: list[str], folder: Path) -> dict[str, Any]:
+    """Offer a load, again if the generator lagged. Returns the last phase of the document of `oriel load`."""
+    for _ in range(ATTEMPTS):
+        phase: dict[str, Any] = open_loop(lines, folder)["phases"][-1]
+        if phase["quoted"]:
+            break
+    return phase
 
 
 def report(found: Sequence[Compared]) -> list[str]:
@@ -151,11 +207,12 @@ def report(found: Sequence[Compared]) -> list[str]:
             each.figure,
             *["-" if value is None else f"{value:.3f}" for value in (each.measured, each.predicted)],
             "-" if each.error is None else f"{each.error:.1%}",
+            f"{each.apart:.1%}",
         )
         for each in found
     ]
-    heading = ("model", "arrivals", "x", "tier", "figure", "measured", "predicted", "error")
-    lines = columns(heading, rows, right=(2, 5, 6, 7))
+    heading = ("model", "arrivals", "x", "tier", "figure", "measured", "predicted", "error", "apart")
+    lines = columns(heading, rows, right=(2, 5, 6, 7, 8))
     for figure in ("attainment", "p99 ms"):
         errors = sorted([each.error for each in found if each.figure == figure and each.error is not None])
         if errors:
@@ -163,6 +220,13 @@ def report(found: Sequence[Compared]) -> list[str]:
             lines.append(
                 f"{figure}: {within} of {len(errors)} within {BOUND:.0%}; median {errors[len(errors) // 2]:.1%}, "
                 f"worst {errors[-1]:.1%}"
+            )
+            steady = [
+                each for each in found if each.figure == figure and each.error is not None and each.apart <= BOUND
+            ]
+            within = len([each for each in steady if each.error is not None and each.error <= BOUND])
+            lines.append(
+                f"{figure}, where the measured passes are within {BOUND:.0%} of one another: {within} of {len(steady)}"
             )
     return lines
 
@@ -178,8 +242,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["encoder", "shallow", "mlp"])
     parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 0.75, 1.0, 1.25, 1.5])
     parser.add_argument("--arrivals", nargs="+", choices=("poisson", "bursty"), default=["poisson", "bursty"])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of one load (%(default)s)")
-    parser.add_argument("--profile-seconds", type=float, default=3.0, help="for each number of callers (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of one load (%(default)s)")
+    parser.add_argument("--profile-seconds", type=float, default=1.0, help="for each number of callers (%(default)s)")
+    parser.add_argument("--passes", type=int, default=2, help="of all loads of a model (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError
@@ -56,30 +57,37 @@ class Figures:
         }
 
 
-async def drive(client: HttpClient, shot: Shot, *, callers: int, duration_s: float) -> Figures:
-    """Send `shot` from `callers` callers at once for `duration_s`; wait for every request that was begun."""
+async def drive(client: HttpClient, shot: Shot, *, callers: int, duration_s: float, think_s: float = 0.0) -> Figures:
+    """Send `shot` from `callers` callers at once for `duration_s`; wait for every request that was begun.
+
+    think_s: how long a caller waits before each request on average, exponentially distributed.
+    """
     figures = Figures()
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for _ in range(callers):
-            group.create_task(_caller(client, shot, began + duration_s, figures))
+        for number in range(callers):
+            chance = Random(number)
+            group.create_task(_caller(client, shot, began + duration_s, figures, chance, think_s))
     figures.elapsed_s = time.monotonic() - began
     return figures
 
 
-async def _caller(client: HttpClient, shot: Shot, until: float, figures: Figures) -> None:
-    now = time.monotonic()
-    while now < until:
+async def _caller(
+    client: HttpClient, shot: Shot, until: float, figures: Figures, chance: Random, think_s: float
+) -> None:
+    while (now := time.monotonic()) < until:
+        if think_s:
+            await asyncio.sleep(min(until - now, chance.expovariate(1.0 / think_s)))
+            if (now := time.monotonic()) >= until:
+                break
         try:
             answer = await client.request("POST", shot.target, shot.headers, shot.body, deadline=now + ANSWER_WITHIN_S)
             failure = "" if answer.status == 200 else str(answer.status)
         except UpstreamError as error:
             failure = type(error).__name__
-        before, now = now, time.monotonic()
         if failure:
             figures.others[failure] = figures.others.get(failure, 0) + 1
             # A refusal costs next to nothing: without a pause a failing server would be hammered.
             await asyncio.sleep(0.01)
-            now = time.monotonic()
         else:
-            figures.latencies_s.append(now - before)
+            figures.latencies_s.append(time.monotonic() - now)

@@ -1,11 +1,14 @@
 """`oriel simulate profile`: measures on a running server how long the batches of a model take.
 
 First one caller sends requests one after the other: of each answer the server's statistics say how long its batch took,
-so the rest is the overhead. Then 2, 4, 8, ... callers do so at once, up to so many that calls always wait: batches of
-all sizes are executed beside the work that their requests make. The statistics are read every WATCH_S meanwhile: where
-one batch has ended in between, its own time is known. The last and longest of these turns tells how many batches run at
-once, and how long instances rest between two although calls wait, because the server reads and writes meanwhile. The
-server should have nothing else to do.
+so the rest is the overhead. Then there are 2, 4, 8, ... callers, who wait for random times before they send the next
+request: batches of all sizes are executed beside the work that their requests make. In a last and longest turn there
+are so many callers without such pauses that calls always wait: it tells how many batches run at once, and how long
+instances rest between two although calls wait, because the server reads and writes meanwhile.
+
+In the first part of each turn the statistics are read every WATCH_S: where one batch has ended in between, its own time
+is known. These readings make a server of quick models slower, so only the rest of the turn is counted for the means.
+The server should have nothing else to do.
 """
 
 import argparse
@@ -25,7 +28,7 @@ from oriel_cli.closed_loop import Shot, drive
 from oriel_cli.errors import CommandFailed
 from oriel_cli.load.bodies import prepare
 from oriel_cli.load.scenario import Stream, address
-from oriel_cli.simulate.profile import Profile, Size, spread_of
+from oriel_cli.simulate.profile import Profile, Size, mean_ms, spread_of
 from oriel_policies.batch import non_decreasing
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError
@@ -34,6 +37,7 @@ ANSWER_WITHIN_S = 30.0
 MOST_CALLERS = 256
 MOST_SIZES = 128
 WATCH_S = 0.01
+WATCHED = 0.3  # part of a turn in which batches are watched one by one; the server is slower meanwhile
 OFTEN = 10  # batches of a size that make a mean
 ENOUGH = 50  # batches that make a spread
 
@@ -117,20 +121,23 @@ async def measured(
             raise CommandFailed(f"--rows is 1 to {max(1, max_rows)}, the model's max_batch_size")
         shot = await _shot(url, model, rows)
         first = await _turn(client, model, shot, 1, seconds)
-        turns = [await _turn(client, model, shot, callers, seconds) for callers in callers_of(max_rows, rows)]
+        turns = [first]
+        for callers in callers_of(max_rows, rows):
+            turns.append(await _turn(client, model, shot, callers, seconds, think_s=turns[-1].mean_s))
         full = min(MOST_CALLERS, max(8, 4 * max_rows // rows))
         turns.append(await _turn(client, model, shot, full, 3.0 * seconds))
     finally:
         await client.close()
-    counts = together([first.counts, *[turn.counts for turn in turns]])
+    counts = together([turn.counts for turn in turns])
     single = [each for turn in turns for each in turn.single]
+    spreads = _spreads({size: mean_s for size, (_, mean_s) in counts.items()}, single, first)
     instances, row_s = turns[-1].saturation(instances)
-    overhead_s = sum(first.latencies_s) / len(first.latencies_s) - first.busy_s / first.batches
+    overhead_s = first.mean_s - first.busy_s / first.batches
     return Profile(
         model=model,
         max_rows=max_rows if max_rows and (batching is not None or any(size > rows for size in counts)) else 0,
         sizes=[
-            Size(rows=size, mean_ms=round(mean_s * 1e3, 4), batches=batches, spread=_spread(size, single, first))
+            Size(rows=size, mean_ms=round(mean_s * 1e3, 4), batches=batches, spread=spreads[size])
             for size, (batches, mean_s) in counts.items()
         ],
         max_delay_ms=int(found.get("max_queue_delay_microseconds") or 0) / 1e3,
@@ -157,6 +164,10 @@ class _Turn:
     single: Sequence[tuple[int, float]]
 
     @property
+    def mean_s(self) -> float:
+        return sum(self.latencies_s) / len(self.latencies_s)
+
+    @property
     def batches(self) -> int:
         return sum([each.batches for each in self.counts.values()])
 
@@ -174,14 +185,17 @@ class _Turn:
         return instances, max(0.0, (instances * self.elapsed_s - self.busy_s) / executed)
 
 
-async def _turn(client: HttpClient, model: str, shot: Shot, callers: int, seconds: float) -> _Turn:
+async def _turn(
+    client: HttpClient, model: str, shot: Shot, callers: int, seconds: float, *, think_s: float = 0.0
+) -> _Turn:
     await drive(client, shot, callers=callers, duration_s=min(0.3, seconds))  # the first ones are slower
-    before, began_s = await _counts(client, model), monotonic()
     single: list[tuple[int, float]] = []
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(_watch(client, model, before, single))
-        figures = await drive(client, shot, callers=callers, duration_s=seconds)
+        watch = group.create_task(_watch(client, model, await _counts(client, model), single))
+        await drive(client, shot, callers=callers, duration_s=WATCHED * seconds, think_s=think_s)
         watch.cancel()
+    before, began_s = await _counts(client, model), monotonic()
+    figures = await drive(client, shot, callers=callers, duration_s=(1.0 - WATCHED) * seconds, think_s=think_s)
     elapsed_s = monotonic() - began_s
     counts = _since(before, await _counts(client, model), model)
     if figures.others or not figures.latencies_s:
@@ -221,21 +235,34 @@ def _since(before: Mapping[int, Counts], after: Mapping[int, Counts], model: str
 
 
 def together(turns: Sequence[Mapping[int, Counts]]) -> dict[int, tuple[int, float]]:
-    """Add up turns: rows -> (batches, mean seconds), ascending, of the sizes that were seen often enough.
+    """Add up turns: rows -> (batches, mean seconds), ascending.
 
-    The means do not decrease: a larger batch that looks quicker was measured at a quieter moment.
+    Neighbouring sizes that were seen less than OFTEN are taken together, as their mean size. The means do not decrease:
+    a larger batch that looks quicker was measured at a quieter moment.
     """
     found: dict[int, Counts] = {}
     for turn in turns:
         for rows, each in turn.items():
             known = found.get(rows, Counts(0, 0.0))
             found[rows] = Counts(known.batches + each.batches, known.seconds + each.seconds)
-    least = min(OFTEN, max([each.batches for each in found.values()]))
-    kept = sorted([(rows, each) for rows, each in found.items() if each.batches >= least])
+    groups: list[list[tuple[int, Counts]]] = [[]]
+    for size in sorted(found.items()):
+        if sum([each.batches for _, each in groups[-1]]) >= OFTEN:
+            groups.append([])
+        groups[-1].append(size)
+    if len(groups) > 1 and sum([each.batches for _, each in groups[-1]]) < OFTEN:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    kept = [_mean_size(group) for group in groups]
     while len(kept) > MOST_SIZES:
         kept = [*kept[:-1:2], kept[-1]]
     means = non_decreasing([(each.seconds / each.batches, each.batches) for _, each in kept])
     return {rows: (each.batches, mean_s) for (rows, each), mean_s in zip(kept, means, strict=True)}
+
+
+def _mean_size(sizes: Sequence[tuple[int, Counts]]) -> tuple[int, Counts]:
+    batches = sum([each.batches for _, each in sizes])
+    rows = sum([rows * each.batches for rows, each in sizes])
+    return round(rows / batches), Counts(batches, sum([each.seconds for _, each in sizes]))
 
 
 async def _watch(client: HttpClient, model: str, before: Mapping[int, Counts], single: list[tuple[int, float]]) -> None:
@@ -260,12 +287,17 @@ async def _watch(client: HttpClient, model: str, before: Mapping[int, Counts], s
         before = after
 
 
-def _spread(rows: int, single: Sequence[tuple[int, float]], first: _Turn) -> list[float]:
-    """Return the spread of batches of one size: of those that were seen one by one, if they are enough, else that of
-    the answers to one caller, whose other time spreads as much.
+def _spreads(sizes: Mapping[int, float], single: Sequence[tuple[int, float]], first: _Turn) -> dict[int, list[float]]:
+    """Return the spread of the batches of each size. sizes: rows -> mean seconds of a batch.
+
+    It is that of the batches of this size that were seen one by one if they are enough, else that of all sizes, else
+    that of the answers to one caller, whose other time spreads as much.
     """
-    seen = [seconds for size, seconds in single if size == rows]
-    return spread_of(seen if len(seen) >= ENOUGH else first.latencies_s)
+    profile = [Size(rows=rows, mean_ms=mean_s * 1e3) for rows, mean_s in sizes.items()]
+    every = [seconds * 1e3 / mean_ms(profile, rows) for rows, seconds in single]
+    common = spread_of(every if len(every) >= ENOUGH else first.latencies_s)
+    seen = {size: [seconds for rows, seconds in single if rows == size] for size in sizes}
+    return {size: spread_of(seen[size]) if len(seen[size]) >= ENOUGH else common for size in sizes}
 
 
 def callers_of(max_rows: int, rows: int) -> list[int]:
