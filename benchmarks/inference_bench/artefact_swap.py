@@ -5,8 +5,8 @@
 Open loop, Poisson arrivals at `--load` of what one core can compute. Each round measures three windows: `steady`, in
 which nothing happens; `reload`, while the same model is loaded again without an artefact; `swap`, from the moment in
 which the model asks for an artefact that is not in the folder until a second after it serves. Latency counts from the
-time at which a call was due. Bounds: no call fails, and the p99 of `swap` is at most 1.5 times that of `steady`. Exit
-status 1 if one is missed.
+time at which a call was due. The calls of `swap` are also listed by what the model's artefact was doing when they were
+due. Bounds: no call fails, and the p99 of `swap` is at most 1.5 times that of `steady`. Exit status 1 if one is missed.
 """
 
 import argparse
@@ -39,12 +39,22 @@ MODEL = MODELS[0]
 
 
 class Latencies:
-    """Latencies of the calls that were due in each window, and the number of those that failed."""
+    """Latencies of the calls that were due in each window, and the number of those that failed.
+
+    states: of those of `swap`, by the state of the artefact.
+    """
 
     def __init__(self) -> None:
-        self.window = WINDOWS[0]
+        self.window, self.state = WINDOWS[0], ""
         self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.states: dict[str, list[float]] = defaultdict(list)
         self.failed: dict[str, int] = defaultdict(int)
+
+    def answered(self, window: str, state: str, seconds: float) -> None:
+        """Count a call. state: "" outside of `swap`."""
+        self.seconds[window].append(seconds)
+        if state:
+            self.states[state].append(seconds)
 
 
 def p99(values: list[float]) -> float:
@@ -66,19 +76,19 @@ async def offer(port: int, rate: float, found: Latencies, stop: asyncio.Event) -
     """Call at the times of a Poisson process until `stop` is set."""
     chance, caller, due = random.Random(7), Caller(port), time.monotonic()
 
-    async def one(window: str, due_s: float) -> None:
+    async def one(window: str, state: str, due_s: float) -> None:
         try:
             answered, _ = await caller.call(MODEL, TIMEOUT_S)
         except (OSError, EOFError):
             answered = False
-        found.seconds[window].append(time.monotonic() - due_s)
+        found.answered(window, state, time.monotonic() - due_s)
         found.failed[window] += not answered
 
     async with asyncio.TaskGroup() as group:
         while not stop.is_set():
             due += chance.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            group.create_task(one(found.window, due))
+            group.create_task(one(found.window, found.state, due))
     caller.close()
 
 
@@ -100,8 +110,9 @@ async def rounds(port: int, models: Path, artefacts: Path, rate: float, args: ar
             config.write_text(COMPILE.format(args.compiler) + plain)
             await load(client)
             found.window = "swap"
-            await until_serving(client)
+            await until_serving(client, found)
             await asyncio.sleep(AFTER_S)
+            found.state = ""
     stop.set()
     await offering
     return found
@@ -111,12 +122,13 @@ async def load(client: httpx.AsyncClient) -> None:
     (await client.post(f"/v2/repository/models/{MODEL}/load", json={})).raise_for_status()
 
 
-async def until_serving(client: httpx.AsyncClient) -> None:
-    """Wait until the index says that the artefact serves. Exits if it says that it will not."""
+async def until_serving(client: httpx.AsyncClient, found: Latencies) -> None:
+    """Wait until the index says that the artefact serves; note each state. Exits if it says that it will not."""
     async with asyncio.timeout(STATE_S):
         while True:
             lines: list[dict[str, Any]] = (await client.post("/v2/repository/index", json={})).json()
             reason = next((line.get("reason", "") for line in lines if line["name"] == MODEL), "")
+            found.state = reason.partition(": ")[2].partition(",")[0] or "not known"
             if ": serving" in reason:
                 return
             if ": refused" in reason or ": absent, " in reason:
@@ -139,20 +151,17 @@ def main() -> int:
         with inference(models, *flags) as (_, port, _):
             rate = args.load / uvloop.run(service_s(port))
             found = uvloop.run(rounds(port, models, artefacts, rate, args))
+    windows = [(window, found.seconds[window], str(found.failed[window])) for window in WINDOWS]
+    windows += [(f"swap, {state}", seconds, "") for state, seconds in found.states.items()]
     rows = [
-        [
-            window,
-            str(len(found.seconds[window])),
-            str(found.failed[window]),
-            f"{statistics.median(found.seconds[window]) * 1e3:.1f}",
-            f"{p99(found.seconds[window]) * 1e3:.1f}",
-        ]
-        for window in WINDOWS
+        [name, str(len(seconds)), failed, f"{statistics.median(seconds) * 1e3:.1f}", f"{p99(seconds) * 1e3:.1f}"]
+        for name, seconds, failed in windows
+        if len(seconds) > 1
     ]
     print(table(("window", "calls", "failed", "p50 ms", "p99 ms"), rows))
     judged = verdict(found)
     print(table(("bound", "found", "met"), [[bound, figure, word(met)] for bound, figure, met in judged]))
     if args.json:
-        figures = {"rate": rate, "seconds": found.seconds, "failed": found.failed}
+        figures = {"rate": rate, "seconds": found.seconds, "states": found.states, "failed": found.failed}
         args.json.write_text(json.dumps(figures))
     return 0 if all(met for _, _, met in judged) else 1

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from inference_bench.goodput_cells import Deadlines, Served
-from inference_bench.prediction import compared, kept, report, scenario
+from inference_bench.prediction import between, compared, kept, mean_of, report, scenario
 
 from oriel_cli.load.scenario import read
+from oriel_cli.simulate.profile import Profile, Size, mean_ms
 
 
 def phase(attainment: float | None, p99: float | None) -> dict[str, Any]:
@@ -41,3 +42,26 @@ def test_the_scenario_can_be_read(tmp_path: Path) -> None:
     found = read(tmp_path / "scenario.toml")
     assert [stream.target_ms for stream in found.stream] == [10, 30]
     assert found.phase[-1].rates == pytest.approx({"gold": 30.0, "bronze": 70.0})
+
+
+def test_passes_of_a_figure_are_averaged_and_their_distance_is_told() -> None:
+    passes = [next(compared("m", "poisson", 1.0, phase(each, None), phase(0.9, None))) for each in (0.8, 1.0, None)]
+    found = mean_of(passes)
+    assert (found.measured, found.predicted, found.error) == (
+        pytest.approx(0.9),
+        pytest.approx(0.9),
+        pytest.approx(0.0),
+    )
+    assert found.apart == pytest.approx(0.2 / 0.9)
+    assert mean_of(passes[2:]).error is None
+    apart = "\n".join(report([found]))
+    assert "attainment, where the measured passes are within 10% of one another: 0 of 0" in apart
+
+
+def test_a_profile_lies_between_two_others() -> None:
+    before = Profile(model="m", max_rows=4, sizes=[Size(rows=1, mean_ms=1.0), Size(rows=4, mean_ms=4.0)], row_ms=0.2)
+    after = Profile(model="m", max_rows=4, sizes=[Size(rows=2, mean_ms=4.0, spread=[2.0])], overhead_ms=1.0)
+    found = between(before, after)
+    assert [size.rows for size in found.sizes] == [1, 2, 4]
+    assert mean_ms(found.sizes, 2) == pytest.approx(3.0) and found.sizes[0].spread == [1.5]
+    assert (found.overhead_ms, found.row_ms) == (0.5, 0.1)

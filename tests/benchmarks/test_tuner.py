@@ -1,7 +1,7 @@
 """What `benchmarks/goodput.py tuner` computes from its figures, and in which order its rival walks its grid."""
 
 import pytest
-from inference_bench.tuner import CASES, Compared, Side, kept, objective_of, report, walk
+from inference_bench.tuner import CASES, DELAYS_US, Compared, Side, kept, objective_of, report, walk
 
 from oriel_cli.simulate.profile import Profile, Size
 from oriel_cli.tune.setting import Setting
@@ -11,7 +11,7 @@ PRESENT = Setting(max_rows=4, instances=1, threads=1)
 
 def walked(throughput: dict[tuple[int, int], float]) -> list[tuple[int, int, int]]:
     """The (instances, rows, delay) that are visited, of a model with this throughput by instances and rows."""
-    points, found = walk(PRESENT), list[tuple[int, int, int]]()
+    points, found = walk(PRESENT, DELAYS_US), list[tuple[int, int, int]]()
     setting = next(points)
     while True:
         found.append((setting.instances, setting.max_rows, setting.delay_us))
@@ -75,4 +75,4 @@ def test_objectives_are_multiples_of_what_was_measured() -> None:
     assert len(CASES) == 10 and len({each.model for each in CASES.values()}) == 4
     profile = Profile(model="m", max_rows=10, sizes=[Size(rows=1, mean_ms=2.0), Size(rows=10, mean_ms=20.0)])
     found = objective_of(CASES["encoder-2"], profile)
-    assert (found.bound_ms, found.rate) == (20.0, 500.0)
+    assert (found.bound_ms, found.rate) == (20.0, 650.0)

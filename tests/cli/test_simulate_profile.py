@@ -7,8 +7,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, save_model
 
+from oriel_cli.closed_loop import drive
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
 from oriel_cli.simulate import calibrate
@@ -87,16 +90,57 @@ async def test_statistics_that_fail_during_a_turn_are_one_error(url: str, monkey
 
 
 def test_turns_are_added_up_and_larger_batches_are_never_quicker() -> None:
-    turns = [{1: Counts(100, 0.1), 2: Counts(100, 0.4)}, {2: Counts(100, 0.2), 4: Counts(100, 0.2), 3: Counts(5, 9.0)}]
+    turns = [{1: Counts(100, 0.1), 2: Counts(100, 0.4)}, {2: Counts(100, 0.2), 4: Counts(100, 0.2)}]
     found = together(turns)
-    assert {rows: batches for rows, (batches, _) in found.items()} == {1: 100, 2: 200, 4: 100}, "five are too few"
+    assert {rows: batches for rows, (batches, _) in found.items()} == {1: 100, 2: 200, 4: 100}
     assert [mean_s for _, mean_s in found.values()] == pytest.approx([0.001, 0.8 / 300, 0.8 / 300])
 
 
-def test_few_batches_are_better_than_none_and_many_sizes_are_thinned_out() -> None:
-    assert together([{1: Counts(3, 0.3), 2: Counts(1, 0.9)}]) == {1: (3, pytest.approx(0.1))}
+def test_neighbouring_sizes_that_were_seen_rarely_are_taken_together() -> None:
+    found = together(
+        [{1: Counts(20, 0.02), 4: Counts(4, 0.04), 5: Counts(4, 0.04), 6: Counts(4, 0.04), 9: Counts(3, 0.09)}]
+    )
+    assert found == {1: (20, pytest.approx(0.001)), 6: (15, pytest.approx(0.014))}, "87 rows in 15 batches"
+    assert together([{1: Counts(3, 0.3), 2: Counts(1, 0.9)}]) == {1: (4, pytest.approx(0.3))}
+
+
+@given(
+    st.dictionaries(st.integers(1, 300), st.builds(Counts, st.integers(1, 40), st.floats(1e-6, 10.0)), min_size=1),
+)
+def test_no_batch_is_lost_of_sizes_that_are_taken_together(counts: dict[int, Counts]) -> None:
+    found = together([counts])
+    assert list(found) == sorted(found) and min(counts) <= min(found) and max(found) <= max(counts)
+    if len(counts) <= calibrate.MOST_SIZES:
+        assert sum([batches for batches, _ in found.values()]) == sum([each.batches for each in counts.values()])
+    assert len(found) == 1 or all(batches >= calibrate.OFTEN for batches, _ in found.values())
+    means = [mean_s for _, mean_s in found.values()]
+    assert means == sorted(means)
+
+
+def test_many_sizes_are_thinned_out() -> None:
     many = together([{rows: Counts(50, 0.05 * rows) for rows in range(1, 1001)}])
     assert 2 < len(many) <= 128 and max(many) == 1000 and min(many) == 1
+
+
+def test_the_spread_is_that_of_one_size_or_of_all_or_of_the_answers() -> None:
+    sizes, answers = {1: 0.001, 4: 0.002}, [0.001, 0.003]
+    often = [(4, 0.0018), (4, 0.0022)] * 30
+    found = calibrate._spreads(sizes, [*often, (1, 0.002)], answers)
+    assert (found[4][0], found[4][-1]) == (0.9, 1.1), "4 was seen often enough"
+    assert found[1][-1] > 1.5, "1 was not: batches of all sizes, of which one took twice its mean"
+    few = calibrate._spreads(sizes, often[:8], answers)
+    assert few[1] == few[4] and (few[1][0], few[1][-1]) == (0.5, 1.5)
+
+
+async def test_callers_that_think_send_less(url: str) -> None:
+    shot = await calibrate._shot(url, "double", 1)
+    client = HttpClient(host="127.0.0.1", port=int(url.rpartition(":")[2]))
+    busy = await drive(client, shot, callers=2, duration_s=0.3)
+    thinking = await drive(client, shot, callers=2, duration_s=0.3, think_s=0.1)
+    none = await drive(client, shot, callers=2, duration_s=0.01, think_s=1e6)
+    await client.close()
+    assert not busy.others and not thinking.others
+    assert 0 < len(thinking.latencies_s) < len(busy.latencies_s) and not none.latencies_s
 
 
 def test_callers_double_until_they_fill_two_of_the_largest_batches() -> None:

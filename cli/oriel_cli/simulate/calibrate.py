@@ -130,7 +130,7 @@ async def measured(
         await client.close()
     counts = together([turn.counts for turn in turns])
     single = [each for turn in turns for each in turn.single]
-    spreads = _spreads({size: mean_s for size, (_, mean_s) in counts.items()}, single, first)
+    spreads = _spreads({size: mean_s for size, (_, mean_s) in counts.items()}, single, first.latencies_s)
     instances, row_s = turns[-1].saturation(instances)
     overhead_s = first.mean_s - first.busy_s / first.batches
     return Profile(
@@ -287,15 +287,18 @@ async def _watch(client: HttpClient, model: str, before: Mapping[int, Counts], s
         before = after
 
 
-def _spreads(sizes: Mapping[int, float], single: Sequence[tuple[int, float]], first: _Turn) -> dict[int, list[float]]:
-    """Return the spread of the batches of each size. sizes: rows -> mean seconds of a batch.
+def _spreads(
+    sizes: Mapping[int, float], single: Sequence[tuple[int, float]], answers_s: Sequence[float]
+) -> dict[int, list[float]]:
+    """Return the spread of the batches of each size, as `spread_of` does.
 
-    It is that of the batches of this size that were seen one by one if they are enough, else that of all sizes, else
-    that of the answers to one caller, whose other time spreads as much.
+    sizes: rows -> mean seconds of a batch. single: (rows, seconds) of batches that were seen one by one. answers_s: what
+    the answers to one caller took. The spread of a size is that of its own batches if enough were seen, else that of all
+    sizes, else that of the answers, whose other time spreads as much.
     """
     profile = [Size(rows=rows, mean_ms=mean_s * 1e3) for rows, mean_s in sizes.items()]
     every = [seconds * 1e3 / mean_ms(profile, rows) for rows, seconds in single]
-    common = spread_of(every if len(every) >= ENOUGH else first.latencies_s)
+    common = spread_of(every if len(every) >= ENOUGH else answers_s)
     seen = {size: [seconds for rows, seconds in single if rows == size] for size in sizes}
     return {size: spread_of(seen[size]) if len(seen[size]) >= ENOUGH else common for size in sizes}
 
