@@ -355,7 +355,7 @@ async def test_a_snapshot_tells_of_tiers_pools_models_tenants_and_misses() -> No
         assert json.loads(source.snapshot())["rates"] == {"met": 0.0, "late": 0.0, "missed": 0.0, "excused": 0.0}
 
 
-async def test_servers_are_asked_for_batches_version_and_provider() -> None:
+async def test_servers_are_asked_for_batches_version_provider_and_artefact() -> None:
     counts = iter([(10, 5), (40, 15), (8, 4)])
 
     async def answer(seen: Seen) -> bytes:
@@ -364,7 +364,7 @@ async def test_servers_are_asked_for_batches_version_and_provider() -> None:
         rows, batches = next(counts, (0, 0))
         stats = {"version": "3", "inference_count": str(rows), "execution_count": batches, "last_inference": 7}
         body = json.dumps({"model_stats": [{"version": "2", "last_inference": 3}, stats] if rows else []}).encode()
-        provider = b"x-oriel-provider: CPUExecutionProvider\r\n"
+        provider = b"x-oriel-provider: CPUExecutionProvider\r\nx-oriel-artefact: building\r\n"
         return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (provider, len(body), body)
 
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
@@ -375,7 +375,7 @@ async def test_servers_are_asked_for_batches_version_and_provider() -> None:
         for rows in (2.0, 3.0, 2.0, 2.0):
             # since its start, since the time before, after a restart of the server, and after an answer without a model
             await reports.ask([decided], core.pools)
-            expected = Report(version="3", provider="CPUExecutionProvider", rows=rows)
+            expected = Report(version="3", provider="CPUExecutionProvider", artefact="building", rows=rows)
             assert reports.targets == {"model:digits": expected}
         await reports.ask([], core.pools)
         assert reports.targets == {}

@@ -64,6 +64,8 @@ async def test_an_artefact_is_built_checked_and_swapped_in_under_load_without_a_
         (shown,) = (await one.client.get(f"http://127.0.0.1:{one.unit.metrics_port}/models")).json()
         assert shown["artefact"]["state"] == "serving"
         assert shown["artefact"]["fingerprint"] == only_artefact(tmp_path / "artefacts").name
+        statistics_of = await one.client.get("/v2/models/double/stats")
+        assert statistics_of.headers["x-oriel-artefact"] == "serving", "which the gateway's console shows"
         sink = one.unit.surface.sink
         assert isinstance(sink, ListSink)
         spans = {span.name: span.attributes for span in sink.spans if span.name.startswith("artefact")}

@@ -261,6 +261,7 @@ async def test_configuration_and_statistics(http: httpx.AsyncClient) -> None:
     await http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
     answer = await http.get("/v2/models/double/stats")
     assert answer.headers["x-oriel-provider"], "which the gateway's console shows"
+    assert "x-oriel-artefact" not in answer.headers, "it asks for none"
     (stats,) = answer.json()["model_stats"]
     assert (stats["inference_count"], stats["execution_count"]) == (3, 3)
     assert stats["inference_stats"]["success"]["count"] == 3 and stats["inference_stats"]["fail"]["count"] == 1

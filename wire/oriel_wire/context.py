@@ -29,6 +29,7 @@ MODELS = "x-oriel-models"
 SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
 PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provider that runs it
+ARTEFACT = "x-oriel-artefact"  # with a model's statistics: the state of its compiled artefact, if it asks for one
 COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"

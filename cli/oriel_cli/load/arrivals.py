@@ -3,9 +3,14 @@
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import chain
 from random import Random
 
+import msgspec
+
 MAX_TRACE_LINES = 5_000_000
+ANY = "load"  # the stream of a load without names, which replays the calls of everybody
 
 
 def uniform(rate: float, seconds: float) -> Iterator[float]:
@@ -71,14 +76,53 @@ def merged(schedules: Sequence[Iterator[float]]) -> Iterator[tuple[float, int]]:
 def trace_offsets(lines: Iterator[str], stream: str) -> list[float]:
     """The arrivals of `stream` in a trace: one a line, `seconds` or `seconds,stream`; `#` begins a comment.
 
-    A line without a name is an arrival of every stream that replays the file. Raises ValueError with the line's number
-    for one that is no time, or earlier than the one before, or beyond MAX_TRACE_LINES.
+    A line without a name is an arrival of every stream that replays the file. The access log of a gateway is a trace as
+    well: each line is an arrival of the streams that are named like its tenant or its tier, and of ANY. Raises
+    ValueError with the line's number for one that is no time, or earlier than the one before, or beyond
+    MAX_TRACE_LINES.
     """
-    found: list[float] = []
-    last = 0.0
+    first = next(lines, "")
+    numbered = enumerate(_bounded(chain([first], lines)), 1)
+    return _logged(numbered, stream) if first.lstrip().startswith("{") else _written(numbered, stream)
+
+
+def _bounded(lines: Iterator[str]) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if number > MAX_TRACE_LINES:
             raise ValueError(f"line {number}: a trace has at most {MAX_TRACE_LINES} lines")
+        yield line
+
+
+class _Logged(msgspec.Struct):
+    """A line of an access log, as far as it is needed. ts: when the request had ended. stages_ms: `total` among them."""
+
+    ts: datetime
+    stages_ms: dict[str, float]
+    tenant: str = ""
+    tier: str = ""
+
+
+def _logged(lines: Iterator[tuple[int, str]], stream: str) -> list[float]:
+    """The arrivals in an access log, whose lines are in the order in which the requests ended, from the first one on."""
+    decoder, arrivals, begin = msgspec.json.Decoder(_Logged), list[float](), math.inf
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            each = decoder.decode(line)
+            arrived = each.ts.timestamp() - each.stages_ms["total"] / 1e3
+        except (msgspec.DecodeError, KeyError, OverflowError):
+            raise ValueError(f"line {number}: is no line of a gateway's access log") from None
+        begin = min(begin, arrived)
+        if stream in (each.tenant, each.tier, ANY):
+            arrivals.append(arrived)
+    return [arrived - begin for arrived in sorted(arrivals)]
+
+
+def _written(lines: Iterator[tuple[int, str]], stream: str) -> list[float]:
+    found: list[float] = []
+    last = 0.0
+    for number, line in lines:
         text, _, name = line.partition("#")[0].partition(",")
         if not text.strip():
             continue

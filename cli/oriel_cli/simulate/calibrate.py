@@ -292,8 +292,8 @@ def _spreads(
 ) -> dict[int, list[float]]:
     """Return the spread of the batches of each size, as `spread_of` does.
 
-    sizes: rows -> mean seconds of a batch. single: (rows, seconds) of batches that were seen one by one. answers_s: what
-    the answers to one caller took. The spread of a size is that of its own batches if enough were seen, else that of all
+    sizes: rows -> mean seconds of a batch. single: (rows, seconds) of batches that were seen one by one. answers_s: of
+    the answers to one caller. The spread of a size is that of its own batches if enough were seen, else that of all
     sizes, else that of the answers, whose other time spreads as much.
     """
     profile = [Size(rows=rows, mean_ms=mean_s * 1e3) for rows, mean_s in sizes.items()]

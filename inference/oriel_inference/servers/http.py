@@ -24,7 +24,7 @@ from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import why_not_served
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
-from oriel_wire.context import PROVIDER
+from oriel_wire.context import ARTEFACT, PROVIDER
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.engine.recall import KEEP
 from oriel_wire.h1 import RequestHead
@@ -199,8 +199,8 @@ class HttpFrontend:
 
     def _stats(self, exchange: Exchange, route: _Route) -> None:
         surface = self._surface
-        provider = surface.provider(route.model, route.version) if route.model else ""
-        more = [(PROVIDER, provider)] if provider else []
+        found = surface.execution(route.model, route.version) if route.model else ("", "")
+        more = [each for each in zip((PROVIDER, ARTEFACT), found, strict=True) if each[1]]
         answer(exchange, message_json(surface.statistics(route.model, route.version)), more=more)
 
     def _logging(self, exchange: Exchange, _: _Route) -> None:

@@ -88,10 +88,16 @@ class Surface:
             return False
         return not self.stopping
 
-    def provider(self, name: str, version: str) -> str:
-        """Return the execution provider of a version, or of the newest that serves; "" if there is none."""
+    def execution(self, name: str, version: str) -> tuple[str, str]:
+        """Return the execution provider of a version, or of the newest that serves, and the state of its artefact.
+
+        "" for each that there is not.
+        """
         found = [each for each in self.catalog.serving() if each.spec.name == name and version in ("", each.version)]
-        return found[-1].provider if found else ""
+        if not found:
+            return "", ""
+        life = found[-1].artefact
+        return found[-1].provider, life.state.value if life is not None else ""
 
     def statistics(self, name: str, version: str) -> v2_pb2.ModelStatisticsResponse:
         """Return statistics of one version, of all versions of a model, or of everything if no name is given. Raises

@@ -1,3 +1,4 @@
+import json
 from itertools import islice
 from random import Random
 
@@ -84,6 +85,29 @@ def test_a_trace_gives_each_stream_its_lines_and_those_of_all() -> None:
 def test_a_bad_line_of_a_trace_is_named(line: str) -> None:
     with pytest.raises(ValueError, match="line 2:"):
         trace_offsets(iter(["0.2", line]), "gold")
+
+
+def logged(second: float, total_ms: float, tenant: str = "acme", tier: str = "gold") -> str:
+    line = {"ts": f"2026-11-28T10:00:{second:06.3f}+00:00", "tenant": tenant, "tier": tier, "status": 200}
+    return json.dumps({**line, "stages_ms": {"queue": 1.0, "total": total_ms}}) + "\n"
+
+
+def test_an_access_log_is_a_trace_of_arrivals_by_tenant_or_tier() -> None:
+    lines = [logged(2.0, 500.0), logged(2.25, 1250.0, "tiny", "bronze"), "\n", logged(3.0, 1.0)]
+    for stream, expected in {
+        "acme": [0.5, 1.999],
+        "gold": [0.5, 1.999],
+        "bronze": [0.0],
+        "load": [0.0, 0.5, 1.999],
+        "nobody": [],
+    }.items():
+        assert trace_offsets(iter(lines), stream) == pytest.approx(expected, abs=1e-5), stream
+
+
+@pytest.mark.parametrize("line", ["{", "{}", '{"ts": 1, "stages_ms": {}}', logged(1.0, 2.0).replace("total", "all")])
+def test_what_is_no_line_of_an_access_log_is_refused_with_its_number(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2: is no line of a gateway's access log"):
+        trace_offsets(iter([logged(1.0, 2.0), line]), "gold")
 
 
 def _gaps(offsets: list[float]) -> list[float]:

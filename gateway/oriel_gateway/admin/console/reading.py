@@ -189,6 +189,8 @@ def _targets(
         }
         if target is not None and target.kind == "model" and target.name in agreement:
             row["agrees"] = _rounded(agreement[target.name])
+        if report is not None and report.artefact:
+            row["artefact"] = report.artefact
         yield row
 
 

@@ -1,4 +1,4 @@
-"""Asks servers, while somebody looks, for what the gateway does not see: batches, providers and versions.
+"""Asks servers, while somebody looks, for what the gateway does not see: batches, providers, artefacts and versions.
 
 Of the busiest models and services of the last minute, one server each is asked: for the model's statistics (v2
 protocol), so that unmodified Triton servers answer too, or for the description of the service. Answers are bounded in
@@ -14,7 +14,7 @@ import msgspec
 
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
-from oriel_wire.context import PROVIDER
+from oriel_wire.context import ARTEFACT, PROVIDER
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError
 
@@ -53,12 +53,14 @@ class _Service(msgspec.Struct):
 class Report:
     """A server's report of one of its models or services.
 
-    version: several are divided by commas. provider, rows: of models only.
+    version: several are divided by commas. provider, artefact, rows: of models only.
+    artefact: the state of the compiled artefact that the model asks for; "" if it asks for none.
     rows: the mean rows of a batch, since the report before, or since the server started if there was none.
     """
 
     version: str
     provider: str = ""
+    artefact: str = ""
     rows: float | None = None
 
 
@@ -93,13 +95,13 @@ class Reports:
                 self.targets[target.route] = _service(msgspec.json.decode(answer.body, type=_Service))
             else:
                 found = msgspec.json.decode(answer.body, type=_Models).model_stats
-                self._report(target.route, found, answer.get(PROVIDER) or "")
+                self._report(target.route, found, answer.get(PROVIDER) or "", answer.get(ARTEFACT) or "")
         except (UpstreamError, ValueError, RecursionError):
             return  # it is asked again; until then the latest report counts
         finally:
             await client.close()
 
-    def _report(self, route: str, found: list[_Statistics], provider: str) -> None:
+    def _report(self, route: str, found: list[_Statistics], provider: str, artefact: str) -> None:
         if not found:
             return
         latest = max(found, key=lambda each: (int(each.last_inference), each.version))
@@ -112,7 +114,9 @@ class Reports:
         if batches > batches_before:
             mean = (rows - rows_before) / (batches - batches_before)
         self._counts[route] = rows, batches
-        self.targets[route] = Report(version=latest.version, provider=provider, rows=mean)
+        self.targets[route] = Report(
+            version=latest.version, provider=provider, artefact=artefact, rows=mean
+        )
 
 
 _PATHS: Final = {"model": "/v2/models/{}{}/stats", "service": "/v1/services/{}{}"}

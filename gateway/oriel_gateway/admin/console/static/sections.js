@@ -94,6 +94,10 @@ const TARGETS = [
   {key: "version", label: "version", number: true, wide: "w1", value: (row) => row.version || null, text: (row) => row.version, cell: (row) => row.version || dash},
 ];
 
+// Only where a model asks for a compiled artefact.
+const Artefact = ({state}) => !state ? dash : html`<span class=${state === "serving" ? "soft" : state === "refused" ? "ink-bad" : "ink-warn"}>${state}</span>`;
+const ARTEFACT = {key: "artefact", label: "artefact", wide: "w2", title: "the compiled artefact that the model asks for; until it serves, the model itself does",
+  value: (row) => row.artefact || null, text: (row) => row.artefact || "", cell: (row) => html`<${Artefact} state=${row.artefact}/>`};
 // Only where answers are compared: with those of a shadow, or of the other side of a canary.
 const AGREES = {key: "agrees", label: "agrees", number: true, wide: "w1", title: "rows with the same class as in the pool that is compared, the lowest share",
   value: (row) => row.agrees ?? null, cell: (row) => percent(row.agrees, 1)};
@@ -140,7 +144,7 @@ const Main = ({data}) => {
     <${Chart} id="waits" title="Waiting" theme=${chosen.theme} value=${html`<b>${whole(waiting)}</b>
         <span class="soft">calls</span>`} series=${[{key: "waiting", label: "calls that wait", ink: "tier1", fill: 0.15}]}/>
     <${Table} id="targets" title="Models and services" note=${minute} rows=${data.targets}
-      columns=${data.targets.some((row) => known(row.agrees)) ? [...TARGETS, AGREES] : TARGETS} more=${data.more.targets}
+      columns=${[...TARGETS, ...(data.targets.some((row) => row.artefact) ? [ARTEFACT] : []), ...(data.targets.some((row) => known(row.agrees)) ? [AGREES] : [])]} more=${data.more.targets}
       rowKey=${(row) => `${row.kind}:${row.name}`} empty="no call in the last minute"/>
     <${Table} id="tenants" title="Tenants" note=${minute} columns=${TENANTS} rows=${data.tenants} more=${data.more.tenants}
       rowKey=${(row) => row.tenant} act=${(row) => open("tenant", row.tenant)} empty="no call in the last minute"/>
