@@ -81,7 +81,7 @@ _log = logging.getLogger(__name__)
 
 WORKER_END_S = 5.0
 POLL_S = 0.05
-BUILD_NICENESS = 10  # a tenth of a busy core; with less, a build on a server under full load ends at its bound of time
+BUILD_NICENESS = 10  # where builds get no idle time: a tenth of a busy core; with less, one ends at its bound of time
 # Young objects before a collection, and collections before the middle and the old generation are collected too. One of
 # the middle generation takes 10 ms at most.
 COLLECTOR_THRESHOLDS = (20_000, 5, 20)
@@ -373,7 +373,10 @@ def _artefacts(settings: Settings, sink: SpanSink, store: GroupStore | None) -> 
             settings.artefact_folder or cache_folder("artefacts"), max_bytes=settings.max_artefact_bytes
         ),
         bounds=BuildBounds(
-            seconds=settings.artefact_build_s, memory_bytes=settings.artefact_build_bytes, niceness=BUILD_NICENESS
+            seconds=settings.artefact_build_s,
+            memory_bytes=settings.artefact_build_bytes,
+            niceness=BUILD_NICENESS,
+            idle=True,
         ),
         sink=sink,
         store=store,

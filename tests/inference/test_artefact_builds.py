@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -312,6 +314,52 @@ def test_a_server_that_stops_starts_no_child() -> None:
     with pytest.raises(ArtefactRefused) as stopped:
         children.ask({}, b"", BuildBounds())
     assert stopped.value.kind is RefusalKind.STOPPED
+
+
+BUSY_CHILD = """
+import json, os, sys
+request = json.loads(sys.stdin.buffer.readline())
+if request["idle"]:
+    sys.stdin.buffer.read()  # no processor time until it is killed
+os.write(1, json.dumps({"idle": request["idle"], "samples": sys.stdin.buffer.read(7).decode()}).encode() + b"\\n")
+"""
+
+
+def test_a_child_that_gets_no_idle_time_is_started_again_at_its_niceness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy_child.py").write_text(BUSY_CHILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("oriel_inference.artefacts.process._CHILD", "busy_child")
+    monkeypatch.setattr("oriel_inference.artefacts.process.START_S", 0.1)
+    request = {"shown": "", "memory_bytes": 0}
+    found = ChildProcesses().ask(request, b"samples", BuildBounds(seconds=60.0, idle=True))
+    assert found == {"idle": False, "samples": "samples"}
+    with pytest.raises(ArtefactRefused) as late:
+        ChildProcesses().ask(request, b"samples", BuildBounds(seconds=0.05, idle=True))
+    assert late.value.kind is RefusalKind.TIMED_OUT, "its time is over before it could be started again"
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux")
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_child_takes_idle_time_or_a_low_priority(idle: bool) -> None:
+    code = (
+        "import os; from oriel_inference.artefacts.child import _yield_to_others as give_way; before = os.nice(0);"
+        f"give_way({{'idle': {idle}, 'niceness': 3}}); print(os.sched_getscheduler(0), os.nice(0) - before)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    policy, added = map(int, done.stdout.split())
+    assert (policy, added) == ((os.SCHED_IDLE, 0) if idle else (os.SCHED_OTHER, 3))
+
+
+def test_a_build_in_idle_time_has_the_same_result(tmp_path: Path) -> None:
+    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
+    folder = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30)
+    outcome, manifest = build_ahead(
+        compilation(tmp_path / "models"), folder, BuildBounds(idle=True, niceness=1), silent
+    )
+    assert outcome == "built" and manifest.errors
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def _bounded(lines: Iterator[str]) -> Iterator[str]:
 
 
 class _Logged(msgspec.Struct):
-    """A line of an access log, as far as it is needed. ts: when the request had ended. stages_ms: `total` among them."""
+    """What is needed of a line of an access log. ts: when the request had ended. stages_ms: `total` among them."""
 
     ts: datetime
     stages_ms: dict[str, float]
@@ -103,7 +103,7 @@ class _Logged(msgspec.Struct):
 
 
 def _logged(lines: Iterator[tuple[int, str]], stream: str) -> list[float]:
-    """The arrivals in an access log, whose lines are in the order in which the requests ended, from the first one on."""
+    """The arrivals in an access log, from the first one on. Its lines are in the order in which the requests ended."""
     decoder, arrivals, begin = msgspec.json.Decoder(_Logged), list[float](), math.inf
     for number, line in lines:
         if not line.strip():

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--seconds", type=float, help="how long (10)")
     one.add_argument("--arrivals", choices=("poisson", "bursty", "ramp", "uniform"), help="arrival process (poisson)")
     one.add_argument(
-        "--trace", metavar="FILE", help="replay arrivals instead: a line per arrival, seconds from the start; or a gateway's access log"
+        "--trace",
+        metavar="FILE",
+        help="replay arrivals instead: a line per arrival, seconds from the start; or a gateway's access log",
     )
     one.add_argument("--body", metavar="FILE", help="what is sent")
     one.add_argument("--rows", type=int, help="instead of --body: random inputs of so many rows for a v2 model")

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--rate", type=float, help="arrivals per second")
     one.add_argument("--seconds", type=float, help="how long (10)")
     one.add_argument("--arrivals", choices=("poisson", "bursty", "ramp", "uniform"), help="arrival process (poisson)")
-    one.add_argument("--trace", metavar="FILE", help="replay what `oriel load --record` or a gateway's access log wrote")
+    one.add_argument(
+        "--trace", metavar="FILE", help="replay what `oriel load --record` or a gateway's access log wrote"
+    )
     one.add_argument("--rows", type=int, help="of each request (1)")
     one.add_argument("--key", help="whose calls these are, with --policies")
     one.add_argument("--tier", help="a label for the report")

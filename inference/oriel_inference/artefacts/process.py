@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 MAX_ANSWER_BYTES = 1 << 20
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
+START_S = 1.0  # an idle child has started by then, or hardly gets any time; it needs about a fifth of that
 MAX_LINES = 10_000  # about the progress of one build
 _CHILD = "oriel_inference.artefacts.child"
 # Exit codes of a child that was ended together with the server, by a terminal or a service manager.
@@ -46,6 +47,10 @@ _UNWRITABLE = {
     errno.ENOSPC: RefusalKind.NO_SPACE,
     errno.EDQUOT: RefusalKind.NO_SPACE,
 }
+
+
+class _Starved(Exception):
+    """A child that was to run only where nothing else wants the processor got no time."""
 
 
 class ArtefactRefused(Exception):
@@ -63,13 +68,15 @@ class BuildBounds:
     """Bounds of one build, and of one check.
 
     seconds: for the child. memory_bytes: of its address space; 0 for 2 GiB and eight times the model's files.
-    artefact_bytes: of all files of an artefact. niceness: added to that of this process.
+    artefact_bytes: of all files of an artefact. niceness: added to that of this process. idle: run only where nothing
+    else wants the processor, unless that is hardly ever.
     """
 
     seconds: float = 600.0
     memory_bytes: int = 0
     artefact_bytes: int = 16 << 30
     niceness: int = 0
+    idle: bool = False
 
 
 class ChildProcesses:
@@ -83,13 +90,23 @@ class ChildProcesses:
     def ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
         """Start a child for one request and return its answer. Raises ArtefactRefused."""
         deadline = time.monotonic() + bounds.seconds
+        if bounds.idle:
+            with suppress(_Starved):
+                return self._ask(request | {"idle": True}, data, bounds, deadline)
+        return self._ask(request | {"idle": False}, data, bounds, deadline)
+
+    def _ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds, deadline: float) -> dict[str, Any]:
+        """Ask one child. Raises _Starved if it is to be idle and does not start, and ArtefactRefused."""
         with self._lock:
             if self._closed:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping")
             child = Child(_CHILD)
             self._running.add(child)
         try:
-            child.write(json.dumps(request).encode() + b"\n" + data, deadline)
+            child.write(json.dumps(request).encode() + b"\n", deadline)
+            if request["idle"]:
+                _wait_for_start(child, deadline)
+            child.write(data, deadline)
             answer = _answer(child, deadline, request["shown"])
         except TimeoutError:
             what = f"it took longer than {bounds.seconds:g} s"
@@ -123,11 +140,24 @@ class ChildProcesses:
                 child.kill()
 
 
+def _wait_for_start(child: Child, deadline: float) -> None:
+    """Raises _Starved if the child gets too little time even to start, and TimeoutError at the deadline."""
+    patience = time.monotonic() + START_S
+    try:
+        child.wait(min(deadline, patience))
+    except TimeoutError:
+        if patience < deadline:
+            raise _Starved from None
+        raise
+
+
 def _answer(child: Child, deadline: float, shown: str) -> dict[str, Any]:
     """Return the answer of a child; the lines about its progress before that go to the log."""
     for _ in range(MAX_LINES):
         for line in child.read_line(MAX_ANSWER_BYTES, deadline).splitlines():
             answer: dict[str, Any] = json.loads(line)
+            if "started" in answer:
+                continue
             if "progress" not in answer:
                 return answer
             _log.info("%s: %s", shown, str(answer["progress"])[:200])

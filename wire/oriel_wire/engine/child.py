@@ -58,8 +58,9 @@ def restrict_self(memory_bytes: int | None = None, *, file_bytes: int = 0) -> No
 class Child:
     """A running child that reads requests from its input and writes answers to its output; its errors are dropped.
 
-    One thread at a time may use it, but any thread may call `kill`. Deadlines are monotonic seconds. `write`, `read`
-    and `read_line` raise TimeoutError at the deadline and BrokenPipeError if the child has ended; call `end` then.
+    One thread at a time may use it, but any thread may call `kill`. Deadlines are monotonic seconds. `write`, `read`,
+    `read_line` and `wait` raise TimeoutError at the deadline. All but `wait` raise BrokenPipeError if the child has
+    ended; call `end` then.
     """
 
     def __init__(self, module: str, *arguments: str, exit_s: float = EXIT_S) -> None:
@@ -106,6 +107,10 @@ class Child:
             if len(line) > limit:
                 raise BrokenPipeError
         return line
+
+    def wait(self, deadline: float) -> None:
+        """Wait until there is something to read."""
+        _wait(self._output.fileno(), select.POLLIN, deadline)
 
     def kill(self) -> None:
         """Kill the process; a write or read under way in another thread fails. Nothing happens if it has ended."""
