@@ -75,6 +75,7 @@ def facts(name: str) -> dict[str, Any]:
             "p99_ms": 61.0,
             "rows": 7.5,
             "provider": name,
+            "artefact": name,
             "version": name,
             **COUNTS,
         }
@@ -277,6 +278,8 @@ def test_the_first_screen_takes_four_requests_and_shows_every_part(console: Page
     )
     heights = console.run("[...document.querySelectorAll('main tbody tr')].map(each => each.offsetHeight)")
     assert set(heights) <= {24, 25}, "rows are compact"
+    columns = console.run("[...document.querySelectorAll('.area-targets th')].map(each => each.textContent.trim())")
+    assert "artefact" in columns, "a model asks for one"
 
 
 def test_a_name_is_text_wherever_it_stands(console: Page, server: Server) -> None:

@@ -114,9 +114,7 @@ class Reports:
         if batches > batches_before:
             mean = (rows - rows_before) / (batches - batches_before)
         self._counts[route] = rows, batches
-        self.targets[route] = Report(
-            version=latest.version, provider=provider, artefact=artefact, rows=mean
-        )
+        self.targets[route] = Report(version=latest.version, provider=provider, artefact=artefact, rows=mean)
 
 
 _PATHS: Final = {"model": "/v2/models/{}{}/stats", "service": "/v1/services/{}{}"}
