@@ -3,9 +3,9 @@
     python benchmarks/faults.py artefact [--rounds 10] [--seconds 10] [--load 0.4] [--compiler openvino] [--json FILE]
 
 Open loop, Poisson arrivals at `--load` of what one core can compute. Each round measures three windows: `steady`, in
-which nothing happens; `reload`, while the same model is loaded again without an artefact; `swap`, from the moment in
-which the model asks for an artefact that is not in the folder until a second after it serves. Latency counts from the
-time at which a call was due. The calls of `swap` are also listed by what the model's artefact was doing when they were
+which nothing happens; `reload`, while the same model is loaded again, without an artefact and then with one that is not
+in the folder; `swap`, from the end of that load until a second after the artefact serves. Latency counts from the time
+at which a call was due. The calls of `swap` are also listed by what the model's artefact was doing when they were
 due. Bounds: no call fails, and the p99 of `swap` is at most 1.5 times that of `steady`. Exit status 1 if one is missed.
 """
 
@@ -109,7 +109,7 @@ async def rounds(port: int, models: Path, artefacts: Path, rate: float, args: ar
             shutil.rmtree(artefacts, ignore_errors=True)
             config.write_text(COMPILE.format(args.compiler) + plain)
             await load(client)
-            found.window = "swap"
+            found.window, found.state = "swap", "not known"
             await until_serving(client, found)
             await asyncio.sleep(AFTER_S)
             found.state = ""

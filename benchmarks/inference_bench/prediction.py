@@ -53,7 +53,7 @@ class Compared:
     """One figure of one tier in one load, or in all passes of it.
 
     measured, predicted: a share, or milliseconds; None if it was not quoted. apart: the difference between the measured
-    passes over their mean.
+    passes over their mean, None for fewer than two.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Compared:
     figure: str
     measured: float | None
     predicted: float | None
-    apart: float = 0.0
+    apart: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -98,7 +98,8 @@ def mean_of(passes: Sequence[Compared]) -> Compared:
         return replace(passes[0], measured=None)
     true, guess = [fmean([each for each in side if each is not None]) for side in zip(*pairs, strict=True)]
     found = [each for each, _ in pairs if each is not None]
-    return replace(passes[0], measured=true, predicted=guess, apart=(max(found) - min(found)) / true if true else 0.0)
+    apart = (max(found) - min(found)) / true if true else 0.0
+    return replace(passes[0], measured=true, predicted=guess, apart=apart if len(found) > 1 else None)
 
 
 def between(before: Profile, after: Profile) -> Profile:
@@ -207,7 +208,7 @@ def report(found: Sequence[Compared]) -> list[str]:
             each.figure,
             *["-" if value is None else f"{value:.3f}" for value in (each.measured, each.predicted)],
             "-" if each.error is None else f"{each.error:.1%}",
-            f"{each.apart:.1%}",
+            "-" if each.apart is None else f"{each.apart:.1%}",
         )
         for each in found
     ]
@@ -222,7 +223,9 @@ def report(found: Sequence[Compared]) -> list[str]:
                 f"worst {errors[-1]:.1%}"
             )
             steady = [
-                each for each in found if each.figure == figure and each.error is not None and each.apart <= BOUND
+                each
+                for each in found
+                if each.figure == figure and each.error is not None and each.apart is not None and each.apart <= BOUND
             ]
             within = len([each for each in steady if each.error is not None and each.error <= BOUND])
             lines.append(

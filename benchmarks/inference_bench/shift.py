@@ -71,7 +71,8 @@ class Caller:
     async def call(self, model: str, timeout_s: float) -> tuple[bool, float]:
         """Returns whether it was answered, and after how many seconds."""
         began = time.monotonic()
-        while self._idle and self._idle[-1][0].at_eof():  # the server closes what was idle for long
+        # The server closes what was idle for long.
+        while self._idle and (self._idle[-1][0].at_eof() or self._idle[-1][1].is_closing()):
             self._idle.pop()[1].close()
         pair = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = pair

@@ -10,7 +10,7 @@ model, at the cost of neither.
 
 The rival walks a grid in the manner of Triton's Model Analyzer: first the setting as it is, then for 1 to 5 instances
 the largest batches 1, 2, 4, ... up to the configured one with each of some delays, larger batches only as long as
-throughput grows. With `--delays-us 0` it is the smaller grid of the automatic search, which leaves the delay alone.
+throughput grows. With `--delays-us 0` it is the smaller grid of the automatic search, without delays.
 Each point is one measured run of --run-seconds at the rate of the objective; Model Analyzer measures each at up to
 eleven numbers of callers, so this is in favour of the grid. It has as much time as `oriel tune` took for everything,
 from the start of its server on, and takes the setting with most answers in time.

@@ -53,7 +53,7 @@ def test_passes_of_a_figure_are_averaged_and_their_distance_is_told() -> None:
         pytest.approx(0.0),
     )
     assert found.apart == pytest.approx(0.2 / 0.9)
-    assert mean_of(passes[2:]).error is None
+    assert mean_of(passes[2:]).error is None and mean_of(passes[1:]).apart is None, "one pass is not apart from itself"
     apart = "\n".join(report([found]))
     assert "attainment, where the measured passes are within 10% of one another: 0 of 0" in apart
 

@@ -132,6 +132,13 @@ def test_the_spread_is_that_of_one_size_or_of_all_or_of_the_answers() -> None:
     assert few[1] == few[4] and (few[1][0], few[1][-1]) == (0.5, 1.5)
 
 
+async def test_callers_of_a_slow_model_do_not_think_for_the_whole_turn(url: str) -> None:
+    client = HttpClient(host="127.0.0.1", port=int(url.rpartition(":")[2]))
+    shot = await calibrate._shot(url, "double", 1)
+    assert (await calibrate._turn(client, "double", shot, 2, 0.1, think_s=1e6)).latencies_s
+    await client.close()
+
+
 async def test_callers_that_think_send_less(url: str) -> None:
     shot = await calibrate._shot(url, "double", 1)
     client = HttpClient(host="127.0.0.1", port=int(url.rpartition(":")[2]))

@@ -29,6 +29,7 @@ from oriel_inference.artefacts.process import (
     ArtefactRefused,
     BuildBounds,
     ChildProcesses,
+    _Starved,
     build,
     circumstances,
     lacks_memory,
@@ -332,12 +333,30 @@ def test_a_child_that_gets_no_idle_time_is_started_again_at_its_niceness(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("oriel_inference.artefacts.process._CHILD", "busy_child")
     monkeypatch.setattr("oriel_inference.artefacts.process.START_S", 0.1)
-    request = {"shown": "", "memory_bytes": 0}
+    request = {"shown": "", "memory_bytes": 0, "samples": []}
     found = ChildProcesses().ask(request, b"samples", BuildBounds(seconds=60.0, idle=True))
     assert found == {"idle": False, "samples": "samples"}
     with pytest.raises(ArtefactRefused) as late:
-        ChildProcesses().ask(request, b"samples", BuildBounds(seconds=0.05, idle=True))
-    assert late.value.kind is RefusalKind.TIMED_OUT, "its time is over before it could be started again"
+        ChildProcesses().ask(request, b"samples", BuildBounds(seconds=0.0, idle=True))
+    assert late.value.kind is RefusalKind.TIMED_OUT, "it is remembered only if the second one is late too"
+
+
+def test_a_build_that_is_started_again_finds_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[str]] = []
+
+    def ask(self: ChildProcesses, request: dict[str, Any], *_: object) -> dict[str, Any]:
+        begun.append(sorted(each.name for each in tmp_path.iterdir()))
+        (tmp_path / "half").mkdir(exist_ok=True)
+        (tmp_path / "half/weights.bin").write_bytes(b"0")
+        (tmp_path / "model.onnx").write_bytes(b"0")
+        if request["idle"]:
+            raise _Starved
+        return {}
+
+    monkeypatch.setattr(ChildProcesses, "_ask", ask)
+    for samples in (None, []):  # a build, and a check of what is in the folder
+        ChildProcesses().ask({"folder": str(tmp_path), "samples": samples}, b"", BuildBounds(idle=True))
+    assert begun == [[], [], ["half", "model.onnx"], ["half", "model.onnx"]]
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux")
@@ -359,7 +378,10 @@ def test_a_build_in_idle_time_has_the_same_result(tmp_path: Path) -> None:
     outcome, manifest = build_ahead(
         compilation(tmp_path / "models"), folder, BuildBounds(idle=True, niceness=1), silent
     )
-    assert outcome == "built" and manifest.errors
+    _, usual = build_ahead(
+        compilation(tmp_path / "models"), ArtefactFolder(tmp_path / "b", max_bytes=1 << 30), BuildBounds(), silent
+    )
+    assert outcome == "built" and (manifest.files, manifest.errors) == (usual.files, usual.errors)
 
 
 @pytest.mark.parametrize(

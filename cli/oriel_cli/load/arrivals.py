@@ -10,6 +10,7 @@ from random import Random
 import msgspec
 
 MAX_TRACE_LINES = 5_000_000
+MAX_TOTAL_MS = 7 * 86_400e3  # of one request in an access log
 ANY = "load"  # the stream of a load without names, which replays the calls of everybody
 
 
@@ -111,7 +112,9 @@ def _logged(lines: Iterator[tuple[int, str]], stream: str) -> list[float]:
         try:
             each = decoder.decode(line)
             arrived = each.ts.timestamp() - each.stages_ms["total"] / 1e3
-        except (msgspec.DecodeError, KeyError, OverflowError):
+            if not 0.0 <= each.stages_ms["total"] <= MAX_TOTAL_MS:
+                raise ValueError
+        except (msgspec.DecodeError, KeyError, OverflowError, ValueError):
             raise ValueError(f"line {number}: is no line of a gateway's access log") from None
         begin = min(begin, arrived)
         if stream in (each.tenant, each.tier, ANY):

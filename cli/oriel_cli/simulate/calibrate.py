@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -188,18 +189,19 @@ class _Turn:
 async def _turn(
     client: HttpClient, model: str, shot: Shot, callers: int, seconds: float, *, think_s: float = 0.0
 ) -> _Turn:
-    await drive(client, shot, callers=callers, duration_s=min(0.3, seconds))  # the first ones are slower
+    think_s = min(think_s, 0.2 * seconds)  # of a slow model: somebody has to call
+    first_s = min(0.3, seconds)  # the first ones are slower
     single: list[tuple[int, float]] = []
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(_watch(client, model, await _counts(client, model), single))
-        await drive(client, shot, callers=callers, duration_s=WATCHED * seconds, think_s=think_s)
+        watch = group.create_task(_watch(client, model, first_s, single))
+        watched = await drive(client, shot, callers=callers, duration_s=first_s + WATCHED * seconds, think_s=think_s)
         watch.cancel()
     before, began_s = await _counts(client, model), monotonic()
     figures = await drive(client, shot, callers=callers, duration_s=(1.0 - WATCHED) * seconds, think_s=think_s)
     elapsed_s = monotonic() - began_s
     counts = _since(before, await _counts(client, model), model)
-    if figures.others or not figures.latencies_s:
-        raise CommandFailed(f"the server did not answer {callers} callers well: {figures.others or 'none ended'}")
+    if failed := watched.others or figures.others or ({} if figures.latencies_s else "none ended"):
+        raise CommandFailed(f"the server did not answer {callers} callers well: {failed}")
     return _Turn(elapsed_s=elapsed_s, latencies_s=figures.latencies_s, counts=counts, single=single)
 
 
@@ -265,26 +267,26 @@ def _mean_size(sizes: Sequence[tuple[int, Counts]]) -> tuple[int, Counts]:
     return round(rows / batches), Counts(batches, sum([each.seconds for _, each in sizes]))
 
 
-async def _watch(client: HttpClient, model: str, before: Mapping[int, Counts], single: list[tuple[int, float]]) -> None:
-    """Read the statistics again and again; note every batch that was the only one since the last time. Never raises.
-
-    before: the statistics of the first time.
+async def _watch(client: HttpClient, model: str, after_s: float, single: list[tuple[int, float]]) -> None:
+    """Read the statistics again and again, from `after_s` on; note every batch that was the only one since the last
+    time. Never raises.
     """
-    while True:
-        await asyncio.sleep(WATCH_S)
+    none, before = Counts(0, 0.0), dict[int, Counts]()
+    await asyncio.sleep(after_s)
+    for number in count():
         try:
             after = await _counts(client, model)
         except (CommandFailed, UpstreamError):
             return  # the callers, or the statistics after this turn, will say so
-        none = Counts(0, 0.0)
         more = [
             (rows, each.batches - before.get(rows, none).batches, each.seconds - before.get(rows, none).seconds)
             for rows, each in after.items()
         ]
         more = [each for each in more if each[1] > 0]
-        if len(more) == 1 and more[0][1] == 1 and more[0][2] > 0.0:
+        if number and len(more) == 1 and more[0][1] == 1 and more[0][2] > 0.0:
             single.append((more[0][0], more[0][2]))
         before = after
+        await asyncio.sleep(WATCH_S)
 
 
 def _spreads(

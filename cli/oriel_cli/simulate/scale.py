@@ -66,7 +66,11 @@ def add_arguments(scale: argparse.ArgumentParser) -> None:
         choices=sorted(SYNTHETIC),
         help="a synthetic load, may be repeated (default: all)",
     )
-    scale.add_argument("--trace", metavar="FILE", help="a recorded load instead: 'seconds' or 'seconds,tier' a line")
+    scale.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="a recorded load instead: 'seconds' or 'seconds,tier' a line; or a gateway's access log",
+    )
     scale.add_argument(
         "--tier",
         action="append",

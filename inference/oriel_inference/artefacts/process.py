@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 MAX_ANSWER_BYTES = 1 << 20
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
-START_S = 1.0  # an idle child has started by then, or hardly gets any time; it needs about a fifth of that
+START_S = 1.0  # a child that has not started by then gets hardly any idle time; it needs about a fifth of that
 MAX_LINES = 10_000  # about the progress of one build
 _CHILD = "oriel_inference.artefacts.child"
 # Exit codes of a child that was ended together with the server, by a terminal or a service manager.
@@ -50,7 +50,7 @@ _UNWRITABLE = {
 
 
 class _Starved(Exception):
-    """A child that was to run only where nothing else wants the processor got no time."""
+    """A child that runs only where nothing else wants the processor has not ended in time."""
 
 
 class ArtefactRefused(Exception):
@@ -68,8 +68,8 @@ class BuildBounds:
     """Bounds of one build, and of one check.
 
     seconds: for the child. memory_bytes: of its address space; 0 for 2 GiB and eight times the model's files.
-    artefact_bytes: of all files of an artefact. niceness: added to that of this process. idle: run only where nothing
-    else wants the processor, unless that is hardly ever.
+    artefact_bytes: of all files of an artefact. niceness: added to that of this process. idle: try it first
+    where nothing else wants the processor, for as long, and at this niceness only if that was not enough.
     """
 
     seconds: float = 600.0
@@ -89,14 +89,16 @@ class ChildProcesses:
 
     def ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
         """Start a child for one request and return its answer. Raises ArtefactRefused."""
-        deadline = time.monotonic() + bounds.seconds
         if bounds.idle:
             with suppress(_Starved):
-                return self._ask(request | {"idle": True}, data, bounds, deadline)
-        return self._ask(request | {"idle": False}, data, bounds, deadline)
+                return self._ask(request | {"idle": True}, data, bounds)
+            if request["samples"] is None:  # a build, which may have written something
+                _empty(Path(request["folder"]))
+        return self._ask(request | {"idle": False}, data, bounds)
 
-    def _ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds, deadline: float) -> dict[str, Any]:
-        """Ask one child. Raises _Starved if it is to be idle and does not start, and ArtefactRefused."""
+    def _ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
+        """Ask one child. Raises _Starved if it was to be idle and its time is over, and ArtefactRefused."""
+        deadline, starved = time.monotonic() + bounds.seconds, False
         with self._lock:
             if self._closed:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping")
@@ -105,10 +107,13 @@ class ChildProcesses:
         try:
             child.write(json.dumps(request).encode() + b"\n", deadline)
             if request["idle"]:
-                _wait_for_start(child, deadline)
+                child.wait(min(deadline, time.monotonic() + START_S))
             child.write(data, deadline)
             answer = _answer(child, deadline, request["shown"])
         except TimeoutError:
+            if request["idle"]:
+                starved = True
+                raise _Starved from None
             what = f"it took longer than {bounds.seconds:g} s"
             raise ArtefactRefused(RefusalKind.TIMED_OUT, what) from None
         except (OSError, ValueError):
@@ -124,7 +129,11 @@ class ChildProcesses:
         finally:
             with self._lock:
                 self._running.discard(child)
-            child.end()
+            if starved:  # even to exit it needs time that it may not get
+                child.kill()
+                threading.Thread(target=child.end, daemon=True).start()
+            else:
+                child.end()
         if reason := answer.get("reason"):
             kind = RefusalKind(answer["kind"])
             if kind is RefusalKind.OUT_OF_MEMORY and not request["memory_bytes"]:
@@ -140,15 +149,12 @@ class ChildProcesses:
                 child.kill()
 
 
-def _wait_for_start(child: Child, deadline: float) -> None:
-    """Raises _Starved if the child gets too little time even to start, and TimeoutError at the deadline."""
-    patience = time.monotonic() + START_S
-    try:
-        child.wait(min(deadline, patience))
-    except TimeoutError:
-        if patience < deadline:
-            raise _Starved from None
-        raise
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _answer(child: Child, deadline: float, shown: str) -> dict[str, Any]:

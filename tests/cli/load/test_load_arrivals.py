@@ -104,7 +104,18 @@ def test_an_access_log_is_a_trace_of_arrivals_by_tenant_or_tier() -> None:
         assert trace_offsets(iter(lines), stream) == pytest.approx(expected, abs=1e-5), stream
 
 
-@pytest.mark.parametrize("line", ["{", "{}", '{"ts": 1, "stages_ms": {}}', logged(1.0, 2.0).replace("total", "all")])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "{}",
+        logged(1.0, -1.0),
+        logged(1.0, 1e300),
+        logged(1.0, 2.0).replace("2026", "0001").replace("+00:00", ""),
+        '{"ts": 1, "stages_ms": {}}',
+        logged(1.0, 2.0).replace("total", "all"),
+    ],
+)
 def test_what_is_no_line_of_an_access_log_is_refused_with_its_number(line: str) -> None:
     with pytest.raises(ValueError, match="line 2: is no line of a gateway's access log"):
         trace_offsets(iter([logged(1.0, 2.0), line]), "gold")
