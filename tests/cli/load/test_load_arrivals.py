@@ -111,7 +111,6 @@ def test_an_access_log_is_a_trace_of_arrivals_by_tenant_or_tier() -> None:
         "{}",
         logged(1.0, -1.0),
         logged(1.0, 1e300),
-        logged(1.0, 2.0).replace("2026", "0001").replace("+00:00", ""),
         '{"ts": 1, "stages_ms": {}}',
         logged(1.0, 2.0).replace("total", "all"),
     ],
