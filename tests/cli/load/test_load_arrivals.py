@@ -1,12 +1,13 @@
-import json
 from itertools import islice
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_cli.load.arrivals import bursty, merged, poisson, ramp, replayed, trace_offsets, uniform
+from oriel_gateway.observe.access_log import _Line
 
 RATES = st.floats(0, 2000)
 SPANS = st.floats(0.01, 2)
@@ -88,8 +89,24 @@ def test_a_bad_line_of_a_trace_is_named(line: str) -> None:
 
 
 def logged(second: float, total_ms: float, tenant: str = "acme", tier: str = "gold") -> str:
-    line = {"ts": f"2026-11-28T10:00:{second:06.3f}+00:00", "tenant": tenant, "tier": tier, "status": 200}
-    return json.dumps({**line, "stages_ms": {"queue": 1.0, "total": total_ms}}) + "\n"
+    """A line as a gateway writes it."""
+    line = _Line(
+        ts=f"2026-11-28T10:00:{second:06.3f}+00:00",
+        trace_id="1" * 32,
+        request_id="r",
+        tenant=tenant,
+        tier=tier,
+        route="models",
+        target="model:digits",
+        protocol="http/1.1",
+        method="POST",
+        status=200,
+        reason="",
+        bytes_in=1,
+        bytes_out=2,
+        stages_ms={"queue": 1.0, "total": total_ms},
+    )
+    return msgspec.json.encode(line).decode() + "\n"
 
 
 def test_an_access_log_is_a_trace_of_arrivals_by_tenant_or_tier() -> None:
