@@ -115,7 +115,7 @@ def _logged(lines: Iterator[tuple[int, str]], stream: str) -> list[float]:
             if not 0.0 <= each.stages_ms["total"] <= MAX_TOTAL_MS:
                 raise ValueError
         except (msgspec.DecodeError, KeyError, OverflowError, ValueError):
-            raise ValueError(f"line {number}: is no line of a gateway's access log") from None
+            raise ValueError(f"line {number}: this is not a line of a gateway's access log") from None
         begin = min(begin, arrived)
         if stream in (each.tenant, each.tier, ANY):
             arrivals.append(arrived)

@@ -132,8 +132,8 @@ def test_an_access_log_is_a_trace_of_arrivals_by_tenant_or_tier() -> None:
         logged(1.0, 2.0).replace("total", "all"),
     ],
 )
-def test_what_is_no_line_of_an_access_log_is_refused_with_its_number(line: str) -> None:
-    with pytest.raises(ValueError, match="line 2: is no line of a gateway's access log"):
+def test_another_line_in_an_access_log_is_refused_with_its_number(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2: this is not a line of a gateway's access log"):
         trace_offsets(iter([logged(1.0, 2.0), line]), "gold")
 
 
