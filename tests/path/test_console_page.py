@@ -416,6 +416,10 @@ def test_axe_finds_nothing(console: Page) -> None:
     press(console, "Escape")
 
 
+# The charts are drawn again in the frame after a change of the width.
+DRAWN = (
+    "[...document.querySelectorAll('.chart .uplot')].every(each => each.offsetWidth === each.parentNode.clientWidth)"
+)
 # Elements that end to the right of the screen, without those of tables that are cut at their cells.
 WIDER = """[...document.querySelectorAll('#root *')].filter(each => each.getBoundingClientRect().right > %d + 0.5
   && !each.closest('td.grow, .hidden')).map(each => `${each.localName}.${each.className} ${each.innerText}`)"""
@@ -424,14 +428,17 @@ WIDER = """[...document.querySelectorAll('#root *')].filter(each => each.getBoun
 @pytest.mark.parametrize("width", [390, 1440])
 def test_nothing_is_wider_than_the_screen(console: Page, width: int) -> None:
     console.tell("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+    console.wait(DRAWN)
     assert console.run(WIDER % width) == []
     console.run("document.querySelector('.area-calls tbody tr').click()")
     console.wait("document.querySelector('.waterfall')")
+    console.wait(DRAWN)
     assert console.run(WIDER % width) == []
     press(console, "Escape")
     console.wait("!document.querySelector('#details')")
     console.run("document.querySelector('.area-tenants tbody tr').click()")
     console.wait("document.querySelector('.area-limits')")
+    console.wait(DRAWN)
     assert console.run(WIDER % width) == []
 
 
