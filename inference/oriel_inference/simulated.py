@@ -41,6 +41,9 @@ class SimulatedClock(VirtualClock):
         job()
         self.ahead_s = self.wait_s = 0.0
 
+    def let_begin(self) -> None:
+        pass
+
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         self.call_at(self.now() + self.wait_s, callback)
 

@@ -46,6 +46,15 @@ def test_calls_gather_while_a_batch_runs() -> None:
     assert bench.batches == [1, 8, 2]
 
 
+def test_the_next_batch_begins_before_the_answers_of_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, seen = Bench(spec(max_rows=2)), list[tuple[int, list[int]]]()
+    monkeypatch.setattr(bench.workers, "let_begin", lambda: seen.append((len(bench.workers.jobs), list(bench.order))))
+    for _ in range(4):
+        bench.call()
+    bench.step()
+    assert seen == [(1, [])] and bench.order == [0, 1]
+
+
 def test_without_batching_every_call_runs_alone() -> None:
     bench = Bench(spec(alone=True))
     for _ in range(3):

@@ -130,6 +130,9 @@ class ComputeWorkers:
 
         self.clock.call_at(began_s + SERVICE_S, run)
 
+    def let_begin(self) -> None:
+        pass
+
 
 class ComputeSession(FakeSession):
     def __init__(self, clock: ComputeClock) -> None:

@@ -387,15 +387,15 @@ class Batcher:
         rows, times = sum([call.rows for call in batch.calls]), self._service_times
         device = self._device(batch.session)
         gathers = times.gathers(self._waiting.rows, rows)
+        if not gathers:  # the next batch begins before answers are written: the device should not wait for sockets
+            self._cores.release(batch.units)
+            self._dispatch()
+            self._workers.let_begin()
+        self._deliver(results, device)
+        times.answered(rows, self._clock.now())
         if gathers:
-            self._deliver(results, device)
-            times.answered(rows, self._clock.now())
-        # Otherwise the next batch starts before answers are written: the device should not wait for sockets.
-        self._cores.release(batch.units)
-        self._dispatch()
-        if not gathers:
-            self._deliver(results, device)
-            times.answered(rows, self._clock.now())
+            self._cores.release(batch.units)
+            self._dispatch()
 
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 Job = Callable[[], None]
+BEGIN_S = 0.0005  # a thread that has a core begins within 0.1 ms
 
 
 class Workers(Protocol):
@@ -17,13 +18,22 @@ class Workers(Protocol):
 
     def submit(self, job: Job) -> None: ...
 
+    def let_begin(self) -> None:
+        """Wait, for at most BEGIN_S, until the job that was submitted last has begun.
+
+        For a caller that goes on computing: a thread that wakes up can only begin when it gets the interpreter's lock,
+        and the caller would keep that lock for up to 5 ms.
+        """
+        ...
+
 
 class WorkerThreads:
-    """A pool of at most `limit` daemon threads. `submit` is called by one thread, the loop's."""
+    """A pool of at most `limit` daemon threads. `submit` and `let_begin` are called by one thread, the loop's."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Job, threading.Lock] | None] = SimpleQueue()
+        self._begun: threading.Lock | None = None  # of the newest job: released when it begins
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._busy = 0
@@ -36,7 +46,14 @@ class WorkerThreads:
             thread = threading.Thread(target=self._work, name=f"oriel-batch-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._jobs.put(job)
+        self._begun = begun = threading.Lock()
+        begun.acquire()
+        self._jobs.put((job, begun))
+
+    def let_begin(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.acquire(timeout=BEGIN_S)
 
     def close(self, timeout_s: float) -> bool:
         """Let running jobs end and stop the threads; return False if some still run after `timeout_s` each."""
@@ -47,11 +64,13 @@ class WorkerThreads:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (given := self._jobs.get()) is not None:
+            job, begun = given
+            begun.release()
             job()
             with self._lock:
                 self._busy -= 1
-            del job  # the arrays of a finished batch must not live until the next one
+            del given, job  # the arrays of a finished batch must not live until the next one
 
 
 class JobThreads:
@@ -64,6 +83,9 @@ class JobThreads:
         thread = threading.Thread(target=self._work, args=(job,), name="oriel-stream", daemon=True)
         self._threads.add(thread)
         thread.start()
+
+    def let_begin(self) -> None:
+        pass  # `submit` has waited for the thread
 
     def close(self, timeout_s: float) -> bool:
         """Wait for running jobs; return False if some still run after `timeout_s` each."""
@@ -86,6 +108,9 @@ class ManualWorkers:
 
     def submit(self, job: Job) -> None:
         self.jobs.append(job)
+
+    def let_begin(self) -> None:
+        pass
 
     def run_next(self) -> None:
         self.jobs.pop(0)()
