@@ -24,8 +24,9 @@ import numpy as np
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
-from oriel_inference.simulated import SimulatedClock, SimulatedModel, SimulatedSession
+from oriel_inference.simulated import LoopTimes, SimulatedHost, SimulatedLoop, SimulatedModel, SimulatedSession
 from oriel_policies.batch import BatchBounds, ServiceCurve
 
 
@@ -113,8 +114,8 @@ def simulate(
     blind: bool = False,
 ) -> Found:
     """arrivals: (second, tier). fifo_delay_s: None for the batcher as it is."""
-    clock = SimulatedClock()
-    chance = random.Random(seed)
+    clock, chance = VirtualClock(), random.Random(seed)
+    host = SimulatedHost(SimulatedLoop(clock, 0.0, chance), LoopTimes())
     plain = fifo_delay_s is not None
 
     def seconds(rows: int) -> float:
@@ -123,10 +124,10 @@ def simulate(
     bounds = BatchBounds(max_rows=device.max_rows, max_delay_s=fifo_delay_s or 0.0)
     batcher = Batcher(
         SimulatedModel(name="m", bounds=bounds, instances=1, seconds=seconds).spec(),
-        [SimulatedSession(clock, seconds)],
-        clock=clock,
+        [SimulatedSession(host, seconds)],
+        clock=host,
         cores=Cores(1),
-        workers=clock,
+        workers=host,
         curve=NoCurve() if plain else ServiceCurve(),
         inline_s=0.0,
     )

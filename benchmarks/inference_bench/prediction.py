@@ -38,7 +38,7 @@ from inference_bench.goodput_servers import running
 from inference_bench.models import MODELS, write
 from oriel_cli.load.scenario import read
 from oriel_cli.simulate.calibrate import as_text, measured
-from oriel_cli.simulate.profile import Profile, Size, mean_ms
+from oriel_cli.simulate.profile import LoopMs, Profile, Size, mean_ms
 from oriel_cli.simulate.serve import simulate
 from oriel_cli.table import columns
 
@@ -118,6 +118,9 @@ def between(before: Profile, after: Profile) -> Profile:
         sizes=sizes,
         overhead_ms=(before.overhead_ms + after.overhead_ms) / 2,
         row_ms=(before.row_ms + after.row_ms) / 2,
+        loop=LoopMs(
+            **{name: (getattr(before.loop, name) + getattr(after.loop, name)) / 2 for name in LoopMs.__struct_fields__}
+        ),
     )
 
 

@@ -58,7 +58,7 @@ class VirtualClock:
     def __init__(self, start_s: float = 1000.0) -> None:
         self._now = start_s
         self._soon: list[Callable[[], None]] = []
-        self._timers: list[tuple[float, int, _VirtualTimer]] = []
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._sequence = 0
 
     def now(self) -> float:
@@ -70,9 +70,9 @@ class VirtualClock:
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
 
-    def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> "VirtualTimer":
         self._sequence += 1
-        timer = _VirtualTimer(callback)
+        timer = VirtualTimer(callback)
         heapq.heappush(self._timers, (when_s, self._sequence, timer))
         return timer
 
@@ -98,7 +98,7 @@ class VirtualClock:
         self.run()
 
 
-class _VirtualTimer:
+class VirtualTimer:
     __slots__ = ("callback", "cancelled")
 
     def __init__(self, callback: Callable[[], None]) -> None:

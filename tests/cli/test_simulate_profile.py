@@ -15,8 +15,8 @@ from oriel_cli.closed_loop import drive
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
 from oriel_cli.simulate import calibrate
-from oriel_cli.simulate.calibrate import Counts, callers_of, measured, together
-from oriel_cli.simulate.profile import read
+from oriel_cli.simulate.calibrate import Counts, callers_of, loop_of, loop_times, measured, together
+from oriel_cli.simulate.profile import LoopMs, read
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
 from oriel_wire.engine.client import HttpClient
@@ -60,6 +60,7 @@ async def test_a_profile_is_measured_and_can_be_simulated(
     assert profile.device_class == "t4" and profile.measured and profile.server.startswith(url)
     assert profile.sizes[0].rows == 1 and all(size.mean_ms > 0.0 for size in profile.sizes)
     assert profile.overhead_ms + profile.row_ms > 0.0 and all(len(size.spread) > 1 for size in profile.sizes)
+    assert profile.loop.alone_ms > 0.0, "the server says how long its event loop was busy"
     load = ["--profile", str(out), "--rate", "50", "--seconds", "1", "--json"]
     assert await asyncio.to_thread(main, ["simulate", "serve", *load]) == 0
     assert json.loads(capsys.readouterr().out)["phases"][0]["all"]["scheduled"] > 0
@@ -77,16 +78,49 @@ async def test_a_model_that_is_not_there_is_refused(url: str) -> None:
 
 async def test_statistics_that_fail_during_a_turn_are_one_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of the task that reads them beside the load was a traceback of an ExceptionGroup."""
-    read_counts, reads = calibrate._counts, count()
+    read_statistics, reads = calibrate._statistics, count()
 
-    async def failing(client: HttpClient, model: str) -> dict[int, Counts]:
+    async def failing(client: HttpClient, model: str) -> calibrate._Statistics:
         if next(reads):
             raise CommandFailed("the server answers 503 to its statistics")
-        return await read_counts(client, model)
+        return await read_statistics(client, model)
 
-    monkeypatch.setattr(calibrate, "_counts", failing)
+    monkeypatch.setattr(calibrate, "_statistics", failing)
     with pytest.raises(CommandFailed, match="503"):
         await measured(url, "double", seconds=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9999), st.integers(1, 9999)), min_size=2), st.floats(0, 1), st.floats(0, 1))
+def test_the_times_of_the_loop_follow_from_turns(turns: list[tuple[int, int]], call_s: float, batch_s: float) -> None:
+    seconds = [call_s * calls + batch_s * batches for calls, batches in turns]
+    found = loop_times([(s, calls, batches) for s, (calls, batches) in zip(seconds, turns, strict=True)])
+    assert min(found) >= 0.0
+    again = [found[0] * calls + found[1] * batches for calls, batches in turns]
+    assert again == pytest.approx(seconds, rel=1e-6, abs=1e-6)
+
+
+def turn(loop_s: float | None, calls: int, batches: dict[int, Counts]) -> calibrate._Turn:
+    return calibrate._Turn(elapsed_s=1.0, loop_s=loop_s, latencies_s=[0.01] * calls, counts=batches, single=[])
+
+
+def test_the_loop_of_a_server_is_what_its_turns_and_calls_and_batches_come_to() -> None:
+    """A turn takes 1 ms, a call 2 and a batch 3; a batch of one row runs on the loop and takes 0.2 ms there."""
+    alone, crowded = {1: Counts(10, 0.002)}, {1: Counts(10, 0.002), 4: Counts(10, 0.1)}
+    turns = [
+        turn(10 * (0.002 + 0.003 + 3 * 0.001) + 0.002, 10, alone),
+        turn(50 * (0.002 + 0.001) + 20 * (0.003 + 2 * 0.001) + 0.002, 50, crowded),
+        turn(80 * 0.002 + 20 * (0.003 + 2 * 0.001), 80, {4: Counts(20, 0.2)}),
+    ]
+    found = loop_of(turns, 0.001)
+    assert (found.turn_ms, found.call_ms, found.batch_ms) == pytest.approx((1.0, 2.0, 3.0))
+    assert loop_of([*turns, turn(None, 10, alone)], 0.001) == LoopMs()
+
+
+def test_no_time_of_the_loop_is_negative() -> None:
+    assert loop_times([(1.0, 10, 10), (1.0, 20, 10)]) == (pytest.approx(0.0), pytest.approx(0.1))
+    call_s, batch_s = loop_times([(1.0, 10, 10), (2.1, 20, 10)])
+    assert call_s == pytest.approx(0.104) and batch_s == 0.0
+    assert loop_times([(-1.0, 10, 10)]) == (0.0, 0.0)
 
 
 def test_turns_are_added_up_and_larger_batches_are_never_quicker() -> None:

@@ -16,7 +16,7 @@ from oriel_cli.load.command import trace_lines
 from oriel_cli.load.generator import schedule
 from oriel_cli.load.scenario import Phase, Scenario, Stream, checked
 from oriel_cli.main import main
-from oriel_cli.simulate.profile import Profile, Size, drawn, mean_ms, read, spread_of
+from oriel_cli.simulate.profile import LoopMs, Profile, Size, drawn, mean_ms, read, spread_of
 from oriel_cli.simulate.requests import request_of
 from oriel_cli.simulate.serve import simulate
 from oriel_cli.simulate.virtual import VirtualLoad
@@ -77,6 +77,33 @@ def test_calls_that_never_meet_take_the_time_of_the_profile() -> None:
     assert found["latency_ms"]["p50"] == pytest.approx(13.0, rel=0.006), "10 ms, 2 beside the batch and 1 for the row"
     assert document["simulation"]["device_s"] == pytest.approx(399 * 0.010)
     assert document["simulation"]["models"]["m"]["sizes"] == {"1": 399}
+
+
+def test_a_call_that_meets_no_other_takes_three_turns_of_the_event_loop() -> None:
+    loop = LoopMs(turn_ms=0.5, call_ms=1.0, batch_ms=0.4)
+    document = simulated(scenario({}, arrivals="uniform", rate=20.0), msgspec.structs.replace(ALONE, loop=loop))
+    found = document["phases"][0]["tiers"]["load"]["latency_ms"]
+    assert found["p50"] == pytest.approx(10.0 + 3 * 0.5 + 1.0 + 0.4, rel=0.006)
+
+
+def test_a_busy_event_loop_makes_calls_late_that_the_instances_could_answer() -> None:
+    """Refusals cost the loop as much as answers: above what it can read, it has no time left for those in time."""
+    profile = Profile(model="m", max_rows=16, sizes=[Size(rows=1, mean_ms=1.0), Size(rows=16, mean_ms=4.0)])
+    made = scenario({"target_ms": 20.0, "deadline_ms": 20.0}, rate=3000.0, seconds=2.0)
+    quick, busy = [
+        simulated(made, msgspec.structs.replace(profile, loop=LoopMs(call_ms=call_ms)))["phases"][0]["tiers"]["load"]
+        for call_ms in (0.1, 0.5)
+    ]
+    assert quick["attainment"] > 0.99 and busy["attainment"] < 0.5
+    assert busy["latency_ms"]["p50"] > 20.0, "they waited where nobody had read them yet"
+
+
+def test_every_call_has_an_end_though_the_event_loop_never_reads_it_in_time() -> None:
+    profile = msgspec.structs.replace(ALONE, loop=LoopMs(call_ms=100.0))
+    made = scenario({"deadline_ms": 50.0}, rate=100.0, seconds=2.0)
+    found = simulated(made, profile)["phases"][0]["tiers"]["load"]
+    assert found["failed"]["timed out"] > 100
+    assert found["good"] + sum([*found["refused"].values(), *found["failed"].values()]) == found["scheduled"]
 
 
 @pytest.mark.parametrize("load", [0.4, 0.7])

@@ -262,6 +262,7 @@ async def test_configuration_and_statistics(http: httpx.AsyncClient) -> None:
     answer = await http.get("/v2/models/double/stats")
     assert answer.headers["x-oriel-provider"], "which the gateway's console shows"
     assert "x-oriel-artefact" not in answer.headers, "it asks for none"
+    assert int(answer.headers["x-oriel-loop-us"]) > 0, "which oriel simulate profile reads"
     (stats,) = answer.json()["model_stats"]
     assert (stats["inference_count"], stats["execution_count"]) == (3, 3)
     assert stats["inference_stats"]["success"]["count"] == 3 and stats["inference_stats"]["fail"]["count"] == 1

@@ -10,27 +10,37 @@ from oriel_inference.batching.workers import WorkerThreads
 
 
 @pytest.fixture
-def pool() -> Iterator[WorkerThreads]:
+def end() -> Iterator[threading.Event]:
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+@pytest.fixture
+def pool(end: threading.Event) -> Iterator[WorkerThreads]:
     made = WorkerThreads(1)
     yield made
+    end.set()
     assert made.close(30.0)
 
 
-def test_a_submitter_waits_until_its_job_has_begun(pool: WorkerThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submitter_waits_until_its_job_has_begun(
+    pool: WorkerThreads, end: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "BEGIN_S", 30.0)
-    free, end = threading.Event(), threading.Event()
+    free = threading.Event()
     pool.submit(lambda: _wait(free))
     pool.submit(lambda: _wait(end))
     timer = threading.Timer(0.1, free.set)
     timer.start()
     pool.let_begin()
-    assert free.is_set()  # the only thread was busy until then; the second job has not ended
-    end.set()
+    was_free = free.is_set()
     timer.join()
+    assert was_free, "the only thread was busy until then, and the second job has not ended yet"
 
 
-def test_nobody_waits_for_longer_than_the_bound_or_without_a_job(pool: WorkerThreads) -> None:
-    end, ran = threading.Event(), threading.Event()
+def test_nobody_waits_for_longer_than_the_bound_or_without_a_job(pool: WorkerThreads, end: threading.Event) -> None:
+    ran = threading.Event()
     pool.let_begin()
     pool.submit(lambda: _wait(end))
     pool.submit(ran.set)
@@ -41,4 +51,4 @@ def test_nobody_waits_for_longer_than_the_bound_or_without_a_job(pool: WorkerThr
 
 
 def _wait(event: threading.Event) -> None:
-    assert event.wait(30.0)
+    event.wait(30.0)

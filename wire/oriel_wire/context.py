@@ -30,6 +30,7 @@ SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
 PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provider that runs it
 ARTEFACT = "x-oriel-artefact"  # with a model's statistics: the state of its compiled artefact, if it asks for one
+LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's event loop has had something to do
 COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"

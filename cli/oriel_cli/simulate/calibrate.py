@@ -4,7 +4,11 @@ First one caller sends requests one after the other: of each answer the server's
 so the rest is the overhead. Then there are 2, 4, 8, ... callers, who wait for random times before they send the next
 request: batches of all sizes are executed beside the work that their requests make. In a last and longest turn there
 are so many callers without such pauses that calls always wait: it tells how many batches run at once, and how long
-instances rest between two although calls wait, because the server reads and writes meanwhile.
+instances rest between two although calls wait.
+
+A server of this project also says how long its event loop has been busy. What that comes to for each call and each
+batch follows from all turns. What a turn of the loop itself takes follows from calls that are refused: it is the
+difference between those that come one by one and those that come together.
 
 In the first part of each turn the statistics are read every WATCH_S: where one batch has ended in between, its own time
 is known. These readings make a server of quick models slower, so only the rest of the turn is counted for the means.
@@ -15,7 +19,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -24,13 +28,15 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
+import numpy as np
 
 from oriel_cli.closed_loop import Shot, drive
 from oriel_cli.errors import CommandFailed
 from oriel_cli.load.bodies import prepare
 from oriel_cli.load.scenario import Stream, address
-from oriel_cli.simulate.profile import Profile, Size, mean_ms, spread_of
+from oriel_cli.simulate.profile import LoopMs, Profile, Size, mean_ms, spread_of
 from oriel_policies.batch import non_decreasing
+from oriel_wire.context import LOOP_US
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError
 
@@ -41,6 +47,8 @@ WATCH_S = 0.01
 WATCHED = 0.3  # part of a turn in which batches are watched one by one; the server is slower meanwhile
 OFTEN = 10  # batches of a size that make a mean
 ENOUGH = 50  # batches that make a spread
+TOGETHER, APART = 64, 32  # callers whose calls are refused
+APART_S = 0.02  # a mean pause before a call, so that calls are read one by one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +99,8 @@ def as_text(profile: Profile) -> list[str]:
         f"{profile.model}: batches of N rows take (ms) {sizes}",
         f"{profile.instances} at once; beside the batch {profile.overhead_ms:.3f} ms for each answer, and "
         f"{profile.row_ms:.3f} ms for each row",
+        f"of the event loop {profile.loop.turn_ms:.3f} ms for each turn, {profile.loop.call_ms:.3f} ms for each call, "
+        f"{profile.loop.batch_ms:.3f} ms for each batch",
         f"about {profile.capacity:.0f} rows per second",
     ]
 
@@ -101,6 +111,14 @@ class Counts:
 
     batches: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Statistics:
+    """What a server has counted so far. counts: batches by rows. loop_s: of its event loop; None if it does not say."""
+
+    counts: dict[int, Counts]
+    loop_s: float | None
 
 
 async def measured(
@@ -114,7 +132,7 @@ async def measured(
     assert parts.hostname is not None
     client = HttpClient(host=parts.hostname, port=parts.port or 80, max_connections=MOST_CALLERS + 1)
     try:
-        config = await _read(client, f"/v2/models/{quote(model, safe='')}/config")
+        config, _ = await _read(client, f"/v2/models/{quote(model, safe='')}/config")
         max_rows = int(config.get("max_batch_size") or 0)
         batching = config.get("dynamic_batching")
         found = batching if isinstance(batching, dict) else {}
@@ -127,13 +145,15 @@ async def measured(
             turns.append(await _turn(client, model, shot, callers, seconds, think_s=turns[-1].mean_s))
         full = min(MOST_CALLERS, max(8, 4 * max_rows // rows))
         turns.append(await _turn(client, model, shot, full, 3.0 * seconds))
+        turn_s = 0.0 if first.loop_s is None else await _loop_turn_s(client, model, shot, seconds)
     finally:
         await client.close()
     counts = together([turn.counts for turn in turns])
     single = [each for turn in turns for each in turn.single]
     spreads = _spreads({size: mean_s for size, (_, mean_s) in counts.items()}, single, first.latencies_s)
-    instances, row_s = turns[-1].saturation(instances)
-    overhead_s = first.mean_s - first.busy_s / first.batches
+    loop = loop_of(turns, turn_s)
+    instances, row_s = turns[-1].saturation(instances, (loop.turn_ms + loop.batch_ms) / 1e3)
+    overhead_s = first.mean_s - first.busy_s / first.batches - loop.alone_ms / 1e3
     return Profile(
         model=model,
         max_rows=max_rows if max_rows and (batching is not None or any(size > rows for size in counts)) else 0,
@@ -146,6 +166,7 @@ async def measured(
         instances=instances,
         overhead_ms=round(max(0.0, overhead_s - row_s) * 1e3, 4),
         row_ms=round(row_s * 1e3, 4),
+        loop=loop,
         device_class=device_class,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
         server=f"{url}, 1 to {full} callers of {rows} rows, {seconds:g} s each",
@@ -156,10 +177,11 @@ async def measured(
 class _Turn:
     """Some callers at once, for a while. latencies_s: of the answers. counts: rows -> batches meanwhile.
 
-    single: (rows, seconds) of batches that were seen one by one.
+    single: (rows, seconds) of batches that were seen one by one. loop_s: how long the server's event loop was busy.
     """
 
     elapsed_s: float
+    loop_s: float | None
     latencies_s: Sequence[float]
     counts: Mapping[int, Counts]
     single: Sequence[tuple[int, float]]
@@ -176,14 +198,23 @@ class _Turn:
     def busy_s(self) -> float:
         return sum([each.seconds for each in self.counts.values()])
 
-    def saturation(self, known: int) -> tuple[int, float]:
+    @property
+    def inline_s(self) -> float:
+        """The time of batches that are so short that the server runs them on its event loop."""
+        from oriel_inference.batching.service_times import INLINE_S
+
+        found = [each.seconds for each in self.counts.values() if each.seconds < INLINE_S * each.batches]
+        return 0.0 if self.loop_s is None else sum(found)
+
+    def saturation(self, known: int, batch_s: float) -> tuple[int, float]:
         """Return how many batches ran at once, and the rest of an instance between two, for each row.
 
-        known: how many can, if that is known.
+        known: how many can, if that is known. batch_s: what the event loop takes for a batch, which does not count as
+        rest.
         """
         instances = known or max(1, round(self.busy_s / self.elapsed_s))
         executed = sum([rows * each.batches for rows, each in self.counts.items()])
-        return instances, max(0.0, (instances * self.elapsed_s - self.busy_s) / executed)
+        return instances, max(0.0, (instances * self.elapsed_s - self.busy_s - self.batches * batch_s) / executed)
 
 
 async def _turn(
@@ -196,13 +227,81 @@ async def _turn(
         watch = group.create_task(_watch(client, model, first_s, single))
         watched = await drive(client, shot, callers=callers, duration_s=first_s + WATCHED * seconds, think_s=think_s)
         watch.cancel()
-    before, began_s = await _counts(client, model), monotonic()
+    before, began_s = await _statistics(client, model), monotonic()
     figures = await drive(client, shot, callers=callers, duration_s=(1.0 - WATCHED) * seconds, think_s=think_s)
     elapsed_s = monotonic() - began_s
-    counts = _since(before, await _counts(client, model), model)
+    after = await _statistics(client, model)
+    counts = _since(before.counts, after.counts, model)
     if failed := watched.others or figures.others or ({} if figures.latencies_s else "none ended"):
         raise CommandFailed(f"the server did not answer {callers} callers well: {failed}")
-    return _Turn(elapsed_s=elapsed_s, latencies_s=figures.latencies_s, counts=counts, single=single)
+    return _Turn(
+        elapsed_s=elapsed_s,
+        loop_s=_loop_s(before, after),
+        latencies_s=figures.latencies_s,
+        counts=counts,
+        single=single,
+    )
+
+
+def _loop_s(before: _Statistics, after: _Statistics) -> float | None:
+    return None if before.loop_s is None or after.loop_s is None else after.loop_s - before.loop_s
+
+
+async def _loop_turn_s(client: HttpClient, model: str, shot: Shot, seconds: float) -> float:
+    """Return what a turn of the event loop takes, whatever is done in it.
+
+    It is the difference between calls that the loop reads one by one and calls that come together. The calls lack the
+    last byte of their tensor, so that they are refused before anything is executed or learned from them. A caller whose
+    call is refused pauses for 10 ms: without more pauses all of them send at once again.
+    """
+    short = replace(shot, body=shot.body[:-1])
+    apart_s = await _refusal_s(client, model, short, callers=APART, seconds=seconds, think_s=APART_S)
+    together_s = await _refusal_s(client, model, short, callers=TOGETHER, seconds=seconds, think_s=0.0)
+    return max(0.0, apart_s - together_s)
+
+
+async def _refusal_s(
+    client: HttpClient, model: str, shot: Shot, *, callers: int, seconds: float, think_s: float
+) -> float:
+    """Return what the event loop takes for one of these calls."""
+    before = await _statistics(client, model)
+    figures = await drive(client, shot, callers=callers, duration_s=seconds, think_s=think_s)
+    loop_s = _loop_s(before, await _statistics(client, model))
+    if figures.latencies_s or set(figures.others) != {"400"}:
+        raise CommandFailed(f"the server does not refuse incomplete calls as it should: {figures.others}")
+    return (loop_s or 0.0) / figures.others["400"]
+
+
+def loop_of(turns: "Sequence[_Turn]", turn_s: float) -> LoopMs:
+    """Return what the event loop takes; zeros if the server does not say how long it was busy.
+
+    turns: of callers. In the last one they send as soon as they are answered, so that their calls come together, and
+    one batch ends where the next one begins. In the others the loop reads nearly every call alone. turn_s: what a turn
+    of the loop takes.
+    """
+    if any(turn.loop_s is None for turn in turns):
+        return LoopMs()
+    found = []
+    for turn in turns:
+        calls, batches = len(turn.latencies_s), turn.batches
+        loop_turns = 2 * batches + (0 if turn is turns[-1] else calls)
+        found.append(((turn.loop_s or 0.0) - turn.inline_s - loop_turns * turn_s, calls, batches))
+    call_s, batch_s = loop_times(found)
+    return LoopMs(turn_ms=round(turn_s * 1e3, 4), call_ms=round(call_s * 1e3, 4), batch_ms=round(batch_s * 1e3, 4))
+
+
+def loop_times(turns: Sequence[tuple[float, int, int]]) -> tuple[float, float]:
+    """Return the seconds of each call and of each batch that come closest to the seconds of all turns, none negative.
+
+    turns: (seconds, calls, batches).
+    """
+    times = np.array([seconds for seconds, _, _ in turns])
+    counts = np.array([(calls, batches) for _, calls, batches in turns], float)
+    fits = [np.linalg.lstsq(counts[:, kept], times, rcond=None)[0] for kept in ([0, 1], [0], [1])]
+    both, calls_alone, batches_alone = [[float(each) for each in fit] for fit in fits]
+    if min(both) >= 0.0:
+        return both[0], both[1]
+    return (max(0.0, calls_alone[0]), 0.0) if both[1] < 0.0 else (0.0, max(0.0, batches_alone[0]))
 
 
 async def _shot(url: str, model: str, rows: int) -> Shot:
@@ -210,9 +309,9 @@ async def _shot(url: str, model: str, rows: int) -> Shot:
     return Shot(target=made.path, headers=made.fields, body=made.body)
 
 
-async def _counts(client: HttpClient, model: str) -> dict[int, Counts]:
+async def _statistics(client: HttpClient, model: str) -> _Statistics:
     """Read the batches of all versions from the statistics extension, by size."""
-    document = await _read(client, f"/v2/models/{quote(model, safe='')}/stats")
+    document, loop_us = await _read(client, f"/v2/models/{quote(model, safe='')}/stats")
     found: dict[int, Counts] = {}
     for version in document.get("model_stats") or ():
         for each in version.get("batch_stats") or ():
@@ -221,7 +320,7 @@ async def _counts(client: HttpClient, model: str) -> dict[int, Counts]:
             seconds = sum([int(stage.get("ns") or 0) for stage in stages]) / 1e9
             known = found.get(rows, Counts(0, 0.0))
             found[rows] = Counts(known.batches + batches, known.seconds + seconds)
-    return found
+    return _Statistics(found, int(loop_us) / 1e6 if loop_us.isdecimal() else None)
 
 
 def _since(before: Mapping[int, Counts], after: Mapping[int, Counts], model: str) -> dict[int, Counts]:
@@ -275,7 +374,7 @@ async def _watch(client: HttpClient, model: str, after_s: float, single: list[tu
     await asyncio.sleep(after_s)
     for number in count():
         try:
-            after = await _counts(client, model)
+            after = (await _statistics(client, model)).counts
         except (CommandFailed, UpstreamError):
             return  # the callers, or the statistics after this turn, will say so
         more = [
@@ -311,7 +410,8 @@ def callers_of(max_rows: int, rows: int) -> list[int]:
     return [1 << power for power in range(1, most.bit_length())]
 
 
-async def _read(client: HttpClient, target: str) -> dict[str, Any]:
+async def _read(client: HttpClient, target: str) -> tuple[dict[str, Any], str]:
+    """Return the document and how long the server says that its event loop was busy, "" if it does not."""
     answer = await client.request("GET", target, [], deadline=monotonic() + ANSWER_WITHIN_S)
     try:
         document = json.loads(answer.body)
@@ -322,4 +422,4 @@ async def _read(client: HttpClient, target: str) -> dict[str, Any]:
         raise CommandFailed(
             f"the server answers {answer.status} to {target}{f': {str(reason)[:200]}' if reason else ''}"
         )
-    return document
+    return document, answer.get(LOOP_US) or ""

@@ -32,14 +32,35 @@ class Size(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     )
 
 
+class LoopMs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the server's event loop takes: for each of its turns, in which it does whatever has come meanwhile, and
+    beside that for a call, whether it is answered or refused, and for a batch.
+
+    All 0: the loop is never busy.
+    """
+
+    turn_ms: Milliseconds = 0.0
+    call_ms: Milliseconds = 0.0
+    batch_ms: Milliseconds = 0.0
+
+    @property
+    def alone_ms(self) -> float:
+        """What a call that meets no other takes: it is read, its batch begins, and its batch ends, in a turn each."""
+        return 3 * self.turn_ms + self.call_ms + self.batch_ms
+
+    def times(self, factor: float) -> "LoopMs":
+        """Return what the loop takes if everything takes so many times as long."""
+        return LoopMs(turn_ms=factor * self.turn_ms, call_ms=factor * self.call_ms, batch_ms=factor * self.batch_ms)
+
+
 class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One model on one kind of machine.
 
     max_rows: of a batch; 0 for a model that runs every request alone.
     max_delay_ms, preferred_rows: as in Triton's `dynamic_batching`.
     instances: executions that ran at once.
-    overhead_ms: what an answer takes beside its batch: sockets, parsing, the hand-over to a thread.
-    row_ms: what an instance waits after a batch for each of its rows, although calls wait: the server reads and writes.
+    overhead_ms: what an answer takes beside its batch and the event loop: the network, the hand-over to a thread.
+    row_ms: what an instance waits after a batch for each of its rows although calls wait, beside the event loop.
     sizes: mean times by rows, ascending.
     device_class: for which policy documents have a price.
     measured, server: when, and on which server; for people.
@@ -53,15 +74,17 @@ class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     instances: Annotated[int, Meta(ge=1, le=1024)] = 1
     overhead_ms: Milliseconds = 0.0
     row_ms: Milliseconds = 0.0
+    loop: LoopMs = msgspec.field(default_factory=LoopMs)
     device_class: str = "cpu"
     measured: str = ""
     server: str = ""
 
     @property
     def capacity(self) -> float:
-        """Rows per second in full batches on all instances."""
+        """Rows per second in full batches on all instances, if the event loop keeps up."""
         rows = max(1, self.max_rows)
-        return self.instances * rows / ((mean_ms(self.sizes, rows) + rows * self.row_ms) / 1e3)
+        each_ms = mean_ms(self.sizes, rows) + rows * self.row_ms + self.loop.batch_ms + self.loop.turn_ms
+        return self.instances * rows / (each_ms / 1e3)
 
 
 def read(path: Path) -> Profile:

@@ -126,12 +126,12 @@ class VirtualLoad:
         what the wall clock shows when the load begins, for the schedule of this pool.
         """
         from oriel_gateway.simulated import SimulatedGateway
-        from oriel_inference.simulated import SimulatedClock
+        from oriel_inference.clock import VirtualClock
 
         self._scenario = scenario
         self._requests = requests
         self._profiles = profiles
-        self._clock = SimulatedClock()
+        self._clock = VirtualClock()
         self._began_s = self._clock.now()
         self._chance = Random(f"{scenario.seed}/servers")
         instances = sum(profile.instances for profile in profiles.values())
@@ -175,7 +175,13 @@ class VirtualLoad:
         models = [
             _model(each, Random(f"{self._scenario.seed}/{number}/{each.model}")) for each in self._profiles.values()
         ]
-        replica.server = SimulatedServer(models, self._clock, cores=self._cores, ran=partial(self._ran, replica.device))
+        replica.server = SimulatedServer(
+            models,
+            self._clock,
+            cores=self._cores,
+            chance=Random(f"{self._scenario.seed}/{number}"),
+            ran=partial(self._ran, replica.device),
+        )
         self._replicas.append(replica)
 
     def _stop(self, replicas: int) -> None:
@@ -211,8 +217,7 @@ class VirtualLoad:
         if self._gateway is not None:
             self.use.waits("gateway", self._gateway.waiting, offset_s)
 
-    def _ran(self, device: DeviceClock, model: str, rows: int, seconds: float) -> None:
-        end_s = self._clock.now()
+    def _ran(self, device: DeviceClock, model: str, rows: int, seconds: float, end_s: float) -> None:
         self.use.ran(model, rows, seconds, end_s - seconds - self._began_s)
         started = device.start(round((end_s - seconds) * 1e9))
 
@@ -271,13 +276,12 @@ class VirtualLoad:
             tenant=request.tenant,
             end=end,
         )
-        if now + stream.gives_up_s < deadline:
 
-            def give_up() -> None:
-                leave()
-                end(0, "timed out", 0)
+        def give_up() -> None:
+            leave()
+            end(0, "timed out", 0)
 
-            self._clock.call_at(now + stream.gives_up_s, give_up)
+        self._clock.call_at(now + stream.gives_up_s, give_up)
 
     def _forward(self, target: _Named, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel:
         if target.name not in self._profiles:
@@ -313,7 +317,7 @@ class VirtualLoad:
                 replica.cost.failed(now - began_s, now)
             end(status, reason, cost_us)
 
-        leave = replica.server.submit(model, rows, deadline=deadline, reply=reply, band=band, tenant=tenant)
+        leave = replica.server.submit(model, rows, timeout_s=deadline - began_s, reply=reply, band=band, tenant=tenant)
 
         def cancel() -> None:
             nonlocal left
@@ -341,7 +345,7 @@ def tenant_of(snapshot: Snapshot, stream: str, key: str) -> Tenant:
 
 
 def _model(profile: Profile, chance: Random) -> Any:
-    from oriel_inference.simulated import SimulatedModel
+    from oriel_inference.simulated import LoopTimes, SimulatedModel
 
     bounds = None
     if profile.max_rows:
@@ -356,6 +360,9 @@ def _model(profile: Profile, chance: Random) -> Any:
         instances=profile.instances,
         seconds=drawn(profile, chance),
         row_s=profile.row_ms / 1e3,
+        loop=LoopTimes(
+            turn_s=profile.loop.turn_ms / 1e3, call_s=profile.loop.call_ms / 1e3, batch_s=profile.loop.batch_ms / 1e3
+        ),
         learned=[size.rows for size in profile.sizes],
     )
 

@@ -78,4 +78,5 @@ def _longer(profile: Profile, factor: float) -> Profile:
         sizes=[msgspec.structs.replace(size, mean_ms=size.mean_ms * factor) for size in profile.sizes],
         overhead_ms=profile.overhead_ms * factor,
         row_ms=profile.row_ms * factor,
+        loop=profile.loop.times(factor),
     )

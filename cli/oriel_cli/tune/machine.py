@@ -34,6 +34,7 @@ LOAD_WITHIN_S = 600.0
 STOP_S = 10.0
 ATTEMPTS = 2  # at a load in which the generator lagged
 BETWEEN_S = 0.3  # before each turn of a profile
+MORE_TURNS = 4  # the last turn of a profile is three times as long, and there are two of refused calls
 SETTLE_S = 1.0  # to load a model
 POLL_S = 0.1  # between two questions for the state of an artefact
 ARTEFACT_S = 60.0
@@ -134,14 +135,14 @@ def _objection(scenario: Scenario, record: Record) -> str:
 def profile_s(seconds: float, max_rows: int, rows: int) -> float:
     """Return how long it takes to measure a profile, with loading the model."""
     turns = len(callers_of(max_rows, rows)) + 2
-    return SETTLE_S + turns * min(BETWEEN_S, seconds) + (turns + 2) * seconds
+    return SETTLE_S + turns * min(BETWEEN_S, seconds) + (turns + MORE_TURNS) * seconds
 
 
 def seconds_within(budget_s: float, max_rows: int, rows: int) -> float:
     """Return how many seconds each turn of a profile may last so that all of it takes `budget_s`; 0 for too little."""
     turns = len(callers_of(max_rows, rows)) + 2
-    long = (budget_s - SETTLE_S - turns * BETWEEN_S) / (turns + 2)
-    return long if long >= BETWEEN_S else max(0.0, (budget_s - SETTLE_S) / (2 * turns + 2))
+    long = (budget_s - SETTLE_S - turns * BETWEEN_S) / (turns + MORE_TURNS)
+    return long if long >= BETWEEN_S else max(0.0, (budget_s - SETTLE_S) / (2 * turns + MORE_TURNS))
 
 
 @asynccontextmanager

@@ -185,7 +185,7 @@ class Simulator:
     def alone_ms(self, setting: Setting) -> float:
         """Return what a request takes that meets no other."""
         profile, rows = self.profile(setting), self.load.rows
-        return mean_ms(profile.sizes, rows) + profile.overhead_ms + rows * profile.row_ms
+        return mean_ms(profile.sizes, rows) + profile.overhead_ms + rows * profile.row_ms + profile.loop.alone_ms
 
     def record(self, setting: Setting, seconds: float, part: float = 1.0) -> tuple[Record, Use]:
         """Simulate the load."""

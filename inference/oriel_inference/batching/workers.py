@@ -19,7 +19,7 @@ class Workers(Protocol):
     def submit(self, job: Job) -> None: ...
 
     def let_begin(self) -> None:
-        """Wait, for at most BEGIN_S, until the job that was submitted last has begun.
+        """Wait until the job that was submitted last has begun: for at most BEGIN_S, and then for the interpreter.
 
         For a caller that goes on computing: a thread that wakes up can only begin when it gets the interpreter's lock,
         and the caller would keep that lock for up to 5 ms.

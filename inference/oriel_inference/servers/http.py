@@ -24,8 +24,9 @@ from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import why_not_served
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
-from oriel_wire.context import ARTEFACT, PROVIDER
+from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER
 from oriel_wire.engine.buffered import Exchange, Refusal
+from oriel_wire.engine.kernel import thread_busy_s
 from oriel_wire.engine.recall import KEEP
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.metadata import encode_metadata, message_json
@@ -201,6 +202,7 @@ class HttpFrontend:
         surface = self._surface
         found = surface.execution(route.model, route.version) if route.model else ("", "")
         more = [each for each in zip((PROVIDER, ARTEFACT), found, strict=True) if each[1]]
+        more.append((LOOP_US, str(round(thread_busy_s() * 1e6))))
         answer(exchange, message_json(surface.statistics(route.model, route.version)), more=more)
 
     def _logging(self, exchange: Exchange, _: _Route) -> None:

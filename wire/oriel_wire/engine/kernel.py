@@ -1,10 +1,11 @@
 """Asks the kernel about a connection: whether its peer has closed behind unread bytes, and when its latest bytes
-arrived.
+arrived; and how long a thread has had something to do.
 """
 
 import asyncio
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,3 +53,15 @@ def closed_behind_unread(transport: asyncio.Transport) -> bool:
     """Return whether the peer of a paused transport has closed; False if it cannot be known (not Linux, no TCP)."""
     found = arrival(transport)
     return found is not None and found.gone
+
+
+def thread_busy_s() -> float:
+    """Return for how many seconds the calling thread has run or waited for a core. Where the kernel does not tell how
+    long it waited (not Linux), for how many it has run.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            ran, waited, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        ran = waited = 0  # not Linux
+    return (ran + waited) / 1e9 if ran else time.thread_time()
