@@ -52,6 +52,7 @@ def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pid = check.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)  # a crash would overtake a stop that has not taken effect
     os.kill(pid, signal.SIGSEGV)  # takes effect when it goes on
     write = Child.write
 
