@@ -25,9 +25,8 @@ from oriel_policies.batch import BatchBounds, ServiceCurve
 from oriel_wire.v2.messages import Array
 
 LEARNED = 20  # batches of each size that a server has seen before
-
 SWITCH_S = 0.005  # after so long a thread that computes gives the interpreter to one that waits
-FADE = 0.98  # of the memory of the loop, for each period
+FADE = 0.98  # what earlier periods of the loop weigh after another one
 
 Callback = Callable[[], None]
 
@@ -50,7 +49,7 @@ class SimulatedLoop:
         self._jobs: list[Callback] = []
         self._busy = False
         self._changed_s = world.now()  # when it became busy or began to rest
-        # of recent periods, which fade
+        # seconds of recent periods, and the squares of those in which the loop was busy
         self._rest_s = self._busy_s = self._busy_squares = 0.0
         self.ahead_s = 0.0  # of the world's clock
 
@@ -148,8 +147,8 @@ class LoopTimes:
 
 
 class SimulatedHost:
-    """The clock and the threads of one model's batcher. Jobs run at the moment they are submitted, in a time of their
-    own.
+    """The clock and the threads of one model's batcher. All of a job is run at the moment it begins, as if in a thread:
+    the time that it takes is not the loop's.
 
     wait_s: how much later the loop learns that the running job has ended.
     """
