@@ -477,6 +477,8 @@ def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:
         inside = all(part not in ("", ".", "..") and "\0" not in part and len(part) <= 255 for part in parts)
         if not inside or not 2 <= len(parts) <= 16 or not parts[0].isdigit():
             raise LoadFailed(f"file {name[:100]!r} is not named <version>/<path>")
+        if "*" in name:
+            raise LoadFailed(f"file {name[:100]!r} must have no asterisk in its name")
         path = folder.joinpath(*parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -231,6 +231,7 @@ async def test_other_modes_refuse_load_and_unload(tmp_path: Path, mode: str) -> 
         ({"config": "{}", "file:../model.onnx": "AAAA"}, "not named <version>/<path>"),
         ({"config": "{}", "file:1/../../x": "AAAA"}, "not named <version>/<path>"),
         ({"config": "{}", "file:/etc/x": "AAAA"}, "not named <version>/<path>"),
+        ({"config": "{}", "file:1/*/x": "AAAA"}, "must have no asterisk"),
         ({"config": "{}", "file:1/model.onnx": "AAAA"}, "not a whole ONNX file"),
         ({"other": 1}, "is not known"),
     ],

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from onnx import AttributeProto, FunctionProto, ModelProto, TensorProto, external_data_helper, helper, numpy_helper
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.repository.onnx_files import check_model_file
 from oriel_inference.stores.local import MAX_ENTRIES, MAX_TEXT_BYTES, LocalStore
 
 from . import models
@@ -163,3 +166,59 @@ def test_a_look_enters_only_so_many_folders(tmp_path: Path) -> None:
     assert store.fingerprint("double").shared == seen.shared
     (folder / "d/f").touch()
     assert store.fingerprint("double") != seen
+
+
+# --- names that a runtime takes for an address ----------------------------------------------------------------------
+
+
+def holders() -> dict[str, tuple[ModelProto, TensorProto]]:
+    """Return a model for each place that can hold external weights, and the tensor there."""
+    weights = numpy_helper.from_array(np.ones((2,), np.float32), "w")
+    constant = helper.make_node("Constant", [], ["w"], value=weights)
+    branch = helper.make_graph([constant], "g", [], [helper.make_tensor_value_info("w", TensorProto.FLOAT, [2])])
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    function = helper.make_function("own", "f", [], ["w"], [constant], [helper.make_opsetid("", 17)])
+    output = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])]
+
+    def model(nodes: list[Any], *, initializers: Any = (), functions: Any = ()) -> ModelProto:
+        graph = helper.make_graph(nodes, "g", [], output, list(initializers))
+        return helper.make_model(graph, functions=list(functions))
+
+    same, call = helper.make_node("Identity", ["w"], ["y"]), helper.make_node("f", [], ["y"], domain="own")
+    initializer = model([same], initializers=[weights])
+    attribute = model([constant, same])
+    subgraph = model([choice])
+    called = model([call], functions=[function])
+
+    def value(node: Any) -> TensorProto:
+        found: AttributeProto = node.attribute[0]
+        return found.g.node[0].attribute[0].t if found.HasField("g") else found.t
+
+    inside: FunctionProto = called.functions[0]
+    return {
+        "initializer": (initializer, initializer.graph.initializer[0]),
+        "Constant": (attribute, value(attribute.graph.node[0])),
+        "subgraph": (subgraph, value(subgraph.graph.node[0])),
+        "function": (called, value(inside.node[0])),
+    }
+
+
+@pytest.mark.parametrize("holder", ["initializer", "Constant", "subgraph", "function"])
+@pytest.mark.parametrize("location", ["*/_ORT_MEM_ADDR_/*", "weights*", "a/*/b"])
+def test_weights_named_as_an_address_are_refused(tmp_path: Path, holder: str, location: str) -> None:
+    """A file of that name passed the check, and the runtime then read its own memory instead."""
+    model, tensor = holders()[holder]
+    external_data_helper.set_external_data(tensor, location, offset=0, length=8)
+    tensor.ClearField("raw_data")
+    (tmp_path / location).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / location).write_bytes(bytes(8))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(LoadFailed, match="must have no asterisk"):
+        check_model_file(tmp_path / "model.onnx", "m/1/model.onnx")
+
+
+def test_a_configuration_names_no_file_with_an_asterisk(tmp_path: Path) -> None:
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + ' default_model_filename: "*/model.onnx"')
+    (tmp_path / "double/1/*").mkdir()
+    (tmp_path / "double/1/model.onnx").rename(tmp_path / "double/1/*/model.onnx")
+    assert "must have no asterisk" in refusal(tmp_path)

@@ -50,6 +50,9 @@ def check_model_file(path: Path, shown: str) -> None:
     for location in sorted(locations):
         name = location[:100]
         parts = location.split("/")
+        if "*" in location:
+            # Older runtimes read such a name as an address in their own memory.
+            raise LoadFailed(f"{shown} refers to weights in {name!r}: the name of a file must have no asterisk")
         if location.startswith("/") or "\\" in location or "\0" in location or ".." in parts:
             raise LoadFailed(f"{shown} refers to weights outside its version folder: {name!r}")
         target = (folder / location).resolve()

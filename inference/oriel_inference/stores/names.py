@@ -6,8 +6,12 @@ from oriel_inference.errors import LoadFailed
 
 
 def relative_parts(filename: str) -> Sequence[str]:
-    """Return the parts of a relative file name. A name that could lead outside is refused before any file is opened."""
+    """Return the parts of a relative file name. A name that could lead outside, or that a runtime could take for more
+    than a name, is refused before any file is opened.
+    """
     parts = filename.split("/")
+    if "*" in filename:
+        raise LoadFailed(f"file name {filename[:64]!r} must have no asterisk")
     if not filename or "\0" in filename or any(part in ("", ".", "..") for part in parts):
         raise LoadFailed(f"file name {filename[:64]!r} must be relative and stay inside the model's folder")
     return parts
