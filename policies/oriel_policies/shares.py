@@ -1,0 +1,233 @@
+"""Shares one budget of places or bytes among tenants, while more is wanted than there is. Pure.
+
+A *holding* is what one call holds of the budget. It grows as its bytes arrive, and nothing is held by announcement. As
+long as there is room, everybody gets what they ask for. When there is none, the one who asks gets it nevertheless if
+enough others can be displaced, in this order:
+
+1. Holdings of less urgent bands than the asking one, those of the least urgent band first.
+2. Holdings of its own band.
+
+Inside a band the tenant with the most units per weight loses first, and of its holdings the newest. The asking tenant
+counts with what it asks for: when it is the one that has most, it loses its own newest holding, and if that is the one
+that asks, it is refused and nothing changes. So a tenant below its share, its part of the budget by weight among those
+of its band who hold something, is never refused while somebody of its band or below it can be displaced.
+
+Ownership: single writer. Each holding leaves exactly once, by `release` or by being displaced. All operations are
+O(log n) amortised: an account's entry in the ranking is never lower than its level, and is corrected when it surfaces.
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Final
+
+_NOBODY: Final[Sequence["Holding"]] = ()
+_IDLE: Final = 1024
+
+
+class Holding:
+    """The units that one call holds. band: 0 is the most urgent. weight: the tenant's share inside its band.
+
+    payload: the caller's own object, never read here.
+    """
+
+    __slots__ = ("_account", "band", "payload", "tenant", "units", "weight")
+
+    def __init__(self, band: int, tenant: str, weight: float, payload: Any = None) -> None:
+        self.band = band
+        self.tenant = tenant
+        self.weight = weight
+        self.payload = payload
+        self.units = 0
+        self._account: _Account | None = None
+
+    @property
+    def held(self) -> bool:
+        """Return whether it holds something, and was not displaced."""
+        return self._account is not None
+
+
+class _Account:
+    """One tenant in one band. newest: its holdings that can be displaced, by arrival.
+
+    ranked: the level of its entry in the band's ranking, whose number is `entry`; 0 without one.
+    """
+
+    __slots__ = ("band", "entry", "newest", "ranked", "units", "weight")
+
+    def __init__(self, band: "_Band") -> None:
+        self.band = band
+        self.newest: dict[Holding, None] = {}
+        self.units = 0
+        self.weight = 1.0
+        self.ranked = 0.0
+        self.entry = 0
+
+    @property
+    def level(self) -> float:
+        """What the tenant holds, measured by its share."""
+        return self.units / self.weight
+
+
+class _Band:
+    """The tenants of one band. loose: units of the holdings that can be displaced.
+
+    room: accounts that are kept before those that hold nothing are forgotten.
+    """
+
+    __slots__ = ("accounts", "entered", "loose", "ranking", "room")
+
+    def __init__(self) -> None:
+        self.accounts: dict[str, _Account] = {}
+        self.room = _IDLE
+        self.loose = 0
+        self.ranking: list[tuple[float, int, _Account]] = []
+        self.entered = 0
+
+    def rank(self, account: _Account, level: float) -> None:
+        """Enter an account whose level has grown; twice as high, so that one entry covers what comes next."""
+        account.ranked = 2.0 * level
+        self.entered += 1
+        account.entry = self.entered
+        heappush(self.ranking, (-account.ranked, self.entered, account))
+        if len(self.ranking) > 64 and len(self.ranking) > 4 * len(self.accounts):
+            self.ranking = [each for each in self.ranking if each[2].entry == each[1]]
+            heapify(self.ranking)
+
+    def newest(self) -> Holding | None:
+        """The holding that goes first."""
+        ranking = self.ranking
+        while ranking:
+            key, number, account = ranking[0]
+            level = account.level
+            if account.entry != number:
+                heappop(ranking)
+            elif not account.newest:
+                heappop(ranking)
+                account.ranked, account.entry = 0.0, 0
+            elif level < -key:
+                account.ranked = level
+                heapreplace(ranking, (-level, number, account))
+            else:
+                holding, _ = account.newest.popitem()
+                account.newest[holding] = None
+                return holding
+        return None
+
+    def forget_idle(self) -> None:
+        """Drop the accounts that hold nothing."""
+        self.accounts = {tenant: each for tenant, each in self.accounts.items() if each.units or each.newest}
+        self.room = max(_IDLE, 2 * len(self.accounts))
+
+
+class Shares:
+    """A budget of `bound` units. held: of all holdings.
+
+    spared: the units that only the band `first`, and more urgent ones, may use.
+    """
+
+    __slots__ = ("_bands", "bound", "first", "held", "spared")
+
+    def __init__(self, bound: int, *, spared: int = 0, first: int = 0) -> None:
+        self.bound = bound
+        self.spared = spared
+        self.first = first
+        self.held = 0
+        self._bands: dict[int, _Band] = {}
+
+    def take(self, holding: Holding, units: int) -> Sequence[Holding] | None:
+        """Add `units` to a holding. Returns the holdings displaced for it, which hold nothing any more: tell them.
+
+        None: it is refused, and nothing has changed.
+        """
+        most = self.bound if holding.band <= self.first else self.bound - self.spared
+        excess = self.held + units - most
+        if excess <= 0:
+            self._add(holding, units)
+            return _NOBODY
+        if sum([band.loose for number, band in self._bands.items() if number >= holding.band]) < excess:
+            return None
+        return self._displace(holding, units, most)
+
+    def fits(self, holding: Holding, units: int) -> bool:
+        """Return whether `take` would not refuse a new holding, which is not kept."""
+        displaced = self.take(holding, units)
+        if displaced is None:
+            return False
+        self.release(holding)
+        self._restore(displaced)
+        return True
+
+    def fix(self, holding: Holding) -> None:
+        """Protect a holding: it cannot be displaced any more."""
+        account = holding._account
+        if account is not None and holding in account.newest:
+            del account.newest[holding]
+            account.band.loose -= holding.units
+
+    def release(self, holding: Holding, units: int = -1) -> None:
+        """Take `units` from a holding, or all by default. A holding that was displaced has nothing to give back."""
+        account = holding._account
+        if account is None:
+            return
+        whole = units < 0 or units >= holding.units
+        count = holding.units if whole else units
+        if holding in account.newest:
+            account.band.loose -= count
+            if whole:
+                del account.newest[holding]
+        if whole:
+            holding._account = None
+        else:
+            holding.units -= count
+        account.units -= count
+        self.held -= count
+
+    def _add(self, holding: Holding, units: int) -> None:
+        account = holding._account
+        if account is None:
+            band = self._bands.get(holding.band)
+            if band is None:
+                band = self._bands[holding.band] = _Band()
+            account = band.accounts.get(holding.tenant)
+            if account is None:
+                if len(band.accounts) >= band.room:
+                    band.forget_idle()
+                account = band.accounts[holding.tenant] = _Account(band)
+            account.weight = holding.weight
+            account.newest[holding] = None
+            holding._account = account
+            holding.units = units
+            band.loose += units
+        else:
+            holding.units += units
+            if holding in account.newest:
+                account.band.loose += units
+        account.units += units
+        self.held += units
+        if (level := account.level) > account.ranked:
+            account.band.rank(account, level)
+
+    def _displace(self, holding: Holding, units: int, most: int) -> Sequence[Holding] | None:
+        displaced: list[Holding] = []
+        self._add(holding, units)
+        own = holding._account
+        assert own is not None
+        for number in sorted([each for each in self._bands if each >= holding.band], reverse=True):
+            while self.held > most and (loser := self._bands[number].newest()) is not None:
+                account = loser._account
+                assert account is not None
+                # one that has just as much keeps it, or two tenants would displace each other for ever
+                if loser is holding or (account is not own and number == holding.band and account.level <= own.level):
+                    break
+                self.release(loser)
+                displaced.append(loser)
+        if self.held <= most:
+            return displaced
+        self.release(holding, units)
+        self._restore(displaced)
+        return None
+
+    def _restore(self, displaced: Sequence[Holding]) -> None:
+        """Give displaced holdings back what they had, each in its old place by arrival."""
+        for each in reversed(displaced):
+            self._add(each, each.units)

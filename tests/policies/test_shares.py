@@ -1,0 +1,165 @@
+"""Shared budgets: the bound, who is displaced, and that a tenant below its share is never refused."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_policies.shares import Holding, Shares
+
+WEIGHTS = {"a": 1.0, "b": 1.37, "c": 2.11, "d": 0.5}
+
+
+@dataclass
+class Model:
+    """The rule of `Shares`, by looking at everything each time. holdings: (units, loose), by arrival."""
+
+    bound: int
+    spared: int
+    holdings: dict[Holding, tuple[int, bool]] = field(default_factory=dict)
+
+    def held(self) -> int:
+        return sum(units for units, _ in self.holdings.values())
+
+    def most(self, band: int) -> int:
+        return self.bound if band == 0 else self.bound - self.spared
+
+    def level(self, of: Holding) -> float:
+        units = [u for each, (u, _) in self.holdings.items() if (each.band, each.tenant) == (of.band, of.tenant)]
+        return sum(units) / of.weight
+
+    def outcomes(self, asking: Holding, units: int) -> set[tuple[Holding, ...] | None]:
+        """Return what may happen: who is displaced, or None. Several only where tenants hold equally much."""
+        after = Model(self.bound, self.spared, dict(self.holdings))
+        before, loose = after.holdings.get(asking, (0, True))
+        after.holdings[asking] = (before + units, loose)
+        return after.displaced(asking)
+
+    def displaced(self, asking: Holding) -> set[tuple[Holding, ...] | None]:
+        if self.held() <= self.most(asking.band):
+            return {()}
+        loose = [each for each, (_, loose) in self.holdings.items() if loose and each.band >= asking.band]
+        last = max((each.band for each in loose), default=None)
+        these = [each for each in loose if each.band == last]
+        highest = max((self.level(each) for each in these), default=0.0)
+        found: set[tuple[Holding, ...] | None] = set()
+        for tenant in {each.tenant for each in these if self.level(each) == highest}:
+            loser = [each for each in these if each.tenant == tenant][-1]
+            same = last == asking.band and tenant != asking.tenant
+            if loser is asking or (same and highest <= self.level(asking)):
+                found.add(None)
+                continue
+            rest = {each: held for each, held in self.holdings.items() if each is not loser}
+            further = Model(self.bound, self.spared, rest).displaced(asking)
+            found |= {None if each is None else (loser, *each) for each in further}
+        return found or {None}
+
+    def share(self, of: Holding) -> float:
+        """Return what the tenant may hold at least, among those of its band that hold something or ask."""
+        tenants = {each.tenant for each in self.holdings if each.band == of.band} | {of.tenant}
+        urgent = sum(units for each, (units, _) in self.holdings.items() if each.band < of.band)
+        return (self.most(of.band) - urgent) * of.weight / sum(WEIGHTS[tenant] for tenant in tenants)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["new", "new", "new", "grow", "shrink", "leave", "fix", "fits"]),
+        st.integers(0, 2),
+        st.sampled_from(sorted(WEIGHTS)),
+        st.integers(1, 12),
+        st.integers(0, 10**6),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(4, 40), st.integers(0, 3), STEPS)
+def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: int, steps) -> None:
+    shares, model, ends = Shares(bound, spared=spared), Model(bound, spared), Counter[Holding]()
+    everybody: list[Holding] = []
+    for action, band, tenant, units, pick in steps:
+        present = list(model.holdings)
+        if action in ("new", "fits") or not present:
+            holding = Holding(band, tenant, WEIGHTS[tenant])
+        else:
+            holding = present[pick % len(present)]
+        held, loose = model.holdings.get(holding, (0, True))
+        if action == "leave":
+            shares.release(holding)
+            ends[holding] += model.holdings.pop(holding, None) is not None
+        elif action == "shrink" and held:
+            count = min(units, held)
+            shares.release(holding, count)
+            model.holdings[holding] = (held - count, loose)
+            if held == count:
+                del model.holdings[holding]
+                ends[holding] += 1
+        elif action == "fix":
+            shares.fix(holding)
+            if held:
+                model.holdings[holding] = (held, False)
+        elif action == "fits":
+            expected = {each is not None for each in model.outcomes(holding, units)}
+            assert shares.fits(holding, units) in expected
+        else:
+            expected = model.outcomes(holding, units)
+            all_loose = all(loose for _, loose in model.holdings.values())
+            below = (model.level(holding) * holding.weight + units) < model.share(holding) - 1e-9
+            displaced = shares.take(holding, units)
+            assert (None if displaced is None else tuple(displaced)) in expected
+            assert displaced is not None or not (all_loose and below and not spared)
+            if displaced is not None:
+                everybody.append(holding)
+                for each in displaced:
+                    ends[each] += 1
+                    del model.holdings[each]
+                model.holdings[holding] = (held + units, loose)
+        assert shares.held == model.held() <= bound
+        assert all(each.held for each in model.holdings)
+    assert all(ends[each] + (each in model.holdings) == 1 for each in everybody)
+
+
+def test_the_newest_of_the_tenant_with_most_above_its_share_goes() -> None:
+    shares = Shares(4)
+    hog = [Holding(1, "hog", 1.0) for _ in range(4)]
+    for each in hog:
+        assert shares.take(each, 1) == ()
+    assert shares.take(Holding(1, "hog", 1.0), 1) is None
+    first, second, third = (Holding(1, "quiet", 1.0) for _ in range(3))
+    assert shares.take(first, 1) == [hog[3]] and shares.take(second, 1) == [hog[2]]
+    assert shares.take(third, 1) is None  # each of them has its share now
+    assert [each.held for each in hog] == [True, True, False, False]
+
+
+def test_a_more_urgent_call_displaces_the_hog_and_not_the_quiet_tenants_newest() -> None:
+    shares = Shares(4)
+    hog = [Holding(2, "hog", 1.0) for _ in range(3)]
+    quiet, gold = Holding(2, "quiet", 1.0), Holding(0, "gold", 1.0)
+    for each in (*hog, quiet):
+        shares.take(each, 1)
+    assert shares.take(gold, 1) == [hog[2]] and quiet.held
+
+
+def test_a_double_weight_is_a_double_share() -> None:
+    shares = Shares(6)
+    for _ in range(6):
+        shares.take(Holding(1, "hog", 2.0), 1)
+    quiet = [Holding(1, "quiet", 1.0) for _ in range(3)]
+    assert [shares.take(each, 1) is not None for each in quiet] == [True, True, False]
+
+
+def test_the_work_per_newcomer_does_not_grow_with_the_tenants_that_hold() -> None:
+    """Counted in new entries of the ranking, which stays bounded by the tenants."""
+    entries = []
+    for count in (100, 1000):
+        shares = Shares(2 * count)
+        for index in range(2 * count):
+            shares.take(Holding(1, f"t{index % count}" if index % 2 else "hog", 1.0), 1)
+        band = shares._bands[1]
+        before = band.entered
+        for index in range(50):
+            assert shares.take(Holding(1, f"new{index}", 1.0), 1)
+        entries.append((band.entered - before, len(band.ranking) <= 64 + 4 * len(band.accounts)))
+    assert entries[0] == entries[1] == (50, True)
