@@ -31,6 +31,7 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 #   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other; with
 #               Intel's package beside it (59 MB, 180 MB installed), without which `make test` skips the tests of the compiler
 #   redis62     shared limits against the oldest supported Redis, from build/redis
+#   mutants     one operator, number or truth value changed at a time: which changes no test notices; ARGS="--area limits --sample 60"
 #   embeddings  DEMO=embeddings against the published similarities
 #   terraform   all tests of the .tf files with the real terraform, against stand-ins with the providers' real schemas
 #   images      also the images of OpenVINO and CUDA (3 GB of wheels); ENGINE=buildah builds all of them for real
@@ -56,6 +57,9 @@ TEST_openvino = $(MAKE) --no-print-directory VENV=build/openvino build/openvino/
 NEEDS_redis62 := $(DEV) build/redis/.made-$(FOLDER)
 TEST_redis62 = ORIEL_TEST_REDIS=6.2 $(PYTEST) tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
 	tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)
+NEEDS_mutants := requirements/mutants.txt
+TEST_mutants = $(MAKE) --no-print-directory VENV=build/mutants-env build/mutants-env/.mutants-$(HERE) && \
+	exec build/mutants-env/bin/python tests/mutants/run.py $(ARGS)
 NEEDS_embeddings := $(DEV) $(VENV)/.minilm-$(HERE)
 TEST_embeddings = $(PYTEST) tests/logic/openai_api/test_minilm.py -rA $(ARGS)
 NEEDS_terraform := $(DEV)
