@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from oriel_gateway.settings import Settings
+from oriel_wire.engine.environment import take_secret
 from oriel_wire.engine.shared_settings import state_folder, usage_folder
 from oriel_wire.errors import StartFailed
 from oriel_wire.flags import add_flags, values
@@ -36,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
         "grpc_endpoints": _grouped(args.grpc_endpoint),
         "quota_file": _quota_file(args.quota_file),
         "usage_folder": usage_folder(args.usage),
-        "limiter": args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
-        "limiter_password": os.environ.get("ORIEL_LIMITER_PASSWORD"),
+        "limiter": args.limiter or take_secret("ORIEL_LIMITER") or "embedded",
+        "limiter_password": take_secret("ORIEL_LIMITER_PASSWORD") or None,
         "trace_url": trace_link(os.environ.get("ORIEL_TRACE_URL", "")),
     }
     settings = Settings(**chosen)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -36,12 +37,13 @@ from oriel_logic.server.releases import Deployment, Pool, Release
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.settings import Settings
-from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.launch import ALSO, ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.tally import Totals
 from oriel_policies.metering.usage import by_label
 from oriel_wire.engine.api_page import DOCS, OPENAPI
 from oriel_wire.engine.control import health_routes, serve_control
+from oriel_wire.engine.environment import STORES, forget_others
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import listen
@@ -95,6 +97,7 @@ async def serve_unit(
             first = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
         unit = Unit(settings, first, listing, sink, dev.models if dev is not None else None, metrics)
         units.append(unit)
+        forget_others((*os.environ.get(ALSO, "").split(","), ALSO, *STORES))  # before services are imported here
         await unit.start()
         # Objects that exist now live as long as the process: exclude them from later garbage collections.
         gc.collect()

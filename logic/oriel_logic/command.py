@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         }
         settings = Settings(**chosen)
         TrustedPeers(settings.trusted_peers)
+        pass_on(settings.worker_environment)
         return launch(settings)
     except StartFailed as error:
         sys.stderr.write(f"oriel logic: {error}\n")
@@ -70,6 +71,20 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
         await serve_unit(settings, server, scratch, listing, stop, dev)
 
     return run_unit(main, unit="logic")
+
+
+def pass_on(names: str) -> None:
+    """Let services see further variables. names: of the flag, "" without it. Raises StartFailed."""
+    from oriel_logic.workers.launch import ALSO
+    from oriel_wire.engine.environment import names_of
+
+    names = names or os.environ.get(ALSO, "")
+    if not names:
+        return
+    os.environ[ALSO] = names
+    if names_of(names) is None:
+        # The text is not repeated: it may be a value that should not be shown.
+        raise StartFailed("--worker-environment takes names of environment variables, NAME or BEGIN*, split by commas")
 
 
 def use_one_thread() -> None:

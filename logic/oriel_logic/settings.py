@@ -81,6 +81,15 @@ class Settings:
     admin_port: int = field(default=8092, metadata=flag("--admin-port", type=int, help="health and metrics"))
     trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag())
     workers: int = field(default=2, metadata=flag("--workers", type=int, help="worker processes for CPU work"))
+    worker_environment: str = field(
+        default="",
+        metadata=flag(
+            "--worker-environment",
+            metavar="NAME,...",
+            help="environment variables that services see beside those that interpreters need; NAME* for all that "
+            "begin so (default: ORIEL_WORKER_ENVIRONMENT)",
+        ),
+    )
     poll_s: float = 0.5
     release_drain_s: float = 60.0
     sample_timeout_s: float = 30.0

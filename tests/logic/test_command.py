@@ -104,6 +104,10 @@ def test_a_taken_port_is_one_line_with_the_remedy(services: Callable[..., Path])
         (["--services", ".", "--gateway", "a:1"], "--gateway needs a key of a tenant with the scope 'delegate'"),
         (["--services", ".", "--gateway", "a:1", "--inference", "b:1"], "pass one of them"),
         (["--services", ".", "--workers", "0"], "pass --workers N"),
+        (
+            ["--services", ".", "--worker-environment", "my value"],
+            "takes names of environment variables, NAME or BEGIN*",
+        ),
     ],
 )
 def test_wrong_flags_are_one_line_with_the_remedy(

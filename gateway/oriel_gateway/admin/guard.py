@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from oriel_wire.engine.environment import take_secret
 from oriel_wire.errors import StartFailed
 
 TOKEN_VARIABLE = "ORIEL_ADMIN_TOKEN"
@@ -43,7 +44,7 @@ def admin_token(host: str, *, pages: str = "token") -> str | None:
 
     pages: "loopback" allows a port that others can reach to have no token.
     """
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = take_secret(TOKEN_VARIABLE)
     path = os.environ.get(TOKEN_FILE_VARIABLE, "")
     if path and not token:
         try:

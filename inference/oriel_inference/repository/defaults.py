@@ -1,14 +1,13 @@
 """Defaults from the operator's flags for every model whose own configuration does not decide."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from oriel_wire.engine.environment import names_of
 from oriel_wire.errors import StartFailed
 
 AUTO_MAX_BATCH_SIZE = 4
 MAX_VALUE = 1_000_000
-_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)?\*?")
 _BATCH, _INTRA, _INTER = "default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count"
 _BACKENDS = {"": (_BATCH,), "onnxruntime": (_BATCH, _INTRA, _INTER)}
 _ENVIRONMENT = "python,environment"
@@ -101,8 +100,8 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
 
 
 def _names(value: str) -> list[str]:
-    names = value.split(",")
-    if not all(name and len(name) <= 256 and _NAME.fullmatch(name) for name in names):
+    names = names_of(value)
+    if names is None:
         # The text is not repeated in the error: it may be a value that should not be shown.
         raise StartFailed(
             f"--backend-config: {_ENVIRONMENT} takes names of environment variables, NAME or BEGIN*, split by commas"

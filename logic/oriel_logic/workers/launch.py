@@ -20,6 +20,7 @@ import oriel_wire
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.workers.bootstrap import build
 from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED
+from oriel_wire.engine.environment import selected
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PACKAGES = {each.__name__: each.__path__[0] for each in (oriel_logic, oriel_policies, oriel_wire)}
@@ -30,6 +31,7 @@ SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # glibc gives the buffers of pictures back to the kernel after each job and faults them in again for the next one,
 # page by page: a quarter of what decoding a photograph costs. So a worker keeps up to 64 MiB of what it has freed.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+ALSO = "ORIEL_WORKER_ENVIRONMENT"  # names of further variables that users' code gets
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 
@@ -118,7 +120,8 @@ class ForkServer:
                 "broken_record": BROKEN,
                 "sets_up_all": sets_up_all or python != sys.executable,
             }
-            environment = {name: value for name, value in os.environ.items() if name not in OURS}
+            passed = selected(os.environ, os.environ.get(ALSO, "").split(","))
+            environment = {name: value for name, value in passed.items() if name not in OURS}
             environment["PYTHONSAFEPATH"] = "1"
             if python == sys.executable:
                 environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

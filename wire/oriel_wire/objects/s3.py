@@ -8,6 +8,7 @@ because few such stores have a DNS name per bucket.
 import asyncio
 import base64
 import binascii
+import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -46,6 +47,7 @@ KEEPALIVE_S = 4.0
 _CHECKSUMS = ("SHA256", "SHA1", "CRC64NVME", "CRC32C", "CRC32")
 # How S3 reports without a redirect that a request was meant for another region.
 _WRONG_REGION = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+_KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -58,6 +60,8 @@ class S3Client:
         self._stack = AsyncExitStack()
         self._client: Any = None
         self._opening = asyncio.Lock()
+        # A server may forget its variables before the first call.
+        self._keys = {argument: os.environ.get(argument.upper()) for argument in _KEYS}
 
     async def list(self, prefix: str, *, limit: int) -> Sequence[Stored]:
         found: list[Stored] = []
@@ -158,6 +162,7 @@ class S3Client:
                     read_timeout_s=self._limits.read_s,
                     keepalive_s=KEEPALIVE_S,
                     connections=self._limits.connections,
+                    keys=self._keys,
                 )
                 self._client = await self._stack.enter_async_context(made)
             return self._client

@@ -7,7 +7,7 @@ trusted.
 
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -79,11 +79,18 @@ async def _read_bounded(body: aiohttp.ClientResponse) -> bytes:
 
 @asynccontextmanager
 async def s3_client(
-    *, endpoint: str, connect_timeout_s: float, read_timeout_s: float, keepalive_s: float, connections: int
+    *,
+    endpoint: str,
+    connect_timeout_s: float,
+    read_timeout_s: float,
+    keepalive_s: float,
+    connections: int,
+    keys: Mapping[str, str | None],
 ) -> AsyncIterator[Any]:
     """An aiobotocore client that belongs to the running loop.
 
     endpoint: "" for the environment's. read_timeout_s: without a byte.
+    keys: credentials as arguments of `create_client`; without them AWS's own places are searched.
     """
     own = endpoint or any(map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")))
     config = AioConfig(
@@ -104,7 +111,7 @@ async def s3_client(
     session.set_default_client_config(config)
     # AWS's other SDKs read AWS_REGION, this one does not.
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or None
-    async with session.create_client("s3", region_name=region, endpoint_url=endpoint or None) as client:
+    async with session.create_client("s3", region_name=region, endpoint_url=endpoint or None, **keys) as client:
         client.meta.events.register("before-call.s3", _mark_redirected)
         yield client
 
