@@ -15,10 +15,8 @@ from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
-from oriel_gateway.ingress.grpc_compressed import PIECE_BYTES
 from oriel_gateway.pools.demand import PoolDemand
 from oriel_wire.h2.grpc import CODES
-from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
 
 from .grpc_stack import Backend, headers, idle, stack
 from .raw_grpc import framed, raw_call
@@ -159,11 +157,3 @@ async def test_each_message_of_a_stream_is_judged_so() -> None:
         answer = await raw_call(address, STREAM, {"x-api-key": BRONZE}, compressed + other)
         assert CODES[answer.status] == "NOT_FOUND" and idle(core)
         assert {request.model_name for _, request, _, _ in backend.seen} == {"digits"}
-
-
-def test_the_beginning_of_a_message_is_read_as_far_as_it_goes() -> None:
-    whole = message("digits", "3", bytes(2 * MAX_PEEK))
-    assert peek_beginning(whole[:MAX_PEEK]) == ("digits", "3")
-    assert peek_beginning(whole[:5]) == ("", "")
-    assert peek_beginning(whole[:9]) == ("digits", "")
-    assert PIECE_BYTES >= MAX_PEEK

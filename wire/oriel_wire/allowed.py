@@ -1,4 +1,4 @@
-"""Adds the allowed values of a field to msgspec's error about a value that is not among them. Pure."""
+"""Reads msgspec's errors: the path of the value that is wrong, and the values that are allowed there. Pure."""
 
 import re
 from bisect import bisect_right
@@ -31,6 +31,13 @@ def with_values(error: msgspec.ValidationError, wanted: Any) -> str:
         return text
     values = list(dict.fromkeys(value for node in nodes for value in _values(node)))
     return f"{found[1]}, it is one of {listed(values)}{found[2] or ''}" if values else text
+
+
+def split_path(text: str) -> tuple[str, str]:
+    """Split an error text into its sentence and the path of the value, "$" if it says none."""
+    sentence, _, path = text.rpartition(" - at ")
+    path = path.removeprefix("`key` in ")
+    return (sentence, path[1:-1]) if sentence and path.startswith("`$") and path.endswith("`") else (text, "$")
 
 
 def listed(values: Iterable[object]) -> str:

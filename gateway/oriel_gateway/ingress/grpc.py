@@ -19,7 +19,7 @@ from oriel_gateway.ingress.grpc_incoming import Incoming
 from oriel_gateway.ingress.grpc_rules import (
     ALIVE_METHODS,
     METHODS,
-    MODEL_METHODS,
+    MODEL_PATHS,
     OPERATOR_METHODS,
     STREAMING,
     GrpcLimits,
@@ -264,7 +264,7 @@ class GrpcClient(Stream):
         """Return what a message asks for. Raises Refused."""
         gateway, rpc, line = self.connection.gateway, self.rpc, self._line
         assert line is not None
-        kind = "model" if line.method in MODEL_METHODS or line is STREAMING else "server"
+        kind = "model" if rpc.path in MODEL_PATHS else "server"
         target = gateway.targets.of_method(tenant, line.method, kind, name, version, rpc.tier)  # type: ignore[arg-type]
         if target.choices is not None:
             assert self._mark is not None
@@ -277,7 +277,7 @@ class GrpcClient(Stream):
         """
         line = self._line
         assert line is not None
-        if line.method not in MODEL_METHODS and line is not STREAMING:
+        if self.rpc.path not in MODEL_PATHS:
             return "", ""
         try:
             name, version = peek_model(message)

@@ -18,25 +18,49 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import check_model
 from oriel_policies.documents import Tenant
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning, peek_model
+from oriel_wire.v2.grpc_names import MAX_PEEK, Beginning, peek_model
 
 PIECE_BYTES = 256 * 1024  # decompressed at a time, in about a millisecond
 _GZIP, _ZLIB = zlib.MAX_WBITS | 16, zlib.MAX_WBITS
+_GZIP_MAGIC = 0x1F  # its first byte
 
 
-def names_of_compressed(beginning: bytes | memoryview) -> tuple[str, str]:
-    """Return the model's name and version in the first bytes of a compressed message. Raises Refused."""
-    form = _GZIP if beginning[:1] == b"\x1f" else _ZLIB
-    try:
-        return peek_beginning(zlib.decompressobj(form).decompress(beginning[:PIECE_BYTES], MAX_PEEK))
-    except (zlib.error, BadMessage):
-        raise _unreadable() from None
+class CompressedBeginning:
+    """The same as `Beginning` for a compressed message: decompresses what has come since it was read last."""
+
+    __slots__ = ("_inflater", "_names", "_plain", "_read")
+
+    def __init__(self) -> None:
+        self._inflater: zlib._Decompress | None = None
+        self._names = Beginning()
+        self._plain = bytearray()
+        self._read = 0
+
+    def read(self, message: bytes | bytearray | memoryview, start: int = 0) -> tuple[str, str]:
+        """Return the name and the version as far as they are known. Raises Refused."""
+        at, end = start + self._read, min(len(message), start + self._read + PIECE_BYTES)
+        if at == end:
+            return "", ""
+        if (inflater := self._inflater) is None:
+            inflater = self._inflater = zlib.decompressobj(_GZIP if message[at] == _GZIP_MAGIC else _ZLIB)
+        self._read = end - start
+        try:
+            # there is room for more: of a beginning as long as this either the name is known or `read` has raised
+            self._plain += inflater.decompress(message[at:end], MAX_PEEK - len(self._plain))
+            name, version = self._names.read(self._plain)
+        except (zlib.error, BadMessage):
+            raise _unreadable() from None
+        if inflater.eof and not name:
+            raise _unreadable()
+        return name, version
 
 
 async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
     """Return the decompressed message. Raises Refused. If this is cancelled, the reserved bytes are released."""
-    form = _GZIP if message[:1] == b"\x1f" else _ZLIB
-    name, version = names_of_compressed(message)
+    form = _GZIP if message[:1] == bytes((_GZIP_MAGIC,)) else _ZLIB
+    name, version = CompressedBeginning().read(message)
+    if not name:
+        raise _unreadable()
     gate = _gate(gateway, tenant, name, version)
     urgent = tenant.tier.band == gateway.top_band
     held = 0
@@ -71,8 +95,6 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
 
 def _gate(gateway: Gateway, tenant: Tenant, name: str, version: str) -> PoolGate:
     """Return the pool of the route that names this model."""
-    if not name:
-        raise _unreadable()
     check_model(tenant, name, version)
     routes = gateway.targets.routes.for_model(name, version)
     if not routes or any(route.model != name for route in routes):

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 from oriel_gateway.call.grpc import GrpcCall
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.ingress.grpc_compressed import names_of_compressed
-from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
+from oriel_gateway.ingress.grpc_compressed import CompressedBeginning
+from oriel_gateway.ingress.grpc_rules import MODEL_PATHS, GrpcLimits, bound_message, no_message
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.pools.holding import hold, no_bytes_for, reserve_or_displace
@@ -24,7 +24,7 @@ from oriel_gateway.routing.targets import Target, check_model
 from oriel_policies.documents import Tenant
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.grpc import PREFIX_BYTES, RpcHead
-from oriel_wire.v2.grpc_names import MAX_PEEK, peek_beginning
+from oriel_wire.v2.grpc_names import MAX_BEGINNING, Beginning
 
 __all__ = ["Incoming", "MessageSource"]
 
@@ -62,13 +62,17 @@ class Incoming:
     complete: the client sends nothing else. gate, held: the pool whose byte budget holds the message, and its bytes.
     """
 
-    __slots__ = ("_client", "_messages", "_parts", "_size", "_waiter", "_wanted", "complete", "gate", "held")
+    __slots__ = (
+        *("_beginning", "_client", "_messages", "_parts", "_size", "_waiter", "_wanted"),
+        *("complete", "gate", "held"),
+    )
 
     def __init__(self, client: MessageSource) -> None:
         self._client = client
         self._parts: list[bytes | bytearray | memoryview] = []  # the parts of an incomplete message
         self._size = 0  # their bytes
         self._wanted = 0  # the bytes that complete the message; 0 if that is not known
+        self._beginning: Beginning | CompressedBeginning | None = None  # reads its model, while that is not known
         # of a stream: whole messages that were not taken yet, and whether each is compressed
         self._messages: deque[tuple[bytes, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -81,7 +85,7 @@ class Incoming:
         parts = self._parts
         if not parts:
             return bytes(data) if isinstance(data, memoryview) else data
-        self._parts, self._size, self._wanted = [], 0, 0
+        self._parts, self._size, self._wanted, self._beginning = [], 0, 0, None
         return b"".join((*parts, data))
 
     def pieces(self, data: bytes | memoryview) -> bytes | list[bytes | memoryview]:
@@ -104,24 +108,30 @@ class Incoming:
         else:
             parts.append(bytearray(data) if size < _PIECE else data)
         self._size += size
+        if not self._wanted and self._size >= PREFIX_BYTES:
+            self._read_prefix()
         if self._size <= self._wanted <= self.held + PREFIX_BYTES and not self._messages:
             self._client.taken()  # all of it is on the byte budget
         elif self._size >= PREFIX_BYTES and not self._messages:
             self._reserve()
 
-    def _reserve(self) -> None:
-        """Take the whole length of an incomplete message from the budget of its pool, once its model is known."""
-        client, parts = self._client, self._parts
+    def _read_prefix(self) -> None:
+        """Learn the length of an incomplete message."""
+        parts = self._parts
         if len(parts[0]) < PREFIX_BYTES:
             parts[:] = [b"".join(parts)]
         size = int.from_bytes(parts[0][1:PREFIX_BYTES], "big")
         if size > GrpcLimits.MAX_MESSAGE_BYTES:
             raise Refused(Outcome.TOO_LARGE, f"the message is larger than {GrpcLimits.MAX_MESSAGE_BYTES} bytes")
         self._wanted = size + PREFIX_BYTES
+
+    def _reserve(self) -> None:
+        """Take the whole length of an incomplete message from the budget of its pool, once its model is known."""
+        client, size = self._client, self._wanted - PREFIX_BYTES
         if self._size > self._wanted:
             raise no_message()
         if size > self.held:
-            gate = self.gate or self._likely_gate(parts[0][0] == 1)
+            gate = self.gate or self._likely_gate()
             if gate is None:
                 return
             bound_message(size, gate.pool)
@@ -133,28 +143,33 @@ class Incoming:
             client.widen(min(self._wanted, _WIDEST))
         client.taken()
 
-    def _likely_gate(self, compressed: bool) -> PoolGate | None:
+    def _likely_gate(self) -> PoolGate | None:
         """Return the pool that an incomplete message is for, by the names in its beginning; None while these are
         incomplete.
         """
         client = self._client
         if client.call is not None:
             return client.call.gate
-        parts = self._parts
-        one = parts[0] if len(parts) == 1 else b"".join(parts)
-        beginning = memoryview(bytes(one) if isinstance(one, bytearray) else one)[PREFIX_BYTES:MAX_PEEK]
-        if compressed:
-            name, version = names_of_compressed(beginning)
+        if client.rpc.path not in MODEL_PATHS:
+            name = version = ""
         else:
+            parts = self._parts
+            if (beginning := self._beginning) is None:
+                beginning = self._beginning = CompressedBeginning() if parts[0][0] == 1 else Beginning()
+            if len(parts) > 1:  # joined, so that it is read on where it was left
+                first = parts[0]
+                one = parts[0] = first if isinstance(first, bytearray) else bytearray(first)
+                one += b"".join(parts[1:])
+                del parts[1:]
             try:
-                name, version = peek_beginning(beginning)
+                name, version = beginning.read(parts[0], PREFIX_BYTES)
             except BadMessage as error:
                 raise Refused(Outcome.INVALID_REQUEST, error.message) from error
-        if not name:
-            if self._size < MAX_PEEK:
+            if not name:
+                client.widen(PREFIX_BYTES + MAX_BEGINNING)  # of base64 text more has to come
                 return None
-            raise Refused(Outcome.INVALID_REQUEST, f"model_name has to be within the first {MAX_PEEK} bytes")
-        check_model(client.tenant, name, version)
+            self._beginning = None
+            check_model(client.tenant, name, version)
         gateway, tenant, rpc = client.connection.gateway, client.tenant, client.rpc
         target = client.target(tenant, name, version)
         gate = gateway.pools[target.pool]

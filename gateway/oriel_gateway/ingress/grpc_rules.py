@@ -11,7 +11,7 @@ from oriel_wire.v2.grpc_names import append_model, model_fields
 __all__ = [
     "ALIVE_METHODS",
     "METHODS",
-    "MODEL_METHODS",
+    "MODEL_PATHS",
     "OPERATOR_METHODS",
     "STREAMING",
     "GrpcLimits",
@@ -25,13 +25,14 @@ __all__ = [
 ]
 
 Message = bytes | list[bytes | memoryview]  # whole, or in pieces that were not copied
-MODEL_METHODS = frozenset({"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"})
+_MODEL_METHODS = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer")
+MODEL_PATHS: Final = frozenset(f"/{SERVICE}/{name}".encode() for name in (*_MODEL_METHODS, "ModelStreamInfer"))
 OPERATOR_METHODS = frozenset(
     {"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"}
     | {f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")}
 )
 METHODS: Final = {
-    f"/{SERVICE}/{name}".encode(): RpcLine(name) for name in (*MODEL_METHODS, *OPERATOR_METHODS, "ServerMetadata")
+    f"/{SERVICE}/{name}".encode(): RpcLine(name) for name in (*_MODEL_METHODS, *OPERATOR_METHODS, "ServerMetadata")
 }
 STREAMING: Final = RpcLine("ModelStreamInfer")
 METHODS[f"/{SERVICE}/ModelStreamInfer".encode()] = STREAMING

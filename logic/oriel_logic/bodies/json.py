@@ -10,11 +10,10 @@ import msgspec
 
 from oriel_logic.bodies.messages import MAX_JSON_BYTES, TOO_DEEP
 from oriel_logic.errors import InputTooLarge, Refused
-from oriel_wire.allowed import with_values
+from oriel_wire.allowed import split_path, with_values
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.depth import check_depth
 
-WITH_PATH = re.compile(r"(?P<what>.*) - at (?:`key` in )?`(?P<path>\$[^`]*)`\Z", re.DOTALL)
 ONE_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`\Z")
 MAX_PATH = 200
 
@@ -40,10 +39,7 @@ def invalid(error: msgspec.ValidationError, wanted: Any) -> Refused:
 
     wanted: the type that was expected.
     """
-    text, path, field = with_values(error, wanted), "$", ""
-    found = WITH_PATH.match(text)
-    if found is not None:
-        text, path = found["what"], found["path"]
+    (text, path), field = split_path(with_values(error, wanted)), ""
     missing = ONE_FIELD.match(text)
     if missing is not None:
         field = f"{path}.{missing['name']}"

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from oriel_logic.bodies.messages import MAX_JSON_BYTES
 from oriel_logic.errors import InputTooLarge, ParameterWrong
-from oriel_wire.allowed import with_values
+from oriel_wire.allowed import split_path, with_values
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 16
@@ -22,7 +22,6 @@ MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_MESSAGES = 512
 MAX_BIASES = 300
-PATH = re.compile(r" - at `\$\.?(.*)`\Z")
 FIELD = re.compile(r"field `([^`]*)`")
 
 Count = Annotated[int, Meta(ge=1)]
@@ -143,9 +142,8 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 def wrong(text: str) -> ParameterWrong:
     """Convert msgspec's error: the parameter is its path, or the missing or unknown field."""
-    path = PATH.search(text)
-    sentence = text[: path.start()] if path else text
-    where = path[1] if path else ""
+    sentence, path = split_path(text)
+    where = path[1:].removeprefix(".")
     field = FIELD.search(sentence)
     if field is not None:
         where = f"{where}.{field[1]}" if where else field[1]

@@ -14,8 +14,10 @@ from tritonclient.grpc import service_pb2
 
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.grpc_names import (
+    MAX_BEGINNING,
     MAX_FIELDS,
     MAX_PEEK,
+    Beginning,
     append_model,
     append_schedule,
     peek_answer,
@@ -122,6 +124,75 @@ def test_a_name_that_comes_late_or_among_too_many_fields_is_refused() -> None:
         peek_model(field(7, b"x" * (MAX_PEEK + 1)) + field(1, b"a"))
     with pytest.raises(BadMessage, match="more than"):
         peek_model(field(1, b"a") + field(7, b"") * MAX_FIELDS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PIECES, st.lists(st.integers(1, 40), max_size=30))
+@example(field(1, b"allowed") + field(2, b"1") + field(1, b"secret"), [1] * 20)
+@example(field(7, b"x" * 300) + field(1, b"late"), [1, 1, 1, 290])
+def test_a_beginning_says_what_the_whole_message_says(message: bytes, sizes: list[int]) -> None:
+    """It is read on where it stopped, and says the first name as soon as this has come."""
+    names, came, known = Beginning(), 0, ("", "")
+    try:
+        for size in sizes:
+            came += size
+            before, known = known, names.read(b"12345" + message[:came], 5)
+            assert not before[0] or known[0] == before[0], "a name that is known does not change"
+        if came < len(message):
+            return
+        whole = peek_model(message)
+    except BadMessage:
+        return
+    # a first name without a letter names no model: the next one is guessed
+    assert whole[0] in ("", known[0]) and (known[1] in ("", whole[1]) or not whole[1])
+
+
+class Looked(bytes):
+    """Bytes that count how many of them are looked at."""
+
+    count = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Looked.count += len(found) if isinstance(found, bytes) else 1
+        return found
+
+
+@pytest.mark.parametrize(
+    "unit", [b"\x18\x00", varint(3 << 3 | 2) + b"\x00", b"\x80", field(3, b"x" * 900), b"\x1d1234"]
+)
+@pytest.mark.parametrize("prefix", [b"", varint(1 << 3 | 2) + varint(60_000), varint(7 << 3 | 2) + varint(60_000)])
+def test_each_byte_of_a_beginning_is_looked_at_a_few_times_only(unit: bytes, prefix: bytes) -> None:
+    """It was read from its start again for every byte that came: with the square of its length."""
+    counts = []
+    for size in (2_000, 4_000):
+        names, whole = Beginning(), prefix + unit * (size // len(unit))
+        Looked.count = 0
+        try:
+            for came in range(len(whole)):
+                names.read(Looked(whole[: came + 1]))
+        except BadMessage:
+            pass
+        counts.append(Looked.count)
+        assert Looked.count <= 20 * len(whole)
+    assert counts[1] <= 2 * counts[0] + 100
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        field(1, b"m" * 65_530)[:10],
+        varint(2 << 3 | 2) + varint(MAX_BEGINNING),
+        varint(7 << 3 | 2) + varint(MAX_BEGINNING - 4),
+        b"\x18\x00" * (MAX_FIELDS + 1),
+        varint(9 << 3 | 3) + bytes(20),
+        b"\x80" * 20,
+    ],
+)
+def test_a_beginning_that_cannot_have_a_name_is_refused_at_once(beginning: bytes) -> None:
+    """It waited for more bytes than the window of a stream lets through, so until the deadline."""
+    with pytest.raises(BadMessage):
+        Beginning().read(beginning)
 
 
 def test_an_ordinary_request_keeps_everything_else() -> None:

@@ -7,7 +7,8 @@ occurrence of each is read and authorised, and then appended to the message agai
 Appending is safe only if the message is well-formed at its top level: a final field that claims more bytes than there
 are, or an open group, would swallow what is appended, and the sender's own last `model_name` would stay in force. So
 all fields of the top level are walked, at most `MAX_FIELDS` of them and without parsing their content, and groups are
-refused. The first `model_name` has to begin within `MAX_PEEK` bytes.
+refused. The first `model_name` has to begin within `MAX_PEEK` bytes. In a message that does not come in one piece it
+has to end within `MAX_BEGINNING` bytes: before it is known, no more is received.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from oriel_wire.errors import BadMessage
 
 MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
+MAX_BEGINNING: Final = 65_535 - 5  # what fits into the first window of an HTTP/2 stream, behind the prefix of a message
 _NAME_TAG, _VERSION_TAG, _PARAMETERS_TAG = 0x0A, 0x12, 0x22
 _KEY_TAG, _VALUE_TAG = 0x0A, 0x12
 _INT64_TAG, _UINT64_TAG = 0x10, 0x28  # of `InferParameter`; tritonclient uses one of them
@@ -112,32 +114,70 @@ def peek_model(message: bytes | list[bytes | memoryview]) -> tuple[str, str]:
         raise BadMessage("model_name and model_version are ASCII") from None
 
 
-def peek_beginning(beginning: bytes | memoryview) -> tuple[str, str]:
-    """Return the first model name and version in the beginning of a message; "" for what it does not contain.
+class Beginning:
+    """Reads the first model name and version of a message that is not complete, going on from where it stopped.
 
-    This only guesses what `peek_model` will return for the whole message. Raises BadMessage.
+    This only guesses what `peek_model` will return for the whole message.
     """
-    found: dict[int, bytes] = {}
-    position, end = 0, len(beginning)
-    with suppress(BadMessage):  # it ends inside a number
-        while position < end and len(found) < 2:
-            tag, position = _varint(beginning, position)
+
+    __slots__ = ("_fields", "_name", "_position", "_version", "_wanted")
+
+    def __init__(self) -> None:
+        self._name = self._version = ""
+        self._fields = 0  # read so far, which end at `_position`
+        self._position = 0
+        self._wanted = 1  # how long the message has to be before more of it can be read
+
+    def read(self, message: bytes | bytearray | memoryview, start: int = 0) -> tuple[str, str]:
+        """Read on in what is there of a message, which begins at `start`. Returns the name and the version as far as
+        they are known, "" for what is not.
+
+        Raises BadMessage as soon as the name cannot be within the first `MAX_BEGINNING` bytes and `MAX_FIELDS` fields.
+        """
+        end = len(message)
+        while start + self._wanted <= end and not (self._name and self._version):
+            self._field(message, start, end)
+            if not self._name and (self._wanted > MAX_BEGINNING or self._fields > MAX_FIELDS):
+                raise BadMessage(
+                    f"model_name has to be within the first {MAX_BEGINNING} bytes and {MAX_FIELDS} fields of a message"
+                )
+        return self._name, self._version
+
+    def _field(self, message: bytes | bytearray | memoryview, start: int, end: int) -> None:
+        """Read one field, if it has come as far as needed, and note how long the message has to be for the next."""
+        at = start + self._position
+        head = bytes(message[at : at + _HEAD_BYTES])
+        try:
+            tag, size = _varint(head, 0)
             kind, number = tag & 7, tag >> 3
             if kind == 2:
-                size, position = _varint(beginning, position)
-                if size > end - position:
-                    break
-                if number in (1, 2):
-                    found.setdefault(number, bytes(beginning[position : position + size]))
-                position += size
+                content, size = _varint(head, size)
             elif kind == 0:
-                _, position = _varint(beginning, position)
+                content, size = 0, _varint(head, size)[1]
+            elif kind in (1, 5):
+                content = 8 if kind == 1 else 4
             else:
-                position += {1: 8, 5: 4}.get(kind, end)
-    try:
-        return found.get(1, b"").decode("ascii"), found.get(2, b"").decode("ascii")
-    except UnicodeDecodeError:
-        raise BadMessage("model_name and model_version are ASCII") from None
+                raise BadMessage("the message holds a group, which the v2 protocol does not have")
+        except BadMessage:
+            if len(head) == _HEAD_BYTES:
+                raise
+            self._wanted = end - start + 1  # the rest of these two numbers
+            return
+        found = number in (1, 2) and kind == 2
+        self._wanted = self._position + size + content
+        if found and start + self._wanted > end:
+            return
+        if found:
+            text = bytes(message[at + size : at + size + content])
+            if not text.isascii():
+                raise BadMessage("model_name and model_version are ASCII")
+            if number == 1:
+                self._name = self._name or text.decode("ascii")
+            else:
+                self._version = self._version or text.decode("ascii")
+        self._fields += 1
+        self._position = self._wanted
+        self._wanted += 1
 
 
 def peek_answer(answer: bytes) -> tuple[str, bool | None]:
