@@ -13,6 +13,7 @@ refused   calls that cannot be in time for a cold start: how many are refused at
 traces    whether each late or missed request of an overload has a whole trace at the collector
 causes    whether the cause of a late call is the place that held it up, in each place of three servers
 artefact  a compiled artefact that is built, checked and swapped in under load: calls that fail, and p99
+services  calls of a service while its logic server and its model start from zero: how many are lost
 local     `oriel up --scale-to-zero`: how soon the first call is answered, with a spare process
 """
 
@@ -28,6 +29,7 @@ CASES = {
     "cold": "gateway_bench.cold_starts",
     "refused": "gateway_bench.cold_refusals",
     "artefact": "inference_bench.artefact_swap",
+    "services": "gateway_bench.service_starts",
     "local": "gateway_bench.local_start",
     "traces": "gateway_bench.whole_traces",
     "causes": "gateway_bench.causes",

@@ -23,8 +23,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -113,32 +113,33 @@ def one_round(url: str, up: int, changes: "queue.Queue[dict[str, str]]") -> floa
     sys.exit(f"the inference process did not end within {PATIENCE_S:.0f} s")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    args = parser.parse_args()
+@contextmanager
+def started(
+    *words: str, hold_ms: int = 30_000
+) -> Iterator[tuple["subprocess.Popen[bytes]", str, "queue.Queue[dict[str, str]]"]]:
+    """Run the demo with `--scale-to-zero` and pools that are idle after a second.
+
+    Yields the process of `oriel up`, the gateway's host:port, and what is reported of the units.
+    """
     with tempfile.TemporaryDirectory() as folder:
         policies = Path(folder, "policies")
         shutil.copytree(ROOT / "policies/examples", policies)
         routes = (policies / "routes.toml").read_text()
-        assert "keep_alive_ms = 20000" in routes
-        (policies / "routes.toml").write_text(routes.replace("keep_alive_ms = 20000", "keep_alive_ms = 1000"))
-        words = ("up", "--demo", "--scale-to-zero", "--policies", str(policies), "--free-ports", "--json")
+        assert "keep_alive_ms = 20000" in routes and "hold_ms = 30000" in routes
+        routes = routes.replace("keep_alive_ms = 20000", "keep_alive_ms = 1000")
+        (policies / "routes.toml").write_text(routes.replace("hold_ms = 30000", f"hold_ms = {hold_ms}"))
+        command = ("up", "--demo", "--scale-to-zero", "--policies", str(policies), "--free-ports", "--json", *words)
         environment = {**os.environ, "ORIEL_STATE": folder, "OTEL_TRACES_SAMPLER_ARG": "0"}
         process = subprocess.Popen(
-            (sys.executable, "-P", "-c", _COMMAND, *words), stdout=subprocess.PIPE, env=environment, cwd=ROOT
+            (sys.executable, "-P", "-c", _COMMAND, *command), stdout=subprocess.PIPE, env=environment, cwd=ROOT
         )
         try:
             assert process.stdout is not None
             units = json.loads(process.stdout.readline())["units"]
             (gateway,) = (unit["addresses"]["http"] for unit in units if unit["unit"] == "gateway")
-            url = f"http://{gateway}/v2/models/digits/infer"
             changes: queue.Queue[dict[str, str]] = queue.Queue()
             threading.Thread(target=read, args=(process.stdout, changes), daemon=True).start()
-            took: list[float] = []
-            for _ in range(args.rounds):
-                took.append(one_round(url, process.pid, changes))
-                print(f"{len(took)}: {took[-1]:.0f} ms", file=sys.stderr, flush=True)
+            yield process, gateway, changes
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -146,6 +147,17 @@ def main() -> None:
             except subprocess.TimeoutExpired:
                 process.kill()
                 sys.exit(f"`oriel up` did not end within {END_S:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    args = parser.parse_args()
+    took: list[float] = []
+    with started() as (process, gateway, changes):
+        for _ in range(args.rounds):
+            took.append(one_round(f"http://{gateway}/v2/models/digits/infer", process.pid, changes))
+            print(f"{len(took)}: {took[-1]:.0f} ms", file=sys.stderr, flush=True)
     most = max(took)
     print(
         f"first answer after {statistics.median(took):.0f} ms (median), {most:.0f} ms (longest) of {len(took)} starts "

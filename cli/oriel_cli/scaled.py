@@ -67,7 +67,8 @@ class ScaledUnit:
     def _assign(self) -> None:
         wanted = max(self._demanded, self._needed)
         if self.needs is not None:
-            self.needs._needed = min(wanted, 1)
+            # also while the last of these stops: it answers calls that have begun
+            self.needs._needed = min(max(wanted, self.count("starting", "ready", "restarting", "stopping")), 1)
             self.needs._assign()
         running = [index for index, (is_wanted, _) in enumerate(self._turns) if is_wanted.is_set()]
         for index in running[wanted:]:
@@ -154,6 +155,8 @@ class ScaledUnit:
     def _note(self) -> None:
         """Notify those that wait for a change of the processes' states."""
         (self._served.set if self.count("ready") else self._served.clear)()
+        if self.needs is not None:
+            self._assign()
         self._news.set()
         if self.summary != self._shown:
             self._shown = self.summary

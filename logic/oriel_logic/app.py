@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+_SETTING_UP = "the services are being set up"
 
 
 async def serve_unit(
@@ -85,7 +86,6 @@ async def serve_unit(
     sink = open_sink("logic")
     metrics = Metrics()
     units: list[Unit] = []
-    fronts: list[HttpServer] = []
     admin_stop = asyncio.Event()
     beside = AsyncExitStack()
 
@@ -95,7 +95,7 @@ async def serve_unit(
         if len(files) < len(server.files):
             await asyncio.to_thread(server.close)
             first = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
-        unit = Unit(settings, first, listing, sink, dev.models if dev is not None else None, metrics)
+        unit = Unit(settings, first, listing, sink, dev.models if dev is not None else None, metrics, stop)
         units.append(unit)
         forget_others((*os.environ.get(ALSO, "").split(","), ALSO, *STORES))  # before services are imported here
         await unit.start()
@@ -106,7 +106,6 @@ async def serve_unit(
         _log.info("services on http://%s:%d/v1/services (health and metrics on http://%s:%d)", *ports)
         recalling = asyncio.create_task(unit.recaller.run(), name="recall of traces")
         front = await unit.open(http)
-        fronts.append(front)
         if dev is not None:
             await unit.pool.wait_ready()
             await unit.updates.settled()  # services with their own environments
@@ -123,11 +122,8 @@ async def serve_unit(
     try:
         if dev is not None:
             await beside.enter_async_context(dev.running())
-        health = admin_app(
-            metrics,
-            stop,
-            lambda: bool(units) and units[0].is_ready,
-            under_way=lambda: sum(front.under_way for front in fronts),
+        health = Starlette(
+            routes=health_routes(lambda: units[0].ready() if units else (False, _SETTING_UP), metrics.registry)
         )
         async with asyncio.TaskGroup() as group:
             control = group.create_task(serve_control(health, admin, admin_stop))
@@ -149,25 +145,13 @@ async def serve_unit(
         await asyncio.to_thread(sink.close)
 
 
-def admin_app(
-    metrics: Metrics, stop: asyncio.Event, is_ready: Callable[[], bool], under_way: Callable[[], int] = lambda: 0
-) -> Starlette:
-    """Make the app for health and metrics. It is not ready once `stop` is set, and reports the calls under way then."""
-
-    def ready() -> tuple[bool, str]:
-        if stop.is_set():
-            return False, f"the server is stopping, {under_way()} call(s) under way"
-        return (True, "") if is_ready() else (False, "the services are being set up")
-
-    return Starlette(routes=health_routes(ready, metrics.registry))
-
-
 class Unit:
     """A logic server without its sockets: `open` adds one. `envelope` answers requests, with or without a socket.
 
     server: for the services that share the first worker processes.
     listing: of all services, from before the fork server was launched.
     models: replaces the inference servers.
+    stop: set when the server begins to stop.
     """
 
     def __init__(
@@ -178,9 +162,12 @@ class Unit:
         sink: SpanSink,
         models: "FakeServers | None" = None,
         metrics: Metrics | None = None,
+        stop: asyncio.Event | None = None,
     ) -> None:
         self.metrics = metrics or Metrics()
         self.has_started = False
+        self._stop = stop or asyncio.Event()
+        self._front: HttpServer | None = None
         self.registry = Registry()
         self._settings = settings
         self._files = server.files
@@ -239,6 +226,7 @@ class Unit:
             stream_idle_s=settings.stream_idle_s,
             usage=self.usage,
         )
+        self.envelope.ready = self.ready
         self.recaller = Recaller()
         self.dispatch.routes["POST", KEEP] = Keeping(sink, self.recaller)
         self.metrics.registry.register(SpanCollector("logic", sink, lambda: self.envelope.kept, self.recaller))
@@ -313,12 +301,19 @@ class Unit:
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; call the result's `drain` before `close`."""
         settings = self._settings
-        return await open_server(
+        self._front = await open_server(
             self.envelope,
             sock,
             peers=self._peers,
             max_held_bytes=settings.max_held_bytes,
         )
+        return self._front
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether the server is ready, and why not, for probes on the service port and on the admin port."""
+        if self._stop.is_set():
+            return False, f"the server is stopping, {self._front.under_way if self._front else 0} call(s) under way"
+        return (True, "") if self.is_ready else (False, _SETTING_UP)
 
     async def close(self) -> None:
         self._watchdog.stop()

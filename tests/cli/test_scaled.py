@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from oriel_cli.scaled import ScaledUnit
 from oriel_cli.supervisor import Supervisor
@@ -153,6 +154,22 @@ async def test_what_a_unit_calls_runs_as_long_as_that_unit() -> None:
         assert scaled.units["called"].summary == "1 running"
         scaled.units["caller"].want(0)
         await scaled.until("called", "asleep")
+
+
+async def test_what_a_unit_calls_runs_until_that_unit_has_stopped(tmp_path: Path) -> None:
+    """A service that finished its last call was left without its model: both units were stopped in one moment."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    scaled = Scaled(*processes("caller", 1, "slow", str(gate), needs="called"), *processes("called", 1))
+    async with scaled.running():
+        scaled.units["caller"].wake()
+        await scaled.until("caller", "1 running")
+        scaled.units["caller"].want(0)
+        await scaled.until("caller", "1 stopping")
+        assert scaled.units["called"].summary == "1 running"
+        await asyncio.to_thread(gate.write_bytes, b"x")
+        await scaled.until("called", "asleep")
+        assert scaled.units["caller"].summary == "asleep"
 
 
 KILLED = """

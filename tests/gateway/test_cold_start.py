@@ -322,3 +322,43 @@ async def test_a_pool_without_grpc_servers_judges_no_http_head_for_it(names: Nam
         assert gate.endpoints.usable and not gate.grpc.usable and gate.slow_s == 0.0
         answered, about = await ask("grpc", port)
         assert not answered and about["reason"] == "upstream_unreachable"
+
+
+@pytest.mark.parametrize("status", [503, 404])
+async def test_a_service_is_called_when_its_server_can_answer(names: Names, status: int) -> None:
+    """Pools of services are probed as well: a logic server accepts connections before its workers are ready.
+
+    A server of another make that does not know the path of the probe is used as soon as it answers.
+    """
+    text = cold("start_ms = 60000\nhold_ms = 300000")["all.toml"].replace(b'probe = ""\n', b"")
+    text = text.replace(b'[[routes]]\nmodel = "*"', b'[[routes]]\nservice = "*"', 1)
+    gate, probed = asyncio.Event(), asyncio.Event()
+
+    async def start(seen: Seen) -> bytes:
+        if not seen.head.startswith("GET /health/ready "):
+            return await up.ok(seen)
+        probed.set()
+        refused = b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status
+        return await up.ok(seen) if gate.is_set() else refused
+
+    async with empty({"all.toml": text}) as (port, core), upstream() as up, Client(port) as client:
+        up.answer = start
+        client.send("/v1/services/mine", b"x")
+        await until(lambda: parked(core) == 1)
+        names.found = (("127.0.0.1", up.port),)
+        if status == 503:
+            await probed.wait()
+            await until(lambda: core.pools["p"].endpoints[0].reach is Reach.NOT_READY)
+            assert parked(core) == 1
+            gate.set()
+        assert (await client.reply()).status == 200
+
+
+async def test_an_address_that_was_never_probed_ends_no_hold(names: Names) -> None:
+    files = cold("start_ms = 60000\nhold_ms = 300000", pool='probe = "/v2/health/ready"')
+    async with empty(files) as (port, core), Client(port) as client:
+        these = core.pools["p"].endpoints
+        client.send(INFER, b"x")
+        await until(lambda: parked(core) == 1)
+        these.assign([("127.0.0.1", 9)])
+        assert not these.usable and parked(core) == 1

@@ -2,33 +2,72 @@
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 
-from oriel_logic.app import Unit, admin_app
+from oriel_logic.app import Unit
 from oriel_logic.errors import Outcome
 from oriel_logic.loading.listing import read_listing, together
 from oriel_logic.observe.metrics import MAX_STAGES, MAX_TIERS, Metrics
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ForkServer
+from oriel_wire.engine.control import health_routes
+from oriel_wire.engine.exposition import exposition
 from oriel_wire.trace import ListSink, new_trace
 
 SERVICE = "from oriel_logic import service\n@service\ndef plain(request): return 1\n"
 
 
+def admin_app(unit: Unit) -> Starlette:
+    return Starlette(routes=health_routes(unit.ready, unit.metrics.registry))
+
+
 async def test_health_follows_the_unit(stack: Any, services: Any) -> None:
     logic = await stack(services(plain=SERVICE))
-    stop = asyncio.Event()
-    transport = httpx.ASGITransport(admin_app(logic.unit.metrics, stop, lambda: logic.unit.is_ready))
+    stop = logic.unit._stop
+    transport = httpx.ASGITransport(admin_app(logic.unit))
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
         assert (await admin.get("/health/ready")).status_code == 200
         stop.set()
         stopping = await admin.get("/health/ready")
         assert (stopping.status_code, stopping.json()["reason"]) == (503, "the server is stopping, 0 call(s) under way")
         assert (await admin.get("/health/live")).status_code == 200
+
+
+async def test_the_service_port_is_ready_with_its_workers_and_not_before(services: Any, tmp_path: Path) -> None:
+    """A gateway probes the address that it calls; calls that came before the workers were ready were lost."""
+    folder, gate = services(), tmp_path / "gate"
+    os.mkfifo(gate)
+    waits_in_workers = SERVICE + f"import os\nif os.getpid() != {os.getpid()}: open({str(gate)!r}).read()\n"
+    (folder / "plain.py").write_text(waits_in_workers)
+    settings = Settings(services=(folder,), inference=(("127.0.0.1", 1),), workers=1, watch=False, max_in_flight=0)
+    listing = read_listing(settings.services)
+    server = ForkServer.launch(together(listing), max_frame_bytes=settings.max_frame_bytes)
+    stop = asyncio.Event()
+    unit = Unit(settings, server, listing, ListSink(), stop=stop)
+    try:
+        await unit.start()
+        sock = socket.create_server(("127.0.0.1", 0))
+        sock.setblocking(False)
+        front = await unit.open(sock)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.port}", trust_env=False) as client:
+            early = await client.get("/health/ready")
+            assert (early.status_code, early.json()["reason"]) == (503, "the services are being set up")
+            await asyncio.to_thread(gate.write_text, "")
+            await unit.pool.wait_ready()
+            assert (await client.get("/health/ready")).status_code == 200  # although no call may run
+            stop.set()
+            assert (await client.get("/health/ready")).status_code == 503
+        assert unit.metrics.registry.get_sample_value("oriel_logic_in_flight") == 0
+        assert "oriel_logic_requests_total{" not in "".join(exposition(unit.metrics.registry, openmetrics=False))
+        await front.drain(0.0)
+    finally:
+        await unit.close()
 
 
 async def test_what_hung_at_start_and_was_fixed_keeps_nobody_waiting(services: Any) -> None:
@@ -55,7 +94,7 @@ async def test_metrics_count_requests_by_service_and_outcome(stack: Any, service
     logic = await stack(services(plain=SERVICE))
     await logic.post("plain")
     await logic.post("made-up-name")
-    transport = httpx.ASGITransport(admin_app(logic.unit.metrics, asyncio.Event(), lambda: logic.unit.is_ready))
+    transport = httpx.ASGITransport(admin_app(logic.unit))
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
         text = (await admin.get("/metrics")).text
     assert 'oriel_logic_requests_total{outcome="ok",service="plain"} 1.0' in text

@@ -38,12 +38,13 @@ class EndpointState:
     heard: bool
     connect_s: float  # the longest time that a connection took
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, pool: Pool) -> None:
         self.address = address
         self.cost = PeakEwma()
         self.record = Record()
         self.ejection = Ejection()
-        self.reach = Reach.UNKNOWN
+        # Calls that are held for a server which is ready have to wait for its first probe.
+        self.reach = Reach.UNREACHABLE if pool.scaling is not None and pool.probe else Reach.UNKNOWN
         self.trial = 0
         self.leaving = False
         self.pod = ""
@@ -73,7 +74,7 @@ class HttpEndpoint(Endpoint, EndpointState):
             max_response_bytes=pool.max_response_bytes,
             memo=memo,
         )
-        EndpointState.__init__(self, address)
+        EndpointState.__init__(self, address, pool)
         self.prober = Endpoint(
             *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=64 * 1024, memo=self.memo
         )

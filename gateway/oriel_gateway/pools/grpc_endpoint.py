@@ -29,7 +29,7 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
         H2Endpoint.__init__(
             self, *address, GrpcExchange, connect_timeout_s=pool.connect_timeout_s, max_idle_s=pool.idle_timeout_s
         )
-        EndpointState.__init__(self, address)
+        EndpointState.__init__(self, address, pool)
 
     def adopt(self, pool: Pool) -> None:
         """Adopt the new bounds of the pool."""

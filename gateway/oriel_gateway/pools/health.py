@@ -4,7 +4,9 @@ One timer fires ten times a second; what takes time is a callback, or a task tha
 
 * In a pool with a probe path every endpoint is probed each `probe_interval_s` (with jitter; less often when there are
   many endpoints: at most 100 probes per second and pool). 2xx means ready; any other answer, redirects included, does
-  not.
+  not. A service that is no logic server may not know the path `OF_SERVICES`: there 4xx means ready too.
+* In a pool that scales and has a probe path, an address that was never probed is not used: only a server that can
+  answer ends the hold of the calls that wait.
 * An endpoint that refuses connections or is not ready is probed again four times a second; while calls wait for its
   pool, 40 times a second. Its probe does not wait long for a connection: if the first packet to an address that is not
   up yet is lost, the kernel repeats it only after 1 s, then 3 s, then 7 s; a new attempt gets through at once.
@@ -44,6 +46,7 @@ PROBE_TIMEOUT_S = 1.0
 PROBES_PER_S = 100
 PROBES_PER_TICK = 20
 MISSES = 2  # regular probes in a row without an answer
+OF_SERVICES = "/health/ready"  # the path at which pools of services are probed unless their documents name another
 COMPARE_EVERY = 10  # compare the endpoints at every so many ticks
 FIRST_PROBE_TICKS = 30
 
@@ -298,7 +301,7 @@ class Watch:
                     these.restore(member, now)
 
         if isinstance(member, HttpEndpoint):
-            HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status)), attempt_s=attempt_s)
+            HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status, path)), attempt_s=attempt_s)
         else:
             member.probe(timeout_s, bool(path), done, attempt_s=attempt_s)
 
@@ -349,9 +352,11 @@ def attempt_limit_s(these: EndpointSet[Any], member: PoolEndpoint, path: str) ->
     return LONG_ATTEMPT_S if member.lost_attempts % LONG_EVERY == LONG_EVERY - 1 else ATTEMPT_S
 
 
-def _reach(status: int | None) -> Reach | None:
+def _reach(status: int | None, path: str) -> Reach | None:
     if status is None:
         return None
     if status == UNREACHABLE:
         return Reach.UNREACHABLE
-    return Reach.READY if status == CONNECTED or 200 <= status < 300 else Reach.NOT_READY
+    # a service of another make, which is up and does not know Oriel's path
+    foreign = path == OF_SERVICES and 400 <= status < 500
+    return Reach.READY if status == CONNECTED or 200 <= status < 300 or foreign else Reach.NOT_READY

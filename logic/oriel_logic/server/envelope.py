@@ -16,7 +16,7 @@ from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.releases import Release
-from oriel_logic.server.replies import Reply, error_reply
+from oriel_logic.server.replies import Reply, error_reply, not_ready, reply_of
 from oriel_logic.server.streaming import Primed, close
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, ContextPlan, format_cost, read_headers
 from oriel_wire.server_timing import server_timing
@@ -24,6 +24,7 @@ from oriel_wire.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]
+READY = "/health/ready"  # on the service port too: gateways probe the addresses that they call
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +62,8 @@ class Visit:
 class Envelope:
     """Answers every request: errors become replies, replies get their headers, results are counted and traced.
 
-    At most `max_in_flight` requests run at a time. At most `stream_idle_s` may pass between the pieces of a streamed
-    answer; the deadline bounds its first piece.
+    At most `max_in_flight` requests run at a time; a probe for readiness is answered at once and not counted. At most
+    `stream_idle_s` may pass between the pieces of a streamed answer; the deadline bounds its first piece.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Envelope:
         self._clock = clock
         self.in_flight = 0
         self.kept: dict[str, int] = {}  # traces that were kept, by why
+        self.ready: Callable[[], tuple[bool, str]] | None = None  # whether a probe is answered with 200, or why not
 
     def plan(self, headers: Mapping[str, str], *, trusted: bool) -> ContextPlan:
         """Parse the context in a head."""
@@ -105,6 +107,9 @@ class Envelope:
 
         Raises CallerLeft if nobody waits for the answer, and CancelledError: in both cases it has been counted.
         """
+        if inbound.path == READY and self.ready is not None:
+            is_ready, reason = self.ready()
+            return reply_of({"ready": True}) if is_ready else not_ready(reason)
         self.in_flight += 1
         visit.request = inbound.method, inbound.path
         streams = False

@@ -55,6 +55,11 @@ def reply_of(value: Any) -> Reply:
     return Reply(status=200, body=msgspec.json.encode(value))
 
 
+def not_ready(reason: str) -> Reply:
+    """Make the reply of a probe that finds the server not ready."""
+    return Reply(status=503, body=msgspec.json.encode({"ready": False, "reason": reason}))
+
+
 def error_reply(error: LogicError, request_id: str) -> Reply:
     """Make the reply of an error: status, `Retry-After`, and a body with the error, its reason and the request id."""
     return Reply(status=status_of(error), body=body_of(error, request_id), headers=retry_after(error))

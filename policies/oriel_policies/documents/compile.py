@@ -44,6 +44,7 @@ _MODEL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 _MODEL_OF_BODY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){0,3}\Z")
 _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
 _PROBE_V2 = "/v2/health/ready"
+_PROBE_LOGIC = "/health/ready"
 MAX_MISTAKES = 100
 _MAX_PRIORITY = 2**31 - 1
 _MOST_REPLICAS = 10_000
@@ -89,7 +90,9 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     prices: dict[str, Price] = {}
     routes: list[Route] = []
     http: Http | None = None
-    probed = {pool for d in documents.values() for route in d.routes if route.model for pool in _pools_of(route)}
+    routed = [route for d in documents.values() for route in d.routes]
+    probes = {pool: _PROBE_LOGIC for route in routed if route.service for pool in _pools_of(route)}
+    probes |= {pool: _PROBE_V2 for route in routed if route.model for pool in _pools_of(route)}
 
     def all_of(table: str, known: dict[str, T], one: Callable[[str, str, str, object], T]) -> None:
         for file, document in documents.items():
@@ -107,7 +110,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     # unknown.
     bad_tiers = reading.bad["tiers"] | {name for d in documents.values() for name in d.tiers} - tiers.keys()
     all_of(
-        "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probed, tiers.keys() | bad_tiers)
+        "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probes, tiers.keys() | bad_tiers)
     )
     all_of("issuers", issuers, lambda file, path, name, item: issuer(file, path, name, item, issuers, reading.attached))
     all_of("prices", prices, price)
@@ -180,7 +183,7 @@ def _tier(file: str, path: str, name: str, tier: object) -> Tier:
     )
 
 
-def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None], tiers: set[str]) -> Pool:
+def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | None, str], tiers: set[str]) -> Pool:
     assert isinstance(pool, PoolTable)
     if bool(pool.endpoints) == bool(pool.discover):
         raise BadDocument(file, path, "a pool has either endpoints, at least one host:port, or discover")
@@ -201,7 +204,7 @@ def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None]
             raise BadDocument(file, f"{path}.triton_priorities.{tier}", f"1 (first) to {_MAX_PRIORITY}")
     probe = pool.probe
     if probe is None:
-        probe = _PROBE_V2 if name in probed else ""
+        probe = probes.get(name, "")
     if probe and not _PATH.match(probe):
         raise BadDocument(file, f"{path}.probe", 'a probe is a path such as "/v2/health/ready", or "" for none')
     if pool.place_models and not probe:
