@@ -5,6 +5,7 @@ There is no task per request.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -286,12 +287,14 @@ def positions(serving: ServingModel, request: InferRequest) -> list[int] | None:
 def top_classes(array: Array, spec: TensorSpec, count: int, *, batched: bool) -> Array:
     """Return the `count` largest values, largest first, as `value:index` or `value:index:label` (BYTES).
 
-    array: [rows, ...] -> [rows, min(count, values per row)]; without a batch dimension [...] -> [classes].
+    array: [rows, ...] -> [rows, min(count, values per row)]; without a batch dimension, or of a Python model that left
+    it out, [...] -> [classes].
     Raises InvalidRequest for an output whose elements are not numbers.
     """
     if array.dtype.kind not in "fiu" or spec.datatype == "BF16":
         raise InvalidRequest(f"output {spec.name[:64]!r} has datatype {spec.datatype}, classes need numbers")
-    rows = array.reshape(array.shape[0] if batched else 1, -1)
+    batched = batched and array.ndim > 0
+    rows = array.reshape(len(array), math.prod(array.shape[1:])) if batched else array.reshape(1, array.size)
     count = min(count, rows.shape[1])
     # A stable sort, so that equal values keep the order of their indexes.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]

@@ -1,14 +1,10 @@
 """An inference server in this process, with small real models and on free ports."""
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
 import pytest
-import uvloop
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.fake import FakeBackend
@@ -20,6 +16,7 @@ from oriel_wire.trace import ListSink
 from . import models
 from .clients import client_of
 from .grpc_port import Port, port_of
+from .thread_unit import unit_in_thread
 
 MAX_LEFT = 4
 
@@ -116,30 +113,9 @@ async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="session")
 def kept_unit(repository: Path) -> Iterator[Unit]:
-    """A server for tests that do not change it. It runs in a thread, because each test has an event loop of its own."""
-    opened: Future[tuple[Unit, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        async with open_unit(settings_of(repository), sink=ListSink()) as running:
-            opened.set_result((running, asyncio.get_running_loop(), stop))
-            await stop.wait()
-
-    def run() -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve())
-        except BaseException as failure:
-            if opened.done():
-                raise
-            opened.set_exception(failure)
-
-    thread = threading.Thread(target=run, name="kept unit")
-    thread.start()
-    unit, loop, stop = opened.result()
-    yield unit
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
+    """A server for tests that do not change it."""
+    with unit_in_thread(settings_of(repository)) as unit:
+        yield unit
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ from .python_calls import BEHAVE, put
 
 
 class ModelCall:
-    """An execution of one request."""
+    """An execution of one request, or of several. result: of the last of them."""
 
-    def __init__(self, text: str) -> None:
-        array = np.array([[text.encode()]], dtype=object)
-        now = time.monotonic()
-        self.requests = (Request(inputs={"text": array}, outputs=["said"], deadline=now + 240, ends=now + 240),)
+    def __init__(self, *texts: str) -> None:
+        arrays = [np.array([[text.encode()]], dtype=object) for text in texts]
+        ends = time.monotonic() + 240
+        self.requests = [Request(inputs={"text": each}, outputs=["said"], deadline=ends, ends=ends) for each in arrays]
         self.result: Any = None
         self.back = asyncio.Event()
 

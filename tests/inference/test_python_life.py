@@ -163,6 +163,15 @@ async def test_answers_and_batches_larger_than_a_message_are_refused(tmp_path: P
     assert await execute(session, "still here") == "still here"
 
 
+async def test_an_answer_that_cannot_be_read_leaves_its_bytes_to_nobody(tmp_path: Path, closing: list[Any]) -> None:
+    """The next request of the batch got the output of the one before it."""
+    session = await opened(tmp_path)
+    closing.append(session)
+    batch = ModelCall("dims secret", "public")
+    session.execute(batch)
+    assert await batch.said() == "public"
+
+
 async def test_a_hanging_model_ends_with_its_session(tmp_path: Path) -> None:
     session = await opened(tmp_path, finalize_s=0.2)
     asked = ModelCall("hang")

@@ -1,13 +1,16 @@
 """The names that Python models import, without a process."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from oriel_inference.backends.python import pb_utils
+from oriel_inference.backends.python import pb_request, pb_utils
 from oriel_inference.backends.python.frames import read_tensors, tensor_parts
+from oriel_inference.backends.python.messages import Infer, Inferred, ResultHead
 
 
 def sent(tensor: pb_utils.Tensor) -> pb_utils.Tensor:
@@ -105,3 +108,56 @@ def test_a_configuration_is_completed_and_not_contradicted() -> None:
     assert not pb_utils.using_decoupled_model_transaction_policy(config.as_dict())
     config.set_model_transaction_policy({"decoupled": True})
     assert pb_utils.using_decoupled_model_transaction_policy(config.as_dict())
+
+
+class Asked:
+    """A runtime that keeps what is asked of it, and where the answer goes."""
+
+    executing = True
+
+    def ask(self, make: Callable[[int], Infer], body: Any, inbox: Any) -> int:
+        self.asked, self.inbox = make(1), inbox
+        return 1
+
+
+def test_names_and_texts_may_be_bytes_as_tensors_of_text_have_them() -> None:
+    """Bytes as the name of a model ended the process of the model that called it."""
+    asking = pb_utils.InferenceRequest(
+        model_name=b"target", request_id=b"id", requested_output_names=[b"y"], parameters={b"a": np.int64(3), "b": b"c"}
+    )
+    assert (asking.model_name(), asking.request_id(), asking.requested_output_names()) == ("target", "id", ["y"])
+    assert json.loads(asking.parameters()) == {"a": 3, "b": "c"}
+    response = pb_utils.InferenceResponse([pb_utils.Tensor(b"y", np.ones(1, np.float32))])
+    assert pb_utils.get_output_tensor_by_name(response, b"y") is response.output_tensors()[0]
+    for wrong in ({"model_name": 5}, {"model_name": b"\xff"}, {"timeout": "soon"}, {"requested_output_names": "y"}):
+        with pytest.raises(pb_utils.TritonModelException, match=next(iter(wrong))):
+            pb_utils.InferenceRequest(**wrong)
+
+
+def test_an_answer_to_a_closed_event_loop_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the thread that all later answers, and all cancellations, come through."""
+    runtime = Asked()
+    monkeypatch.setattr(pb_request, "_runtime", runtime)
+
+    async def give_up() -> None:
+        asking = asyncio.create_task(pb_utils.InferenceRequest(model_name="m").async_exec())
+        await asyncio.sleep(0)
+        asking.cancel()
+
+    asyncio.run(give_up())
+    runtime.inbox(Inferred(1, ResultHead(), True), memoryview(b""))
+    assert runtime.asked.model == "m"
+
+
+def test_texts_are_written_behind_their_lengths() -> None:
+    array = np.array([[b"hi", "\u00fc"], [b"", 7]], dtype=object)
+    written = pb_utils.serialize_byte_tensor(array)
+    assert written == b"\2\0\0\0hi\2\0\0\0\xc3\xbc\0\0\0\0\1\0\0\0" + b"7"
+    for given in (written, np.frombuffer(written, np.uint8), memoryview(written)):
+        assert pb_utils.deserialize_bytes_tensor(given).tolist() == [b"hi", "\u00fc".encode(), b"", b"7"]
+    assert pb_utils.serialize_byte_tensor(np.array([], object)) == b""
+    for wrong in (b"\1", b"\5\0\0\0hi"):
+        with pytest.raises(pb_utils.TritonModelException, match="deserialize_bytes_tensor: the data"):
+            pb_utils.deserialize_bytes_tensor(wrong)
+    with pytest.raises(pb_utils.TritonModelException, match="serialize_byte_tensor"):
+        pb_utils.serialize_byte_tensor(np.ones(3, np.float32))

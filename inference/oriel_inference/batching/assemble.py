@@ -115,6 +115,18 @@ def reshaped(array: Array, spec: TensorSpec, rows: int) -> Array:
     return array.reshape((rows, *spec.dims) if rows else spec.dims)
 
 
+def reshaped_if_it_fits(array: Array, spec: TensorSpec, *, batched: bool) -> Array:
+    """Do what `reshaped` does for an output that may have any shape: where its elements do not fit, it is left as it
+    is.
+    """
+    if spec.engine_dims is None:
+        return array
+    try:
+        return array.reshape((*array.shape[:1], *spec.dims) if batched else spec.dims)
+    except ValueError:
+        return array
+
+
 Outcome = tuple[list[list[Array]], BatchTimes] | InferenceError
 Results = list[tuple[Sequence[Call], Outcome]]
 

@@ -7,7 +7,7 @@ of it is finished.
 from collections.abc import Callable, Sequence
 
 from oriel_inference.backends import Outputs, Request, RequestSession
-from oriel_inference.batching.assemble import Outcome, Results, concatenate, reshaped
+from oriel_inference.batching.assemble import Outcome, Results, concatenate, reshaped_if_it_fits
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Device, DeviceTime
 from oriel_inference.batching.responses import Responses
@@ -15,7 +15,7 @@ from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
-from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_inference.model import ModelSpec
 from oriel_policies.metering.shares import split
 from oriel_wire.v2.messages import Array
 
@@ -105,15 +105,10 @@ class RequestBatch:
 
     def respond(self, index: int, outputs: Outputs, consumed: Callable[[], None]) -> None:
         call = self._calls[index]
-        try:
-            shaped = self._shaped(call, outputs)
-        except BackendFailed as error:
-            self._fail(call, error)
-            return
         infer_s = self._lap(index)
         if self._responses and not call.finished:
             self._responses[index].sent(self._since[index], infer_s, 0.0)
-        deliver(call, shaped, consumed, self._since[index], self._fail)
+        deliver(call, self._shaped(outputs), consumed, self._since[index], self._fail)
 
     def _lap(self, index: int) -> float:
         """Return the seconds since the call's last response, or since its batch began."""
@@ -154,29 +149,16 @@ class RequestBatch:
             context=context,
         )
 
-    def _shaped(self, call: Call, outputs: Outputs) -> Outputs:
-        try:
-            arrays = [
-                None if array is None else self._output(array, spec, call.rows)
-                for array, spec in zip(outputs, self._spec.outputs, strict=True)
-            ]
-        except ValueError as error:
-            raise BackendFailed(f"an output of the model does not fit its configuration: {error}") from error
-        return Outputs(arrays, outputs.parameters, last=outputs.last)
+    def _shaped(self, outputs: Outputs) -> Outputs:
+        """Return the outputs with the configuration's `reshape` undone where they fit it.
 
-    def _output(self, array: Array, spec: TensorSpec, rows: int) -> Array:
-        """Reshape an output. Raises BackendFailed if it does not fit the configuration; a decoupled response may have
-        any number of rows.
+        The request is the only one that has them, so shapes that the configuration does not name are passed on.
         """
-        dims = spec.dims if spec.engine_dims is None else spec.engine_dims
-        if self._spec.batched:
-            dims = (-1 if self._spec.decoupled else rows, *dims)
-        shape = array.shape
-        if len(shape) != len(dims) or any(dim not in (-1, size) for dim, size in zip(dims, shape, strict=True)):
-            raise BackendFailed(
-                f"output {spec.name[:64]!r} of the model has shape {list(shape)}, expected is {list(dims)}"[:400]
-            )
-        return reshaped(array, spec, shape[0] if self._spec.batched else 0)
+        arrays = [
+            None if array is None else reshaped_if_it_fits(array, spec, batched=self._spec.batched)
+            for array, spec in zip(outputs, self._spec.outputs, strict=True)
+        ]
+        return Outputs(arrays, outputs.parameters, last=outputs.last)
 
     def _all(self) -> Results:
         """Return the results: the calls that have rows are one batch, the others fail one by one."""
@@ -190,14 +172,9 @@ class RequestBatch:
             if isinstance(result, InferenceError):
                 results.append(((call,), result))
                 continue
-            try:
-                shares.append(self._shaped(call, result))
-            except BackendFailed as error:
-                self._device.write_off(charge_ns, "failed")
-                results.append(((call,), error))
-            else:
-                good.append(call)
-                device_ns += charge_ns
+            shares.append(self._shaped(result))
+            good.append(call)
+            device_ns += charge_ns
         if good:
             results.append((good, (shares, self._times(sum(call.rows for call in good), device_ns))))
         return results

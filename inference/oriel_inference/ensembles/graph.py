@@ -37,11 +37,12 @@ class Graph:
     """The relations that the scheduler needs.
 
     consumers: tensor -> the steps that take it.
+    made: tensor -> the step that makes it.
     needs: per step, how many different tensors it waits for.
     makers: step -> the steps that produce its tensors, in an order in which producers come first.
     """
 
-    __slots__ = ("_choices", "_steps", "consumers", "makers", "needs")
+    __slots__ = ("_choices", "_steps", "consumers", "made", "makers", "needs")
 
     def __init__(self, spec: ModelSpec) -> None:
         self._steps = spec.steps
@@ -53,8 +54,8 @@ class Graph:
                 self.consumers.setdefault(tensor, [])
             for tensor in sorted(set(step.inputs.values())):
                 self.consumers.setdefault(tensor, []).append(index)
-        made = {tensor: index for index, step in enumerate(spec.steps) for tensor in step.outputs.values()}
-        makers = [{made[each] for each in step.inputs.values() if each in made} for step in spec.steps]
+        self.made = {tensor: index for index, step in enumerate(spec.steps) for tensor in step.outputs.values()}
+        makers = [{self.made[each] for each in step.inputs.values() if each in self.made} for step in spec.steps]
         self.makers: dict[int, set[int]] = {}
         while len(self.makers) < len(makers):
             able = [i for i, each in enumerate(makers) if i not in self.makers and each <= self.makers.keys()]

@@ -24,6 +24,7 @@ from typing import cast
 import numpy as np
 from msgspec.structs import replace
 
+from oriel_inference.batching.assemble import reshaped_if_it_fits
 from oriel_inference.batching.call import NOTHING_KEPT, Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.batching.device import Accounts, Devices
 from oriel_inference.batching.statistics import Statistics
@@ -256,7 +257,8 @@ class Ensemble:
             if source is not None and array is not None:
                 if not array.flags.c_contiguous:  # a model may return any view of its own
                     array = np.ascontiguousarray(array)
-                array = fit_rank(array, known.dims, batched=spec.batched, tensor=source)
+                if self._is_batched(state, source) != spec.batched:
+                    array = fit_rank(array, known.dims, batched=spec.batched, tensor=source)
                 tensors.append(Tensor(known.name, known.datatype, array.shape, array))
         level = state.call.level
         parameters: dict[str, ParameterValue] = {"priority": level} if level else {}
@@ -350,11 +352,15 @@ class Ensemble:
         array = state.tensors[spec.name]
         if array is None:
             raise BackendFailed(f"ensemble {self.spec.name!r} got no output {spec.name[:64]!r}")
-        engine_dims = spec.dims if spec.engine_dims is None else spec.engine_dims
-        array = fit_rank(array, engine_dims, batched=batched, tensor=spec.name)
-        if spec.engine_dims is not None:
-            array = array.reshape((array.shape[0], *spec.dims) if batched else spec.dims)
-        return array
+        if self._is_batched(state, spec.name) != batched:
+            engine_dims = spec.dims if spec.engine_dims is None else spec.engine_dims
+            array = fit_rank(array, engine_dims, batched=batched, tensor=spec.name)
+        return reshaped_if_it_fits(array, spec, batched=batched)
+
+    def _is_batched(self, state: CallState, tensor: str) -> bool:
+        """Return whether what makes a tensor has a batch dimension: the ensemble for its inputs, or a step's model."""
+        index = self._graph.made.get(tensor)
+        return self.spec.batched if index is None else state.models[index].spec.batched
 
     def _late(self, state: CallState) -> None:
         self._fail(state, DeadlineExceeded("queue" if state.waiting else "compute"))

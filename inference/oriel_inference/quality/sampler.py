@@ -171,7 +171,7 @@ class VersionQuality:
         counted = [(each.name, array) for each, array in pairs if self._counts(array, each)]
         copied = [(name, part_of(on_host(array), row), False) for name, array in counted]
         for each, array in zip(self.spec.outputs, outputs, strict=False):
-            if self._counts(array, each):
+            if self._counts(array, each) and (row is None or array.shape[:1] == (call.rows,)):
                 whole = array.shape[-1] if array.ndim > (0 if row is None else 1) else 1
                 size = array.size // array.shape[0] if row is not None else array.size
                 copied.append((each.name, part_of(on_host(array), row), 2 <= whole == size <= MAX_VALUES))

@@ -38,14 +38,14 @@ from oriel_inference.backends.python.messages import (
     ResultHead,
     Returned,
 )
-from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException
+from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException, printed
 from oriel_inference.backends.python.pb_request import InferenceResponse, ServedRequest, encode_response
 from oriel_inference.backends.python.pb_tensor import Tensor
 from oriel_inference.backends.python.runtime import Runtime
 
 MODULE = "triton_python_backend_utils"
 CLASS = "TritonPythonModel"
-_USER_ERRORS = (Exception, SystemExit)
+_USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 
 Result = tuple[ResultHead, list[Buffer]]
 
@@ -68,7 +68,8 @@ def main() -> None:
         assert isinstance(initialize, Initialize)
         instance.initialize(initialize)
     except _USER_ERRORS as error:
-        runtime.send(Failed(_where(error, Path(load.file)) + _last_line(error), traceback.format_exc()[-8000:]))
+        reason = printed(_where(error, Path(load.file)) + _last_line(error))
+        runtime.send(Failed(reason, printed(traceback.format_exc())[-8000:]))
         sys.exit(1)
     runtime.send(Ready())
     instance.serve()
@@ -137,7 +138,7 @@ class Instance:
         requests = self._requests(message, body)
         began = time.monotonic()
         try:
-            responses = self._model.execute(requests)
+            responses = self._model.execute(list(requests))
             if inspect.iscoroutine(responses):
                 responses = self._own_loop().run_until_complete(responses)
             results = _results(requests, responses)
@@ -155,7 +156,7 @@ class Instance:
     def _stream(self, message: Execute, body: memoryview) -> None:
         requests = self._requests(message, body)
         try:
-            returned = self._model.execute(requests)
+            returned = self._model.execute(list(requests))
             if inspect.iscoroutine(returned):
                 asyncio.run_coroutine_threadsafe(self._watched(returned, requests), self._shared_loop())
             elif returned is not None:
@@ -199,7 +200,7 @@ class Instance:
     def _failure(self, error: BaseException) -> ResultHead:
         """Return the error text for clients; the log gets the traceback."""
         self._runtime.say(logging.ERROR, f"execute failed:\n{''.join(traceback.format_exception(error))[-8000:]}")
-        text = without_folders(str(error))[:400]
+        text = without_folders(printed(error))[:400]
         if isinstance(error, TritonModelException) and text:
             return ResultHead(error=(TritonError.INTERNAL, text))
         return ResultHead(error=(TritonError.INTERNAL, f"the model failed: {text or 'see the server log'}"))
@@ -270,7 +271,7 @@ def _where(error: BaseException, file: Path) -> str:
 
 def _last_line(error: BaseException) -> str:
     """Return the last line of the traceback without the class of the exception; the log has all of it."""
-    return without_folders(str(error))[:400] or "see the server log"
+    return without_folders(printed(error))[:400] or "see the server log"
 
 
 def _restore_environment() -> None:

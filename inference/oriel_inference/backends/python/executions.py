@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from oriel_inference.backends import Execution, Outputs, Request
 from oriel_inference.backends.python.frames import (
+    ALIGN,
     Buffer,
     FrameError,
     read_tensors,
@@ -148,7 +149,8 @@ class Executions:
         try:
             parts, at = read_tensors(head.tensors, body, at)
         except (FrameError, BadMessage) as error:
-            return BackendFailed(f"the model's answer cannot be read: {error}"), at
+            after = at + sum(each.size + -each.size % ALIGN for each in head.tensors)  # the next result begins there
+            return BackendFailed(f"the model's answer cannot be read: {error}"), after
         if head.error is not None:
             return error_of(*head.error), at
         found = {name: (datatype, array) for name, datatype, array in parts}

@@ -7,9 +7,12 @@ As the documented names require, one class of requests serves two purposes: the 
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
+
+import numpy as np
 
 from oriel_inference.backends.python.frames import (
     Buffer,
@@ -24,7 +27,13 @@ from oriel_inference.backends.python.messages import (
     Inferred,
     ResultHead,
 )
-from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException
+from oriel_inference.backends.python.pb_errors import (
+    TritonError,
+    TritonModelException,
+    checked_number,
+    checked_text,
+    printed,
+)
 from oriel_inference.backends.python.pb_tensor import Tensor
 from oriel_inference.backends.python.runtime import Pending, Runtime
 from oriel_wire.errors import BadMessage
@@ -64,7 +73,7 @@ class InferenceResponse:
         if not all(isinstance(each, Tensor) for each in tensors):
             raise TritonModelException("output_tensors must be a list of pb_utils.Tensor")
         if error is not None and not isinstance(error, TritonError):
-            error = TritonError(str(error))
+            error = TritonError(printed(error))
         self._tensors = tensors
         self._error = error
         self._parameters = _checked(parameters)
@@ -101,14 +110,14 @@ class InferenceRequest:
         trace: object = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
-        self._request_id = str(request_id)
-        self._correlation_id = correlation_id
+        self._request_id = checked_text(request_id, "request_id")
+        self._correlation_id = _correlation(correlation_id)
         self._inputs = list(inputs)
-        self._outputs = [str(name) for name in requested_output_names]
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
+        self._outputs = _names(requested_output_names)
+        self._model_name = checked_text(model_name, "model_name")
+        self._model_version = checked_number(model_version, "model_version")
+        self._flags = checked_number(flags, "flags")
+        self._timeout = checked_number(timeout, "timeout")
         self._preferred_memory = preferred_memory or PreferredMemory()
         self._trace = trace
         self._parameters = _checked(parameters)
@@ -137,7 +146,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = checked_number(flags, "flags")
 
     def timeout(self) -> int:
         """Return the timeout in microseconds, 0 for none."""
@@ -171,6 +180,7 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> Any:
         """Return one response, or an iterator of responses with `decoupled`. Errors are returned as responses."""
         inbox: SimpleQueue[tuple[Inferred, memoryview]] = SimpleQueue()
+        decoupled = bool(decoupled)
         runtime, number = self._ask(decoupled, lambda message, body: inbox.put((message, body)))
         if decoupled:
             return ResponseIterator(runtime, number, inbox)
@@ -178,13 +188,14 @@ class InferenceRequest:
 
     async def async_exec(self, decoupled: bool = False) -> Any:
         """Do what `exec` does without blocking the event loop (with `decoupled`: until the first response)."""
-        loop = asyncio.get_running_loop()
+        decoupled, loop = bool(decoupled), asyncio.get_running_loop()
         inbox: SimpleQueue[tuple[Inferred, memoryview]] = SimpleQueue()
         first = asyncio.Event()
 
         def received(message: Inferred, body: memoryview) -> None:
             inbox.put((message, body))
-            loop.call_soon_threadsafe(first.set)
+            with suppress(RuntimeError):  # the model has closed its loop and does not wait any more
+                loop.call_soon_threadsafe(first.set)
 
         runtime, number = self._ask(decoupled, received)
         found = ResponseIterator(runtime, number, inbox) if decoupled else None
@@ -203,7 +214,8 @@ class InferenceRequest:
         body: list[Buffer] = []
         try:
             heads = tensor_parts([each.part() for each in self._inputs], body)
-            version = "" if int(self._model_version) < 1 else str(int(self._model_version))
+            version = "" if self._model_version < 1 else str(self._model_version)
+            outputs = _names(self._outputs)  # the model may have changed the list
             number = runtime.ask(
                 lambda number: Infer(
                     number,
@@ -211,8 +223,8 @@ class InferenceRequest:
                     version,
                     self._request_id,
                     parameters,
-                    self._outputs,
-                    int(self._timeout),
+                    outputs,
+                    min(max(self._timeout, 0), 2**63 - 1),
                     decoupled,
                     heads,
                 ),
@@ -340,11 +352,30 @@ def _response(message: Inferred, body: memoryview) -> InferenceResponse:
     return InferenceResponse([Tensor.received(part) for part in parts], parameters=result.parameters)
 
 
+def _names(given: Iterable[object]) -> list[str]:
+    if isinstance(given, str | bytes):
+        raise TritonModelException("requested_output_names must be a list of names")
+    return [checked_text(name, "the name of a requested output") for name in given]
+
+
+def _correlation(given: object) -> int | str:
+    if isinstance(given, str | bytes):
+        return checked_text(given, "correlation_id")
+    return checked_number(given, "correlation_id")
+
+
 def _checked(parameters: Mapping[str, ParameterValue] | None) -> dict[str, ParameterValue]:
-    found = dict(parameters or {})
-    for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, bool | int | float | str):
-            raise TritonModelException(f"parameter {key!r} must have a string, number or boolean")
-        if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise TritonModelException(f"parameter {key!r} does not fit into 64 bits")
+    found: dict[str, ParameterValue] = {}
+    for name, value in dict(parameters or {}).items():
+        key = checked_text(name, "the name of a parameter")
+        plain = value.item() if isinstance(value, np.generic) else value
+        match plain:
+            case bool() | float():
+                found[key] = plain if plain is True or plain is False else float(plain)
+            case int():
+                found[key] = checked_number(plain, f"parameter {key!r}")
+            case str() | bytes():
+                found[key] = checked_text(plain, f"parameter {key!r}")
+            case _:
+                raise TritonModelException(f"parameter {key!r} must have a string, number or boolean")
     return found

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from oriel_inference.backends.python.frames import Part
-from oriel_inference.backends.python.pb_errors import TritonModelException
+from oriel_inference.backends.python.pb_errors import TritonModelException, checked_text
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import DATATYPES, name_of
+from oriel_wire.v2.datatypes import DATATYPES, deserialize_bytes, name_of, serialize_bytes
 from oriel_wire.v2.messages import Array
 
 # In the order of their numbers, from 1. BF16 (14) has no numpy type.
@@ -28,10 +28,8 @@ class Tensor:
     """
 
     def __init__(self, name: str, numpy_array: Array) -> None:
-        if not isinstance(name, str):
-            raise TritonModelException("the name of a Tensor must be a string")
-        if not isinstance(numpy_array, np.ndarray):
-            numpy_array = np.asarray(numpy_array)
+        name = checked_text(name, "the name of a Tensor")
+        numpy_array = np.asarray(numpy_array)  # of a subclass, too, whose values would be other ones here
         self._datatype = _WIRE.get(numpy_array.dtype) or _datatype(numpy_array, name)
         self._name = name
         self._array = numpy_array
@@ -74,7 +72,7 @@ class Tensor:
             tensor = _Capsule(tensor)
         try:
             array = np.from_dlpack(tensor)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor {name!r} cannot be taken from DLPack: {error}") from error
         if not array.flags.c_contiguous:
             raise TritonModelException(f"tensor {name!r} is not contiguous in C order")
@@ -137,6 +135,27 @@ def _as_bytes(array: Array) -> Array:
     texts = np.empty(array.size, dtype=object)
     texts[:] = [each if type(each) is bytes else str(each).encode() for each in array.flat]
     return texts.reshape(array.shape)
+
+
+def serialize_byte_tensor(input_tensor: Array) -> bytes:
+    """Return the texts of an array in row-major order, each behind its length in 4 bytes."""
+    try:
+        return serialize_bytes(Tensor("", np.asarray(input_tensor)).part()[2], "the array")
+    except BadMessage as error:
+        raise TritonModelException(f"serialize_byte_tensor: {error.message}") from error
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
+    """Return what `serialize_byte_tensor` has written, given as bytes or as an array of them: an array of bytes [n]."""
+    data = bytes(encoded_tensor)
+    at = count = 0
+    while at < len(data):
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+        count += 1
+    try:
+        return deserialize_bytes(data, count, "the data")
+    except BadMessage as error:
+        raise TritonModelException(f"deserialize_bytes_tensor: {error.message}") from error
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oriel_inference.backends.python.pb_config import ModelConfig
-from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException
+from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException, checked_text, printed
 from oriel_inference.backends.python.pb_request import (
     InferenceRequest,
     InferenceResponse,
@@ -20,7 +20,9 @@ from oriel_inference.backends.python.pb_request import (
 from oriel_inference.backends.python.pb_tensor import (
     TRITON_STRING_TO_NUMPY,
     Tensor,
+    deserialize_bytes_tensor,
     numpy_to_triton_type,
+    serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
@@ -44,12 +46,14 @@ __all__ = [
     "Tensor",
     "TritonError",
     "TritonModelException",
+    "deserialize_bytes_tensor",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "numpy_to_triton_type",
+    "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "using_decoupled_model_transaction_policy",
@@ -85,7 +89,8 @@ class Logger:
     @staticmethod
     def log(message: object, level: int = logging.INFO) -> None:
         if _runtime is not None:
-            _runtime.say(level, str(message))
+            known = isinstance(level, int) and level in (Logger.INFO, Logger.WARNING, Logger.ERROR, Logger.VERBOSE)
+            _runtime.say(int(level) if known else Logger.INFO, printed(message))
 
     @staticmethod
     def log_info(message: object) -> None:
@@ -106,11 +111,13 @@ class Logger:
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """Return the request's input of that name; None if it has none."""
+    name = checked_text(name, "the name of an input")
     return next((each for each in inference_request.inputs() if each.name() == name), None)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
     """Return the response's output of that name; None if it has none."""
+    name = checked_text(name, "the name of an output")
     return next((each for each in inference_response.output_tensors() if each.name() == name), None)
 
 

@@ -32,6 +32,7 @@ from oriel_inference.backends.python.messages import (
     Say,
 )
 from oriel_inference.backends.python.output import WINDOW_S, LogLimit
+from oriel_inference.backends.python.pb_errors import printed
 
 MAX_PIECES = 512
 
@@ -143,7 +144,7 @@ class Runtime:
         """Send a line to the server's log. Lines beyond the share of this process are counted, and the count is
         reported.
         """
-        text = text[:8000]
+        text = printed(text)[:8000]
         with self._saying:
             had = self._limit.left_out
             wanted = self._limit.take(level, text, time.monotonic())
