@@ -13,22 +13,21 @@ from math import inf
 from typing import Any
 
 from oriel_policies.backlog import Backlog
+from oriel_policies.shares import Holding
 
 _BEHIND = 1e9  # seconds: later than any deadline
 
 
-class Ticket:
-    """One waiting call.
+class Ticket(Holding):
+    """One waiting call, which holds a place in its queue; `bytes` holds its part of the queue's bytes, if it has some.
 
-    band: 0 is the most urgent.
     deadline: absolute monotonic seconds.
-    cost: estimated charge, in any unit that all tickets share; weight: the tenant's share inside its band.
+    cost: estimated charge, in any unit that all tickets share.
     order: rank inside the tenant's flow, the deadline by default; it has no effect on expiry.
     rows: counted by `rows_ahead`.
     admitted: it was admitted by other bounds already, so it takes no room here.
     late_s: from this time on it cannot be answered in time, and goes behind the tickets of its flow that can.
     target_s: the longest time that such a call may take to be in time.
-    payload: the caller's own object, never read here.
     """
 
     __slots__ = (
@@ -36,17 +35,14 @@ class Ticket:
         "_number",
         "_queued",
         "admitted",
-        "band",
+        "bytes",
         "cost",
         "deadline",
         "late_s",
         "order",
-        "payload",
         "rows",
         "size_bytes",
         "target_s",
-        "tenant",
-        "weight",
     )
 
     def __init__(
@@ -65,18 +61,16 @@ class Ticket:
         late_s: float = inf,
         target_s: float = 0.0,
     ) -> None:
-        self.band = band
+        super().__init__(band, tenant, weight, payload)
+        self.bytes: Holding | None = None
         self.late_s = late_s
         self.target_s = target_s
         self.admitted = admitted
-        self.tenant = tenant
         self.deadline = deadline
         self.order = deadline if order is None else order
         self.cost = cost
-        self.weight = weight
         self.size_bytes = size_bytes
         self.rows = rows
-        self.payload = payload
         self._queued = False
         self._number = 0  # order of arrival in its queue
         self._flow: Flow | None = None
@@ -197,6 +191,10 @@ class Flow:
         self.key = 0
         self.watched: float | None = None
         self.backlog: Backlog | None = None
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """The tickets that wait, in no order."""
+        return iter(self._tickets)
 
     def push(self, ticket: Ticket) -> None:
         """Add a ticket. `Ticket._number` is its order of arrival."""

@@ -14,8 +14,9 @@ Rules, in this order:
    comes) goes behind those that can: under overload its turn is better spent on an answer in time. Among late tickets
    the latest deadline goes first, because the one with more time left is more likely to be answered at all.
 
-Bounds: `max_items` and `max_bytes`. When full, an arriving ticket displaces the *newest* tickets of the *lowest*
-bands, if those bands are lower than its own and doing so makes room; otherwise it is refused and nothing changes.
+Bounds: `max_items` and `max_bytes`, both shared by the rule of `oriel_policies.shares`: when full, an arriving ticket
+displaces the newest ones of the least urgent bands, or of the tenant of its own band that has most above its share;
+otherwise it is refused and nothing changes.
 A ticket that was `admitted` elsewhere takes no room, is never refused for it and never displaced.
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
@@ -25,12 +26,13 @@ the line is rebuilt. So every operation is O(log n) amortised.
 """
 
 from bisect import insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 
 from oriel_policies.backlog import Backlog
 from oriel_policies.flows import Expiry, Flow, Ticket
+from oriel_policies.shares import Holding, Shares
 
 _EPSILON = 1e-9
 _IDLE_FLOWS = 1024
@@ -46,16 +48,13 @@ class Pushed(Enum):
 class _Band:
     __slots__ = (
         "active",
-        "bounded",
         "credit",
         "entered",
         "finish",
         "flows",
         "items",
-        "newest",
         "number",
         "rows",
-        "size_bytes",
         "virtual",
     )
 
@@ -64,11 +63,8 @@ class _Band:
         self.flows: dict[str, Flow] = {}
         self.active: list[tuple[float, int, Flow]] = []  # never later than the flow's virtual time; see `Flow.key`
         self.entered = 0
-        self.newest: dict[Ticket, None] = {}  # tickets that take room, by arrival
         self.items = 0
         self.rows = 0
-        self.bounded = 0  # items that take room
-        self.size_bytes = 0
         self.virtual = 0.0
         self.finish = 0.0  # the largest virtual time any flow has reached
         self.credit = 0.0
@@ -110,20 +106,22 @@ def _virtual(flow: Flow) -> float:
     return flow.virtual
 
 
+def _number(ticket: Ticket) -> int:
+    return ticket._number
+
+
 class SlaQueue:
     """Bounded queue of tickets in the order of this module's rules.
 
-    items: tickets. max_items, max_bytes: bounds over all bands (bytes by `Ticket.size_bytes`).
+    items: tickets. slots, bytes: the budgets of `max_items` and `max_bytes` over all bands, by `Ticket.size_bytes`.
     floor_share: turns per turn earned by each band that is passed over, 0 <= share < 1.
     """
 
     def __init__(self, *, max_items: int, max_bytes: int, floor_share: float = 0.05) -> None:
-        self.max_items = max_items
-        self.max_bytes = max_bytes
+        self.slots = Shares(max_items)
+        self.bytes = Shares(max_bytes)
         self.floor_share = floor_share
-        self.size_bytes = 0
         self.items = 0
-        self._bounded = 0
         self._sequence = 0
         self._bands: dict[int, _Band] = {}
         self._waiting: list[int] = []  # numbers of the bands that hold tickets, most urgent first
@@ -132,10 +130,16 @@ class SlaQueue:
     def __len__(self) -> int:
         return self.items
 
-    def waiting(self, band: int) -> Iterable[Ticket]:
-        """The tickets of `band` that take room, by arrival. The queue must not change while they are read."""
+    def waiting(self, band: int) -> list[Ticket]:
+        """The tickets of `band` that take room, by arrival. O(n log n)."""
         found = self._bands.get(band)
-        return found.newest if found else ()
+        tickets = [each for flow in found.flows.values() for each in flow if not each.admitted] if found else []
+        return sorted(tickets, key=_number)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the tickets that take room."""
+        return self.bytes.held
 
     def depth(self, band: int) -> int:
         """Tickets that wait in `band`."""
@@ -165,10 +169,10 @@ class SlaQueue:
             return first < band
         return self._bands[band].items > self._bands[band].waiting(tenants)
 
-    def takes(self, band: int, size_bytes: int) -> bool:
-        """Return whether `push` would queue a ticket of this band and size that takes room."""
-        room = self._bounded < self.max_items and self.size_bytes + size_bytes <= self.max_bytes
-        return room or self._can_displace(band, size_bytes)
+    def takes(self, band: int, tenant: str, weight: float, size_bytes: int) -> bool:
+        """Return whether `push` would queue such a ticket that takes room."""
+        holding = Holding(band, tenant, weight)
+        return self.slots.fits(holding, 1) and self.bytes.fits(holding, size_bytes)
 
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
@@ -177,10 +181,25 @@ class SlaQueue:
         """
         displaced: list[Ticket] = []
         if not ticket.admitted:
-            if not self.takes(ticket.band, ticket.size_bytes):
+            size = ticket.size_bytes
+            held = self.bytes
+            holding = Holding(ticket.band, ticket.tenant, ticket.weight, ticket) if size else None
+            if holding is not None and held.held + size > held.bound and not held.fits(holding, size):
                 return Pushed.FULL, displaced
-            while self._bounded >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
-                displaced.append(self._displace_newest())
+            losers = self.slots.take(ticket, 1)
+            if losers is None:
+                return Pushed.FULL, displaced
+            for loser in losers:
+                assert isinstance(loser, Ticket)
+                self._leave(loser)
+                displaced.append(loser)
+            if holding is not None:
+                ticket.bytes = holding
+                losers = held.take(holding, size)
+                assert losers is not None
+                for each in losers:
+                    self._leave(each.payload)
+                    displaced.append(each.payload)
         band = self._bands.get(ticket.band)
         if band is None:
             band = self._bands[ticket.band] = _Band(ticket.band)
@@ -201,12 +220,6 @@ class SlaQueue:
         band.items += 1
         band.rows += ticket.rows
         self.items += 1
-        if not ticket.admitted:
-            band.newest[ticket] = None
-            band.bounded += 1
-            band.size_bytes += ticket.size_bytes
-            self._bounded += 1
-            self.size_bytes += ticket.size_bytes
         if flow.waiting == 1:
             flow.virtual = max(flow.virtual, band.virtual)
             band.enter(flow)
@@ -319,28 +332,11 @@ class SlaQueue:
         band.rows -= ticket.rows
         self.items -= 1
         if not ticket.admitted:
-            band.bounded -= 1
-            band.size_bytes -= ticket.size_bytes
-            self._bounded -= 1
-            self.size_bytes -= ticket.size_bytes
-            band.newest.pop(ticket, None)
+            self.slots.release(ticket)
+            if ticket.bytes is not None:
+                self.bytes.release(ticket.bytes)
+                ticket.bytes = None  # breaks the cycle of references between the two
         if not band.items:
             self._waiting.remove(band.number)
             band.active.clear()
             band.virtual = band.finish
-
-    def _can_displace(self, band: int, size_bytes: int) -> bool:
-        if size_bytes > self.max_bytes or self.max_items < 1:
-            return False
-        lower = [self._bands[number] for number in self._waiting if number > band]
-        if not lower:
-            return False
-        items = self._bounded - sum([each.bounded for each in lower])
-        size = self.size_bytes - sum([each.size_bytes for each in lower])
-        return items < self.max_items and size + size_bytes <= self.max_bytes
-
-    def _displace_newest(self) -> Ticket:
-        band = next(band for number in reversed(self._waiting) if (band := self._bands[number]).bounded)
-        ticket, _ = band.newest.popitem()
-        self._leave(ticket)
-        return ticket

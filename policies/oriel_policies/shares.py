@@ -149,7 +149,7 @@ class Shares:
         return self._displace(holding, units, most)
 
     def fits(self, holding: Holding, units: int) -> bool:
-        """Return whether `take` would not refuse a new holding, which is not kept."""
+        """Return whether `take` would give a new holding that many, which it does not keep."""
         displaced = self.take(holding, units)
         if displaced is None:
             return False
@@ -169,16 +169,15 @@ class Shares:
         account = holding._account
         if account is None:
             return
-        whole = units < 0 or units >= holding.units
-        count = holding.units if whole else units
-        if holding in account.newest:
-            account.band.loose -= count
-            if whole:
-                del account.newest[holding]
-        if whole:
-            holding._account = None
+        count = units
+        if 0 <= units < holding.units:
+            holding.units -= units
+            loose = holding in account.newest
         else:
-            holding.units -= count
+            count, holding._account = holding.units, None
+            loose = account.newest.pop(holding, _NOBODY) is None
+        if loose:
+            account.band.loose -= count
         account.units -= count
         self.held -= count
 
@@ -204,7 +203,8 @@ class Shares:
                 account.band.loose += units
         account.units += units
         self.held += units
-        if (level := account.level) > account.ranked:
+        level = account.units / account.weight
+        if level > account.ranked:
             account.band.rank(account, level)
 
     def _displace(self, holding: Holding, units: int, most: int) -> Sequence[Holding] | None:

@@ -126,7 +126,7 @@ async def test_a_full_queue_and_a_displaced_call_go_on() -> None:
     async with house(ROUTE, inflight=1) as it, AsyncExitStack() as exits:
         held = it.ups[0].answer = Held()
         gate = it.core.pools["p0"]
-        gate.admission.queue.max_items = 1
+        gate.admission.queue.slots.bound = 1
         first, low, high, last = [await exits.enter_async_context(Client(it.port)) for _ in range(4)]
         first.send(INFER, b"1")
         await until(lambda: asked(it) == [1, 0])
@@ -377,7 +377,7 @@ async def test_whatever_pools_do_each_call_is_executed_at_most_once_and_leaves_n
                 number = int(gate.name[1]) * 2
                 these = [("127.0.0.1", up.port) for up in it.ups[number : number + 2]]
                 gate.endpoints.assign(these[: chance.randrange(3)])
-                gate.admission.queue.max_items = chance.randrange(4)
+                gate.admission.queue.slots.bound = chance.randrange(4)
                 await asyncio.sleep(0.001)
                 gate.endpoints.assign(these)
 

@@ -113,7 +113,7 @@ async def test_a_changed_pool_keeps_its_queue_and_the_endpoints_that_stay(up: Up
             stays, goes = gate.endpoints
             core.adopt(compile_documents(documents([up.port], max_inflight=7, max_queue=3)))
             assert core.pools["p"] is gate and list(gate.endpoints) == [stays]
-            assert (gate.admission.limit, gate.admission.queue.max_items) == (7, 3)
+            assert (gate.admission.limit, gate.admission.queue.slots.bound) == (7, 3)
             assert stays.idle and goes.idle
             await core.close_left_pools()
             assert stays.idle and not goes.idle

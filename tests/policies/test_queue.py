@@ -100,6 +100,18 @@ def test_full_queue_refuses_an_equal_and_displaces_the_newest_of_the_lowest() ->
     assert drain(q) == [gold, old]
 
 
+def test_a_full_queue_makes_room_for_a_quiet_tenant_at_the_cost_of_the_one_with_most() -> None:
+    q = queue(max_items=4)
+    hog = [ticket(2, "hog", float(n)) for n in range(4)]
+    for t in hog:
+        q.push(t)
+    quiet = ticket(2, "quiet", 5.0)
+    assert q.push(ticket(2, "hog", 0.5)) == (Pushed.FULL, [])
+    assert q.push(quiet) == (Pushed.QUEUED, [hog[3]])
+    assert q.push(ticket(0, "gold")) == (Pushed.QUEUED, [hog[2]]), "not the newest of all, which is the quiet tenant's"
+    assert len(q) == 4 and quiet in drain(q)
+
+
 def test_displacement_by_bytes_takes_as_many_as_needed_or_none() -> None:
     q = queue(max_bytes=100)
     small = [ticket(1, size_bytes=30) for _ in range(3)]
@@ -274,11 +286,11 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
                 before = list(waiting)
                 outcome, displaced = q.push(t)
                 assert how == "push" or (outcome is Pushed.QUEUED and not displaced)
-                for d in displaced:
+                for d in displaced:  # whose turn it is among these, `test_shares` says
                     bounded = [w for w in waiting if not w.admitted]
-                    assert d.band > band and d.band == max(w.band for w in bounded)
-                    same = [w for w in bounded if w.band == d.band]
-                    assert d is same[-1]  # the newest of the lowest
+                    assert d.band >= band and (d.band > band or d.tenant != tenant)
+                    same = [w for w in bounded if (w.band, w.tenant) == (d.band, d.tenant)]
+                    assert d is same[-1] or same[-1].size_bytes == 0
                     waiting.remove(d)
                     finished.append(d)
                 if outcome is Pushed.QUEUED:

@@ -158,8 +158,8 @@ class PoolGate:
         if (old.max_inflight, old.learn_concurrency) != (pool.max_inflight, pool.learn_concurrency):
             self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
             self.admission.limit = self.learned.limit if self.learned else pool.max_inflight
-        self.admission.queue.max_items = pool.max_queue
-        self.admission.queue.max_bytes = pool.max_queue_bytes
+        self.admission.queue.slots.bound = pool.max_queue
+        self.admission.queue.bytes.bound = pool.max_queue_bytes
         self._adopt_cold_start()
         self.pump()
 
@@ -246,7 +246,7 @@ class PoolGate:
         waits = queues and backlog is not None and waiting
         return Prospect(
             usable=usable,
-            room=not queues or admission.queue.takes(band, size_bytes),
+            room=not queues or admission.queue.takes(band, tenant.name, tenant.weight, size_bytes),
             wait_s=backlog.wait_s(waiting, self._clock()) if waits and backlog is not None else 0.0,
             service_s=self._times.get(target.work, _NO_TIMES).expected_s,
         )
@@ -287,9 +287,6 @@ class PoolGate:
                     f"a call would wait about {wait_s * 1e3:.0f} ms now, and this one has {left_s * 1e3:.0f} ms left",
                     retry_after_s=max(1, min(60, ceil(wait_s))),
                 )
-        if not admission.queue.takes(tier.band, size_bytes):
-            retry_after_s = admission.retry_after_s()
-            raise Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
         ticket = Ticket(
             band=tier.band,
             tenant=tenant.name,
@@ -302,7 +299,9 @@ class PoolGate:
             target_s=tier.target_s,
         )
         outcome, displaced = admission.wait(ticket)
-        assert outcome is Pushed.QUEUED
+        if outcome is Pushed.FULL:
+            retry_after_s = admission.retry_after_s()
+            raise Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
         demand = self.demand
         if demand is not None:
             demand.queued(tier.name, due)
