@@ -64,6 +64,7 @@ from oriel_inference.stores.remote import RemoteStore
 from oriel_policies.model_memory import ModelMemory
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.large_messages import return_memory
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer, served_at
 from oriel_wire.engine.peers import TrustedPeers
@@ -429,7 +430,10 @@ def _under_way(catalog: Catalog) -> int:
 
 
 def _used_bytes(devices: Iterable[str]) -> dict[str, int]:
-    """Return the memory of this process, and the memory in use on each GPU among the devices."""
+    """Return the memory of this process, without what is free and not returned, and the memory in use on each GPU among
+    the devices.
+    """
+    return_memory()
     used = {HOST: resident_bytes(os.getpid())}
     if any(device != HOST for device in devices):
         used |= {gpu_name(number): size for number, size in gpu_used_bytes().items()}

@@ -11,12 +11,15 @@ Rules.
    load if that is longer; then a call may start another load.
 5. A load that found no memory is not tried again for FULL_PAUSE_S, or a flood of calls would be a flood of tries.
 6. A model with waiting calls counts as leased, and so do those that its load needs.
+7. Calls that found their model not loaded are counted, also those that are refused: they are its demand for memory, and
+   that of the models which its load needs.
 
 Owner and single writer: the loop.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +98,8 @@ class Demand:
         self._failed: dict[str, tuple[float, str]] = {}  # model -> (until when it is not tried again, why)
         self._full: dict[str, tuple[float, ModelMemoryFull]] = {}  # model -> (until when it is not tried again, why)
         self._shortest_s: dict[str, float] = {}
+        self._needs: dict[str, frozenset[str]] = {}  # ensemble -> the models that its latest load needed
+        self._missed: Counter[str] = Counter()
         self._closed = False
 
     # Callers ----------------------------------------------------------------------------------------------------
@@ -116,6 +121,7 @@ class Demand:
         Returns the function to call when the caller leaves. Raises InferenceError; then neither is called.
         """
         now = self._clock.now()
+        self._missed.update((model, *self._needs.get(model, ())))
         load = self._find(model, now)
         if ctx.deadline <= now:
             raise DeadlineExceeded("loading")
@@ -156,6 +162,12 @@ class Demand:
         load = self._loads.get(model)
         if load is not None:
             load.needs.update(parts)
+            self._needs[model] = frozenset(load.needs)
+
+    def take_missed(self) -> Counter[str]:
+        """Return model -> the calls that found it not loaded since the last time."""
+        missed, self._missed = self._missed, Counter()
+        return missed
 
     def is_needed(self, model: str) -> bool:
         """Return whether calls wait for a model, or the load of another needs it."""
@@ -166,6 +178,7 @@ class Demand:
         self._failed.pop(model, None)
         self._full.pop(model, None)
         self._shortest_s.pop(model, None)
+        self._needs.pop(model, None)
 
     @property
     def waiting(self) -> dict[str, int]:

@@ -84,9 +84,7 @@ class Loader:
             catalog, clock=clock, spawn=spawn, bring=self._bring, max_items=max_items, max_bytes=max_bytes
         )
         self.progress = LoadProgress()
-        self.memory = MemoryBudget(
-            memory, catalog, rollout, is_needed=self.demand.is_needed, spawn=spawn, used_bytes=used_bytes
-        )
+        self.memory = MemoryBudget(memory, catalog, rollout, demand=self.demand, spawn=spawn, used_bytes=used_bytes)
 
     async def load(self, name: str, where: Sequence[ModelStore], *, models: int) -> str:
         """Load a model that is not on demand, after the models of its steps that are not loaded without it. Returns why
@@ -153,7 +151,6 @@ class Loader:
                 await self.bring_parts(name, outline)
             return await self.install(name, where, outline, models=models)
         except ModelMemoryFull as full:
-            _log.warning("model %s: %s", name, full.message)
             if not self._catalog.is_ready(name):
                 self._rollout.offer(name, outline.config, full.message)
             raise

@@ -23,6 +23,7 @@ from math import ceil
 from typing import Any
 
 from oriel_inference.backends import memory_bytes
+from oriel_inference.demand import Demand
 from oriel_inference.errors import LoadFailed, ModelMemoryFull
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.repository.outline import HOST, Outline
@@ -47,9 +48,10 @@ class MemoryBudget:
     """The memory of all models.
 
     memory: the rule and its budgets.
-    is_needed: returns whether calls, or the load of another model, wait for a model.
+    demand: the calls, and the loads of other models, that wait for models.
     spawn: starts a task that ends with the server.
-    used_bytes: returns device -> bytes in use there now, for the devices that can be measured; blocks.
+    used_bytes: gives free memory back to the system, and returns device -> bytes in use there, for the devices
+        that can be measured; blocks.
     evictions, refusals: model -> times, for the metrics.
     """
 
@@ -59,18 +61,19 @@ class MemoryBudget:
         catalog: Catalog,
         rollout: Rollout,
         *,
-        is_needed: Callable[[str], bool],
+        demand: Demand,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         used_bytes: Callable[[], Mapping[str, int]],
     ) -> None:
         self._memory = memory
         self._catalog = catalog
         self._rollout = rollout
-        self._is_needed = is_needed
+        self._demand = demand
         self._spawn = spawn
         self._used_bytes = used_bytes
         self._freed = asyncio.Event()
         self._calls: dict[str, int] = {}
+        self._counted_s = time.monotonic()
         self._measured: dict[str, tuple[Mapping[str, int], Mapping[str, int]]] = {}  # model -> files, measured
         self._file_bytes, self._real_bytes = float(FIRST_BYTES), FIRST_FACTOR * FIRST_BYTES
         self._loads = 0  # that have begun
@@ -148,11 +151,11 @@ class MemoryBudget:
             number, alone, began_s = self._loads, self._under_way == 1, time.monotonic()
             known: dict[int, Mapping[str, int]] = {}
             try:
-                used = await asyncio.to_thread(self._used_bytes) if alone else {}
+                used = await asyncio.to_thread(self._used_bytes)
                 failure = await run(self._reserve_for(share, outline, known))
                 new = [each for each in self._serving(model) if not each.sizes]
-                alone = alone and number == self._loads
-                grown = self._grown(used, await asyncio.to_thread(self._used_bytes)) if alone else {}
+                now_used = await asyncio.to_thread(self._used_bytes)
+                grown = self._grown(used, now_used) if alone and number == self._loads else {}
             finally:
                 self._under_way -= 1
             least = dict(share.sizes) if known else outline.sizes
@@ -238,27 +241,36 @@ class MemoryBudget:
     def _full(self, share: MemoryShare, retry_s: float | None) -> ModelMemoryFull:
         name = share.name if share.name in self.refusals or len(self.refusals) < MAX_NAMES else ""
         self.refusals[name] += 1
+        known = share.name in self.wanted
         self._wanted[share.name] = time.monotonic(), share.sizes
         self._pulse()
         needs = ", ".join(f"{size} bytes on {device}" for device, size in sorted(share.sizes.items()))
         why = (
             "which is more than there is beside the models that always stay in memory"
             if retry_s is None
-            else "and no other model may be taken out of memory for it now"
+            else "and the models in memory have calls, are called more, or are too young to go for it now"
         )
-        return ModelMemoryFull(
-            f"model {quoted(share.name)} cannot be loaded: it needs {needs}, {why}",
-            retry_s=NO_ROOM_RETRY_S if retry_s is None else retry_s,
-        )
+        message = f"model {quoted(share.name)} cannot be loaded: it needs {needs}, {why}"
+        if not known:  # a model that is asked for all the time would fill the log
+            _log.warning("%s", message)
+        return ModelMemoryFull(message, retry_s=NO_ROOM_RETRY_S if retry_s is None else retry_s)
 
     def _count_calls(self) -> None:
-        now, calls = time.monotonic(), Counter[str]()
+        """Record the calls since the last time: those that ran, and those that found their model not loaded."""
+        now, wall_ms, before_s = time.monotonic(), time.time() * 1e3, self._counted_s
+        self._counted_s = now
+        missed, done, last_ms = self._demand.take_missed(), Counter[str](), dict[str, int]()
         for serving in self._catalog.serving():
-            statistics = serving.batcher.statistics
-            calls[serving.spec.name] += statistics.success.count + sum(statistics.failures.values())
-        for model, count in calls.items():
-            self._memory.called(model, max(0, count - self._calls.get(model, 0)), now)
+            model, statistics = serving.spec.name, serving.batcher.statistics
+            done[model] += statistics.success.count + sum(statistics.failures.values())
+            last_ms[model] = max(statistics.last_ms, last_ms.get(model, 0))
+        for model, count in done.items():
+            # Since the time before, also if somebody has set the clock.
+            last_s = min(now, max(before_s, now - (wall_ms - last_ms[model]) / 1e3))
+            self._memory.called(model, max(0, count - self._calls.get(model, 0)), last_s)
             self._calls[model] = count
+        for model, count in missed.items():
+            self._memory.called(model, count, now)
 
     def _is_leased(self, model: str) -> bool:
         """Return whether a model has calls, is needed for others, or is a part of an ensemble that is, or that always
@@ -272,7 +284,7 @@ class MemoryBudget:
             seen.add(name)
             if name != model and name not in self._catalog.on_demand:
                 return True
-            if self._is_needed(name) or self._rollout.is_loading(name):
+            if self._demand.is_needed(name) or self._rollout.is_loading(name):
                 return True
             if any(each.is_leased for each in self._serving(name)):
                 return True
@@ -297,6 +309,7 @@ class MemoryBudget:
     async def _release(self, share: MemoryShare, leaving: list[ServingModel]) -> None:
         try:
             await self._rollout.closed(leaving)
+            await asyncio.to_thread(self._used_bytes)
         finally:
             self._memory.release(share)
             self._pulse()
@@ -343,6 +356,7 @@ class MemoryBudget:
         self._memory.loaded(share, total, load_s, time.monotonic())
         for victim in self._memory.excess(time.monotonic(), self._is_leased):
             self._evict(victim, f"model {model}, which is larger than was expected")
+        self._pulse()
 
     @staticmethod
     def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

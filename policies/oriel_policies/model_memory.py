@@ -2,13 +2,19 @@
 
 Rules.
 1. What is planned never exceeds a budget: a load starts when the bytes of everything that loads, is loaded or is still
-   leaving, together with its own, fit on every device that it needs. Loads start in the order of their requests.
+   leaving, together with its own, fit on every device that it needs. Loads start in the order of their requests. A load
+   needs up to twice its bytes until it ends: beside others it starts only if there is room for that, too.
 2. The bytes of an evicted model are free when its share is released, not before.
-3. The model with the lowest value goes first: clock + rate x load_s / bytes (GreedyDual-Size-Frequency, Cherkasova
-   1998). The clock is the value of the last model that was evicted, as it was when the model was last called. The
-   rate is that of its calls, smoothed exponentially over `rate_s`; a model keeps it while it is not in memory.
-4. A model is never evicted while it is leased, loads, is pinned, or is younger than max(young_s, young_loads x load_s).
-5. If too little could go, nothing goes: the load is refused, with the seconds after which it may be asked for again.
+3. The value of a model is the number of calls that it would get while it stays, max(young_s, young_loads x load_s), at
+   its rate of calls over the last `lately_s`. Calls that were refused count, too. A model that was not called for that
+   long has no value.
+4. Those with the lowest value per byte go first, and only for a load that is worth more than all that go for it: its
+   own value, and one for the call that asks for it. Models that are worth less than one call go in the order of their
+   rate over `rate_s` x load_s / bytes.
+5. A model is never evicted while it is leased, loads, is pinned, or is younger than young_loads x load_s. While it is
+   younger than young_s its value counts YOUNG_FACTOR times, and YOUNG_CALLS more: a few calls do not begin a ring of
+   loads, but the first models after a start give way to more popular ones soon.
+6. If too little could go, nothing goes: the load is refused, with the seconds after which it may be asked for again.
 
 The size of a model is measured after its load and may be larger than what was planned. Then `excess` names what has to
 go; until that has gone, nothing starts.
@@ -21,6 +27,9 @@ from math import exp, inf
 
 YOUNG_S = 60.0
 YOUNG_LOADS = 10.0
+YOUNG_FACTOR = 2.0
+YOUNG_CALLS = 10.0
+LATELY_S = 60.0
 RATE_S = 3600.0
 RETRY_S = 1.0
 
@@ -43,7 +52,7 @@ class MemoryShare:
     since_s: when it was loaded.
     """
 
-    __slots__ = ("clock", "load_s", "name", "pinned", "since_s", "sizes", "state")
+    __slots__ = ("load_s", "name", "pinned", "since_s", "sizes", "state")
 
     def __init__(self, name: str, sizes: Mapping[str, int], *, pinned: bool) -> None:
         self.name = name
@@ -52,7 +61,6 @@ class MemoryShare:
         self.state = ShareState.WAITING
         self.since_s = 0.0
         self.load_s = 0.0
-        self.clock = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +80,43 @@ class MemoryPlan:
 
 
 class _Rate:
-    """Calls per second of one model, smoothed exponentially."""
+    """Calls per second, smoothed exponentially over `over_s`."""
 
-    __slots__ = ("at_s", "calls_s")
+    __slots__ = ("_at_s", "_calls_s", "_over_s")
 
-    def __init__(self, now: float) -> None:
-        self.calls_s = 0.0
-        self.at_s = now
+    def __init__(self, over_s: float, now: float) -> None:
+        self._over_s = over_s
+        self._calls_s = 0.0
+        self._at_s = now
 
-    def add(self, calls: int, now: float, rate_s: float) -> None:
-        passed_s = now - self.at_s
+    def add(self, calls: int, now: float) -> None:
+        passed_s = now - self._at_s
         if passed_s <= 0.0:
-            self.calls_s += calls / rate_s
+            self._calls_s += calls / self._over_s
             return
-        kept = exp(-passed_s / rate_s)
+        kept = exp(-passed_s / self._over_s)
         # As if the calls had come at equal distances.
-        self.calls_s = self.calls_s * kept + calls / passed_s * (1.0 - kept)
-        self.at_s = now
+        self._calls_s = self._calls_s * kept + calls / passed_s * (1.0 - kept)
+        self._at_s = now
+
+    def at(self, now: float) -> float:
+        return self._calls_s * exp(-max(0.0, now - self._at_s) / self._over_s)
+
+
+class _Use:
+    """The use of one model.
+
+    lately, usual: rates of its calls, for rules 3 and 4. called_s: when the latest of them came.
+    load_s: of its latest load, 0 before the first.
+    """
+
+    __slots__ = ("called_s", "lately", "load_s", "usual")
+
+    def __init__(self, lately_s: float, usual_s: float, now: float) -> None:
+        self.lately = _Rate(lately_s, now)
+        self.usual = _Rate(usual_s, now)
+        self.called_s = now
+        self.load_s = 0.0
 
 
 class ModelMemory:
@@ -96,7 +124,7 @@ class ModelMemory:
 
     budgets: device -> bytes. A device without a budget is not bounded.
     young_s, young_loads: a model is young for the longer of young_s and that many times its load.
-    rate_s: the time over which the rate of calls is smoothed.
+    lately_s, rate_s: the times over which rates of calls are smoothed, for values and for the order of rule 4.
     """
 
     def __init__(
@@ -105,15 +133,16 @@ class ModelMemory:
         *,
         young_s: float = YOUNG_S,
         young_loads: float = YOUNG_LOADS,
+        lately_s: float = LATELY_S,
         rate_s: float = RATE_S,
     ) -> None:
         self.budgets = dict(budgets)
         self._young_s = young_s
         self._young_loads = young_loads
+        self._lately_s = lately_s
         self._rate_s = rate_s
         self._shares: list[MemoryShare] = []  # in the order of their requests
-        self._rates: dict[str, _Rate] = {}
-        self._clock = 0.0
+        self._uses: dict[str, _Use] = {}
 
     def shares(self, name: str = "") -> list[MemoryShare]:
         """The shares of one model, or of all, in the order of their requests."""
@@ -130,18 +159,16 @@ class ModelMemory:
         return share
 
     def called(self, name: str, calls: int, now: float) -> None:
-        """Record the calls of a model since the last time."""
-        rate = self._rates.get(name)
-        if rate is None:
-            rate = self._rates[name] = _Rate(now)
-        rate.add(calls, now, self._rate_s)
+        """Record calls of a model since the last time, answered or refused; the latest of them came at `now`."""
         if calls:
-            for share in self.shares(name):
-                share.clock = self._clock
+            use = self._use(name, now)
+            use.lately.add(calls, now)
+            use.usual.add(calls, now)
+            use.called_s = max(now, use.called_s)
 
     def forget(self, name: str) -> None:
-        """Drop the rate of a model that does not exist any more."""
-        self._rates.pop(name, None)
+        """Drop the use of a model that does not exist any more."""
+        self._uses.pop(name, None)
 
     def plan(self, share: MemoryShare, now: float, leased: Leased) -> MemoryPlan:
         """Judge a waiting load: start it, evict for it, or refuse it. Called again whenever a share has been released.
@@ -159,13 +186,18 @@ class ModelMemory:
         victims: list[MemoryShare] = []
         if lacking:
             victims = self._victims(lacking, now, leased)
-            if not victims:
+            if not victims or self.worth(share, now) <= sum([self.loss(each, now) for each in victims]):
                 self._shares.remove(share)
                 return MemoryPlan(refused=True, retry_s=self._retry_s(lacking, now))
             for victim in victims:
-                self._clock = max(self._clock, self.value(victim, now))
                 victim.state = ShareState.LEAVING
-        starts = all(_total(ahead, device) <= self._budget(device) for device, size in share.sizes.items() if size)
+        loading = [each for each in ahead if each.state is ShareState.LOADING]
+        twice = [*loading, share] if loading else []
+        starts = all(
+            _total(ahead, device) + _total(twice, device) <= self._budget(device)
+            for device, size in share.sizes.items()
+            if size
+        )
         if starts:
             share.state = ShareState.LOADING
         return MemoryPlan(starts=starts, victims=tuple(victims))
@@ -174,9 +206,8 @@ class ModelMemory:
         """Record the end of a load, with the measured bytes."""
         share.state = ShareState.LOADED
         share.sizes = dict(sizes)
-        share.load_s = load_s
+        share.load_s = self._use(share.name, now).load_s = load_s
         share.since_s = now
-        share.clock = self._clock
 
     def grow(self, name: str, sizes: Mapping[str, int]) -> bool:
         """Add to the bytes of a loaded model if they fit beside everything else; return whether they did. Negative
@@ -229,19 +260,36 @@ class ModelMemory:
         if share in self._shares:
             self._shares.remove(share)
 
-    def value(self, share: MemoryShare, now: float) -> float:
-        """The value of rule 3; shares with lower ones go first."""
-        rate = self._rates.get(share.name)
-        if rate is None:
-            return share.clock
-        calls_s = rate.calls_s * exp(-max(0.0, now - rate.at_s) / self._rate_s)
-        return share.clock + calls_s * share.load_s / max(1, sum(share.sizes.values()))
+    def worth(self, share: MemoryShare, now: float) -> float:
+        """The calls that a load would serve, by rules 3 and 4; infinite if it is pinned."""
+        return inf if share.pinned else 1.0 + self._value(share.name, now)
+
+    def loss(self, share: MemoryShare, now: float) -> float:
+        """The calls that a loaded model would not serve if it went, by rules 3 and 5."""
+        value = self._value(share.name, now)
+        return value if now - share.since_s >= self._young_s else YOUNG_FACTOR * value + YOUNG_CALLS
 
     def evictable_in_s(self, share: MemoryShare, now: float) -> float:
-        """Seconds until a share is no longer young; infinite while it is pinned or not loaded."""
+        """Seconds until a share may go for a load that is worth more; infinite while it is pinned or not loaded."""
         if share.pinned or share.state is not ShareState.LOADED:
             return inf
-        return max(0.0, share.since_s + max(self._young_s, self._young_loads * share.load_s) - now)
+        return max(0.0, share.since_s + self._young_loads * share.load_s - now)
+
+    def _value(self, name: str, now: float) -> float:
+        use = self._use(name, now)
+        stays_s = max(self._young_s, self._young_loads * use.load_s)
+        return use.lately.at(now) * stays_s if now - use.called_s < stays_s else 0.0
+
+    def _order(self, share: MemoryShare, now: float) -> tuple[float, float]:
+        size, use = max(1, sum(share.sizes.values())), self._use(share.name, now)
+        usual = min(use.usual.at(now), 1.0 / max(now - use.called_s, 1e-9))
+        return max(1.0, self.loss(share, now)) / size, usual * share.load_s / size
+
+    def _use(self, name: str, now: float) -> _Use:
+        use = self._uses.get(name)
+        if use is None:
+            use = self._uses[name] = _Use(self._lately_s, self._rate_s, now)
+        return use
 
     def _budget(self, device: str) -> float:
         return self.budgets.get(device, inf)
@@ -254,7 +302,7 @@ class ModelMemory:
             and any(each.sizes.get(device) for device in devices)
             and not leased(each.name)
         ]
-        return sorted(found, key=lambda each: self.value(each, now))
+        return sorted(found, key=lambda each: self._order(each, now))
 
     def _victims(self, lacking: Mapping[str, float], now: float, leased: Leased) -> list[MemoryShare]:
         """The cheapest shares that give the lacking bytes; none if there are too few."""
@@ -273,13 +321,15 @@ class ModelMemory:
         return chosen
 
     def _retry_s(self, lacking: Mapping[str, float], now: float) -> float | None:
-        """Seconds until enough shares may go if nothing else happens; leases count as RETRY_S."""
+        """Seconds until enough shares may go for one call, if nothing is called until then; leases count as RETRY_S."""
         waits: list[tuple[float, MemoryShare]] = []
         for each in self._shares:
             if each.pinned or each.state is ShareState.LEAVING:
                 continue
-            wait_s = self._young_s if each.state is not ShareState.LOADED else self.evictable_in_s(each, now)
-            waits.append((max(wait_s, RETRY_S), each))
+            stays_s = max(self._young_s, self._young_loads * each.load_s)
+            last_s = max(each.since_s, self._use(each.name, now).called_s)
+            left_s = stays_s + (last_s - now if each.state is ShareState.LOADED else 0.0)
+            waits.append((max(left_s, RETRY_S), each))
         chosen: list[MemoryShare] = []
         for wait_s, each in sorted(waits, key=lambda wait: wait[0]):
             chosen.append(each)

@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from oriel_inference import app
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import Outcome
 from oriel_inference.model import Gpu, TensorInfo
@@ -40,6 +42,10 @@ def http_infer(served: Demanded, name: str) -> np.ndarray[Any, Any]:
         tensor = tritonclient.http.InferInput("x", [1, 4], "FP32")
         tensor.set_data_from_numpy(X)
         return client.infer(name, [tensor]).as_numpy("y")
+
+
+def still_open(served: Demanded) -> int:
+    return sum(not each.closed for each in served.fake.sessions)
 
 
 async def test_two_of_three_models_fit_and_all_calls_in_turn_are_answered(tmp_path: Path) -> None:
@@ -166,6 +172,36 @@ async def test_a_model_without_room_is_refused_with_the_true_wait_and_reported(t
         wanted = next(line for line in text.splitlines() if line.startswith("oriel_model_memory_wanted_bytes{"))
         assert int(wanted.split()[1]) >= MODEL_BYTES
         assert (await served.infer("a")).status_code == 200
+
+
+async def test_refused_calls_are_demand_and_a_model_that_is_called_more_comes_into_memory(tmp_path: Path) -> None:
+    """Refused calls counted for nothing: a model whose place another one had taken was refused for a minute."""
+    for name in "abc":
+        put(tmp_path, name)
+    async with demanded(tmp_path, model_memory_bytes=BUDGET, young_s=60.0) as served:
+        for name in "aab":
+            assert (await served.infer(name)).status_code == 200
+        assert (await served.infer("c")).json()["error"].endswith("too young to go for it now")
+        answers = [(await served.infer("c")).status_code for _ in range(30)]
+        assert set(answers) == {503}
+        full = served.unit.surface.control.demand._full
+        await until(lambda: full["c"][0] <= time.monotonic())
+        assert (await served.infer("c")).status_code == 200
+        assert (await served.state("b")) == ON_DEMAND and (await served.state("a"))[0] == "READY"
+
+
+async def test_memory_is_returned_before_that_of_an_evicted_model_counts_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator kept it, so that a server grew to twice its budget."""
+    for name in "ab":
+        put(tmp_path, name)
+    open_at_return: list[int] = []
+    async with demanded(tmp_path, model_memory_bytes=MODEL_BYTES * 3 // 2) as served:
+        monkeypatch.setattr(app, "return_memory", lambda: open_at_return.append(still_open(served)))
+        for name in "ab":
+            assert (await served.infer(name)).status_code == 200
+    assert open_at_return[:5] == [0, 1, 0, 0, 1], "before and after each load, and after the close of the first"
 
 
 async def test_a_model_with_calls_is_not_evicted(tmp_path: Path) -> None:

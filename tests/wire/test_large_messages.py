@@ -79,4 +79,4 @@ async def test_failure_is_not_the_last_time() -> None:
 
 
 async def test_the_c_library_is_asked() -> None:
-    large_messages._trim()
+    large_messages.return_memory()

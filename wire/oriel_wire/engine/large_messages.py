@@ -24,7 +24,7 @@ def share_memory() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def _trim() -> None:
+def return_memory() -> None:
     """Trim the C library's heap, if it can: takes some milliseconds, without the interpreter lock."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -39,7 +39,7 @@ class LargeMessages:
     """
 
     def __init__(
-        self, give_back: Callable[[], None] = _trim, *, least_bytes: int = LARGE_BYTES, delay_s: float = DELAY_S
+        self, give_back: Callable[[], None] = return_memory, *, least_bytes: int = LARGE_BYTES, delay_s: float = DELAY_S
     ) -> None:
         self._give_back = give_back
         self._least_bytes = least_bytes
