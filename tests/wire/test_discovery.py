@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from discovery_suite import DiscoverySuite
+from discovery_suite import DiscoverySuite, FailingDiscoverySuite
 from scripted_discovery import ScriptedDiscovery
 
 from oriel_wire.engine.discovery import (
@@ -25,14 +25,14 @@ class TestStatic(DiscoverySuite):
         return StaticDiscovery(addresses)
 
 
-class TestScripted(DiscoverySuite):
+class TestScripted(FailingDiscoverySuite):
     def made(self, addresses: Sequence[Address], *, fails: bool = False) -> Discovery:
         scripted = ScriptedDiscovery(addresses)
         scripted.error = DiscoveryFailed("the script says so") if fails else None
         return scripted
 
 
-class TestDns(DiscoverySuite):
+class TestDns(FailingDiscoverySuite):
     def made(self, addresses: Sequence[Address], *, fails: bool = False) -> Discovery:
         async def resolve(host: str, port: int) -> Sequence[tuple[Any, ...]]:
             if fails:

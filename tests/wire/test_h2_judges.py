@@ -1,6 +1,6 @@
 """HTTP/2 and gRPC with peers that were not written here: Node's http2, grpc-js, grpcio, nghttp.
 
-Programs that are not installed are skipped. grpc-js is found through NODE_PATH.
+Programs that are not installed are skipped; grpc-js comes from the npm registry by a committed lock.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from npm_packages import installed
 
 from oriel_wire.engine.grpc_client import GrpcClient
 from oriel_wire.engine.listener import HttpServer
@@ -63,13 +64,10 @@ async def test_our_client_gets_every_answer_of_nodes_server_and_leaves_when_it_d
 
 
 async def test_grpc_js_finds_every_answer(ours: tuple[HttpServer, App]) -> None:
-    where = await asyncio.create_subprocess_exec(
-        needed("node"), "-e", "require('@grpc/grpc-js')", stderr=subprocess.DEVNULL
-    )
-    if await where.wait():
-        pytest.skip("grpc-js is not installed: npm install @grpc/grpc-js, and its node_modules on NODE_PATH")
+    packages = await asyncio.to_thread(installed, NODE / "grpc-js" / "package-lock.json")
     server, app = ours
-    assert await run("node", str(NODE / "grpc.cjs"), f"127.0.0.1:{server.port}") == RIGHT
+    command = ("node", str(NODE / "grpc.cjs"), f"127.0.0.1:{server.port}")
+    assert await run(*command, NODE_PATH=str(packages)) == RIGHT
     await until(lambda: app[b"/hold"].reset is not None)
 
 
