@@ -1,4 +1,4 @@
-"""The HTTP status of each outcome: the one place where refusals become statuses."""
+"""The HTTP status of each outcome, and its words in the OpenAI API: the one place where refusals become those."""
 
 from oriel_gateway.errors import Outcome
 
@@ -27,3 +27,18 @@ STATUS = {
     Outcome.DEADLINE_EXCEEDED: 504,
     Outcome.SERVER_STOPPING: 503,
 }
+# What clients of the OpenAI API read of an error: `type` and `code`. The code of others is their reason.
+_WORDS = {
+    Outcome.UNAUTHENTICATED: ("invalid_request_error", "invalid_api_key"),
+    Outcome.RATE_LIMITED: ("requests", "rate_limit_exceeded"),
+    Outcome.CONCURRENCY_LIMITED: ("requests", "rate_limit_exceeded"),
+    Outcome.TOKENS_LIMITED: ("tokens", "rate_limit_exceeded"),
+    Outcome.QUOTA_EXCEEDED: ("insufficient_quota", "insufficient_quota"),
+    Outcome.BUDGET_SPENT: ("insufficient_quota", "insufficient_quota"),
+}
+WORDS = {
+    outcome: _WORDS.get(outcome, ("invalid_request_error" if status < 500 else "server_error", outcome.value))
+    for outcome, status in STATUS.items()
+}
+# Official clients would wait for a spent quota for hours, and send again a call that was late already.
+FINAL = frozenset({Outcome.QUOTA_EXCEEDED, Outcome.BUDGET_SPENT, *(each for each in STATUS if STATUS[each] == 504)})

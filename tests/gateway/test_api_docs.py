@@ -6,7 +6,7 @@ These are `/`, `/docs`, `/openapi.json` and `/v1/services`.
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -156,9 +156,7 @@ async def test_an_operation_is_its_services_own_with_the_gateways_refusals(up: U
         assert refusal["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
         assert "rate_limited" in refusal["description"]
         assert made["components"]["schemas"]["Error"]["properties"]["error"]["required"] == [
-            "message",
-            "reason",
-            "request_id",
+            *("message", "type", "param", "code", "reason", "request_id")
         ]
         infer = made["paths"]["/v2/models/mlp/infer"]["post"]
         assert infer["requestBody"]["content"]["application/json"]["example"] == {
@@ -295,7 +293,7 @@ async def test_a_service_that_only_its_route_names_is_listed(up: Upstream) -> No
     async with gateway({"all.toml": text}) as (port, gate), Client(port) as client:
         await turn(gate)
         post = (await paths(client, GOLD))["/v1/services/foreign"]["post"]
-        assert post["requestBody"]["content"] == {"*/*": {}}
+        assert post["requestBody"]["content"].keys() == {"application/json", "text/plain", "application/octet-stream"}
         assert "/v1/services/foreign" not in await paths(client, BRONZE)
 
 
@@ -464,3 +462,27 @@ async def test_new_models_are_asked_for_in_turns(up: Upstream) -> None:
         await turn(gate)
         models = gate.api_docs.published.pools["p"].models
         assert models is not None and None not in models.values()
+
+
+def schemas_within(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from schemas_within(each)
+
+
+async def test_the_document_has_what_generators_of_clients_need(up: Upstream) -> None:
+    up.answer = Publisher(described("digits"), models=("mlp", "model", "any-model"))
+    async with gateway(documents([up.port])) as (port, gate), Client(port) as client:
+        await turn(gate)
+        for made in (json.loads((await get(client, "/openapi.json", GOLD)).body), json.loads(common_document())):
+            assert not [*OpenAPIV31SpecValidator(made).iter_errors()]
+            ids = [operation["operationId"] for methods in made["paths"].values() for operation in methods.values()]
+            assert len(ids) == len(set(ids)) >= 20
+            lists = [each for each in schemas_within(made) if each.get("type") == "array"]
+            assert lists and all("items" in each or "prefixItems" in each for each in lists)
+            assert {"/v1/usage", "/v1/limits"} <= made["paths"].keys()
+            infer = next(each["post"] for path, each in made["paths"].items() if path.endswith("/infer"))
+            for content in (infer["requestBody"]["content"], infer["responses"]["200"]["content"]):
+                assert content["application/octet-stream"]["schema"] == {"type": "string", "format": "binary"}
+            assert "inference-header-content-length" in {each["name"] for each in infer["parameters"]}

@@ -149,7 +149,8 @@ async def test_a_services_stream_says_it_as_services_do() -> None:
     ):
         _, body, whole = await heard(port, "/v1/services/digits")
         (decided,) = core.records.decisions.where()
-        said = {"message": DIES, "reason": "upstream_broken", "request_id": decided.mark.request_id}
+        said = {"message": DIES, "type": "server_error", "param": None, "code": "upstream_broken"}
+        said |= {"reason": "upstream_broken", "request_id": decided.mark.request_id}
         assert whole and json.loads(body.removeprefix(b"data: 1\n\ndata: ")) == {"error": said}
 
 

@@ -178,7 +178,7 @@ ESCAPES = r"\\\\ \" "
         (f'{{{SMALL}, "x": {TWO_LEVELS * 32}1{"]}" * 32}}}', 400, "not one JSON object"),
         (f'{{{SMALL}, "x": [{WIDE * 40}1, "{ESCAPES}{"[" * 100}"]}}', 200, ""),
         ("model=small-1b", 400, "not one JSON object"),
-        ("", 400, "not one JSON object"),
+        ("", 400, "the body is empty"),
     ],
 )
 async def test_the_model_that_a_body_names_is_judged(up: Upstream, body: str, status: int, says: str) -> None:

@@ -96,12 +96,10 @@ async def test_a_copy_does_not_queue_behind_others() -> None:
         assert [(await reply).status for reply in asking] == [200, 200]
 
 
-async def test_a_share_of_the_calls_is_copied_by_their_ids() -> None:
+async def test_a_share_of_the_calls_is_copied_whatever_ids_they_send() -> None:
     async with house(SHADOWED.replace('"p1" }', '"p1", percent = 30.0 }'), inflight=400) as it:
         async with Client(it.port) as client:
-            for _ in range(2):
-                for number in range(60):
-                    await client.ask(INFER, b"x", headers=f"x-request-id: r{number}\r\n")
+            for _ in range(120):
+                await client.ask(INFER, b"x", headers="x-request-id: mine\r\n")
         await until(it.idle)
-        ids = [seen.get("x-request-id") for seen in it.ups[1].seen]
-        assert 8 <= len(set(ids)) <= 30 and len(ids) == 2 * len(set(ids))
+        assert 8 <= len(it.ups[1].seen) <= 80

@@ -70,7 +70,7 @@ async def test_numpy_in_and_out(servers: Any, inference: Any, call: Any) -> None
     with pytest.raises(KeyError, match="model 'double' gave no output 'z': it gave y"):
         outputs["z"]
     assert caller.ledger.cost_us == 250
-    assert caller.ledger.upstream == ["queue;dur=0.1, compute;dur=0.2"]
+    assert caller.ledger.upstream == "queue;dur=0.1, compute;dur=0.2"
     assert [name for name, _ in caller.ledger.timings()] == ["infer"]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from oriel_logic.errors import Refused
 from oriel_logic.observe.spans import stage_span
-from oriel_logic.observe.stages import Ledger
+from oriel_logic.observe.stages import Ledger, StepLedger
 from oriel_wire.trace import new_trace
 
 
@@ -56,3 +56,23 @@ async def test_the_stage_that_a_deadline_hit_is_the_innermost_one() -> None:
                 await asyncio.Event().wait()
     assert ledger.interrupted == "inner"
     assert Ledger(new_trace(False)).interrupted == "handler"
+
+
+def test_times_that_servers_report_are_one_sum_per_stage_however_many_calls_were_made() -> None:
+    ledger = Ledger(new_trace(False))
+    ledger.timed("queue;dur=1, compute;dur=2")
+    assert (ledger.upstream, ledger.reported_s) == ("queue;dur=1, compute;dur=2", {}), (
+        "one answer is passed on as it is"
+    )
+    for _ in range(1817):
+        ledger.timed("queue;dur=1, compute;dur=2")
+    steps = StepLedger(ledger, "infer-steps")
+    for _ in range(3):
+        steps.timed("compute;dur=2")
+    steps.fold()
+    steps.fold()
+    assert ledger.upstream == ""
+    assert {name: round(seconds, 6) for name, seconds in ledger.reported_s.items()} == {
+        "queue": 1.818,
+        "compute": 3.642,
+    }

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.server_timing import read_server_timing, server_timing
+from oriel_wire.server_timing import WRITTEN, bounded, read_server_timing, server_timing
 
 names = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=20)
 
@@ -30,3 +30,16 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
 def test_text_that_is_made_to_be_slow_is_read_at_once_or_not_at_all() -> None:
     for hostile in (";" * 8000, "a" + ';"' * 4000, 'a;"' + '";"' * 2600, "a" + ";b" * 4000, "a;dur=1," * 5000):
         assert len(read_server_timing(hostile)) <= 1  # a pattern that backtracks would need hours
+
+
+@given(st.lists(st.tuples(names, st.integers(0, 10**12)), max_size=300))
+def test_what_is_written_is_bounded_and_loses_no_time(stages: list[tuple[str, int]]) -> None:
+    text = server_timing([(name, microseconds / 1e6) for name, microseconds in stages])
+    assert len(text) <= WRITTEN
+    assert round(sum(read_server_timing(text).values()) * 1e6) == sum(microseconds for _, microseconds in stages)
+
+
+def test_a_long_header_becomes_one_sum_per_stage() -> None:
+    text = ", ".join(["queue;dur=1.000, compute;dur=0.500"] * 100)
+    assert bounded(text) == "queue;dur=100.000, compute;dur=50.000"
+    assert bounded(text[:200]) == text[:200] and bounded("x" * 9000) == ""

@@ -9,6 +9,7 @@ from typing import Final
 
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import MAX_LINE, Field, Kind, LineMemo
+from oriel_wire.server_timing import bounded
 
 _CONTENT_LENGTH = int(Kind.CONTENT_LENGTH)
 _TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
@@ -17,6 +18,10 @@ _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _USED = int(Kind.USED)
 _DATE = int(Kind.DATE)
+_EVENTS: Final = 32  # the kind of a Content-Type that says that the answer is a stream of events
+_EVENT_TYPE: Final = re.compile(r"text/event-stream[ \t]*(?:;|\Z)", re.IGNORECASE)
+# What a stream of events says to proxies, which would otherwise keep or collect it.
+UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 _MAX_KEPT_HEAD: Final = 1024
 _MAX_HEADS: Final = 32
 _MAX_FIELDS: Final = 256
@@ -44,6 +49,7 @@ class ResponseHead:
     chunked = False
     close = False
     dated = False
+    events = False  # a stream of events; `forward` says that it must be neither kept nor collected
     server_timing = ""
     cost_us = -1
     used = ""  # see `oriel_wire.context.parse_cost`
@@ -73,7 +79,7 @@ class ResponseHead:
         made = ResponseHead(self.status, b"", 1)
         made.content_length, made.chunked, made.close = self.content_length, self.chunked, self.close
         made.dated, made.server_timing, made.cost_us = self.dated, self.server_timing, self.cost_us
-        made.used = self.used
+        made.used, made.events = self.used, self.events
         made.forward, made.fields = [*self.forward], self.fields
         return made
 
@@ -104,6 +110,8 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
             field = memo.find(line)
             if field is None:
                 field = memo.classify(line)
+                if field.name == "content-type" and _EVENT_TYPE.match(field.value) is not None:
+                    field.kind = _EVENTS
                 memo.keep((field,))
                 repeated = False
         fields.append(field)
@@ -128,11 +136,16 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
             forward.append(line)
             head.dated = True
         elif kind == _SERVER_TIMING:
-            head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
+            head.server_timing = bounded(f"{head.server_timing}, {field.value}" if head.server_timing else field.value)
         elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
             head.cost_us = int(field.value)
         elif kind == _USED:
             head.used = field.value
+        elif kind == _EVENTS:
+            forward.append(line)
+            head.events = True
+    if head.events:
+        forward += [f"{name}: {value}".encode() for name, value in UNBUFFERED if head.get(name) is None]
     if dropped:
         head.forward = [line for line in forward if not line.lower().startswith(dropped)]
     if head.chunked and head.content_length is not None:

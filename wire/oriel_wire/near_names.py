@@ -27,6 +27,17 @@ def near_name(name: str, known: Iterable[str]) -> str:
     return ""
 
 
+def near_path(path: str) -> str:
+    """The path with `/v1` before it once, without empty parts and without a slash at its end; "" if that is `path`."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:1] != ["v2"]:
+        while parts[:1] == ["v1"]:
+            del parts[0]
+        parts.insert(0, "v1")
+    near = "/" + "/".join(parts)
+    return "" if near == path else near
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_").replace(".", "_")
 

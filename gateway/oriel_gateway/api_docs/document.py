@@ -3,6 +3,7 @@
 Without a tenant the document is the same for every gateway: it does not show what is served.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import prod
@@ -17,12 +18,13 @@ from oriel_gateway.routing.targets import OPENAI_SERVICES
 from oriel_policies.documents import Tenant
 from oriel_policies.documents.promises import fits
 from oriel_policies.routing import RouteTable
-from oriel_wire.engine.api_page import DOCS, ERROR, OPENAI, OPENAPI, openai_operation
+from oriel_wire.engine.api_page import BINARY, DOCS, ERROR, OPENAI, OPENAPI, openai_operation
 
 SERVICES = "/v1/services"
 MAX_EXAMPLE = 1024  # the most elements of one tensor of an example
 MAX_LISTED = 512  # the most services, and the most models, of one document
 _JSON = "application/json"
+_BYTES = "application/octet-stream"
 _TITLE = "Oriel gateway"
 _STRANGERS = (
     "Send a key or token (Authorization: Bearer KEY, or x-api-key: KEY) to see the services and models it may use."
@@ -47,7 +49,7 @@ _TENSORS = {
             "shape": {"type": "array", "items": {"type": "integer"}},
             "datatype": {"type": "string", "examples": ["FP32", "INT64", "BYTES"]},
             "parameters": {"type": "object"},
-            "data": {"type": "array", "description": "the elements, flat or nested as the shape"},
+            "data": {"type": "array", "items": {}, "description": "the elements, flat or nested as the shape"},
         },
     },
 }
@@ -117,8 +119,56 @@ _TIER = {
     "description": "a tier below the one that would serve this request",
 }
 _CALL_HEADERS = (_DEADLINE, _TIER)
+_JSON_SIZE = {
+    "name": "inference-header-content-length",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 0},
+    "description": "of a binary body: the size in bytes of the JSON before the tensors",
+}
+_OBJECT = {"type": "object"}
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+_COUNTS = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
+_PERIOD = {
+    "type": "object",
+    "properties": {
+        "begins": {"type": "string", "format": "date-time"},
+        **{name: {"type": "integer"} for name in _COUNTS},
+        "targets": {"type": "array", "items": {"type": "object"}, "description": "the same, by model or service"},
+    },
+}
+_USED = {
+    "type": "object",
+    "required": ["tenant", "day", "month"],
+    "properties": {
+        "tenant": {"type": "string"},
+        "since": {"type": "string", "format": "date-time", "description": "when this gateway began to count"},
+        "day": _PERIOD,
+        "month": _PERIOD,
+        "budgets": {"type": "array", "items": {"type": "object"}},
+    },
+}
+_LEFT = {
+    "type": "object",
+    "required": ["tenant", "tier", "limits"],
+    "properties": {
+        "tenant": {"type": "string"},
+        "tier": {"type": "string"},
+        "limits": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    **{name: {"type": "string"} for name in ("name", "kind", "unit", "per")},
+                    **{name: {"type": "number"} for name in ("limit", "left", "per_second", "more_in_s")},
+                },
+            },
+        },
+    },
+}
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -168,6 +218,9 @@ def document(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts])
 
 
 def _document(paths: Mapping[str, Any], components: Mapping[str, Any], about: str) -> bytes:
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            operation.setdefault("operationId", _id(method, path))
     schemas = {"Error": ERROR, "ErrorV2": _V2_ERROR, "InferRequest": _INFER, "InferResponse": _INFERRED, **components}
     return msgspec.json.encode(
         {
@@ -190,6 +243,11 @@ def _document(paths: Mapping[str, Any], components: Mapping[str, Any], about: st
             },
         }
     )
+
+
+def _id(method: str, path: str) -> str:
+    """Return an id of an operation that names no service and no model: what a caller fills in is `any-...`."""
+    return "-".join([method, *re.findall(r"[a-z0-9.-]+", path.replace("{", "any-"))])
 
 
 def _refusal(status: int, schema: str) -> dict[str, Any]:
@@ -230,6 +288,12 @@ def _own_paths() -> dict[str, Any]:
     services = {"type": "object", "properties": {"services": {"type": "array", "items": row}}}
     return {
         SERVICES: own("The services this key may use", _json(services), needs_key=True, **_refusals((400, 401, 503))),
+        "/v1/usage": own(
+            "What this key's tenant has used this day and month", _json(_USED), needs_key=True, **_refusals((401, 503))
+        ),
+        "/v1/limits": own(
+            "The limits of this key's tenant and what is left", _json(_LEFT), needs_key=True, **_refusals((401, 503))
+        ),
         OPENAPI: own(
             "This document: with a key, what that key may use", _json({"type": "object"}), **_refusals((401,))
         ),
@@ -265,11 +329,10 @@ def _model_templates() -> dict[str, Any]:
             "/generate": "Run a model, plain JSON in and out",
             "/generate_stream": "Run a model, answers as server-sent events",
         }.items():
-            schema = {"$ref": "#/components/schemas/InferRequest"} if verb == "/infer" else {"type": "object"}
-            made = _of_model(summary, schema)
+            made = _of_tensors(summary) if verb == "/infer" else _of_model(summary, _OBJECT)
             if verb == "/generate_stream":
-                made["responses"]["200"]["content"] = {"text/event-stream": {}}
-            found[base + verb] = {"post": made | {"parameters": [*parameters, *_CALL_HEADERS]}}
+                made["responses"]["200"]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+            found[base + verb] = {"post": made | {"parameters": [*parameters, *made.get("parameters", _CALL_HEADERS)]}}
     return found
 
 
@@ -277,10 +340,20 @@ def _of_model(summary: str, takes: Mapping[str, Any] | None) -> dict[str, Any]:
     made: dict[str, Any] = {
         "tags": ["Models"],
         "summary": summary,
-        "responses": {"200": _json({"type": "object"}), **_refusals(_COMMON, "v2-")},
+        "responses": {"200": _json(_OBJECT), **_refusals(_COMMON, "v2-")},
     }
     if takes is not None:
         made["requestBody"] = {"required": True, "content": {_JSON: {"schema": takes}}}
+    return made
+
+
+def _of_tensors(summary: str) -> dict[str, Any]:
+    """Return the operation that runs a model, with tensors as JSON or, both ways, as bytes behind the JSON."""
+    made = _of_model(summary, {"$ref": "#/components/schemas/InferRequest"})
+    made["requestBody"]["content"][_BYTES] = {"schema": BINARY}
+    made["parameters"] = [*_CALL_HEADERS, _JSON_SIZE]
+    answer = made["responses"]["200"] = _json({"$ref": "#/components/schemas/InferResponse"})
+    answer["content"][_BYTES] = {"schema": BINARY}
     return made
 
 
@@ -329,7 +402,8 @@ def _service(name: str, facts: ServiceFacts | None) -> dict[str, Any]:
     made: dict[str, Any] = {"tags": ["Services"]}
     if facts is None:
         made["summary"] = name or "Call a service"
-        made["requestBody"] = {"content": {"*/*": {}}}
+        anything: dict[str, Any] = {_JSON: {"schema": {}}, "text/plain": {"schema": {"type": "string"}}}
+        made["requestBody"] = {"content": {**anything, _BYTES: {"schema": BINARY}}}
         made["responses"] = {"200": {"description": "the answer", "content": {"*/*": {}}}}
     else:
         made |= msgspec.json.decode(facts.operation)
@@ -349,7 +423,7 @@ def _openai_path(path: str, models: Sequence[str]) -> dict[str, Any]:
 
 def _openai_models() -> dict[str, Any]:
     made = {"tags": ["OpenAI"], "summary": "The models this key may use there"}
-    return {"/v1/models": {"get": made | {"responses": {"200": _json({"type": "object"}), **_refusals(_COMMON)}}}}
+    return {"/v1/models": {"get": made | {"responses": {"200": _json(_OBJECT), **_refusals(_COMMON)}}}}
 
 
 def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, Sequence[str]]:
@@ -367,10 +441,8 @@ def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) 
 
 
 def _model(name: str, facts: ModelFacts | None) -> dict[str, Any]:
-    infer = _of_model(f"Run {name}", {"$ref": "#/components/schemas/InferRequest"})
+    infer = _of_tensors(f"Run {name}")
     infer["operationId"] = f"model-{name}"
-    infer["parameters"] = [*_CALL_HEADERS]
-    infer["responses"]["200"] = _json({"$ref": "#/components/schemas/InferResponse"})
     if facts is not None:
         infer["description"] = f"takes {_shown(facts.inputs)}; gives {_shown(facts.outputs)}"
         example = [_example(each) for each in facts.inputs]
@@ -378,7 +450,9 @@ def _model(name: str, facts: ModelFacts | None) -> dict[str, Any]:
             infer["requestBody"]["content"][_JSON]["example"] = {"inputs": example}
     return {
         f"/v2/models/{name}/infer": {"post": infer},
-        f"/v2/models/{name}": {"get": _of_model(f"Inputs and outputs of {name}", None)},
+        f"/v2/models/{name}": {
+            "get": _of_model(f"Inputs and outputs of {name}", None) | {"operationId": f"metadata-{name}"}
+        },
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from oriel_gateway.errors import Refused
+from oriel_gateway.http_status import FINAL, WORDS
 from oriel_wire.engine.limits import reason_phrase
 
 __all__ = ["refusal_body", "refusal_bytes", "small_answer", "with_retry_after"]
@@ -14,16 +15,17 @@ _RETRY_S = {429: 10**9, 500: 0, 502: 60, 503: 60, 504: 0}
 
 
 def refusal_body(refused: Refused, request_id: str, *, v2: bool) -> bytes:
-    """Return JSON in one line. v2 clients read `error` as a string; all others get an object with `reason` in it."""
-    reason = refused.outcome.value
-    error: dict[str, Any]
+    """Return JSON in one line. v2 clients read `error` as a string; all others get the object of the OpenAI API with
+    `reason` in it.
+    """
+    ids = {"reason": refused.outcome.value, "request_id": request_id}
     if v2:
-        error = {"error": refused.message, "reason": reason, "request_id": request_id}
-    else:
-        error = {"error": {"message": refused.message, "reason": reason, "request_id": request_id}}
-        if refused.more is not None:
-            error["error"].update(refused.more)
-    return msgspec.json.encode(error)
+        return msgspec.json.encode({"error": refused.message, **ids})
+    kind, code = WORDS[refused.outcome]
+    error: dict[str, Any] = {"message": refused.message, "type": kind, "param": None, "code": code, **ids}
+    if refused.more is not None:
+        error.update(refused.more)
+    return msgspec.json.encode({"error": error})
 
 
 def refusal_bytes(
@@ -43,6 +45,8 @@ def refusal_bytes(
     more = "".join([f"{name}: {value}\r\n" for name, value in refused.headers]) if refused.headers else ""
     if refused.retry_after_s is not None:
         more += f"retry-after: {refused.retry_after_s}\r\n"
+    if refused.outcome in FINAL:
+        more += "x-should-retry: false\r\n"
     # As `small_answer` would write it, in one piece: an attack is answered with many of these.
     head = (
         f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {len(body)}\r\n"
@@ -56,11 +60,14 @@ def with_retry_after(lines: list[bytes], status: int, own: str | None) -> list[b
     """Return the header lines of an upstream's error with when to come back.
 
     own: the upstream's own `Retry-After`. A 502 or 503 gets 1 to 60 whole seconds, whatever the upstream sent; a 429
-    gets what it sent, at least a second; 500 and 504 get none.
+    gets what it sent, at least a second; 500 and 504 get none, and clients
+    are told not to repeat what was late.
     """
     if status not in _RETRY_S:
         return lines
     others = [line for line in lines if line[:12].lower() != b"retry-after:"]
+    if status == 504:
+        return [*(line for line in others if line[:15].lower() != b"x-should-retry:"), b"x-should-retry: false"]
     most_s = _RETRY_S[status]
     if not most_s:
         return others

@@ -5,6 +5,8 @@ An origin is compared byte by byte: browsers send it in one spelling. Where the 
 those of the upstream are dropped.
 """
 
+import re
+
 from oriel_policies.documents import Snapshot
 from oriel_wire.h1 import RequestHead
 
@@ -17,8 +19,9 @@ _HEADERS = (
     "accept, authorization, content-type, x-api-key, x-request-id, x-request-timeout-ms, x-request-tier, "
     "inference-header-content-length, traceparent, tracestate, grpc-timeout, x-grpc-web, x-user-agent"
 )
+_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~, \t-]{1,1024}\Z", re.IGNORECASE)
 _EXPOSED = (
-    "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, x-ratelimit-limit-tokens, "
+    "x-request-id, server-timing, retry-after, x-should-retry, ratelimit, ratelimit-policy, x-ratelimit-limit-tokens, "
     "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, traceresponse, www-authenticate, "
     "inference-header-content-length, grpc-status, grpc-message, x-oriel-reason"
 )
@@ -45,16 +48,22 @@ def cors_lines(origin: str | None, origins: tuple[str, ...]) -> bytes:
     )
 
 
-def preflight_lines(allowed: bool, snapshot: Snapshot) -> list[tuple[str, str]]:
-    """Return the further header lines of a preflight's answer. It also allows the headers that routes read."""
+def preflight_lines(allowed: bool, snapshot: Snapshot, requested: str | None) -> list[tuple[str, str]]:
+    """Return the further header lines of a preflight's answer.
+
+    It allows the headers that the gateway and its routes read, and those that the page wants to send: none of them lets
+    a browser add a credential. requested: the names of these, which count up to 1,024 characters.
+    """
     if not allowed:
         return []
     seen = {name for route in snapshot.routes for name, _ in route.headers}
     seen |= {name for route in snapshot.routes for name in (route.sticky, route.split_by)}
-    looked_at = sorted(seen - {"", "stream", "tenant", "request"})
+    names = [_HEADERS, *sorted(seen - {"", "stream", "tenant", "request"})]
+    if requested is not None and _NAMES.match(requested) is not None:
+        names.append(requested)
     return [
         ("access-control-allow-methods", _METHODS),
-        ("access-control-allow-headers", ", ".join([_HEADERS, *looked_at])),
+        ("access-control-allow-headers", ", ".join(names)),
         ("access-control-max-age", str(MAX_AGE_S)),
     ]
 

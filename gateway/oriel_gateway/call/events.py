@@ -33,10 +33,7 @@ class Events:
 
 def events_of(head: ResponseHead, data: bytes) -> Events | None:
     """Return the tracker of a chunked answer that begins with `data`, None unless it is one of plain events."""
-    if head.status != 200 or (head.get("content-encoding") or "identity").lower() != "identity":
-        return None
-    kind = head.get("content-type") or ""
-    if kind[:17].lower() != "text/event-stream" or kind[17:].lstrip()[:1] not in ("", ";"):
+    if not head.events or head.status != 200 or (head.get("content-encoding") or "identity").lower() != "identity":
         return None
     events = Events()
     events.sent(data)

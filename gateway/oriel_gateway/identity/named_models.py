@@ -14,7 +14,6 @@ that the tenant may not use gets the answer of one that does not exist.
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -110,7 +109,7 @@ def naming_another(body: bytes, model: str) -> bytes | None:
 def unknown_model(name: str, tenant: Tenant) -> Refused:
     """Build the refusal for a model that is absent for this key, whether it exists or not; see `targets.absent`."""
     near = did_you_mean(name, (each for each in tenant.models if "*" not in each))
-    more = {"type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    more = {"param": "model", "code": "model_not_found"}
     return Refused(Outcome.NOT_FOUND, f"there is no model {name[:128]!r} here for this key{near}", more=more)
 
 
@@ -147,7 +146,7 @@ def _object(body: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
         _check_extent(data)
         fields = _as_object(data)
     except (ValueError, RecursionError):
-        raise _refused("the body is not one JSON object in UTF-8") from None
+        raise _refused("the body is not one JSON object in UTF-8" if data else "the body is empty") from None
     for name in fields:
         if name != "model" and _NAMES_MODELS.search(name) is not None:
             raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
@@ -251,8 +250,7 @@ def _check(name: str, tenant: Tenant) -> None:
 
 
 def _refused(message: str) -> Refused:
-    more: dict[str, Any] = {"type": "invalid_request_error", "param": "model", "code": None}
-    return Refused(Outcome.INVALID_REQUEST, message, more=more)
+    return Refused(Outcome.INVALID_REQUEST, message, more={"param": "model"})
 
 
 def _too_large() -> Refused:

@@ -268,7 +268,7 @@ class GrpcClient(Stream):
         target = gateway.targets.of_method(tenant, line.method, kind, name, version, rpc.tier)  # type: ignore[arg-type]
         if target.choices is not None:
             assert self._mark is not None
-            target = chosen(target, rpc.get, self._mark.request_id)
+            target = chosen(target, rpc.get, self._mark.own)
         return target
 
     def authorise(self, tenant: Tenant, message: Message) -> tuple[str, str]:

@@ -125,7 +125,7 @@ class ClientConnection(ServerConnection):
                 tenant, target = judged.tenant, judged.target
             else:
                 line = head.line
-                if is_own(line.path):
+                if is_own(line.method, line.path):
                     page = own_page(head, gateway, self.memo)
                     self.unwanted(head)
                     mark = gateway.mark(head.request_id, None, None)
@@ -144,7 +144,7 @@ class ClientConnection(ServerConnection):
             lines = None if judged.target.tokens else judged.lines_of(head)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate, judged.key)
             if target.choices is not None:
-                target = chosen(target, head.get, mark.request_id)
+                target = chosen(target, head.get, mark.own)
                 if target.tenant is not tenant:
                     tenant, lines = target.tenant, None  # the cached lines name another tier, so they are written anew
             if self.server.gate is not None:
@@ -291,7 +291,7 @@ class ClientConnection(ServerConnection):
             return False
         self.unwanted(head)
         mark = self.gateway.mark(head.request_id, None, None)
-        self._write(preflight_answer(self.cors, snapshot, mark, self.server.date_line, close=self.must_close))
+        self._write(preflight_answer(self.cors, snapshot, head, mark, self.server.date_line, close=self.must_close))
         self.answered(close=False)
         return True
 

@@ -80,7 +80,7 @@ class Http2Client:
                 return
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             line = head.line
-            if is_own(line.path):
+            if is_own(line.method, line.path):
                 page = own_page(head, gateway, server.memo)
                 self._write(page_answer(page, head, mark, server.date_line, close=False))
                 return
@@ -93,7 +93,7 @@ class Http2Client:
             target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)
             tenant = target.tenant
             if target.choices is not None:
-                target = chosen(target, head.get, mark.request_id)
+                target = chosen(target, head.get, mark.own)
                 tenant = target.tenant
             if server.gate is not None and connection.refuses(tenant):
                 connection.refuse_later(
@@ -156,7 +156,7 @@ class Http2Client:
         if not http.cors_origins or not is_preflight(head):
             return False
         mark = gateway.mark(head.request_id, None, None)
-        self._write(preflight_answer(self.cors, gateway.snapshot, mark, server.date_line, close=False))
+        self._write(preflight_answer(self.cors, gateway.snapshot, head, mark, server.date_line, close=False))
         return True
 
     def _count_unknown(self, fields: list[HeaderField]) -> None:

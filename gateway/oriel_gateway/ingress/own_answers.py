@@ -18,14 +18,16 @@ NOT_QUEUED = "gateway-queue;dur=0.000"
 _HEALTH = "/v2/health/"
 
 
-def is_own(path: str) -> bool:
-    """Return whether the gateway itself answers at this path."""
-    return path.startswith(_HEALTH) or path in PATHS or path in OF_TENANTS
+def is_own(method: str, path: str) -> bool:
+    """Return whether the gateway itself answers this request."""
+    return path.startswith(_HEALTH) or path in PATHS or path in OF_TENANTS or (method == "OPTIONS" and path != "*")
 
 
 def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
     """Return what the gateway itself answers at a path of its own. Raises Refused."""
     path, method = head.line.path, head.line.method
+    if method == "OPTIONS":
+        raise Refused(Outcome.METHOD_NOT_ALLOWED, _options(gateway.snapshot), headers=(("allow", "GET, HEAD, POST"),))
     if path.startswith(_HEALTH) and path not in ("/v2/health/live", "/v2/health/ready"):
         raise Refused(Outcome.NOT_FOUND, "nothing is served at this path")
     if method not in ("GET", "HEAD"):
@@ -40,6 +42,12 @@ def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
         why = "it is shutting down" if gateway.draining else "it has not yet asked its upstreams"
         raise Refused(Outcome.NOT_READY, f"the gateway is not ready: {why}", retry_after_s=1)
     return Page("", b"", ())
+
+
+def _options(snapshot: Snapshot) -> str:
+    if snapshot.http.cors_origins:
+        return "OPTIONS is for browsers: send Origin and Access-Control-Request-Method"
+    return "CORS is off: pages of other origins may not call this gateway unless cors_origins in its [http] names them"
 
 
 def _documentation(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
@@ -64,10 +72,13 @@ def page_answer(page: Page, head: RequestHead, mark: Mark, date_line: bytes, *, 
     )
 
 
-def preflight_answer(cors: bytes, snapshot: Snapshot, mark: Mark, date_line: bytes, *, close: bool) -> bytes:
+def preflight_answer(
+    cors: bytes, snapshot: Snapshot, head: RequestHead, mark: Mark, date_line: bytes, *, close: bool
+) -> bytes:
     """Return the whole answer to a preflight. cors: the lines for its origin, which allow it or not."""
     allowed = cors.startswith(b"access-control-")
-    return small_answer(204, [*preflight_lines(allowed, snapshot), *_ids(mark)], b"", date_line, close=close)
+    lines = preflight_lines(allowed, snapshot, head.get("access-control-request-headers"))
+    return small_answer(204, [*lines, *_ids(mark)], b"", date_line, close=close)
 
 
 def _ids(mark: Mark) -> list[tuple[str, str]]:

@@ -25,9 +25,8 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
     """Build the refusal of a call by `meter`. wait_s: seconds until the meter would let it through."""
     bound, rate = meter.bound, meter.bound.rate
     outcome = Outcome.RATE_LIMITED
-    more: dict[str, str | None] | None = None
     if bound.counts is Counts.TOKENS and rate is not None:
-        outcome, more = Outcome.TOKENS_LIMITED, {"type": "tokens", "param": None, "code": "rate_limit_exceeded"}
+        outcome = Outcome.TOKENS_LIMITED
         message = (
             f"{_whose(bound.name)} use {rate.requests_per_s * 60:g} tokens per minute (bursts of {rate.burst}); those "
             f"for the prompt and the longest answer that this one asks for are free in {wait_s:.2f} s"
@@ -41,7 +40,6 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
         message = f"{_whose(bound.name)} have {bound.limit} at once, and as many are under way"
     elif bound.budget is not None:
         outcome = Outcome.BUDGET_SPENT
-        more = {"type": "insufficient_quota", "param": None, "code": "insufficient_quota"}
         message = (
             f"the budget of this key's tenant is spent: {amount_text(bound.limit, bound.budget)} {bound.budget.unit} "
             f"per {bound.period} (UTC)"
@@ -62,7 +60,7 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
     )
     if bound.counts is Counts.TOKENS:
         headers += token_headers(bound, left, meter.left(now)[1])
-    return Refused(outcome, message, retry_after_s=ceil(wait_s) or 1, headers=headers, more=more)
+    return Refused(outcome, message, retry_after_s=ceil(wait_s) or 1, headers=headers)
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ from oriel_policies.documents import Allowance, Route, Split, Tenant
 from oriel_policies.documents.promises import takes_tokens
 from oriel_policies.fallback import passed_over
 from oriel_policies.routing import RouteTable
-from oriel_wire.near_names import did_you_mean
+from oriel_wire.near_names import did_you_mean, near_path
 
 Kind = Literal["service", "model", "server"]
 # The tenant by the tier that serves its calls on a route; without one, by its own. May raise Refused TIER_NOT_ALLOWED.
@@ -154,10 +154,11 @@ class Choices:
         self._tenant = tenant
         self._made: dict[tuple[Route, Split | None], Target] = {}
 
-    def pick(self, header: Callable[[str], str | None], request_id: str) -> Target | None:
+    def pick(self, header: Callable[[str], str | None], span: str) -> Target | None:
         """Choose the target of one call, None when no route fits.
 
-        header: maps a lower-case name to its first value in the call.
+        header: maps a lower-case name to its first value in the call. span: the gateway's own id of the call: a client
+        could choose its side by an id that it sends.
         """
         for route in self._routes:
             if all(header(name) == value for name, value in route.headers):
@@ -168,7 +169,7 @@ class Choices:
         if route.split:
             by = route.split_by
             # Without the header, the side follows from the tenant, which changes least from call to call.
-            side = _side(route, request_id if by == "request" else by != "tenant" and header(by) or self._tenant)
+            side = _side(route, span if by == "request" else by != "tenant" and header(by) or self._tenant)
         target = self._made.get((route, side))
         if target is None:
             target = self._made[route, side] = _made(self._make, route, side)
@@ -194,13 +195,13 @@ def _made(make: Make, route: Route, side: Split | None) -> Target:
     return replace(target, copies_to=make(route, other))
 
 
-def chosen(target: Target, header: Callable[[str], str | None], request_id: str) -> Target:
+def chosen(target: Target, header: Callable[[str], str | None], span: str) -> Target:
     """Return the target that the choices of `target` come to for one call. Raises Refused NOT_FOUND.
 
-    header: maps a lower-case name to its first value in the call.
+    header, span: see `Choices.pick`.
     """
     assert target.choices is not None
-    found = target.choices.pick(header, request_id)
+    found = target.choices.pick(header, span)
     if found is None:
         raise absent(target.kind, target.name)
     return found
@@ -230,7 +231,7 @@ def resolve(
         try:
             path = unquote_to_bytes(path).decode("ascii")
         except UnicodeDecodeError:
-            raise _nothing() from None
+            raise _nothing(path) from None
     kind: Kind = "model"
     name, verb, names = "", None, ""
     found: tuple[Route, ...] = ()
@@ -252,10 +253,10 @@ def resolve(
             if found and not tenant.may_use_model(listed):
                 found, missing = (), unknown_model(listed, tenant)
     elif path == "/v2":
-        kind, allowed, missing = "server", _GET, _nothing()
+        kind, allowed, missing = "server", _GET, _nothing(path)
         found = routes.for_model("")
     elif _OPERATOR.match(path):
-        kind, missing = "server", _nothing()
+        kind, missing = "server", _nothing(path)
         allowed = frozenset({"GET", "POST"})
         if "operator" in tenant.scopes:
             found = routes.for_model("")
@@ -264,7 +265,7 @@ def resolve(
         if tenant.may_use_model(name):
             found = routes.for_model(name, match["version"] or "")
     else:
-        raise _nothing()
+        raise _nothing(path)
     if not found:
         raise missing or absent(kind, name, tenant)
     if method not in allowed:
@@ -459,5 +460,8 @@ def absent(kind: Kind, name: str, tenant: Tenant | None = None) -> Refused:
     return Refused(Outcome.NOT_FOUND, f"there is no {kind} {name[:128]!r} here for this key{near}")
 
 
-def _nothing() -> Refused:
-    return Refused(Outcome.NOT_FOUND, "nothing is served at this path")
+def _nothing(path: str) -> Refused:
+    message = "nothing is served at this path"
+    if (near := near_path(path)) and (near in _OPENAI or _SERVICE.match(near) or _LISTED.match(near)):
+        message += f": {near} is one (a path has /v1 once, and no slash at its end)"
+    return Refused(Outcome.NOT_FOUND, message)

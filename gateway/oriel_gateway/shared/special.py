@@ -153,7 +153,7 @@ class Extras:
         if size > REPLAY_BYTES or not (target.keepable or copies):
             return not (target.fallbacks and leave_late_pool(call))
         body = call.body()
-        if copies and unit(call.mark.request_id) < copies:
+        if copies and unit(call.mark.own) < copies:
             self._copied = body  # the call keeps its own body on the budget: the copy takes no room from other calls
         if target.fallbacks:
             return not leave_late_pool(call)

@@ -22,12 +22,13 @@ from oriel_inference.servers.surface import Surface
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.h1_response import UNBUFFERED
 from oriel_wire.v2.datatypes import lookup, quoted
 from oriel_wire.v2.jsondata import decode_data, encode_data
 from oriel_wire.v2.messages import MAX_PARAMETERS, InferRequest, InferResponse, Tensor, too_many
 
 MAX_ELEMENTS = 1 << 18  # more would block the loop: such data belongs in binary tensors
-_EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+_EVENTS = (("content-type", "text/event-stream; charset=utf-8"), *UNBUFFERED)
 
 
 def generate(surface: Surface, exchange: Exchange, model: str, version: str, body: bytes, *, stream: bool) -> None:

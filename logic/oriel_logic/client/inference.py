@@ -196,7 +196,7 @@ class BoundModels:
                 stage,
             )
             if response.server_timing:
-                self._ledger.upstream.append(response.server_timing)
+                self._ledger.timed(response.server_timing)
             if response.cost_us > 0:
                 self._ledger.cost_us += response.cost_us
             if response.used:

@@ -83,7 +83,8 @@ class Ledger:
     """The stages of one request; they may overlap (fan-out).
 
     root: the request's own span.
-    upstream: `Server-Timing` entries that inference servers reported. reported_s: the sums of further ones, by name.
+    upstream: `Server-Timing` of the first answer of an inference server. reported_s: when there are more, the sums of
+    all, by stage.
     cost_us: the cost of the request so far: processor time of workers plus what inference servers charged.
     cpu_ns: processor time of workers. device_ns, device_class: of devices, as inference servers report it.
     tokens_in, tokens_out: of the OpenAI API.
@@ -106,7 +107,7 @@ class Ledger:
     def __init__(self, root: TraceContext, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root
         self.stages: list[Stage] = []
-        self.upstream: list[str] = []
+        self.upstream = ""
         self.reported_s: dict[str, float] = {}
         self.cost_us = self.cpu_ns = self.device_ns = self.tokens_in = self.tokens_out = 0
         self.device_class = ""
@@ -120,8 +121,25 @@ class Ledger:
             self.cpu_ns += used.cpu_ns
             self.device_class = used.device_class
 
+    def timed(self, text: str) -> None:
+        """Add the `Server-Timing` of an answer of an inference server."""
+        if self.upstream or self.reported_s:
+            self._sum(read_server_timing(text))
+        else:
+            self.upstream = text
+
+    def _sum(self, further_s: dict[str, float]) -> None:
+        first, self.upstream = self.upstream, ""
+        for times_s in (read_server_timing(first), further_s):
+            for name, seconds in times_s.items():
+                self.reported_s[name] = self.reported_s.get(name, 0.0) + seconds
+
     def take(self, other: "Ledger") -> None:
         """Add what another one counted, which begins anew."""
+        if other.upstream or other.reported_s:
+            other._sum({})
+            self._sum(other.reported_s)
+            other.reported_s = {}
         self.cost_us += other.cost_us
         self.device_ns += other.device_ns
         self.cpu_ns += other.cpu_ns
@@ -180,10 +198,6 @@ class StepLedger(Ledger):
         """Add the calls that have ended to the request, and forget them."""
         request, whole = self._request, self._whole
         request.take(self)
-        for text in self.upstream:
-            for name, seconds in read_server_timing(text).items():
-                request.reported_s[name] = request.reported_s.get(name, 0.0) + seconds
-        self.upstream.clear()
         if whole is None:
             return
         ended = [stage for stage in self.stages if stage.end_s]

@@ -6,10 +6,8 @@ from typing import Any
 
 import msgspec
 
-from oriel_logic.errors import DeadlineExceeded, LogicError, ParameterWrong
 from oriel_logic.openai.schema import Usage
 from oriel_logic.openai.sequence import Delta, Finish
-from oriel_logic.server.replies import Reply, retry_after, status_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +45,13 @@ CHAT = Form(
 
 
 class Answer:
-    """One answer in a form. Its methods give plain values for JSON; `created` is in Unix seconds."""
+    """One answer in a form. Its methods give plain values for JSON; `created` is in Unix seconds.
+
+    tells_usage: the client asked for `stream_options.include_usage`, so each chunk has `usage`.
+    """
 
     def __init__(self, form: Form, request_id: str, model: str, created: int) -> None:
+        self.tells_usage = False
         self._form = form
         self._facts: dict[str, Any] = {"id": f"{form.prefix}-{request_id}", "created": created, "model": model}
 
@@ -65,8 +67,11 @@ class Answer:
         opening = self._form.opening
         return None if opening is None else self._chunk(index, opening, None)
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        return self._chunk(delta.index, self._form.added(delta.text), delta.finish)
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the events of a piece of text and of the end of its choice: clients read no text at the end."""
+        added = self._form.added
+        found = [self._chunk(delta.index, added(delta.text), None)] if delta.text else []
+        return [*found, self._chunk(delta.index, added(""), delta.finish)] if delta.finish else found
 
     def last(self, usage: Usage) -> dict[str, Any]:
         """Return the event after the last text, for `stream_options.include_usage`."""
@@ -74,34 +79,12 @@ class Answer:
 
     def _chunk(self, index: int, content: Mapping[str, Any], finish: Finish | None) -> dict[str, Any]:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
-        return {**self._facts, "object": self._form.chunk_kind, "choices": [choice]}
+        usage = {"usage": None} if self.tells_usage else {}
+        return {**self._facts, "object": self._form.chunk_kind, "choices": [choice], **usage}
 
 
 def written(value: dict[str, Any]) -> bytes:
     return msgspec.json.encode(value)
-
-
-def error_facts(error: LogicError, request_id: str) -> dict[str, Any]:
-    """Return `{"error": ...}` with that API's four fields and ours."""
-    status = status_of(error)
-    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    param, code = (error.param, error.code) if isinstance(error, ParameterWrong) else (None, None)
-    facts = {
-        "message": error.message,
-        "type": kind,
-        "param": param,
-        "code": code or ("model_not_found" if status == 404 else error.outcome.value),
-        "reason": error.outcome.value,
-        "request_id": request_id,
-    }
-    if isinstance(error, DeadlineExceeded):
-        facts["stage"] = error.stage
-    return {"error": facts}
-
-
-def openai_error(error: LogicError, request_id: str) -> Reply:
-    body = msgspec.json.encode(error_facts(error, request_id))
-    return Reply(status=status_of(error), body=body, headers=retry_after(error))
 
 
 EVENT_STREAM = "text/event-stream"

@@ -24,7 +24,6 @@ from oriel_logic.errors import (
     ServiceBroken,
 )
 from oriel_logic.observe.stages import StepLedger
-from oriel_logic.openai.answers import openai_error
 from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
@@ -33,7 +32,7 @@ from oriel_logic.server.envelope import Visit
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.ingress import Handler, read_body
 from oriel_logic.server.pipeline import STREAM_STEP_S, ModelServers, longer
-from oriel_logic.server.replies import Reply
+from oriel_logic.server.replies import Reply, error_reply
 from oriel_logic.server.streaming import first_logic_error
 from oriel_logic.services.context import Context, Workers
 from oriel_policies.documents.promises import fits
@@ -208,4 +207,4 @@ class OpenAI:
 
 def refused(error: LogicError, visit: Visit) -> Reply:
     visit.outcome = error.outcome
-    return openai_error(error, visit.call.request_id)
+    return error_reply(error, visit.call.request_id)

@@ -29,7 +29,7 @@ from oriel_logic.openai.schema import (
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_logic.openai.served import Served, Tools
-from oriel_logic.server.replies import Reply
+from oriel_logic.server.replies import Reply, facts_of
 from oriel_logic.server.streaming import Primed, first_logic_error
 
 _log = logging.getLogger(__name__)
@@ -127,8 +127,8 @@ class LanguageModel(Served):
             tools=tools,
         )
         if request.stream:
-            tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-            pieces = run.events(answer, tells_usage=tells_usage)
+            answer.tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+            pieces = run.events(answer)
             try:
                 first = await anext(pieces)
             except BaseException:
@@ -230,7 +230,7 @@ class Run:
                         group.create_task(collect(prompt))
         return texts
 
-    async def events(self, answer: answers.Answer, *, tells_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def events(self, answer: answers.Answer) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events, one prompt after another.
 
         An error before the first event is raised; a later one is the last event, and `[DONE]` is not sent.
@@ -242,7 +242,7 @@ class Run:
                     async with aclosing(self._deltas(prompt)) as steps:
                         opened = False
                         async for deltas in steps:
-                            chunks = [answer.chunk(delta) for delta in deltas if delta.text or delta.finish]
+                            chunks = [chunk for delta in deltas for chunk in answer.chunks(delta)]
                             if not opened:
                                 opening = [answer.opening(delta.index) for delta in deltas]
                                 chunks = [each for each in opening if each is not None] + chunks
@@ -252,7 +252,7 @@ class Run:
                                 yield b"".join([event(each) for each in chunks])
                                 self._tools.go_on()
             usage = self.usage()
-            yield (event(answer.last(usage)) if tells_usage else b"") + DONE
+            yield (event(answer.last(usage)) if answer.tells_usage else b"") + DONE
         except Exception as error:
             if not begun:
                 raise
@@ -262,7 +262,7 @@ class Run:
                 _log.error("request %s: stream failed", self._tools.visit.call.request_id, exc_info=error)
                 meant = HandlerFailed("the service failed: its log says why under this request id")
             self._tools.visit.outcome = meant.outcome
-            yield event(answers.error_facts(meant, self._tools.visit.call.request_id))
+            yield event(facts_of(meant, self._tools.visit.call.request_id))
         finally:
             self.usage()
 

@@ -1,7 +1,8 @@
 """Request bodies of the OpenAI API as types, and the check of their parameters.
 
 Parameters that this server cannot honour are refused by name, as that API does; those that change nothing here (the end
-user's name, storage) are parsed and dropped.
+user's name, storage) are parsed and dropped. A parameter that is null or empty counts as absent, as do the fields that
+clients add to a message of the assistant which they send back.
 """
 
 import re
@@ -22,6 +23,7 @@ MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_MESSAGES = 512
 MAX_BIASES = 300
+MAX_MARKS = 32_768  # unescaped quotes, opening braces and brackets of a body that gets a second try
 FIELD = re.compile(r"field `([^`]*)`")
 
 Count = Annotated[int, Meta(ge=1)]
@@ -80,18 +82,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)]
+    content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
-    # Fields of an earlier answer of this API that clients send back: empty here.
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
     refusal: str | None = None
-    tool_calls: None = None
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class ChatRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +119,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {
     each: msgspec.json.Decoder(each) for each in (EmbeddingRequest, CompletionRequest, ChatRequest)
 }
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_messages = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_ABSENT = frozenset((b"null", b"[]", b"{}", b'""'))
+_REQUIRED = frozenset({"model", "input", "prompt", "messages", "role", "content"})
+_WHOLE = re.compile(rb"(-?[0-9]{1,18})\.0{1,18}\Z")
+_ECHOED = frozenset(Message.__struct_fields__) | {"tool_calls", "function_call", "audio"}
 
 
 def parse(body: bytes, kind: type[T]) -> T:
@@ -128,16 +132,53 @@ def parse(body: bytes, kind: type[T]) -> T:
     if len(body) > MAX_JSON_BYTES:
         raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(body)}")
     try:
-        request: T = _decoders[kind].decode(body)
+        request = _decoded(body, kind)
     except msgspec.ValidationError as error:
         raise wrong(with_values(error, kind)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ParameterWrong(f"the body is not valid JSON: {error}") from error
+        raise ParameterWrong(f"the body is not valid JSON: {error}" if body.strip() else "the body is empty") from error
     except RecursionError as error:
         raise ParameterWrong("the JSON is nested too deep: flatten it") from error
     if isinstance(request, Generation):
         check_supported(request)
     return request
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    """Decode a body; one that is not strictly right gets a second try without what counts as absent."""
+    decoder: msgspec.json.Decoder[T] = _decoders[kind]
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if body.count(b'"') - body.count(b'\\"') + body.count(b"{") + body.count(b"[") > MAX_MARKS:
+            raise
+        try:
+            fields = _present(_fields.decode(body))
+            if "messages" in fields:
+                messages = [_kept(each) for each in _messages.decode(fields["messages"])]
+                fields["messages"] = msgspec.Raw(msgspec.json.encode(messages))
+        except msgspec.ValidationError:
+            raise error from None
+        return decoder.decode(msgspec.json.encode(fields))
+
+
+def _present(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """Return the fields that have a value, or need one; a whole number may be written as 2.0."""
+    found = {}
+    for name, raw in fields.items():
+        value = bytes(raw)
+        if value not in _ABSENT or name in _REQUIRED:
+            whole = _WHOLE.match(value)
+            found[name] = raw if whole is None else msgspec.Raw(whole[1])
+    return found
+
+
+def _kept(message: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """Return what counts of a message; of the assistant's own, only what this API defines."""
+    found = _present(message)
+    if bytes(found.get("role", b"")) == b'"assistant"':
+        return {name: raw for name, raw in found.items() if name in _ECHOED}
+    return found
 
 
 def wrong(text: str) -> ParameterWrong:
@@ -166,10 +207,13 @@ def check_supported(request: Generation) -> None:
     elif isinstance(request, ChatRequest):
         requested = {
             "logprobs": bool(request.logprobs),
-            "modalities": request.modalities not in (None, ["text"]),
-            "response_format": request.response_format not in (None, {"type": "text"}),
+            "modalities": request.modalities not in (None, [], ["text"]),
+            "response_format": request.response_format not in (None, {}, {"type": "text"}),
             "tools": bool(request.tools),
         }
+        for index, each in enumerate(request.messages):
+            if each.content is None and each.role != "assistant":
+                raise wrong(f"Object missing required field `content` - at `$.messages[{index}]`")
     for name, is_requested in requested.items():
         if is_requested:
             raise ParameterWrong(f"'{name}' is not supported by this server: leave it out", param=name)

@@ -19,7 +19,8 @@ from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, error_reply, not_ready, reply_of
 from oriel_logic.server.streaming import Primed, close
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, ContextPlan, format_cost, read_headers
-from oriel_wire.server_timing import server_timing
+from oriel_wire.h1_response import UNBUFFERED
+from oriel_wire.server_timing import bounded, server_timing
 from oriel_wire.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class Envelope:
                 streams = True
                 pieces = Watched(reply.pieces, visit, self._stream_idle_s, self._streamed(visit))
                 reply = replace(reply, pieces=pieces)
+                if reply.content_type.startswith("text/event-stream"):
+                    reply = replace(reply, headers=(*reply.headers, *UNBUFFERED))
             stamp = self._stamp(visit, self._clock() - visit.started_s, streams=streams)
             return Reply(
                 status=reply.status,
@@ -188,11 +191,10 @@ class Envelope:
     def _stamp(self, visit: Visit, seconds: float, *, streams: bool = False) -> list[tuple[str, str]]:
         ledger = visit.ledger
         stages = ledger.timings()
-        timing = server_timing([("logic", seconds), *[(f"logic-{name}", duration) for name, duration in stages]])
+        own = [("logic", seconds), *[(f"logic-{name}", duration) for name, duration in stages]]
+        timing = server_timing([*own, *ledger.reported_s.items()])
         if ledger.upstream:
-            timing = ", ".join([timing, *ledger.upstream])
-        if ledger.reported_s:
-            timing = f"{timing}, {server_timing(list(ledger.reported_s.items()))}"
+            timing = bounded(f"{timing}, {ledger.upstream}")
         stamp = [
             (REQUEST_ID, visit.call.request_id),
             ("traceresponse", format_traceparent(ledger.root)),

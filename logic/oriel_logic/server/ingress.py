@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from urllib.parse import unquote
 
 from oriel_logic.bodies.messages import Request
@@ -15,11 +15,13 @@ from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, body_of, error_body, reply_of
 from oriel_logic.server.streaming import Streamed, ended_well
 from oriel_wire.context import SERVICES
+from oriel_wire.near_names import near_path
 
 Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
 MAX_NAMED = 1024
 MAX_NAMED_PATH = 256
+CHAT = "/v1/chat/completions"
 SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
 
 
@@ -47,7 +49,7 @@ class Dispatch:
                 fitting = {known: each for (known, at), each in self.routes.items() if is_at(at, path)}
                 if method in fitting:
                     return await fitting[method](inbound, visit)
-                return wrong_method(visit, *sorted(fitting)) if fitting else nothing_here(visit)
+                return wrong_method(visit, *sorted(fitting)) if fitting else nothing_here(path, visit, self.routes)
             named = unquote(match[1]), unquote(match[2] or "")
             if len(path) <= MAX_NAMED_PATH:
                 if len(self._named) >= MAX_NAMED:
@@ -121,12 +123,18 @@ async def read_body(inbound: Inbound, visit: Visit, limit_bytes: int) -> bytes:
             raise DeadlineExceeded("body") from error
 
 
-def nothing_here(visit: Visit) -> Reply:
-    message = "there is nothing at this path: services are at /v1/services/<name>"
-    return Reply(status=404, body=error_body(message, "not_found", visit.call.request_id))
+def nothing_here(path: str, visit: Visit, routes: Iterable[tuple[str, str]] = ()) -> Reply:
+    """Answer that there is nothing at `path`. routes: a hint may name one of these."""
+    message, near = "services are at /v1/services/<name>", near_path(path) if len(path) <= MAX_NAMED_PATH else ""
+    if path == "/v1/responses" and ("POST", CHAT) in routes:
+        message = f"the models here are for {CHAT}"
+    elif SERVICE.match(near) or any(is_at(known, near) for _, known in routes):
+        message = f"{near} is one (a path has /v1 once, and no slash at its end)"
+    body = error_body(404, f"there is nothing at this path: {message}", "not_found", visit.call.request_id)
+    return Reply(status=404, body=body)
 
 
 def wrong_method(visit: Visit, *allowed: str) -> Reply:
     message = "this path does not take this method: call a service with POST"
-    body = error_body(message, "method_not_allowed", visit.call.request_id)
+    body = error_body(405, message, "method_not_allowed", visit.call.request_id)
     return Reply(status=405, body=body, headers=(("allow", ", ".join(allowed)),))

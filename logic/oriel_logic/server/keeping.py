@@ -25,7 +25,7 @@ class Keeping:
     async def __call__(self, inbound: Inbound, visit: Visit) -> Reply:
         """Answer; a sender that is not trusted finds nothing at this path."""
         if not visit.call.trusted:
-            return nothing_here(visit)
+            return nothing_here(inbound.path, visit)
         body = keep_requested(self._sink, await inbound.read(_MOST_BYTES), self._pass_on)
         if body is None:
             raise BadRequest(f"send up to {MAX_TRACES} trace ids, one a line")

@@ -11,7 +11,7 @@ import msgspec
 
 from oriel_logic.server.replies import Reply
 from oriel_logic.services.definition import SHOWN_BYTES, Definition, Options
-from oriel_wire.engine.api_page import ERROR, HTML, MODELS, SAFE, SAMPLE, openai_operation, page
+from oriel_wire.engine.api_page import BINARY, ERROR, HTML, MODELS, SAFE, SAMPLE, openai_operation, page
 
 REFUSALS = {
     "406": "none of the media types in Accept is given",
@@ -97,7 +97,8 @@ def gives(definition: Definition) -> str:
 
 
 def content(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {media: dict(each) for media, each in found.items()}
+    """Return the media types with a schema for each: where the service declares none, a body of them is only bytes."""
+    return {media: dict(each) if each or media == "*/*" else {"schema": BINARY} for media, each in found.items()}
 
 
 def with_sample(definition: Definition) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from oriel_logic.bodies.messages import Answer
-from oriel_logic.errors import DeadlineExceeded, LogicError, ModelBusy, Outcome, Refused
+from oriel_logic.errors import DeadlineExceeded, LogicError, ModelBusy, ModelUnknown, Outcome, ParameterWrong, Refused
 
 JSON = "application/json"
 STATUS = {
@@ -61,18 +61,28 @@ def not_ready(reason: str) -> Reply:
 
 
 def error_reply(error: LogicError, request_id: str) -> Reply:
-    """Make the reply of an error: status, `Retry-After`, and a body with the error, its reason and the request id."""
+    """Make the reply of an error: its status, when to come back, and a body with its reason and the request id."""
     return Reply(status=status_of(error), body=body_of(error, request_id), headers=retry_after(error))
 
 
 def body_of(error: LogicError, request_id: str) -> bytes:
-    """Write an error body, with the stage that ran out of time or the path of the field at fault."""
-    facts: dict[str, str] = {}
+    return msgspec.json.encode(facts_of(error, request_id))
+
+
+def facts_of(error: LogicError, request_id: str) -> dict[str, Any]:
+    """Return the value of an error body, with the stage that ran out of time or the path of the field at fault."""
+    facts: dict[str, str | None] = {}
     if isinstance(error, DeadlineExceeded):
         facts["stage"] = error.stage
+    elif isinstance(error, ParameterWrong):
+        facts["param"] = error.param
+        if error.code:
+            facts["code"] = error.code
     elif isinstance(error, Refused) and error.field:
         facts["field"] = error.field
-    return error_body(error.message, error.outcome.value, request_id, **facts)
+    elif isinstance(error, ModelUnknown):
+        facts["code"] = "model_not_found"
+    return error_facts(status_of(error), error.message, error.outcome.value, request_id, **facts)
 
 
 def status_of(error: LogicError) -> int:
@@ -80,9 +90,26 @@ def status_of(error: LogicError) -> int:
 
 
 def retry_after(error: LogicError) -> tuple[tuple[str, str], ...]:
+    """Return the header that says when to try again, or that a call that was late is not worth repeating."""
+    if status_of(error) == 504:
+        return (("x-should-retry", "false"),)
     return (("retry-after", str(math.ceil(error.retry_after_s))),) if error.retry_after_s is not None else ()
 
 
-def error_body(message: str, reason: str, request_id: str, **facts: str) -> bytes:
+def error_facts(status: int, message: str, reason: str, request_id: str, **facts: str | None) -> dict[str, Any]:
+    """Return the value of an error body in the form of the OpenAI API, with our own members."""
+    kind = "requests" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     message = message.encode(errors="backslashreplace").decode()  # it may quote text that is not valid UTF-8
-    return msgspec.json.encode({"error": {"message": message, "reason": reason, "request_id": request_id, **facts}})
+    error = {
+        "message": message,
+        "type": kind,
+        "param": None,
+        "code": reason,
+        "reason": reason,
+        "request_id": request_id,
+    }
+    return {"error": {**error, **facts}}
+
+
+def error_body(status: int, message: str, reason: str, request_id: str) -> bytes:
+    return msgspec.json.encode(error_facts(status, message, reason, request_id))

@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 
 from oriel_logic.client.models import Outputs
 from oriel_logic.client.tensors import ModelSpec, TensorSpec
-from oriel_logic.errors import HandlerFailed, LogicError, ModelFailed, Refused
+from oriel_logic.errors import HandlerFailed, LogicError, ModelFailed, ParameterWrong, Refused
 from oriel_logic.openai.decoder import TokenModel, token_model
 from oriel_logic.openai.detokenize import Vocabulary
 from oriel_logic.openai.generation import generate
 from oriel_logic.openai.sampling import Sampling
-from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse, texts_or_tokens
+from oriel_logic.openai.schema import (
+    MAX_MARKS,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    parse,
+    texts_or_tokens,
+)
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 
@@ -146,3 +153,66 @@ def test_no_bytes_are_more_than_refused(body: bytes) -> None:
     for kind in (EmbeddingRequest, CompletionRequest, ChatRequest):
         with pytest.raises(Refused):
             parse(body, kind)
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**more: Any) -> ChatRequest:
+    return parse(json.dumps({**CHAT, **more}).encode(), ChatRequest)
+
+
+def refused(**more: Any) -> tuple[str | None, str]:
+    with pytest.raises(ParameterWrong) as error:
+        chat(**more)
+    return error.value.param, error.value.message
+
+
+@pytest.mark.parametrize("empty", [None, [], {}, ""])
+def test_what_is_null_or_empty_counts_as_absent_whether_this_server_knows_it_or_not(empty: Any) -> None:
+    optional = (
+        "tools",
+        "tool_choice",
+        "functions",
+        "logprobs",
+        "seed",
+        "stop",
+        "user",
+        "metadata",
+        "web_search_options",
+    )
+    assert chat(**dict.fromkeys(optional, empty)) == chat()
+    embedding = {"model": "m", "input": "a", "encoding_format": empty}
+    assert parse(json.dumps(embedding).encode(), EmbeddingRequest).encoding_format == "float"
+    assert refused(messages=empty)[0] == "messages" and refused(web_search_options=empty, x=1)[0] == "x"
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    found = chat(max_tokens=2.0, n=1.0, seed=-3.0, temperature=1.0)
+    assert (found.max_tokens, found.n, found.seed) == (2, 1, -3)
+    assert refused(max_tokens=2.5)[0] == "max_tokens"
+
+
+def test_a_message_of_the_assistant_is_taken_back_with_what_clients_added_to_it() -> None:
+    added = {"reasoning_content": "because", "images": [], "finish_reason": "stop", "id": "msg-1", "parsed": None}
+    echoed = {"role": "assistant", "content": "yes", "tool_calls": [], "annotations": [], "audio": None, **added}
+    found = chat(messages=[*CHAT["messages"], echoed, {"role": "assistant", "content": None}])
+    assert [each.text for each in found.messages] == ["hi", "yes", ""]
+    for name in ("tool_calls", "function_call", "audio"):
+        assert refused(messages=[{**echoed, name: {"id": "1"}}])[0] == f"messages[0].{name}"
+    assert refused(messages=[{"role": "user", "content": "a", "images": ["x"]}])[0] == "messages[0].images"
+    assert refused(messages=[{"role": "user", "content": None}]) == (
+        "messages[0].content",
+        "the parameter 'messages[0].content' is missing",
+    )
+    assert refused(messages=[1])[0] == "messages[0]" and refused(messages="x")[0] == "messages"
+
+
+def test_a_body_of_very_many_fields_gets_no_second_try() -> None:
+    many = {f"a{n}": None for n in range(MAX_MARKS // 2)}
+    assert refused(**many)[0] == "a0" and chat(**dict(list(many.items())[:-10])) == chat()
+
+
+def test_an_empty_body_is_called_empty() -> None:
+    with pytest.raises(ParameterWrong, match="^the body is empty$"):
+        parse(b"", ChatRequest)

@@ -388,7 +388,7 @@ async def test_what_a_loop_of_calls_leaves_behind_is_bounded(served: Maker) -> N
     _, stack = await served()
     asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "logit_bias": {"0": -100, "2": -100}}
     answer = await stack.client.post("/v1/completions", json=asked)
-    assert answer.headers["server-timing"].count("compute;dur") == 2, "the first call, and all others together"
+    assert answer.headers["server-timing"].count("compute;dur") == 1, "one sum for all of them"
     assert int(answer.headers["x-oriel-cost-us"]) >= 40 * 250, "all of them are charged"
     async with stack.client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as streamed:
         assert streamed.status_code == 200

@@ -32,15 +32,19 @@ OPENAI: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "text"}], "max_tokens": 16},
     ),
 }
+BINARY: dict[str, Any] = {"type": "string", "format": "binary"}  # the schema of a body that is only bytes
 ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
     "properties": {
         "error": {
             "type": "object",
-            "required": ["message", "reason", "request_id"],
+            "required": ["message", "type", "param", "code", "reason", "request_id"],
             "properties": {
                 "message": {"type": "string", "description": "a sentence for people"},
+                "type": {"type": "string", "description": "as the OpenAI API has it, like its `code` and `param`"},
+                "param": {"type": ["string", "null"], "description": "the parameter at fault"},
+                "code": {"type": "string"},
                 "reason": {"type": "string", "description": "for programs: one of docs/errors.md"},
                 "request_id": {"type": "string"},
                 "field": {"type": "string", "description": "path of the field at fault, like $.items[2].price"},
@@ -53,7 +57,7 @@ ERROR: dict[str, Any] = {
 
 def openai_operation(path: str, models: Sequence[str]) -> dict[str, Any]:
     """The operation at one of the paths `OPENAI`. models: the allowed names; the first one is in the example."""
-    _, summary, body = OPENAI[path]
+    name, summary, body = OPENAI[path]
     model: dict[str, Any] = {"type": "string", "enum": list(models)} if models else {"type": "string"}
     schema = {
         "type": "object",
@@ -63,6 +67,7 @@ def openai_operation(path: str, models: Sequence[str]) -> dict[str, Any]:
     example = {"model": models[0] if models else "MODEL", **body}
     return {
         "tags": ["OpenAI"],
+        "operationId": f"openai-{name.replace('.', '-')}",
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
         "responses": {"200": {"description": "the answer", "content": {"application/json": {"schema": {}}}}},

@@ -100,6 +100,8 @@ class DocumentDecoder(Generic[_Document]):
             check_depth(head)
         if self._bounded and length > MAX_VALUES:
             _check_values(head, brackets)
+        if not head:
+            raise BadMessage("the body is empty, which is not an infer message")
         try:
             document = self.decoder.decode(head)
             lists = None
