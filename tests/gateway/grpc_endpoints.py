@@ -65,6 +65,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
         self.traceparent = ""  # of the latest request
         self.has = True  # whether this server has the model
         self.questions = 0
+        self.states: list[str] = []  # of its models, if it says that it is not ready
         self.server: aio.Server | None = None
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -72,12 +73,20 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
             return grpc.stream_stream_rpc_method_handler(self.stream)
         if details.method.endswith("ServerReady"):
             return grpc.unary_unary_rpc_method_handler(self.is_ready)
+        if details.method.endswith("RepositoryIndex"):
+            return grpc.unary_unary_rpc_method_handler(self.index)
         if details.method.endswith("ModelReady"):
             return grpc.unary_unary_rpc_method_handler(self.has_model)
         return grpc.unary_unary_rpc_method_handler(self.unary)
 
     async def is_ready(self, message: bytes, context: Any) -> bytes:
-        return service_pb2.ServerReadyResponse(ready=True).SerializeToString()
+        return service_pb2.ServerReadyResponse(ready=not self.states).SerializeToString()
+
+    async def index(self, message: bytes, context: Any) -> bytes:
+        response = service_pb2.RepositoryIndexResponse()
+        for state in self.states:
+            response.models.add(name=state, state=state)
+        return response.SerializeToString()
 
     async def has_model(self, message: bytes, context: Any) -> bytes:
         self.questions += 1

@@ -10,6 +10,7 @@ from time import monotonic
 import pytest
 from scripted_discovery import ScriptedDiscovery
 
+from oriel_gateway.call.lifecycle import Lifecycle
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.health import Watch
@@ -151,6 +152,42 @@ async def test_an_endpoint_that_is_not_ready_is_not_requested_until_it_is(two: t
         assert {seen.get("host") for seen in b.seen} and all("/v2/health/ready" in seen.head for seen in b.seen)
         ready = True
         await until(lambda: len(core.pools["p"].endpoints.usable) == 2)
+
+
+@pytest.mark.parametrize("states", [["READY", "UNAVAILABLE"], ["UNAVAILABLE"], ["READY", "LOADING"]])
+async def test_a_broken_model_takes_no_other_model_of_its_server_out_of_service(
+    two: tuple[Upstream, Upstream], states: list[str]
+) -> None:
+    """Servers say by default that they are not ready while one of their models is not, and that may be for ever."""
+    up, _ = two
+    index = json.dumps([{"name": f"m{n}", "state": state} for n, state in enumerate(states)]).encode()
+
+    async def broken(seen: Seen) -> bytes:
+        if seen.head.startswith("POST /v2/repository/index "):
+            return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(index) + index
+        return not_ready(400) if "/v2/health/ready" in seen.head else await up.ok(seen)
+
+    up.answer = broken
+    async with gateway(with_probe([up.port])) as (port, core), Client(port) as client:
+        these = core.pools["p"].endpoints
+        if states == ["READY", "UNAVAILABLE"]:
+            await until(lambda: these[0].reach is Reach.READY)
+            index = index.replace(b"UNAVAILABLE", b"LOADING")  # another try: the first model goes on
+            count = len(up.seen)
+            await until(lambda: len(up.seen) > count + 4)
+            assert these[0].reach is Reach.READY and (await client.ask(INFER)).status == 200
+            up.answer = stopping
+        await until(lambda: these[0].reach is Reach.NOT_READY)
+        client.send(INFER, b"x")
+        await until(lambda: these.parked == 1)
+        next(item for item in core.clock if isinstance(item, Lifecycle)).expired()
+        reply = await client.reply()
+        error = "model 'digits' was not ready on any server of this pool before the deadline"
+        assert (reply.status, json.loads(reply.body)["error"]) == (502, error)
+
+
+async def stopping(seen: Seen) -> bytes:
+    return not_ready(503)
 
 
 @pytest.mark.parametrize(

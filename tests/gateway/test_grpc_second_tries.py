@@ -336,3 +336,12 @@ async def test_a_server_that_leaves_while_a_stream_waits_for_its_connection_is_n
         await it.core.pools["p"].close_left()
         assert not it.these.leaving
     silent.close()
+
+
+async def test_a_broken_model_takes_no_other_model_of_its_server_out_of_service() -> None:
+    async with house(servers=1, probed=True) as it:
+        it.servers[0].states = ["READY", "UNAVAILABLE"]
+        await until(lambda: it.these[0].reach is Reach.READY)
+        assert await it.infer() == "OK"
+        it.servers[0].states = ["UNAVAILABLE"]
+        await until(lambda: it.these[0].reach is Reach.NOT_READY)

@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import httpx
@@ -20,7 +21,8 @@ import pytest
 from oriel_cli.units import free_ports
 from oriel_inference.app import open_unit
 from oriel_inference.backends.fake import FakeBackend
-from oriel_inference.errors import Outcome
+from oriel_inference.errors import Outcome, ServerStopping
+from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.settings import Settings
 from oriel_wire.engine import listener
 from oriel_wire.errors import StartFailed
@@ -240,3 +242,10 @@ def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:
             assert client.post(INFER, json=ROW).json()["outputs"][0]["data"] == [2, 4, 6, 8]
         process.send_signal(signal.SIGTERM)
         assert process.wait(240) == 0
+
+
+async def test_a_server_that_stops_lists_no_model_over_grpc() -> None:
+    """A gateway uses a server that is not ready as long as a model of it is."""
+    index = GrpcRepository(SimpleNamespace(stopping=True)).handlers()["RepositoryIndex"]  # type: ignore[arg-type]
+    with pytest.raises(ServerStopping):
+        await index(v2_pb2.RepositoryIndexRequest())

@@ -68,11 +68,10 @@ _STAGES: Final = (
 )
 
 
-def deadline_passed(state: int, *, unreachable: bool, retry_after_s: int = 1) -> Refused:
-    """Return the error of a call whose deadline passed in `state`; unreachable: it waited for an endpoint."""
-    if unreachable:
-        message = "no server of this pool could be reached before the deadline"
-        return Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=retry_after_s)
+def deadline_passed(state: int, *, lacking: str, retry_after_s: int = 1) -> Refused:
+    """Return the error of a call whose deadline passed in `state`; lacking: why there was no endpoint, or ""."""
+    if lacking:
+        return Refused(Outcome.UPSTREAM_UNREACHABLE, f"{lacking} before the deadline", retry_after_s=retry_after_s)
     return Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {_STAGES[state]}")
 
 
@@ -386,8 +385,9 @@ class Lifecycle:
                 self.watch_until(ends_s)
                 return
         parked = self._trouble is not None and self._trouble.parked
-        unreachable = parked or (self.state == QUEUED and not self.endpoints.usable)
-        self.refuse(deadline_passed(self.state, unreachable=unreachable, retry_after_s=self.endpoints.retry_after_s()))
+        waited = parked or (self.state == QUEUED and not self.endpoints.usable)
+        lacking = self.endpoints.lacking(self.target.sought) if waited else ""
+        self.refuse(deadline_passed(self.state, lacking=lacking, retry_after_s=self.endpoints.retry_after_s()))
 
     def refuse(self, refused: Refused) -> None:
         """End the call with an error; once the answer has begun, all that is left is to cut it."""

@@ -1,9 +1,10 @@
 """One address of a pool: what is known about it, and its connections over HTTP/1.1."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
+from time import monotonic
 
-from oriel_gateway.pools.http_probe import HttpProbe
+from oriel_gateway.pools.http_probe import CONNECTED, INDEX, UNREACHABLE, HttpProbe, states_in
 from oriel_policies.documents import Pool
 from oriel_policies.ejection import SUSPECT_S, Ejection, Record
 from oriel_policies.picking import PeakEwma
@@ -12,6 +13,11 @@ from oriel_wire.engine.upstream import Endpoint
 from oriel_wire.h1_response import ResponseMemo
 
 _READY = {200: True, 204: True, 400: False, 404: False, 503: False}  # Triton answers 400, other servers 404 or 503
+
+_OF_MODELS = "/v2/health/ready"
+_MODELS_MISSING = 400  # the answer there while a model is not ready; a server that stops gives another one
+_OF_SERVICES = "/health/ready"
+INDEX_EVERY_S = 0.25
 
 
 class Reach(StrEnum):
@@ -54,6 +60,24 @@ class EndpointState:
         self.probe_due_s = 0.0
         self.probe_misses = 0
         self.probed_s = 0.0  # when the probe under way began
+        self._index_due_s = 0.0  # when the index of its models may be read again
+
+    def reads_index(self) -> bool:
+        """Return whether a server that is not ready is asked for the states of its models, now and not just before."""
+        now = monotonic()
+        due = self.reach is Reach.READY or now >= self._index_due_s
+        if due:
+            self._index_due_s = now + INDEX_EVERY_S
+        return due
+
+    def reach_by(self, states: Collection[str]) -> Reach:
+        """Return the finding about a server that says it is not ready, by the states of its models.
+
+        One model that cannot be loaded makes such a server not ready for ever, and its other models serve. While it
+        loads the first ones, their calls wait for all of them.
+        """
+        begins = "LOADING" in states and self.reach is not Reach.READY
+        return Reach.READY if "READY" in states and not begins else Reach.NOT_READY
 
     @property
     def state(self) -> str:
@@ -79,6 +103,27 @@ class HttpEndpoint(Endpoint, EndpointState):
             *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=64 * 1024, memo=self.memo
         )
 
+    def probe(
+        self, timeout_s: float, path: str, done: Callable[[Reach | None], None], *, attempt_s: float = 0.0
+    ) -> None:
+        """Probe the endpoint at `path`, "" if a connection is enough.
+
+        done: called once with the result; None means no usable answer. attempt_s: see `HttpProbe`.
+        """
+
+        def probed(status: int | None) -> None:
+            if status == _MODELS_MISSING and path == _OF_MODELS and self.reads_index():
+                index = HttpProbe(
+                    self.prober,
+                    INDEX,
+                    timeout_s,
+                    lambda status: done(None if status is None else self.reach_by(states_in(index.body))),
+                )
+            else:
+                done(_reach(status, path))
+
+        HttpProbe(self.prober, path, timeout_s, probed, attempt_s=attempt_s)
+
     def adopt(self, pool: Pool) -> None:
         """Adopt the new bounds of the pool."""
         self.connect_timeout_s = self.prober.connect_timeout_s = pool.connect_timeout_s
@@ -102,3 +147,13 @@ def patience_s(these: Iterable[EndpointState]) -> float:
     took.
     """
     return max(SUSPECT_S, 8.0 * max((member.connect_s for member in these), default=0.0))
+
+
+def _reach(status: int | None, path: str) -> Reach | None:
+    if status is None:
+        return None
+    if status == UNREACHABLE:
+        return Reach.UNREACHABLE
+    # a service of another make, which is up and does not know Oriel's path
+    foreign = path == _OF_SERVICES and 400 <= status < 500
+    return Reach.READY if status == CONNECTED or 200 <= status < 300 or foreign else Reach.NOT_READY

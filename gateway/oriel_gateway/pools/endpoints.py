@@ -339,6 +339,14 @@ class EndpointSet(Generic[E]):
         if self.demand is not None:
             self.demand.left(waiter.tenant.tier.name, waiter.due_s)
 
+    def lacking(self, model: str) -> str:
+        """Return why no endpoint is usable. model: what the call asks for; "" if every server has it."""
+        if not any(member.reach is Reach.NOT_READY for member in self.members):
+            return "no server of this pool could be reached"
+        if model:
+            return f"model {model.partition('/versions/')[0]!r} was not ready on any server of this pool"
+        return "no server of this pool was ready"
+
     def _waiters(self) -> list[Parked]:
         return [waiter for these in self._parked.values() for waiter in these]
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
+
 from oriel_gateway.pools.endpoint_state import EndpointState, Reach
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
 from oriel_policies.documents import Pool
@@ -14,10 +16,12 @@ from oriel_wire.errors import UpstreamError, UpstreamUnreachable
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE, UNIMPLEMENTED, encode_timeout, prefix
 from oriel_wire.h2.hpack import literal
 from oriel_wire.v2.grpc_names import append_model
+from oriel_wire.v2.proto import v2_pb2
 
 _FIRST: Final = b"\x83\x86"  # POST, http
 _REST: Final = literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
 _SERVER_READY: Final = literal(b":path", b"/inference.GRPCInferenceService/ServerReady")
+_INDEX: Final = literal(b":path", b"/inference.GRPCInferenceService/RepositoryIndex")
 _MODEL_READY: Final = literal(b":path", b"/inference.GRPCInferenceService/ModelReady")
 _TRUE: Final = b"\x08\x01"
 
@@ -52,9 +56,22 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
         def ended(found: Found) -> None:
             if timer is not None:
                 timer.cancel()
-            done(_reach(found, ready))
+            reach = _reach(found, ready)
+            if reach is Reach.NOT_READY and isinstance(found, tuple) and found[0].status == 200 and self.reads_index():
+                GrpcProbe(self, _INDEX, b"", timeout_s, lambda index: done(self._by_index(index)))
+            else:
+                done(reach)
 
         GrpcProbe(self, _SERVER_READY, b"", timeout_s, ended)
+
+    def _by_index(self, index: "Found") -> Reach | None:
+        if not isinstance(index, tuple) or index[0].status != 200:
+            return None if index is None else Reach.NOT_READY
+        try:
+            models = v2_pb2.RepositoryIndexResponse.FromString(index[1]).models
+        except DecodeError:
+            return Reach.NOT_READY
+        return self.reach_by({each.state for each in models})
 
     def _give_up_attempt(self) -> None:
         if not self.connected:

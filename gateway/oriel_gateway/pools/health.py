@@ -4,7 +4,9 @@ One timer fires ten times a second; what takes time is a callback, or a task tha
 
 * In a pool with a probe path every endpoint is probed each `probe_interval_s` (with jitter; less often when there are
   many endpoints: at most 100 probes per second and pool). 2xx means ready; any other answer, redirects included, does
-  not. A service that is no logic server may not know the path `OF_SERVICES`: there 4xx means ready too.
+  not. A server of models that says so because of some of its models is judged by its index of them, read four times a
+  second at most: it is ready if one of them serves and none is being loaded for the first time. A service that is no
+  logic server may not know the path `/health/ready`: there 4xx means ready too.
 * In a pool that scales and has a probe path, an address that was never probed is not used: only a server that can
   answer ends the hold of the calls that wait.
 * An endpoint that refuses connections or is not ready is probed again four times a second; while calls wait for its
@@ -27,7 +29,6 @@ from typing import Any
 
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach, patience_s
 from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
-from oriel_gateway.pools.http_probe import CONNECTED, UNREACHABLE, HttpProbe
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.ejection import SUSPECT_S, Cause, outliers, silent_for_too_long
 from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, DnsDiscovery
@@ -46,7 +47,6 @@ PROBE_TIMEOUT_S = 1.0
 PROBES_PER_S = 100
 PROBES_PER_TICK = 20
 MISSES = 2  # regular probes in a row without an answer
-OF_SERVICES = "/health/ready"  # the path at which pools of services are probed unless their documents name another
 COMPARE_EVERY = 10  # compare the endpoints at every so many ticks
 FIRST_PROBE_TICKS = 30
 
@@ -301,7 +301,7 @@ class Watch:
                     these.restore(member, now)
 
         if isinstance(member, HttpEndpoint):
-            HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status, path)), attempt_s=attempt_s)
+            member.probe(timeout_s, path, done, attempt_s=attempt_s)
         else:
             member.probe(timeout_s, bool(path), done, attempt_s=attempt_s)
 
@@ -350,13 +350,3 @@ def attempt_limit_s(these: EndpointSet[Any], member: PoolEndpoint, path: str) ->
     if isinstance(member, HttpEndpoint):
         return 0.0
     return LONG_ATTEMPT_S if member.lost_attempts % LONG_EVERY == LONG_EVERY - 1 else ATTEMPT_S
-
-
-def _reach(status: int | None, path: str) -> Reach | None:
-    if status is None:
-        return None
-    if status == UNREACHABLE:
-        return Reach.UNREACHABLE
-    # a service of another make, which is up and does not know Oriel's path
-    foreign = path == OF_SERVICES and 400 <= status < 500
-    return Reach.READY if status == CONNECTED or 200 <= status < 300 or foreign else Reach.NOT_READY

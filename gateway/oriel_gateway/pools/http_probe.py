@@ -1,8 +1,13 @@
-"""Probe an HTTP server beside its calls: whether it is ready, or has a model. Only the status of the answer counts."""
+"""Probe an HTTP server beside its calls: whether it is ready, or has a model. Only the status of the answer counts, but
+for the index of its models.
+"""
 
 import asyncio
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
+
+import msgspec
 
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable, UpstreamUnread
@@ -10,18 +15,19 @@ from oriel_wire.h1_response import ResponseHead
 
 CONNECTED = 0
 UNREACHABLE = -1
+INDEX: Final = "/v2/repository/index"
 
 
 class HttpProbe:
     """One probe; a ResponseSink.
 
-    path: the path to GET; "" if a connection is enough.
+    path: the path to GET; "" if a connection is enough. For INDEX, which is a POST, the body of the answer is read.
     done: called once with the status, `CONNECTED` or `UNREACHABLE`; or with None if no readable answer came in time.
     attempt_s: without a connection after so long the endpoint is unreachable; 0.0 for no such bound. One attempt goes
     on beside the following probes, which may use its connection.
     """
 
-    __slots__ = ("_attempt", "_connection", "_done", "_fresh", "_prober", "_request", "_timer")
+    __slots__ = ("_attempt", "_connection", "_done", "_fresh", "_prober", "_request", "_timer", "body")
 
     def __init__(
         self,
@@ -35,8 +41,10 @@ class HttpProbe:
         self._done: Callable[[int | None], None] | None = done
         self._prober = prober
         self._connection: UpstreamConnection | None = None
-        head = f"GET {path} HTTP/1.1\r\n".encode("ascii") + prober.host_line + b"\r\n\r\n"
+        verb, length = ("POST", b"\r\ncontent-length: 0") if path == INDEX else ("GET", b"")
+        head = f"{verb} {path} HTTP/1.1\r\n".encode("ascii") + prober.host_line + length + b"\r\n\r\n"
         self._request = head if path else b""
+        self.body: bytes | None = b"" if path == INDEX else None
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
         self._fresh = not path
         self._attempt: asyncio.TimerHandle | None = None
@@ -62,10 +70,17 @@ class HttpProbe:
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         if complete:
             self._connection = None
-        self._end(head.status)
+        if self.body is None or head.status != 200:
+            self._end(head.status)
+        else:
+            self.response_data(data, complete)
 
     def response_data(self, data: bytes, complete: bool) -> None:
-        """Ignored: the status is enough."""
+        if self.body is not None and self._done is not None:
+            self.body += data
+            if complete:
+                self._connection = None
+                self._end(200)
 
     def failed(self, error: UpstreamError) -> None:
         self._connection = None
@@ -91,3 +106,18 @@ class HttpProbe:
         elif status is None:
             self._prober.forget(self)
         done(status)
+
+
+class _Listed(msgspec.Struct):
+    state: str = ""
+
+
+_decode = msgspec.json.Decoder(list[_Listed]).decode
+
+
+def states_in(index: bytes | None) -> set[str]:
+    """Return the states of the models in an answer to INDEX; empty if it is none."""
+    try:
+        return {each.state for each in _decode(index or b"[]")}
+    except msgspec.MsgspecError:
+        return set()

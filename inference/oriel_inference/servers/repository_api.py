@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import msgspec
 from google.protobuf.message import Message
 
-from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported, ServerStopping
 from oriel_inference.lifecycle import Entry
 from oriel_inference.model import is_model_name
 from oriel_inference.servers.large_json import LargeJson, Task
@@ -127,6 +127,8 @@ class GrpcRepository:
         return call
 
     async def _index(self, request: v2_pb2.RepositoryIndexRequest) -> Message:
+        if self._surface.stopping:  # to gateways a server that is not ready is as ready as its models
+            raise ServerStopping()
         response = v2_pb2.RepositoryIndexResponse()
         for entry in await self._surface.control.index(ready=request.ready):
             response.models.add(**_line(entry))
