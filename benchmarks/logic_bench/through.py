@@ -14,15 +14,16 @@ import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
-from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 from harness.load import require, wrk
-from harness.processes import ROOT, cpu_s, free_port, gateway, inference, serving, status_of
+from harness.processes import ROOT, cpu_s, free_port, gateway_command, inference, serving, status_of
 
 from logic_bench.contenders import FILES, Running, picture
+from oriel_gateway.identity.tickets import Tickets
 
-KEY = "key-of-logic"
+KEY = "0123456789abcdef" * 2
 DOCUMENTS = """
 [tiers.gold]
 band = 0
@@ -34,11 +35,6 @@ model = "*"
 pool = "models"
 [tenants.acme]
 tier = "gold"
-[tenants.logic]
-tier = "gold"
-models = ["*"]
-scopes = ["delegate"]
-keys = [{{ sha256 = "{digest}" }}]
 """
 HEADERS = {
     "content-type": "application/json",
@@ -61,20 +57,24 @@ def main() -> None:
         model_pid, model_port, _ = stack.enter_context(inference(ROOT / "examples" / "models"))
         policies = folder / "policies"
         policies.mkdir()
-        text = DOCUMENTS.format(port=model_port, digest=sha256(KEY.encode()).hexdigest())
-        (policies / "all.toml").write_text(text)
-        gateway_pid, gateway_port, _ = stack.enter_context(gateway(policies))
+        (policies / "all.toml").write_text(DOCUMENTS.format(port=model_port))
+        public, internal = free_port(), free_port()
+        command = gateway_command(policies, public, "--internal-port", str(internal))
+        up = f"http://127.0.0.1:{public}/v2/health/ready"
+        gateway_pid = stack.enter_context(serving(command, lambda: status_of(up) == 200, {"ORIEL_TICKET_KEYS": KEY}))
+        gold = SimpleNamespace(name="gold", stream_max_s=600.0)
+        ticket = Tickets([KEY.encode()]).line(SimpleNamespace(name="acme", tier=gold), "bench", 3600.0)
+        headers = {**HEADERS, "x-oriel-ticket": ticket.partition(": ")[2].strip()}
         body = json.dumps({"image": picture()}).encode()
         ways: dict[str, Running] = {}
-        for name, flag, port in (("direct", "--inference", model_port), ("gateway", "--gateway", gateway_port)):
+        for name, flag, port in (("direct", "--inference", model_port), ("gateway", "--gateway", internal)):
             own = free_port()
             command = [sys.executable, "-m", "oriel_cli.main", "logic", "--services", str(FILES / "services")]
             command += [flag, f"127.0.0.1:{port}", "--http-port", str(own), "--admin-port", str(free_port())]
             url = f"http://127.0.0.1:{own}/v1/services/label"
             up = f"http://127.0.0.1:{own}/v1/services"
-            environment = {"ORIEL_GATEWAY_KEY": KEY}
-            pid = stack.enter_context(serving(command, lambda up=up: status_of(up) == 200, environment))
-            ways[name] = Running(pid, url, body, HEADERS, folder)
+            pid = stack.enter_context(serving(command, lambda up=up: status_of(up) == 200))
+            ways[name] = Running(pid, url, body, headers, folder)
             ways[name].check()
             wrk(url, ways[name].script, 4, 1)  # warm-up
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}

@@ -6,23 +6,25 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 
 from oriel_cli.demo_assets import DemoAssets
 from oriel_cli.explain import read
 from oriel_cli.units import Address, UnitSpec, free_ports
 from oriel_policies.documents import Scaling, compile_documents
 from oriel_policies.errors import BadDocument
+from oriel_wire.engine.shared_settings import TICKET_KEYS
 from oriel_wire.errors import StartFailed
 
 LOOPBACK = "127.0.0.1"
 MOST_PROCESSES = 16  # the most processes of one unit, even if its pool may have more replicas in a cluster
 # Fixed defaults: clients rely on them.
 PORTS = {
-    "gateway": {"http": 8080, "grpc": 8081, "admin": 8082},
+    "gateway": {"http": 8080, "grpc": 8081, "admin": 8082, "internal": 8084},
     "logic": {"http": 8090, "admin": 8092},
     "inference": {"http": 8000, "grpc": 8001, "metrics": 8002},
 }
-WORDS = {"http": "HTTP", "grpc": "gRPC", "admin": "admin", "metrics": "metrics"}
+WORDS = {"http": "HTTP", "grpc": "gRPC", "admin": "admin", "internal": "internal", "metrics": "metrics"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale-to-zero",
         action="store_true",
         help="start and stop logic and inference by demand, within the bounds of the pools' scaling tables",
+    )
+    parser.add_argument(
+        "--models-through-gateway",
+        action="store_true",
+        help="let services call models through the gateway, in its order and counted as demand",
     )
     parser.add_argument(
         "--usage", metavar="DIR", help="where usage is recorded (ORIEL_STATE, else ~/.local/state/oriel); or 'none'"
@@ -77,10 +84,9 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
     if bounds:
         (port,) = free_ports(LOOPBACK, 1)
         gateway["scaler"] = Address(what="gateway scaler", host=LOOPBACK, port=port, flag="--free-ports")
-    # Model calls that go through the gateway count as demand. That takes a key, and a gateway without TLS, because
-    # logic calls it by plain HTTP.
-    through = bool(bounds) and not tls and bool(os.environ.get("ORIEL_GATEWAY_KEY"))
-    models_at = ["--gateway", str(gateway["http"])]
+    through = args.models_through_gateway
+    internal = gateway["internal"] if through else gateway.pop("internal")
+    models_at = ["--gateway", str(internal)]
     logics = _processes("logic", logic, bounds)
     inferences = _processes("inference", inference, bounds)
     if not through:
@@ -101,6 +107,7 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
             ],
             addresses=gateway,
             scheme="https" if tls else "http",
+            environ={TICKET_KEYS: os.environ.get(TICKET_KEYS) or token_hex(32)} if through else {},
             ready=("admin", "/health/ready"),
         ),
         *_scaled(
@@ -211,7 +218,7 @@ def _addresses(args: argparse.Namespace) -> dict[str, dict[str, Address]]:
         unit: {
             label: Address(
                 what=f"{unit} {WORDS[label]}",
-                host=args.host if unit == "gateway" and label != "admin" else LOOPBACK,
+                host=args.host if unit == "gateway" and label in ("http", "grpc") else LOOPBACK,
                 port=getattr(args, f"{unit}_{label}_port"),
                 flag=f"--{unit}-{label}-port",
             )

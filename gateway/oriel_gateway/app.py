@@ -21,6 +21,7 @@ from oriel_gateway.documents.mirror import Mirror, StoreFailed
 from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource, PolicySource
 from oriel_gateway.documents.stored import LIMITS, StoredDocuments
+from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
@@ -32,6 +33,7 @@ from oriel_gateway.shared.canaries import file_name
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import ControlLimits, serve_control
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.recall import Recaller
 from oriel_wire.engine.spans import open_sink
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
 BUDGET_S = 1.0  # how often what has ended is charged to budgets, if fewer calls than a batch have
+INTERNAL_DRAIN_S = 1.0
 REFUSE_S = 5.0  # this long before the end of the drain, calls that still wait are refused
 # The garbage collector's young generation is collected rarely, and the older ones after few collections of it: each
 # collection traverses all waiting calls, and a call that has ended leaves no cycle that only the collector could free.
@@ -190,6 +193,7 @@ async def _serve(
         gateway.records.scheme = "https" if tls is not None else "http"
         http = await serve_public(gateway, http_socket, tls=tls)
         grpc = await serve_public(gateway, grpc_socket, tls=tls)
+        internal = await _internal(settings, gateway)
         # Objects that exist now live as long as the process: they are kept out of every later collection.
         gc.collect()
         gc.freeze()
@@ -246,6 +250,8 @@ async def _serve(
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
             await asyncio.gather(http.drain(DRAIN_S, beside), beside)
+            if internal is not None:  # services that answer public calls have called models until now
+                await internal.drain(INTERNAL_DRAIN_S)
             if usage is not None and recording is not None:
                 await usage.close()
                 recording.cancel()
@@ -259,6 +265,18 @@ async def _serve(
         sink.close()
         if access_log is not None:
             access_log.close()
+
+
+async def _internal(settings: Settings, gateway: Gateway) -> HttpServer | None:
+    """Open the port that takes tickets, if there are keys for them. Raises StartFailed."""
+    if not settings.ticket_keys:
+        return None
+    sock = listen(settings.internal_host, settings.internal_port, "gateway internal")
+    server = await serve_public(gateway, sock)
+    server.lame_duck_s = 0.0
+    gateway.tickets, gateway.internal = Tickets(settings.ticket_keys), server.memo
+    _log.info("model calls of logic servers on http://%s:%d", settings.internal_host, server.port)
+    return server
 
 
 def _usage_ledger(settings: Settings, gateway: Gateway) -> UsageLedger | None:

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
     share_memory()  # this has to happen before imports start threads
     from oriel_gateway.app import serve
+    from oriel_gateway.identity.tickets import ticket_keys
     from oriel_wire.engine.process import configure_logging, run_unit
 
     configure_logging("gateway")
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         "usage_folder": usage_folder(args.usage),
         "limiter": args.limiter or take_secret("ORIEL_LIMITER") or "embedded",
         "limiter_password": take_secret("ORIEL_LIMITER_PASSWORD") or None,
+        "ticket_keys": ticket_keys(args.ticket_keys_file),
         "trace_url": trace_link(os.environ.get("ORIEL_TRACE_URL", "")),
     }
     settings = Settings(**chosen)

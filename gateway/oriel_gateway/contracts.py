@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from oriel_gateway.clock import DeadlineClock
 from oriel_gateway.errors import Refused
+from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.limits import Limiter
 from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.tracing import Mark
@@ -27,6 +28,7 @@ class Host(Protocol):
     """
 
     clock: DeadlineClock
+    tickets: Tickets | None
     records: Records
     targets: TargetCache
     limiter: Limiter

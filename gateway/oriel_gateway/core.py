@@ -39,6 +39,7 @@ from oriel_wire.trace import SpanSink, TraceIds, bounded_state, read_traceparent
 
 if TYPE_CHECKING:
     from oriel_gateway.identity.key_sets import KeySets
+    from oriel_gateway.identity.tickets import Tickets
     from oriel_gateway.identity.tokens import Tokens
     from oriel_wire.engine.recall import Recaller
 
@@ -59,7 +60,8 @@ class Gateway:
 
     Single writer: the loop it was built on. fronts: the servers that remember credentials. left_pools: not in the
     documents any more, but calls are still on their way. refusing: what cannot be sent at once is refused, because it
-    would still wait when the gateway ends. sampling: of traces, if not as the sink has it.
+    would still wait when the gateway ends. sampling: of traces, if not as the sink has it. internal: the memo of the
+    port that takes tickets and nothing else.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class Gateway:
         self.documents = DocumentsInForce()
         self.api_docs = ApiDocs()
         self.tokens: Tokens | None = None
+        self.tickets: Tickets | None = None
+        self.internal: LineMemo | None = None
         self.tokens_refused: dict[str, int] = {}
         self.key_sets: KeySets | None = None
         self.fronts: set[HttpServer] = set()
@@ -193,7 +197,10 @@ class Gateway:
             known: ApiKey = owner
             return still_valid(known)
         # A recognised line keeps neither name nor value: two credentials are refused before they are read.
-        key = identify([(field.name, field.value) for field in fields or ()], self.snapshot, self.tokens)
+        credentials = [(field.name, field.value) for field in fields or ()]
+        if memo is self.internal and self.tickets is not None:
+            return self.tickets.identify(credentials, self.snapshot)  # not kept: each request has another one
+        key = identify(credentials, self.snapshot, self.tokens)
         assert fields is not None
         memo.keep_credential(fields[0].line, key)
         return key
@@ -227,6 +234,8 @@ class Gateway:
         if len(ids.spans) < 2 or not ids.traces:
             ids.refill()
         own = ids.spans.pop()
+        if key is not None and key.delegated:
+            request_id = key.name
         if request_id is None or not valid_request_id(request_id):
             request_id = own
         parent = read_traceparent(traceparent) if traceparent else None
@@ -264,8 +273,11 @@ class Gateway:
     def judge_sample(self, mark: Mark | None, key: ApiKey) -> None:
         """Keep a client's wish for a trace within its tenant's limit; above it the call is as one that had none.
 
-        Calls of our own units for a tenant are part of a trace that was decided before, and are not counted.
+        Calls of our own units for a tenant are part of a trace that was decided before, and are not counted. They have
+        the id of the request that their ticket came with.
         """
+        if mark is not None and key.delegated:
+            mark.request_id = key.name
         if mark is None or mark.kept != "client" or key.delegated:
             return
         if not self._client_traces.allows(key.tenant.name, monotonic()):

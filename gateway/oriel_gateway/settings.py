@@ -101,6 +101,30 @@ class Settings:
     admin_port: int = field(
         default=8082, metadata=flag("--admin-port", type=int, help="health, metrics, queues (default %(default)s)")
     )
+    internal_host: str = field(
+        default="127.0.0.1",
+        metadata=flag("--internal-host", help="address of the internal port, never a public one (default %(default)s)"),
+    )
+    internal_port: int = field(
+        default=8084,
+        metadata=flag(
+            "--internal-port",
+            type=int,
+            help="model calls of logic servers, by ticket; open if there are ticket keys (default %(default)s)",
+        ),
+    )
+    ticket_keys: tuple[bytes, ...] = field(
+        default=(),
+        repr=False,
+        metadata=flag(
+            "--ticket-keys",
+            dest="ticket_keys_file",
+            type=Path,
+            metavar="FILE",
+            help="keys that sign the tickets of requests to logic servers: the first one signs, all are accepted "
+            "(default: those in ORIEL_TICKET_KEYS; without keys there are no tickets)",
+        ),
+    )
     scaler_port: int = field(
         default=0,
         metadata=flag(

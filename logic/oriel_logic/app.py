@@ -377,7 +377,7 @@ class Unit:
 def upstreams(settings: Settings) -> Upstreams:
     """Return what models are called at."""
     if settings.gateway:
-        return Upstreams(settings.gateway, settings.gateway, gateway_key=settings.gateway_key)
+        return Upstreams(settings.gateway, settings.gateway, through_gateway=True)
     return Upstreams(settings.inference, settings.inference_grpc)
 
 

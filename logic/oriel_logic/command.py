@@ -32,13 +32,14 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.engine.peers import TrustedPeers
 
     try:
+        if args.gateway and (args.inference or args.inference_grpc):
+            raise StartFailed("models are called at --inference or through --gateway: pass one of them")
         chosen = values(Settings, args) | {
             "services": tuple(folder(path) for path in args.services or ()),
             "watch": args.watch and bool(args.services),
             "inference": tuple(address(text) for text in args.inference or ["127.0.0.1:8000"]),
             "inference_grpc": tuple(address(text, "--inference-grpc") for text in args.inference_grpc or [GRPC]),
             "gateway": tuple(address(text, "--gateway") for text in args.gateway or ()),
-            "gateway_key": gateway_key(args),
             "workers": worker_count(args.workers),
             "usage_folder": usage_folder(args.usage),
         }
@@ -138,18 +139,6 @@ def address(text: str, flag: str = "--inference") -> tuple[str, int]:
         form = f"{KUBERNETES}SERVICE[.NAMESPACE]:PORT" if kubernetes else "HOST:PORT"
         raise StartFailed(f"'{text}' is no address: pass {flag} {form}")
     return host, int(port)
-
-
-def gateway_key(args: argparse.Namespace) -> str:
-    """Return the key for the gateways. Raises StartFailed if there are gateways and no key, or both kinds of server."""
-    if not args.gateway:
-        return ""
-    if args.inference or args.inference_grpc:
-        raise StartFailed("models are called at --inference or through --gateway: pass one of them")
-    key = os.environ.get("ORIEL_GATEWAY_KEY", "")
-    if not key or not (key.isascii() and key.isprintable()) or " " in key:
-        raise StartFailed("--gateway needs a key of a tenant with the scope 'delegate' in ORIEL_GATEWAY_KEY")
-    return key
 
 
 def worker_count(count: int) -> int:

@@ -16,7 +16,7 @@ class Settings:
     services: folders of services, or the file or folder of one service. named: `module:attribute` of installed ones.
     watch: whether the folders are polled for changes, every poll_s.
     inference, inference_grpc: (host, port) of each inference server, for calls and for streams.
-    gateway, gateway_key: gateways through which models are called instead, and the key for them.
+    gateway: internal ports of gateways through which models are called instead.
     usage_folder: None records no usage. usage_store: None for none.
     trusted_peers: addresses and networks whose `x-oriel-*` headers are honoured.
     release_drain_s: time for a replaced release to finish its requests.
@@ -69,13 +69,12 @@ class Settings:
             "--gateway",
             action="append",
             metavar="HOST:PORT",
-            help="call models through this gateway and not --inference, so that they may be scaled to zero; its key is "
-            "in ORIEL_GATEWAY_KEY; repeatable",
+            help="internal port of a gateway: call models through it and not at --inference, so that they may be "
+            "scaled to zero; repeatable",
         ),
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag())
     usage_store: Location | None = field(default=None, metadata=usage_store_flag())
-    gateway_key: str = field(default="", repr=False)
     host: str = field(default="127.0.0.1", metadata=flag("--host", help="address to listen on"))
     http_port: int = field(default=8090, metadata=flag("--http-port", type=int))
     admin_port: int = field(default=8092, metadata=flag("--admin-port", type=int, help="health and metrics"))

@@ -110,10 +110,7 @@ maximum = 1
 """
 
 
-def test_scaled_units_have_ports_for_as_many_processes_as_their_pools_allow(
-    assets: DemoAssets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ORIEL_GATEWAY_KEY", raising=False)
+def test_scaled_units_have_ports_for_as_many_processes_as_their_pools_allow(assets: DemoAssets) -> None:
     (assets.policies / "all.toml").write_bytes(SCALED)
     gateway, logic, *inferences = plan.units(parsed("--scale-to-zero"), assets)
     assert len(inferences) == plan.MOST_PROCESSES
@@ -130,13 +127,20 @@ def test_scaled_units_have_ports_for_as_many_processes_as_their_pools_allow(
     assert logic.spare[3:] == ["oriel_cli.spare", *logic.argv[4:]] and not gateway.pool
 
 
-def test_scaled_logic_calls_models_through_the_gateway_if_there_is_a_key(
-    assets: DemoAssets, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flag", ["--scale-to-zero", "--free-ports"])
+def test_logic_calls_models_through_the_internal_port_if_asked(
+    flag: str, assets: DemoAssets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORIEL_GATEWAY_KEY", "k")
+    monkeypatch.delenv("ORIEL_TICKET_KEYS", raising=False)
     (assets.policies / "all.toml").write_bytes(SCALED)
-    _, logic, *_ = plan.units(parsed("--scale-to-zero"), assets)
-    assert "--gateway 127.0.0.1:8080" in flags(logic) and "--inference" not in flags(logic) and not logic.needs
+    words = ("--models-through-gateway", flag, "--tls-cert", "tls.crt", "--tls-key", "tls.key")
+    (gateway, logic, *_), (other, *_) = plan.units(parsed(*words), assets), plan.units(parsed(*words), assets)
+    internal = gateway.addresses["internal"]
+    assert internal.host == "127.0.0.1" and (internal.port == 8084 or flag == "--free-ports")
+    assert f"--internal-port {internal.port}" in flags(gateway) and f"--gateway {internal} " in flags(logic)
+    assert "--inference" not in flags(logic) and not logic.needs and not logic.environ
+    keys = [spec.environ["ORIEL_TICKET_KEYS"] for spec in (gateway, other)]
+    assert min(map(len, keys)) >= 32 and keys[0] != keys[1] and keys[0] not in flags(gateway)
 
 
 def test_pools_without_bounds_and_other_hosts_are_not_scaled(assets: DemoAssets) -> None:

@@ -11,7 +11,8 @@ import grpc
 from grpc import aio
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.ingress.http import ClientConnection
+from oriel_gateway.identity.tickets import Tickets
+from oriel_gateway.ingress.http import ClientConnection, serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
@@ -179,6 +180,19 @@ async def gateway(
     finally:
         await server.drain(0.0)
         await gate.close()
+
+
+@asynccontextmanager
+async def internal(core: Gateway, *keys: bytes) -> AsyncIterator[int]:
+    """Yield the port that takes tickets signed with these keys, as `app` opens it."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    server = await serve_public(core, sock)
+    core.tickets, core.internal = Tickets(keys), server.memo
+    try:
+        yield server.port
+    finally:
+        await server.drain(0.0)
 
 
 @asynccontextmanager

@@ -101,7 +101,6 @@ def test_a_taken_port_is_one_line_with_the_remedy(services: Callable[..., Path])
         (["--services", ".", "--inference", "nonsense"], "pass --inference HOST:PORT"),
         (["--services", ".", "--inference", "host:99999"], "pass --inference HOST:PORT"),
         (["--services", ".", "--gateway", "nonsense"], "pass --gateway HOST:PORT"),
-        (["--services", ".", "--gateway", "a:1"], "--gateway needs a key of a tenant with the scope 'delegate'"),
         (["--services", ".", "--gateway", "a:1", "--inference", "b:1"], "pass one of them"),
         (["--services", ".", "--workers", "0"], "pass --workers N"),
         (

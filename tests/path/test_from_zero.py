@@ -10,10 +10,10 @@ from time import monotonic
 from typing import Any
 
 import httpx
-import pytest
 
 from oriel_gateway.admin.external_scaler import ExternalScaler
 from oriel_gateway.core import Gateway
+from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.app import open_unit
@@ -21,7 +21,7 @@ from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.client.upstreams import MAX_CONNECTIONS
-from oriel_policies.documents import compile_documents
+from oriel_policies.documents import Tenant, compile_documents
 from oriel_wire.trace import ListSink
 
 from ..gateway.keda import Keda, keda
@@ -47,10 +47,18 @@ async def streamed(request, models, ctx):
     x = {"x": np.array([request.json()], np.float32)}
     return [outputs.model async for outputs in models.stream("double", x)]
 """
+HEADERS = """
+from oriel_logic import service
+
+@service
+async def headers(request, models, ctx):
+    return [name for name in request.headers if "ticket" in name]
+"""
 SERVICES = {
     "doubles": SERVICE.replace("NAME", "doubles").replace("MODEL", "double"),
     "triples": SERVICE.replace("NAME", "triples").replace("MODEL", "triple"),
     "streamed": STREAM,
+    "headers": HEADERS,
 }
 DOCUMENTS = """
 [tiers.gold]
@@ -79,11 +87,6 @@ tier = "gold"
 services = ["*"]
 keys = [{{ sha256 = "{gold}" }}, {{ sha256 = "{bronze}", tier = "bronze" }}]
 limit = {{ requests_per_s = 1, burst = {burst} }}
-[tenants.logic]
-tier = "bronze"
-models = ["*"]
-scopes = ["delegate"]
-keys = [{{ sha256 = "{own}" }}]
 """
 POOL = """
 [pools.{name}]
@@ -102,12 +105,20 @@ BODY = b"[1, 2, 3, 4]"
 LONG_MS = 200_000  # a deadline after any start on a busy machine
 
 
+class OfAnother(Tickets):
+    """Signs with a key that it does not accept."""
+
+    def line(self, tenant: Tenant, request_id: str, left_s: float) -> str:
+        return Tickets([b"x" * 32]).line(tenant, request_id, left_s)
+
+
 @dataclass
 class Path0:
     """A gateway and a logic server; the pools `doubles` and `triples` have no server until `start`."""
 
     core: Gateway
     client: httpx.AsyncClient
+    logic: httpx.AsyncClient
     operator: Keda
     folder: Path
     stack: AsyncExitStack
@@ -144,15 +155,12 @@ class Path0:
 
 
 @asynccontextmanager
-async def at_zero(
-    tmp_path: Path, *, permits: int = 8, places: int = 400, burst: int = 30, key: str = "of-logic"
-) -> AsyncIterator[Path0]:
+async def at_zero(tmp_path: Path, *, permits: int = 8, places: int = 400, burst: int = 30) -> AsyncIterator[Path0]:
     async with AsyncExitStack() as opened:
-        public = bound()
+        public, internal = bound(), bound()
         port = public.getsockname()[1]
-        unit, logic_port = await opened.enter_async_context(
-            logic(tmp_path / "services", SERVICES, gateway=(("127.0.0.1", port),), gateway_key=key)
-        )
+        at = (("127.0.0.1", internal.getsockname()[1]),)
+        unit, logic_port = await opened.enter_async_context(logic(tmp_path / "services", SERVICES, gateway=at))
         pools = "".join(POOL.format(name=name, permits=permits, places=places) for name in ("doubles", "triples"))
         text = DOCUMENTS.format(
             logic=logic_port,
@@ -160,12 +168,14 @@ async def at_zero(
             burst=burst,
             gold=digest("gold"),
             bronze=digest("bronze"),
-            own=digest("of-logic"),
         )
         core = Gateway(compile_documents({"all.toml": text.encode()}), limiter=EmbeddedLimiter(), sink=ListSink())
         opened.push_async_callback(core.close)
         server = await serve_public(core, public)
         opened.push_async_callback(server.drain, 0.0)
+        server = await serve_public(core, internal)
+        opened.push_async_callback(server.drain, 0.0)
+        core.tickets, core.internal = Tickets([b"k" * 32]), server.memo
         for name in ("doubles", "triples"):
             for endpoints in (core.pools[name].endpoints, core.pools[name].grpc):
                 await until(lambda e=endpoints: e.looked_up)
@@ -179,8 +189,11 @@ async def at_zero(
         client = await opened.enter_async_context(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=None, limits=httpx.Limits())
         )
+        direct = await opened.enter_async_context(
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{logic_port}", trust_env=False, timeout=60)
+        )
         running = await opened.enter_async_context(AsyncExitStack())
-        yield Path0(core, client, operator, tmp_path, running, fake)
+        yield Path0(core, client, direct, operator, tmp_path, running, fake)
 
 
 async def test_the_call_of_a_service_wakes_the_pool_of_its_model_and_is_answered(tmp_path: Path) -> None:
@@ -291,9 +304,20 @@ async def test_the_limits_of_the_tenant_count_a_request_once(tmp_path: Path) -> 
             assert (await path.call("doubles")).status_code == 200
 
 
-@pytest.mark.parametrize("key", ["gold", "none"])
-async def test_a_key_that_may_not_call_for_others_is_refused(tmp_path: Path, key: str) -> None:
-    async with at_zero(tmp_path, key=key) as path:
+async def test_a_ticket_that_the_internal_port_does_not_accept_fails_the_call(tmp_path: Path) -> None:
+    async with at_zero(tmp_path) as path:
+        path.core.tickets = OfAnother([b"k" * 32])
         answer = await path.call("doubles")
         assert (answer.status_code, answer.json()["error"]["reason"]) == (502, "model_failed")
         assert "(401)" in answer.json()["error"]["message"]
+
+
+async def test_services_do_not_see_tickets_and_call_no_model_without_one(tmp_path: Path) -> None:
+    async with at_zero(tmp_path) as path:
+        answer = await path.call("headers")
+        assert answer.json() == []
+        direct = await path.logic.post(
+            "/v1/services/doubles", content=BODY, headers={"content-type": "application/json"}
+        )
+        assert (direct.status_code, direct.json()["error"]["reason"]) == (502, "model_failed")
+        assert "send it through a gateway that has ticket keys" in direct.json()["error"]["message"]

@@ -88,20 +88,24 @@ def test_the_lines_of_a_hop_are_its_headers(
         )
 
 
-@given(st.floats(-1.0, 1e4), st.sampled_from([("", ""), ("acme", "gold"), ("acme", "")]))
-def test_a_gateway_is_given_the_callers_tenant_and_less_time_and_none_of_our_own_headers(
-    left_s: float, caller: tuple[str, str]
-) -> None:
-    tenant, tier = caller
+@given(st.floats(-1.0, 1e4))
+def test_a_gateway_is_given_the_requests_ticket_and_less_time_and_none_of_our_own_headers(left_s: float) -> None:
     trace = TraceContext(7, 9, True, "")
     ctx = CallContext(
-        request_id="r-1", deadline=50.0 + left_s, tier=tier, band=1, tenant=tenant, models=("a",), trace=trace
+        request_id="r-1",
+        deadline=50.0 + left_s,
+        tier="gold",
+        band=1,
+        tenant="acme",
+        models=("a",),
+        trace=trace,
+        ticket="acme/gold/t",
     )
-    headers = to_headers(ctx, now=50.0, trace=trace, gateway_key="k")
-    lines = GatewayHop(ctx, "k").lines(50.0, trace).split("\r\n")
+    headers = to_headers(ctx, now=50.0, trace=trace, through_gateway=True)
+    lines = GatewayHop(ctx).lines(50.0, trace).split("\r\n")
     assert lines.pop() == "" and lines == [f"{name}: {value}" for name, value in headers]
     found = dict(headers)
-    assert found["authorization"] == ("Oriel-For acme/gold k" if tier else "Bearer k")
+    assert found["authorization"] == "Oriel-Ticket acme/gold/t"
     assert not any(name.startswith("x-oriel-") for name in found)
     timeout_ms = int(found["x-request-timeout-ms"])
     assert 1 <= timeout_ms <= max(1, left_s * 950.0 + 1, left_s * 1000.0 - 99.0)
@@ -112,5 +116,5 @@ def test_baggage_is_passed_on_up_to_a_bound() -> None:
         ctx = read_headers({"baggage": sent}.get, trusted=False).at(1.0, 1.0)
         assert ctx.baggage == passed
         assert dict(to_headers(ctx, now=1.0, trace=ctx.trace)).get("baggage", "") == passed
-        for hop in (Hop(ctx), GatewayHop(ctx, "key")):
+        for hop in (Hop(ctx), GatewayHop(ctx)):
             assert ("baggage: " in hop.lines(1.0, ctx.trace)) == bool(passed)

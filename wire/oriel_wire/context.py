@@ -34,8 +34,9 @@ LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's 
 COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"
-ON_BEHALF = "Oriel-For"  # scheme of `authorization`: `Oriel-For TENANT/TIER KEY` calls in that tenant's turn
-INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, UNBILLED})
+TICKET = "x-oriel-ticket"  # with a call of a service: calls models for its tenant, as `authorization: Oriel-Ticket ...`
+TICKET_SCHEME = "Oriel-Ticket"
+INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, UNBILLED, TICKET})
 
 MAX_BAGGAGE_BYTES = 8192
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -56,6 +57,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     trusted: whether the sender's `x-oriel-*` headers are honoured.
     connection: address and port of the client's connection, "" if nobody needs it.
     baggage: the client's own `baggage`, which is passed on and never read.
+    ticket: by which models are called through a gateway, "" if the request brought none.
     """
 
     request_id: str
@@ -69,6 +71,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     connection: str = ""
     unbilled: str = ""
     baggage: str = ""
+    ticket: str = ""
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -156,6 +159,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
     trusted: bool
     unbilled: str = ""
     baggage: str = ""
+    ticket: str = ""
 
     def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that arrived at `now`."""
@@ -174,6 +178,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
             connection=connection,
             unbilled=self.unbilled,
             baggage=self.baggage,
+            ticket=self.ticket,
         )
 
     def of_request(self, get: Callable[[str], str | None]) -> "ContextPlan":
@@ -194,10 +199,13 @@ class ContextPlan(msgspec.Struct, frozen=True):
             self.trusted,
             self.unbilled,
             bounded_baggage(get("baggage") or "") or self.baggage,
+            self.ticket,
         )
 
 
-def read_headers(get: Callable[[str], str | None], *, trusted: bool, sampling: Sampling = NEVER) -> ContextPlan:
+def read_headers(
+    get: Callable[[str], str | None], *, trusted: bool, sampling: Sampling = NEVER, ticket: str = ""
+) -> ContextPlan:
     """Read the context of an incoming request; `get` takes lower-case header names.
 
     Malformed values count as absent: a request between units is never refused because of its context.
@@ -213,7 +221,8 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sampling: S
         unbilled = reason if reason in ("shadow", "repeat") else ""
         listed = get(MODELS)
         models = tuple(part for part in (p.strip() for p in listed.split(",")) if part) if listed else ()
-    return ContextPlan(None, None, tier, band, tenant, models, "", None, sampling, trusted, unbilled).of_request(get)
+    plan = ContextPlan(None, None, tier, band, tenant, models, "", None, sampling, trusted, unbilled, "", ticket)
+    return plan.of_request(get)
 
 
 def _name(value: str | None) -> str:
@@ -223,14 +232,6 @@ def _name(value: str | None) -> str:
 def bounded_baggage(value: str) -> str:
     """A `baggage` to pass on: unread, and nothing if it is larger than MAX_BAGGAGE_BYTES or not printable ASCII."""
     return value if len(value) <= MAX_BAGGAGE_BYTES and value.isascii() and value.isprintable() else ""
-
-
-def gateway_credential(ctx: CallContext, key: str) -> str:
-    """The value of `authorization` for a call to a gateway that belongs to the request `ctx`.
-
-    key: of a tenant with the scope `delegate`. A request that did not come through a gateway is that tenant's own.
-    """
-    return f"{ON_BEHALF} {ctx.tenant}/{ctx.tier} {key}" if ctx.tenant and ctx.tier else f"Bearer {key}"
 
 
 def before(deadline: float, now: float) -> float:
@@ -264,17 +265,14 @@ class Hop:
 
 
 class GatewayHop(Hop):
-    """The header lines for calls of one request through a gateway, which takes no `x-oriel-*` from outside.
-
-    key: see `gateway_credential`.
-    """
+    """The header lines for calls of one request through a gateway, by its ticket."""
 
     __slots__ = ()
 
-    def __init__(self, ctx: CallContext, key: str) -> None:
+    def __init__(self, ctx: CallContext) -> None:
         self._deadline = ctx.deadline
         baggage = f"baggage: {ctx.baggage}\r\n" if ctx.baggage else ""
-        self._fixed = f"{REQUEST_ID}: {ctx.request_id}\r\nauthorization: {gateway_credential(ctx, key)}\r\n{baggage}"
+        self._fixed = f"{REQUEST_ID}: {ctx.request_id}\r\nauthorization: {TICKET_SCHEME} {ctx.ticket}\r\n{baggage}"
 
     def lines(self, now: float, trace: TraceContext) -> str:
         left_ms = max(1, ceil((before(self._deadline, now) - now) * 1000.0))
@@ -282,14 +280,16 @@ class GatewayHop(Hop):
         return f"{self._fixed}{CLIENT_TIMEOUT_MS}: {left_ms}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
 
 
-def to_headers(ctx: CallContext, *, now: float, trace: TraceContext, gateway_key: str = "") -> list[tuple[str, str]]:
+def to_headers(
+    ctx: CallContext, *, now: float, trace: TraceContext, through_gateway: bool = False
+) -> list[tuple[str, str]]:
     """The headers of the next hop; `trace` is the context of the span that makes the call.
 
     The remaining time is rounded up and is at least 0: the next hop refuses a call that is already late.
-    gateway_key: see `GatewayHop`; "" if the next hop is no gateway.
+    through_gateway: the next hop is a gateway; see `GatewayHop`.
     """
-    if gateway_key:
-        lines = GatewayHop(ctx, gateway_key).lines(now, trace).split("\r\n")[:-1]
+    if through_gateway:
+        lines = GatewayHop(ctx).lines(now, trace).split("\r\n")[:-1]
         return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
     headers = [
         (REQUEST_ID, ctx.request_id),

@@ -279,8 +279,7 @@ class Call(Lifecycle):
 
     def put(self, connection: Any, now: float) -> None:
         """Write the whole request to a connection. A body of up to 64 KiB is kept: it may have to be sent again."""
-        mark = self.mark
-        lines = self.lines
+        mark, lines = self.mark, self.lines
         if lines is None:
             lines = head_lines(self.head, self.gateway.targets.tenant_lines(self.tenant), self.target.left_out)
             if self.target.spills:
@@ -293,11 +292,12 @@ class Call(Lifecycle):
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
+        if self.gateway.tickets is not None and self.target.kind == "service":
+            tail += self.gateway.tickets.line(self.tenant, mark.request_id, self.deadline - now)
         if self.gate.wants_load_report:
             self.gate.wants_load_report, self.asks_report = False, True
             tail += ASK_REPORT
-        head = self.head
-        if head.content_length is not None or head.chunked:  # it is complete now: its length is known
+        if self.head.content_length is not None or self.head.chunked:  # it is complete now: its length is known
             tail += f"content-length: {self.body_bytes}\r\n"
         client = self.client
         if client is not None and client.forwarded:

@@ -1,18 +1,14 @@
 """Identify callers by API keys, of which only the SHA-256 is known, and by tokens of the documents' issuers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import sha256
 from time import time
 from typing import Protocol
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import ApiKey, Snapshot
-from oriel_policies.documents.promises import on_behalf
-from oriel_wire.context import ON_BEHALF
 
 _MAX_CREDENTIAL = 4096
-_ON_BEHALF = ON_BEHALF.lower()
 # The faults of a token that its holder learns: those that are found once its issuer's signature is proven. An answer
 # never shows whether an issuer, a key or a tenant exists.
 TOKEN_FAULTS = {
@@ -33,48 +29,33 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens:
     """Return the key that the one credential of a request stands for.
 
     credentials: pairs of lower-case header name and value: `authorization: Bearer KEY` or `x-api-key: KEY`. A token is
-    accepted only as `authorization`. `authorization: Oriel-For TENANT/TIER KEY` is a call for another tenant by the
-    holder of a key whose tenant has the scope `delegate`.
+    accepted only as `authorization`.
     tokens: None if the documents name no issuers.
     Raises Refused UNAUTHENTICATED for no credential, or an unknown or expired one: with the same text for all, so that
     no answer shows which keys exist; but a signed token gets one of `TOKEN_FAULTS`. Raises AMBIGUOUS_CREDENTIALS for
     two credentials, and IDENTITY_UNAVAILABLE for a token while the keys of its issuer are not available.
     """
     if not credentials:
-        raise _unauthenticated("this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+        raise unauthenticated("this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
     if len(credentials) > 1:
         raise Refused(Outcome.AMBIGUOUS_CREDENTIALS, "the request carries two credentials; send exactly one")
     name, value = credentials[0]
-    served: str | None = None
     if name == "authorization":
         scheme, _, value = value.partition(" ")
-        if scheme.lower() == _ON_BEHALF:
-            served, _, value = value.partition(" ")
-        elif scheme.lower() != "bearer":
-            raise _unauthenticated("the Authorization header has to be `Bearer KEY`")
+        if scheme.lower().startswith("oriel-"):
+            raise unauthenticated("calls for another tenant are taken on the gateway's internal port only, by a ticket")
+        if scheme.lower() != "bearer":
+            raise unauthenticated("the Authorization header has to be `Bearer KEY`")
         value = value.strip()
     if not value or len(value) > _MAX_CREDENTIAL:
-        raise _unauthenticated("the key or token is not valid")
+        raise unauthenticated("the key or token is not valid")
     digest = sha256(value.encode("utf-8", "surrogateescape")).digest()
     key = snapshot.keys.get(digest)
     if key is None and tokens is not None and name == "authorization" and looks_like_token(value):
         key = tokens.verify(value, digest)
     if key is None:
-        raise _unauthenticated("the key or token is not valid")
-    key = still_valid(key)
-    return key if served is None else _delegated(key, served, snapshot)
-
-
-def _delegated(key: ApiKey, served: str, snapshot: Snapshot) -> ApiKey:
-    """Return the key of a call for another tenant. served: TENANT/TIER. Raises Refused UNAUTHENTICATED."""
-    caller = key.tenant
-    if "delegate" not in caller.scopes:
-        raise _unauthenticated("this key may not call for other tenants: that needs the scope 'delegate'")
-    name, _, tier_name = served.partition("/")
-    tenant, tier = snapshot.tenants.get(name), snapshot.tiers.get(tier_name)
-    if tenant is None or tier is None:
-        raise _unauthenticated("there is no such tenant or tier to call for")
-    return replace(key, tenant=on_behalf(caller, tenant, tier, snapshot.served), delegated=True)
+        raise unauthenticated("the key or token is not valid")
+    return still_valid(key)
 
 
 def looks_like_token(credential: str) -> bool:
@@ -85,7 +66,7 @@ def looks_like_token(credential: str) -> bool:
 def still_valid(key: ApiKey) -> ApiKey:
     """Return the key. Raises Refused UNAUTHENTICATED if it has expired."""
     if key.expires_at is not None and key.expires_at <= time():
-        raise refused_token("expired") if key.of_token else _unauthenticated("the key or token is not valid")
+        raise refused_token("expired") if key.of_token else unauthenticated("the key or token is not valid")
     return key
 
 
@@ -96,5 +77,6 @@ def refused_token(fault: str) -> Refused:
     return Refused(Outcome.UNAUTHENTICATED, message, headers=(("www-authenticate", challenge),))
 
 
-def _unauthenticated(message: str) -> Refused:
+def unauthenticated(message: str) -> Refused:
+    """Build the refusal of a request whose sender is not known."""
     return Refused(Outcome.UNAUTHENTICATED, message, headers=(("www-authenticate", 'Bearer realm="oriel"'),))

@@ -86,8 +86,7 @@ class Http2Client:
                 return
             key = gateway.identify_fields(head.credentials, server.memo)
             tenant = key.tenant
-            if mark.kept:
-                gateway.judge_sample(mark, key)
+            gateway.judge_sample(mark, key)
             server.memo.keep(head.fresh)
             server.fields.keep(connection.decoder.fresh)
             target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)

@@ -26,9 +26,10 @@ def is_own(method: str, path: str) -> bool:
 def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
     """Return what the gateway itself answers at a path of its own. Raises Refused."""
     path, method = head.line.path, head.line.method
-    if method == "OPTIONS":
+    hidden = memo is gateway.internal  # a ticket is for models, not for what its tenant may read
+    if method == "OPTIONS" and not hidden:
         raise Refused(Outcome.METHOD_NOT_ALLOWED, _options(gateway.snapshot), headers=(("allow", "GET, HEAD, POST"),))
-    if path.startswith(_HEALTH) and path not in ("/v2/health/live", "/v2/health/ready"):
+    if path not in ("/v2/health/live", "/v2/health/ready") and (hidden or path.startswith(_HEALTH)):
         raise Refused(Outcome.NOT_FOUND, "nothing is served at this path")
     if method not in ("GET", "HEAD"):
         allow = (("allow", "GET, HEAD"),)

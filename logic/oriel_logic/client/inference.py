@@ -16,7 +16,7 @@ from oriel_logic.client.model_streams import STAGE as STREAM
 from oriel_logic.client.model_streams import StreamServers
 from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
 from oriel_logic.client.tensors import check_inputs, parse_metadata
-from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, is_elsewhere, refusal, sentence
+from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, check_ticket, is_elsewhere, refusal, sentence
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, GatewayHop, Hop
@@ -33,7 +33,7 @@ FOREVER = float("inf")
 class InferenceServers:
     """The inference servers of this logic server: one object for all requests; `bind` makes the view of one request.
 
-    gateway_key: "" if the endpoints are inference servers; if they are gateways, the key for them.
+    through_gateway: the endpoints are gateways, which are called by the ticket of each request.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class InferenceServers:
         streams: StreamServers,
         *,
         clock: Callable[[], float] = time.monotonic,
-        gateway_key: str = "",
+        through_gateway: bool = False,
     ) -> None:
         self._endpoints = endpoints
-        self._gateway_key = gateway_key
+        self._through_gateway = through_gateway
         self.streams = streams
         self._clock = clock
         self._codecs: dict[tuple[str, str], tuple[float, ModelCodec]] = {}
@@ -55,8 +55,11 @@ class InferenceServers:
         return BoundModels(self, call, ledger)
 
     def hop(self, call: CallContext) -> Hop:
-        """Return the header lines for the model calls of one request."""
-        return GatewayHop(call, self._gateway_key) if self._gateway_key else Hop(call)
+        """Return the header lines for the model calls of one request. Raises ModelFailed for one without a ticket."""
+        if not self._through_gateway:
+            return Hop(call)
+        check_ticket(call)
+        return GatewayHop(call)
 
     async def close(self) -> None:
         await self._endpoints.close()
@@ -75,7 +78,7 @@ class InferenceServers:
         Through a gateway each call fetches for itself: the gateway counts and orders those that wait for a server.
         """
         key = (model, version)
-        lock = asyncio.Lock() if self._gateway_key else self._fetching.setdefault(key, asyncio.Lock())
+        lock = asyncio.Lock() if self._through_gateway else self._fetching.setdefault(key, asyncio.Lock())
         try:
             async with asyncio.timeout(call.deadline - self._clock()), lock:
                 known = self.known(model, version, stale_s)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from time import monotonic
 
 from oriel_logic.client.endpoints import Endpoint, Endpoints
-from oriel_logic.client.upstream_errors import ELSEWHERE
+from oriel_logic.client.upstream_errors import ELSEWHERE, check_ticket
 from oriel_logic.errors import (
     DeadlineExceeded,
     LogicError,
@@ -50,7 +50,7 @@ class StreamServers:
     """The gRPC ports of the inference servers, the one with the fewest outstanding calls first.
 
     idle_s, max_s: the time between two answers, and the total time of one stream.
-    gateway_key: see `InferenceServers`.
+    through_gateway: see `InferenceServers`.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class StreamServers:
         *,
         idle_s: float = IDLE_S,
         max_s: float = MAX_S,
-        gateway_key: str = "",
+        through_gateway: bool = False,
     ) -> None:
         self._endpoints = endpoints
-        self._gateway_key = gateway_key
+        self._through_gateway = through_gateway
         self._idle_s = idle_s
         self._max_s = max_s
 
@@ -132,10 +132,12 @@ class StreamServers:
         now = monotonic()
         if call.deadline <= now:
             raise DeadlineExceeded(STAGE)
+        if self._through_gateway:
+            check_ticket(call)
         ends = now + self._max_s
         # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
         metadata = [
-            *to_headers(call, now=now, trace=stage.context, gateway_key=self._gateway_key),
+            *to_headers(call, now=now, trace=stage.context, through_gateway=self._through_gateway),
             ("triton_grpc_error", "true"),
         ]
         stream = client.call(PATH, metadata, message, self._max_s)

@@ -15,6 +15,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
+from oriel_wire.context import CallContext
 from oriel_wire.engine.client import HttpResponse
 
 # Reasons of Oriel's own servers: this one did not run it, another one may have the model. A full queue is not such a
@@ -23,6 +24,10 @@ ELSEWHERE = frozenset({"unknown_model", "model_not_ready", "no_available_version
 MAYBE_ELSEWHERE = frozenset({404, 503})
 UNREACHABLE = "upstream_unreachable"  # a gateway's reason: no server of the model's pool came in time
 
+NO_TICKET = (
+    "models are called through the gateway, by the ticket that it adds to a request, and this request has none: send "
+    "it through a gateway that has ticket keys"
+)
 MAX_RETRY_AFTER_S = 3600.0
 NOT_READY_RETRY_S = 1.0
 
@@ -44,6 +49,12 @@ def refusal(model: str, response: HttpResponse) -> LogicError:
         case 502 if _body(response).get("reason") == UNREACHABLE:
             return ModelUnreachable(f"model '{model}': {reason}", retry_after_s=retry_after_s(response))
     return ModelFailed(f"model '{model}' failed ({response.status}): {reason}")
+
+
+def check_ticket(call: CallContext) -> None:
+    """Raises ModelFailed for a request without a ticket."""
+    if not call.ticket:
+        raise ModelFailed(NO_TICKET)
 
 
 def is_elsewhere(response: HttpResponse) -> bool:

@@ -21,16 +21,16 @@ MAX_GATEWAY_CONNECTIONS = 4096  # to one gateway: what waits here for a connecti
 class Upstreams:
     """http, grpc: addresses or names of inference servers; a name stands for all its addresses, now and later.
     `kubernetes:SERVICE[.NAMESPACE]` as a name stands for the ready pods of that service.
-    gateway_key: "" for inference servers; if the addresses are those of gateways, the key for them.
+    through_gateway: the addresses are those of gateways, which are called by the ticket of each request.
     """
 
-    def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = (), *, gateway_key: str = "") -> None:
+    def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = (), *, through_gateway: bool = False) -> None:
         endpoints: Endpoints[Client] = Endpoints(
-            partial(http_client, max_connections=MAX_GATEWAY_CONNECTIONS) if gateway_key else http_client
+            partial(http_client, max_connections=MAX_GATEWAY_CONNECTIONS) if through_gateway else http_client
         )
         streams = Endpoints(stream_client)
         self.servers = InferenceServers(
-            endpoints, StreamServers(streams, gateway_key=gateway_key), gateway_key=gateway_key
+            endpoints, StreamServers(streams, through_gateway=through_gateway), through_gateway=through_gateway
         )
         self._watches = (
             AddressWatch([_discovery(each) for each in http], endpoints.replace),

@@ -7,6 +7,7 @@ its workers report its definitions.
 """
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oriel_logic.bodies.schemas import mismatch
+from oriel_logic.client.upstream_errors import NO_TICKET
 from oriel_logic.deploy.samples import Sample, find_sample, with_shown_sample
 from oriel_logic.errors import (
     DeadlineExceeded,
@@ -49,6 +51,7 @@ from oriel_wire.trace import new_trace
 POLL_S = 0.1
 MAX_PROBLEM = 500
 # Errors that a later attempt may not meet, although the handler has not changed.
+_log = logging.getLogger(__name__)
 PASSING = (ModelBusy, ModelUnavailable, ModelUnreachable, Saturated)
 
 Report = Callable[[Deployment, Mapping[str, str]], None]
@@ -233,6 +236,9 @@ class Deployer:
             why = f"there was no answer within {self._sample_timeout_s:g} s"
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
         except LogicError as error:
+            if error.message == NO_TICKET:
+                _log.warning("service '%s': its self-test ends where it calls a model: it has no ticket", release.name)
+                return
             raise SetUpFailed(
                 f"its self-test with {sample.label} failed: {why_of(error, release.file.path)}",
                 service=release.name,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, error_reply, not_ready, reply_of
 from oriel_logic.server.streaming import Primed, close
-from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, ContextPlan, format_cost, read_headers
+from oriel_wire.context import COST, COST_US, REQUEST_ID, TICKET, CallContext, ContextPlan, format_cost, read_headers
 from oriel_wire.h1_response import UNBUFFERED
 from oriel_wire.server_timing import bounded, server_timing
 from oriel_wire.trace import SpanSink, child, format_traceparent
@@ -91,9 +91,11 @@ class Envelope:
         self.kept: dict[str, int] = {}  # traces that were kept, by why
         self.ready: Callable[[], tuple[bool, str]] | None = None  # whether a probe is answered with 200, or why not
 
-    def plan(self, headers: Mapping[str, str], *, trusted: bool) -> ContextPlan:
-        """Parse the context in a head."""
-        return read_headers(headers.get, trusted=trusted, sampling=self._sink.sampling)
+    def plan(self, headers: dict[str, str], *, trusted: bool) -> ContextPlan:
+        """Parse the context in a head, and take its ticket out of it: services do not see that."""
+        ticket = headers.pop(TICKET, "")
+        ticket = ticket if trusted else ""
+        return read_headers(headers.get, trusted=trusted, sampling=self._sink.sampling, ticket=ticket)
 
     def visit(self, plan: ContextPlan, started_s: float) -> Visit:
         """Make the visit of a request whose head came at `started_s`."""

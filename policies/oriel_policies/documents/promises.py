@@ -125,7 +125,7 @@ class ApiKey:
     """A credential, stored as its hash only. expires_at: epoch seconds; None never expires.
 
     tenant: the tenant with the tier of this credential. of_token: it represents a verified token, not a key of the
-    documents. delegated: it is another tenant's, whose calls are made for this one.
+    documents. delegated: it represents the ticket of a request, whose id is its name.
     """
 
     tenant: "Tenant"
@@ -162,7 +162,7 @@ class Tenant:
     snapshot.
 
     tier: serves its calls, or those of one key, one route or one request: see `served_by`.
-    caller: the tenant with the scope `delegate` that calls for this one; "" for its own calls. See `on_behalf`.
+    caller: "service" for model calls that a service makes for it; "" for its own calls. See `by_ticket`.
     unbilled: why nobody is charged for the calls of this object: "shadow" or "repeat"; "" if the tenant is.
     """
 
@@ -367,12 +367,13 @@ def served_by(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
     return found
 
 
-def on_behalf(caller: Tenant, tenant: Tenant, tier: Tier, served: Served) -> Tenant:
-    """The tenant in whose turn and tier `caller` calls models.
+def by_ticket(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
+    """The tenant for whom a service that it called calls models, in the tier of that call.
 
-    It may use the models of `caller`, and nothing else. It has no limits: the call that `caller` serves was counted.
+    It may use every model, and nothing else: which models a service needs is the service's own business. It has no
+    limits: the call of the service was counted.
     """
-    key = (tenant.name, tier.name, caller.name)
+    key = (tenant.name, tier.name, "service")
     found = served.get(key)
     if found is None:
         found = served[key] = replace(
@@ -380,8 +381,8 @@ def on_behalf(caller: Tenant, tenant: Tenant, tier: Tier, served: Served) -> Ten
             tier=tier,
             allowances=(),
             scopes=frozenset(),
-            models=caller.models,
+            models=("*",),
             services=(),
-            caller=caller.name,
+            caller="service",
         )
     return found

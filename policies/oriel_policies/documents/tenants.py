@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
 _GRANT = re.compile(r"[A-Za-z0-9._:@/*-]{1,128}\Z")  # models of OpenAI servers may be called "org/name:tag"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_SCOPES = {"delegate", "operator"}
+_SCOPES = {"operator"}
 _MAX_COUNT = 10**12
 _MIN_RATE = 1e-6  # one call in twelve days; a quota can count less
 _MAX_PATTERNS = 8192  # patterns of models are sent to logic servers in a header
@@ -67,6 +67,9 @@ class Tenants:
         models = self._checked(file, f"{path}.models", tenant.models)
         services = self._checked(file, f"{path}.services", tenant.services)
         for scope in tenant.scopes:
+            if scope == "delegate":
+                gone = "the scope 'delegate' is gone: remove it and this key; services call models by tickets"
+                raise BadDocument(file, f"{path}.scopes", f'{gone} (docs/scaling.md, "Models behind logic services")')
             if scope not in _SCOPES:
                 raise BadDocument(
                     file, f"{path}.scopes", f"no scope is named {scope!r}{nearest(scope, _SCOPES, list_all=True)}"

@@ -8,6 +8,7 @@ from oriel_wire.flags import Flag, flag
 from oriel_wire.objects.client import Location, location_of
 from oriel_wire.objects.errors import BadStoreUrl
 
+TICKET_KEYS = "ORIEL_TICKET_KEYS"  # keys that sign the tickets of requests to logic servers
 LOOPBACK = ("127.0.0.0/8", "::1")
 
 
