@@ -7,8 +7,8 @@ locals {
   platform_names = {
     namespace     = []
     images        = ["pull_policy", "pull_secret"]
-    gateway       = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "admin_token_secret_ref(\\.(name|key))?", "credentials", "args"]
-    logic         = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "gateway_key(\\.(name|key|sha256))?", "cpu", "memory", "args"]
+    gateway       = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "plain_http", "admin_token_secret_ref(\\.(name|key))?", "ticket_keys_secret_ref(\\.(name|key))?", "credentials", "args"]
+    logic         = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "through_gateway", "cpu", "memory", "args"]
     model_groups  = ["[^.]+", "[^.]+\\.(accelerator|repository|models|replicas|replicas\\.min|replicas\\.max|cpu|memory|cache|cache\\.gb|cache\\.claim|load_grace_s|start_s|place_models|credentials|args)"]
     policies      = ["tenants(\\.[^.]+)?", "tenants\\.[^.]+\\.(tier|keys_sha256|models|services)", "documents(\\..+)?", "store"]
     redis         = ["image", "memory"]

@@ -67,7 +67,7 @@ KEDA = {
     **ONE,
     "keda": {"enabled": True},
     "scale_to_zero": True,
-    "logic": {"services": {"echo.py": "# a service\n"}, "gateway_key": {"name": "logic", "key": "key", "sha256": KEY}},
+    "logic": {"services": {"echo.py": "# a service\n"}},
 }
 
 
@@ -98,7 +98,9 @@ def test_the_units_take_their_arguments(found: list[Object]) -> None:
         assert arguments.host == "0.0.0.0", "probes and callers come from other addresses"
         if name == "gateway":
             scaler = {"scaler": arguments.scaler_port} if arguments.scaler_port else {}
-            assert ports == scaler | {
+            assert arguments.internal_host == ("0.0.0.0" if scaler else "127.0.0.1")
+            internal = {"internal": arguments.internal_port} if scaler else {}
+            assert ports == scaler | internal | {
                 "http": arguments.http_port, "grpc": arguments.grpc_port, "admin": arguments.admin_port
             }  # fmt: skip
             assert arguments.admin_host == "0.0.0.0"
@@ -208,7 +210,7 @@ def test_redis_forgets_no_counter_for_want_of_memory(shared: Shared) -> None:
     told = dict(zip(args[::2], args[1::2], strict=True))
     assert told == {
         "--save": "", "--appendonly": "no", "--maxmemory": "128mb", "--maxmemory-policy": "noeviction",
-        "--protected-mode": "no",
+        "--requirepass": "$(REDISCLI_AUTH)",
     }  # fmt: skip
 
 
@@ -270,7 +272,7 @@ def test_secrets_are_named_and_never_told(shared: Shared) -> None:
         "/etc/oriel/redis/ca.crt"
     )
     assert str(arguments.policies) == "s3://policies.example/oriel"
-    assert arguments.admin_pages == "token" and units(objects(shared))["gateway"][0].admin_pages == "loopback"
+    assert arguments.admin_pages == "token" and units(objects(shared))["gateway"][0].admin_pages == "token"
 
 
 def test_only_the_gateway_has_a_balancer(found: list[Object]) -> None:
@@ -353,7 +355,9 @@ def test_a_platform_that_no_caller_could_use_is_a_warning_of_the_plan(shared: Sh
 
     def warned(**policies: Any) -> list[str]:
         images = {"registry": "registry.example/oriel", "tag": "0.1.0"}
-        plan = shared("modules/platform").plan(infrastructure=INFRASTRUCTURE, images=images, policies=policies)
+        gateway = {"plain_http": True}
+        one = shared("modules/platform")
+        plan = one.plan(infrastructure=INFRASTRUCTURE, images=images, policies=policies, gateway=gateway)
         return [each.detail for each in plan.diagnostics if each.severity == "warning"]
 
     real, example, word = sha256(b"a key of acme").hexdigest(), "0" * 64, sha256(b"secret").hexdigest()

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -96,7 +95,10 @@ def expected(
     return table(
         # Only the gateway is public, and only by its two doors.
         public=between(OPEN, ["gateway"], 8080, 8081),
-        calls=between(["gateway"], ["logic"], 8090) | between(["gateway", "logic"], MODELS, 8000, 8001),
+        # With KEDA logic servers call models through the gateway's internal port, which nobody else reaches.
+        calls=between(["gateway"], ["logic"], 8090)
+        | between(["gateway"] if keda else ["gateway", "logic"], MODELS, 8000, 8001)
+        | (between(["logic"], ["gateway"], 8084) if keda else set()),
         metrics=between(["prometheus"], ["gateway"], 8082)
         | between(["prometheus"], ["logic"], 8092)
         | between(["prometheus"], MODELS, 8002)
@@ -193,14 +195,13 @@ def test_every_pod_is_under_a_policy_of_both_directions(shared, gpu, zero, keda)
 @pytest.mark.parametrize("through", [False, True], ids=["direct", "through the gateway"])
 def test_what_the_units_are_told_to_ask_they_may_ask(shared, through) -> None:
     """Addresses in arguments, environment and documents: each names a Service whose pods the policies let through."""
-    key = {"name": "logic", "key": "key", "sha256": sha256(b"of logic").hexdigest()} if through else None
     found = objects.at(
         shared,
         True,
         True,
         True,
         infrastructure={"redis_url": None, "redis_auth_secret_ref": None},
-        logic={"gateway_key": key},
+        logic={"through_gateway": through},
     )
     network = Network(objects.of(found, "NetworkPolicy").values())
     services, named = objects.of(found, "Service"), {each.name: each for each in peers(found)}
@@ -262,3 +263,49 @@ def test_the_evaluator_sees_a_hole(shared) -> None:
     assert ("stranger", "anchor", 22) in reached(fewer) - before
     with pytest.raises(ValueError, match="not known"):
         selects({"matchLabel": {}}, {})
+
+
+def public_warnings(shared, **gateway) -> list[str]:
+    key = "b3a8e0e1f9ab1bfe3a36f231f676f78bb30a519d2b21e6c530c0eee8ebb4a5d0"
+    given = {"infrastructure": objects.INFRASTRUCTURE, "images": {"registry": "r.example/oriel", "tag": "0.1.0"}}
+    policies = {"tenants": {"acme": {"tier": "gold", "keys_sha256": [key]}}}
+    plan = shared("modules/platform").plan(**given, policies=policies, gateway=gateway)
+    return [each.detail for each in plan.diagnostics if each.severity == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("gateway", "warned"),
+    [
+        ({}, True),
+        ({"service_annotations": {"example.com/team": "internal-tools"}}, True),
+        ({"service_annotations": {"service.beta.kubernetes.io/azure-load-balancer-internal": "false"}}, True),
+        ({"plain_http": True}, False),
+        ({"tls_secret": "public"}, False),
+        ({"source_ranges": ["203.0.113.0/24"]}, False),
+        ({"service_type": "ClusterIP"}, False),
+        ({"service_annotations": {"service.beta.kubernetes.io/aws-load-balancer-ssl-cert": "arn:aws:acm:x"}}, False),
+        ({"service_annotations": {"service.beta.kubernetes.io/aws-load-balancer-scheme": "internal"}}, False),
+        ({"service_annotations": {"service.beta.kubernetes.io/azure-load-balancer-internal": "true"}}, False),
+        ({"service_annotations": {"networking.gke.io/load-balancer-type": "Internal"}}, False),
+    ],
+)
+def test_a_plan_that_takes_keys_over_plain_http_from_everywhere_warns(shared, gateway, warned) -> None:
+    said = public_warnings(shared, **gateway)
+    assert len(said) == warned and all("plain HTTP from everywhere" in each for each in said)
+
+
+def test_keys_that_nobody_names_are_made_and_the_bundled_redis_has_one(shared) -> None:
+    bundled = {"redis_url": None, "redis_auth_secret_ref": None}
+    found = objects.at(shared, True, True, True, infrastructure=bundled)
+    pods = objects.pods(found)
+    own = {name: {"secretKeyRef": {"name": "oriel-keys", "key": name}} for name in ("admin", "redis", "tickets")}
+    env = {each["name"]: each.get("valueFrom") for each in pods["gateway"]["spec"]["containers"][0]["env"]}
+    assert env["ORIEL_ADMIN_TOKEN"] == own["admin"] and env["ORIEL_TICKET_KEYS"] == own["tickets"]
+    assert env["ORIEL_LIMITER_PASSWORD"] == own["redis"]
+    (redis,) = pods["redis"]["spec"]["containers"]
+    assert redis["env"] == [{"name": "REDISCLI_AUTH", "valueFrom": own["redis"]}]
+    assert redis["args"][redis["args"].index("--requirepass") + 1] == "$(REDISCLI_AUTH)"
+    refs = {name: {"name": "mine", "key": name} for name in ("admin", "tickets")}
+    gateway = {f"{name}_secret_ref": refs[key] for name, key in (("admin_token", "admin"), ("ticket_keys", "tickets"))}
+    found = objects.at(shared, True, True, True, gateway=gateway)
+    assert "oriel-keys" not in str(found)

@@ -154,7 +154,8 @@ def test_routes_of_ones_own_without_a_plan_for_keda_are_a_warning(shared) -> Non
             "documents": {"routes.toml": text},
         }
         given = {"infrastructure": objects.INFRASTRUCTURE, "images": {"registry": "r.example/oriel", "tag": "0.1.0"}}
-        plan = shared("modules/platform").plan(**given, keda={"enabled": True}, gpu_enabled=False, policies=policies)
+        given |= {"keda": {"enabled": True}, "gpu_enabled": False, "gateway": {"plain_http": True}}
+        plan = shared("modules/platform").plan(**given, policies=policies)
         return [each.detail for each in plan.diagnostics if each.severity == "warning"]
 
     (said,) = warned("[pools.logic.scaling]\n")
@@ -229,29 +230,38 @@ def test_kedas_trigger_names_the_gateways_reserved_port_and_nothing_public(share
     assert "gateway-scaler" not in objects.of(objects.at(shared, True, True, False), "Service")
 
 
-OF_LOGIC = {"name": "logic-key", "key": "key", "sha256": sha256(b"of logic").hexdigest()}
+def test_scaled_models_are_called_through_the_internal_port_whether_or_not_the_public_ones_speak_tls(shared) -> None:
+    for secret in (None, "public"):
+        found = objects.at(shared, True, True, True, model_groups=MODELS, gateway={"tls_secret": secret})
+        (container,) = objects.pods(found)["logic"]["spec"]["containers"]
+        assert container["args"][container["args"].index("--gateway") + 1] == "gateway-internal:8084"
+        assert not [each for each in container["args"] if each.startswith("--inference")]
+        assert "secretKeyRef" not in str(container["env"]), "logic has no secret"
+        pool = snapshot(found).pools["logic"]
+        assert (pool.max_inflight, pool.learn_concurrency) == (1024, False)
+        policies, services = objects.of(found, "NetworkPolicy"), objects.of(found, "Service")
+        reached = [each["port"] for rule in policies["logic"]["spec"]["egress"] for each in rule["ports"]]
+        assert 8084 in reached and not {8000, 8081} & set(reached)
+        (opened,) = [
+            rule for rule in policies["gateway"]["spec"]["ingress"] if 8084 in [each["port"] for each in rule["ports"]]
+        ]
+        (peer,) = opened["from"]
+        assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "logic"
+        assert services["gateway-internal"]["spec"]["clusterIP"] == "None"
+        assert "internal" not in [each["targetPort"] for each in services["gateway"]["spec"]["ports"]]
+        (keys,) = [
+            each
+            for each in objects.pods(found)["gateway"]["spec"]["containers"][0]["env"]
+            if each["name"] == "ORIEL_TICKET_KEYS"
+        ]
+        assert keys["valueFrom"] == {"secretKeyRef": {"name": "oriel-keys", "key": "tickets"}}
 
 
-def test_with_a_key_logic_servers_call_models_through_the_gateway_only(shared) -> None:
-    found = objects.at(shared, True, True, True, model_groups=MODELS, logic={"gateway_key": OF_LOGIC})
-    (container,) = objects.pods(found)["logic"]["spec"]["containers"]
-    assert container["args"][container["args"].index("--gateway") + 1] == "gateway:8081"
-    assert not [each for each in container["args"] if each.startswith("--inference")]
-    (key,) = [each for each in container["env"] if each["name"] == "ORIEL_GATEWAY_KEY"]
-    assert key["valueFrom"] == {"secretKeyRef": {"name": "logic-key", "key": "key"}}
-    documents = snapshot(found)
-    caller = documents.keys[bytes.fromhex(OF_LOGIC["sha256"])].tenant
-    assert (caller.scopes, caller.models, caller.services) == ({"delegate"}, ("*",), ())
-    pool = documents.pools["logic"]
-    assert (pool.max_inflight, pool.learn_concurrency) == (1024, False)
-    reached = objects.of(found, "NetworkPolicy")["logic"]["spec"]["egress"]
-    ports = [each["port"] for rule in reached for each in rule["ports"]]
-    assert 8081 in ports and 8000 not in ports
-    without = snapshot(objects.at(shared, True, True, True, model_groups=MODELS))
-    assert "oriel-logic" not in without.tenants and without.pools["logic"].learn_concurrency
-
-
-def test_a_gateway_that_speaks_tls_only_cannot_be_called_by_logic_servers(shared) -> None:
-    said = refused(shared, logic={"gateway_key": OF_LOGIC}, gateway={"tls_secret": "public"})
-    assert "logic servers call the gateway in plain HTTP" in said
-    assert "logic.gateway_key" in refused(shared, logic={"gateway_key": {**OF_LOGIC, "sha256": "short"}})
+def test_without_scaling_or_if_told_so_models_are_called_directly(shared) -> None:
+    for keda, through in ((False, None), (True, False)):
+        found = objects.at(shared, True, True, keda, model_groups=MODELS, logic={"through_gateway": through})
+        assert "--inference" in objects.pods(found)["logic"]["spec"]["containers"][0]["args"]
+        assert "gateway-internal" not in objects.of(found, "Service")
+        assert "8084" not in str(objects.of(found, "NetworkPolicy"))
+        assert "TICKET" not in str(objects.pods(found)["gateway"])
+        assert snapshot(found).pools["logic"].learn_concurrency

@@ -25,8 +25,7 @@ locals {
   gateway_policies = coalesce(var.policies.store, "/etc/oriel/policies")
   gateway_args = concat(
     ["--policies", local.gateway_policies, "--host", "0.0.0.0", "--admin-host", "0.0.0.0"],
-    # Health and metrics for probes and scrapes; the pages that tell of tenants by kubectl port-forward, or with the token.
-    var.gateway.admin_token_secret_ref == null ? ["--admin-pages", "loopback"] : [],
+    local.through_gateway ? ["--internal-host", "0.0.0.0"] : [],
     ["--limiter", local.redis_url, "--limiter-replicas", tostring(var.gateway.replicas.min)],
     local.redis_ca ? ["--limiter-ca", "/etc/oriel/redis/ca.crt"] : [],
     var.gateway.tls_secret == null ? [] : ["--tls-cert", "/etc/oriel/tls/tls.crt", "--tls-key", "/etc/oriel/tls/tls.key"],
@@ -38,8 +37,11 @@ locals {
     local.unit_env,
     local.redis_password_env,
     [
-      for ref in var.gateway.admin_token_secret_ref == null ? [] : [var.gateway.admin_token_secret_ref] :
-      { name = "ORIEL_ADMIN_TOKEN", valueFrom = { secretKeyRef = { name = ref.name, key = ref.key } } }
+      for variable, ref in {
+        ORIEL_ADMIN_TOKEN = coalesce(var.gateway.admin_token_secret_ref, local.own_key.admin)
+        ORIEL_TICKET_KEYS = coalesce(var.gateway.ticket_keys_secret_ref, local.own_key.tickets)
+      } :
+      { name = variable, valueFrom = { secretKeyRef = { name = ref.name, key = ref.key } } } if variable != "ORIEL_TICKET_KEYS" || local.through_gateway
     ],
   )
   gateway_mounts = concat(
@@ -116,7 +118,19 @@ locals {
     key => value if length(value) > 0 && var.gateway.service_type == "LoadBalancer" },
   )
 
-  gateway_objects = [
+  gateway_objects = concat([for each in [
+    {
+      apiVersion = "v1"
+      kind       = "Service"
+      metadata   = { name = "gateway-internal", namespace = local.namespace, labels = local.labels.gateway }
+      spec = {
+        # Every pod by its own address: logic servers choose by load.
+        clusterIP = "None"
+        selector  = local.selectors.gateway
+        ports     = [{ name = "internal", port = local.ports.gateway.internal, targetPort = "internal", protocol = "TCP" }]
+      }
+    },
+    ] : each if local.through_gateway], [
     {
       apiVersion = "v1"
       kind       = "Service"
@@ -151,7 +165,7 @@ locals {
                 env             = local.gateway_env
                 envFrom         = [for name in compact([var.gateway.credentials]) : { secretRef = { name = name } }]
                 ports = [
-                  for name in concat(["http", "grpc", "admin"], var.keda.enabled ? ["scaler"] : []) :
+                  for name in concat(["http", "grpc", "admin"], var.keda.enabled ? ["scaler"] : [], local.through_gateway ? ["internal"] : []) :
                   { name = name, containerPort = local.ports.gateway[name], protocol = "TCP" }
                 ]
                 volumeMounts = local.gateway_mounts
@@ -192,5 +206,5 @@ locals {
       metadata   = { name = "gateway", namespace = local.namespace, labels = local.labels.gateway }
       spec       = { maxUnavailable = 1, selector = { matchLabels = local.selectors.gateway }, unhealthyPodEvictionPolicy = "AlwaysAllow" }
     },
-  ]
+  ])
 }

@@ -5,17 +5,15 @@ locals {
     flatten([for folder in local.logic_folders : ["--services", folder]]),
     # All groups under one name: a server that has not the model says so, and another one is asked. Through the gateway where
     # a group may have no server: calls wait there, and are counted.
-    var.logic.gateway_key != null ? ["--gateway", "gateway:${local.ports.gateway.grpc}"] : [
+    local.through_gateway ? ["--gateway", "gateway-internal:${local.ports.gateway.internal}"] : [
       "--inference", "inference:${local.ports.inference.http}", "--inference-grpc", "inference:${local.ports.inference.grpc}",
     ],
     ["--workers", tostring(var.logic.workers)],
     local.trusted_peers,
     var.logic.args,
   )
-  logic_env = concat(local.unit_env, [
-    for key in var.logic.gateway_key == null ? [] : [var.logic.gateway_key] :
-    { name = "ORIEL_GATEWAY_KEY", valueFrom = { secretKeyRef = { name = key.name, key = key.key } } }
-  ])
+  # The gateway does not see direct calls, and would let KEDA stop the pods under them.
+  through_gateway = coalesce(var.logic.through_gateway, var.keda.enabled)
 
   logic_objects = [
     # There even when it is empty, so that the first service needs no other pods.
@@ -59,7 +57,7 @@ locals {
                 image           = coalesce(var.logic.image, "${local.image_registry}/oriel-logic:${var.images.tag}")
                 imagePullPolicy = var.images.pull_policy
                 args            = local.logic_args
-                env             = local.logic_env
+                env             = local.unit_env
                 ports = [
                   for name in ["http", "admin"] :
                   { name = name, containerPort = local.ports.logic[name], protocol = "TCP" }

@@ -8,7 +8,7 @@ locals {
 
   # Fixed: images, documents, dashboards and network policies rely on them.
   ports = {
-    gateway   = { http = 8080, grpc = 8081, admin = 8082, scaler = 8083 }
+    gateway   = { http = 8080, grpc = 8081, admin = 8082, scaler = 8083, internal = 8084 }
     logic     = { http = 8090, admin = 8092 }
     inference = { http = 8000, grpc = 8001, metrics = 8002 }
     redis     = { redis = 6379 }

@@ -65,10 +65,10 @@ locals {
   }
 
   # Of logic servers.
-  to_models = var.logic.gateway_key == null ? local.to_inference : {
+  to_models = local.through_gateway ? {
     to    = [{ podSelector = { matchLabels = local.selectors.gateway } }]
-    ports = [{ protocol = "TCP", port = 8081 }]
-  }
+    ports = [{ protocol = "TCP", port = 8084 }]
+  } : local.to_inference
 
   from_monitoring = { for port in [8002, 8082, 8092, 8888] : port => {
     from  = [{ namespaceSelector = { matchLabels = { "kubernetes.io/metadata.name" = var.observability.namespace } } }]
@@ -87,6 +87,11 @@ locals {
           }]
           ports = [{ protocol = "TCP", port = 8083 }]
         }] : each if var.keda.enabled],
+        # Tickets count here, and whoever has one calls models in a tenant's name: nobody but logic servers.
+        [for each in [{
+          from  = [{ podSelector = { matchLabels = local.selectors.logic } }]
+          ports = [{ protocol = "TCP", port = 8084 }]
+        }] : each if local.through_gateway],
       )
       egress = concat(
         [local.to_dns, local.to_inference],
@@ -111,7 +116,7 @@ locals {
       ingress = [
         {
           from = [{ podSelector = { matchExpressions = [
-            { key = "app.kubernetes.io/component", operator = "In", values = ["gateway", "logic"] },
+            { key = "app.kubernetes.io/component", operator = "In", values = local.through_gateway ? ["gateway"] : ["gateway", "logic"] },
           ] } }]
           ports = [{ protocol = "TCP", port = 8000 }, { protocol = "TCP", port = 8001 }]
         },

@@ -60,7 +60,7 @@ locals {
   pools_toml = join("\n", concat(
     ["[pools.logic]", "discover = \"kubernetes:logic:${local.ports.logic.http}\"", "max_queue_bytes = ${local.pool_bytes}"],
     # A request that waits for a model keeps its permit: there have to be enough for the requests that do not.
-    var.logic.gateway_key == null ? [""] : ["max_inflight = 1024", "learn_concurrency = false", ""],
+    !local.through_gateway ? [""] : ["max_inflight = 1024", "learn_concurrency = false", ""],
     lookup(local.scaling_toml, "logic", []),
     flatten([
       for pool in sort(keys(local.pool_discovery)) : [
@@ -92,12 +92,6 @@ locals {
         "",
       ]
     ]),
-    # The logic servers, which call models for the tenants that they serve.
-    flatten([
-      for key in var.logic.gateway_key == null ? [] : [var.logic.gateway_key] : [
-        "[tenants.oriel-logic]", "tier = \"bronze\"", "models = [\"*\"]", "scopes = [\"delegate\"]", "keys = [{ sha256 = \"${key.sha256}\" }]", "",
-      ]
-    ]),
   ))
   policy_documents = merge(
     { "tiers.toml" = local.tiers_toml, "routes.toml" = local.routes_toml, "tenants.toml" = local.tenants_toml },
@@ -113,7 +107,6 @@ locals {
   # Every SHA-256 that a plan sees, but for those in a store.
   key_hashes = distinct(concat(
     flatten([for tenant in values(var.policies.tenants) : tenant.keys_sha256]),
-    compact([try(var.logic.gateway_key.sha256, null)]),
     flatten([for text in values(var.policies.documents) : regexall("\\b[0-9a-f]{64}\\b", text)]),
   ))
   # Of words that everybody tries, or one piece over and over, as examples have it.
@@ -135,6 +128,17 @@ locals {
 }
 
 # Warnings: a platform without a caller may be meant, for a day; a document may spell a table otherwise.
+# Keys in clear on the internet, which nobody may have meant.
+check "public" {
+  assert {
+    condition = anytrue([
+      var.gateway.service_type != "LoadBalancer", var.gateway.tls_secret != null, length(var.gateway.source_ranges) > 0, var.gateway.plain_http,
+      anytrue([for name, value in var.gateway.service_annotations : can(regex("(?i)(ssl|tls|cert)", name)) || can(regex("(?i)internal=true$|=internal$", "${name}=${value}"))]),
+    ])
+    error_message = "gateway: the load balancer would take API keys over plain HTTP from everywhere. Set gateway.tls_secret (in the clouds dns.tls_secret), an annotation by which the load balancer ends TLS or is internal, or gateway.source_ranges; gateway.plain_http = true if it is meant."
+  }
+}
+
 check "policies" {
   assert {
     condition     = var.policies.store != null || length(var.policies.tenants) > 0 || anytrue([for text in values(var.policies.documents) : can(regex("tenant", text))])

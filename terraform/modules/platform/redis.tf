@@ -4,7 +4,7 @@
 locals {
   bundles_redis = var.infrastructure.redis_url == null
   redis_url     = coalesce(var.infrastructure.redis_url, "redis://redis:${local.ports.redis.redis}")
-  redis_secret  = var.infrastructure.redis_auth_secret_ref
+  redis_secret  = local.bundles_redis ? local.own_key.redis : var.infrastructure.redis_auth_secret_ref
 
   # Who signs for a Redis with TLS may stand beside its password.
   redis_ca = !local.bundles_redis && var.infrastructure.redis_tls && local.redis_secret != null
@@ -16,8 +16,7 @@ locals {
 
   redis_args = [
     "--save", "", "--appendonly", "no", "--maxmemory", "${var.redis.memory}mb", "--maxmemory-policy", "noeviction",
-    # Without a password: the network policy is what keeps others out.
-    "--protected-mode", "no",
+    "--requirepass", "$(REDISCLI_AUTH)", # of its environment: Kubernetes puts it in
   ]
 
   redis_probe = { exec = { command = ["redis-cli", "-e", "ping"] }, timeoutSeconds = 3 }
@@ -56,6 +55,7 @@ locals {
                   imagePullPolicy = var.images.pull_policy
                   command         = ["redis-server"]
                   args            = local.redis_args
+                  env             = [{ name = "REDISCLI_AUTH", valueFrom = { secretKeyRef = local.own_key.redis } }]
                   workingDir      = "/data"
                   volumeMounts    = [{ name = "data", mountPath = "/data" }]
                   ports           = [{ name = "redis", containerPort = local.ports.redis.redis, protocol = "TCP" }]

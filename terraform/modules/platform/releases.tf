@@ -2,6 +2,15 @@
 # the platform, and last what needs the charts' custom resources. Destroyed the other way round.
 
 locals {
+  # What is made here, if no Secret is named for it.
+  keys_secret = "oriel-keys"
+  own_keys = compact([
+    var.gateway.admin_token_secret_ref == null ? "admin" : "",
+    local.bundles_redis ? "redis" : "",
+    local.through_gateway && var.gateway.ticket_keys_secret_ref == null ? "tickets" : "",
+  ])
+  own_key = { for name in ["admin", "redis", "tickets"] : name => { name = local.keys_secret, key = name } }
+
   # A release waits until its pods are ready: a GPU node starts, an image of several GB is pulled (15 min), models load. An
   # upgrade replaces a group's pods one after the other on GPUs, a quarter at a time elsewhere (local.rollout), and each
   # waits for its models: less time than that would roll back an upgrade that is going well.
@@ -91,6 +100,43 @@ resource "helm_release" "base" {
   timeout         = 300
 }
 
+# Keys that nobody has to know. uuid() is random (twice 122 bits) and new in each run, hence ignored once made; `apply -replace` of
+# one rotates it, and its pods take it at their next start.
+resource "terraform_data" "keys" {
+  for_each = toset(local.own_keys)
+
+  triggers_replace = sensitive(sha256("${uuid()}${uuid()}"))
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+resource "helm_release" "keys" {
+  count = length(local.own_keys) > 0 ? 1 : 0
+
+  name      = local.keys_secret
+  namespace = var.namespace
+  chart     = "${path.module}/chart"
+  values = [jsonencode({ objects = [{
+    apiVersion = "v1"
+    kind       = "Secret"
+    metadata   = { name = local.keys_secret, namespace = var.namespace, labels = local.common_labels }
+    type       = "Opaque"
+    stringData = { for name in local.own_keys : name => "" }
+  }] })]
+  set_sensitive = [for name in local.own_keys : {
+    name  = "objects[0].stringData.${name}"
+    value = terraform_data.keys[name].triggers_replace
+    type  = "string"
+  }]
+  atomic          = true
+  cleanup_on_fail = true
+  max_history     = 10
+  timeout         = 300
+
+  depends_on = [helm_release.base]
+}
+
 resource "helm_release" "charts" {
   for_each = { for name, chart in local.charts : name => chart if chart.enabled }
 
@@ -121,7 +167,7 @@ resource "helm_release" "platform" {
   max_history     = 10
   timeout         = local.platform_timeout_s
 
-  depends_on = [helm_release.base, helm_release.charts]
+  depends_on = [helm_release.base, helm_release.charts, helm_release.keys]
 
   # What two variables decide: a validation would not be looked at while the other one has a mistake.
   lifecycle {
@@ -141,10 +187,6 @@ resource "helm_release" "platform" {
     precondition {
       condition     = var.keda.enabled || coalesce(var.logic.replicas.min, 2) != 0
       error_message = "logic.replicas: min is 0 only with keda.enabled: nothing else would start the first pod."
-    }
-    precondition {
-      condition     = var.logic.gateway_key == null || var.gateway.tls_secret == null
-      error_message = "logic.gateway_key: logic servers call the gateway in plain HTTP, which it does not serve with gateway.tls_secret. End TLS at the load balancer instead."
     }
   }
 }

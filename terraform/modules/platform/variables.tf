@@ -82,7 +82,7 @@ variable "images" {
 }
 
 variable "gateway" {
-  description = "The gateway. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: settings of its Service, the only public one. tls_secret: name of the Secret with tls.crt and tls.key. admin_token_secret_ref: Secret with the token of the admin pages; without it queues, decisions and policies can only be read from the pod itself (kubectl port-forward). credentials: name of the Secret whose environment variables open policies.store, if workload identity does not. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
+  description = "The gateway. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: settings of its Service, the only public one. tls_secret: name of the Secret with tls.crt and tls.key. plain_http: API keys may come over plain HTTP from everywhere, which a plan warns of otherwise. admin_token_secret_ref: Secret with the token of the admin pages; null for one that is made, in the Secret oriel-keys. ticket_keys_secret_ref: Secret with the keys for the tickets of model calls (docs/scaling.md), to replace them step by step; null for one that is made. credentials: name of the Secret whose environment variables open policies.store, if workload identity does not. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
   type = object({
     replicas               = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
     cpu                    = optional(number, 0.5)
@@ -93,7 +93,9 @@ variable "gateway" {
     load_balancer_class    = optional(string)
     source_ranges          = optional(list(string), [])
     tls_secret             = optional(string)
+    plain_http             = optional(bool, false)
     admin_token_secret_ref = optional(object({ name = string, key = string }))
+    ticket_keys_secret_ref = optional(object({ name = string, key = string }))
     credentials            = optional(string)
     args                   = optional(list(string), [])
   })
@@ -108,8 +110,8 @@ variable "gateway" {
     error_message = "gateway: cpu and memory are more than nothing."
   }
   validation {
-    condition     = alltrue([for name in compact([var.gateway.tls_secret, var.gateway.credentials, try(var.gateway.admin_token_secret_ref.name, null)]) : can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", name))])
-    error_message = "gateway: tls_secret, credentials and admin_token_secret_ref are names of Kubernetes Secrets."
+    condition     = alltrue([for name in compact([var.gateway.tls_secret, var.gateway.credentials, try(var.gateway.admin_token_secret_ref.name, null), try(var.gateway.ticket_keys_secret_ref.name, null)]) : can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", name))])
+    error_message = "gateway: tls_secret, credentials, admin_token_secret_ref and ticket_keys_secret_ref are names of Kubernetes Secrets."
   }
   validation {
     condition     = var.gateway.load_balancer_ip == null || can(cidrhost("${var.gateway.load_balancer_ip}/32", 0))
@@ -126,24 +128,20 @@ variable "gateway" {
 }
 
 variable "logic" {
-  description = "The logic servers. replicas.min: 0 only with keda.enabled; null for 2, with keda.enabled and scale_to_zero for 0. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 450 kB compressed. folders: folders of services in the image. workers: processes for CPU work. gateway_key: Secret with a key of `oriel keys new`, and its SHA-256: model calls then go through the gateway, which models of services need that may be scaled to zero (keda.enabled). args: further flags of `oriel logic`."
+  description = "The logic servers. replicas.min: 0 only with keda.enabled; null for 2, with keda.enabled and scale_to_zero for 0. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 450 kB compressed. folders: folders of services in the image. workers: processes for CPU work. through_gateway: model calls go through the gateway, which models of services need that may be scaled to zero; null for keda.enabled. args: further flags of `oriel logic`."
   type = object({
-    replicas    = optional(object({ min = optional(number), max = optional(number, 10) }), {})
-    image       = optional(string)
-    services    = optional(map(string), {})
-    folders     = optional(list(string), [])
-    workers     = optional(number, 2)
-    cpu         = optional(number, 1)
-    memory      = optional(number, 2)
-    gateway_key = optional(object({ name = string, key = string, sha256 = string }))
-    args        = optional(list(string), [])
+    replicas        = optional(object({ min = optional(number), max = optional(number, 10) }), {})
+    image           = optional(string)
+    services        = optional(map(string), {})
+    folders         = optional(list(string), [])
+    workers         = optional(number, 2)
+    cpu             = optional(number, 1)
+    memory          = optional(number, 2)
+    through_gateway = optional(bool)
+    args            = optional(list(string), [])
   })
   default  = {}
   nullable = false
-  validation {
-    condition     = var.logic.gateway_key == null || (can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", var.logic.gateway_key.name)) && can(regex("^[0-9a-f]{64}$", var.logic.gateway_key.sha256)))
-    error_message = "logic.gateway_key: the name of a Kubernetes Secret, a key in it, and 64 lower-case hex digits as `oriel keys new` prints them."
-  }
   validation {
     condition     = coalesce(var.logic.replicas.min, 2) >= 0 && var.logic.replicas.max >= max(1, coalesce(var.logic.replicas.min, 2)) && var.logic.replicas.max <= 200 && alltrue([for count in [coalesce(var.logic.replicas.min, 2), var.logic.replicas.max] : floor(count) == count])
     error_message = "logic.replicas: whole numbers, 0 <= min <= max <= 200, max not 0."
