@@ -142,13 +142,13 @@ def test_releases_are_made_in_order_and_destroyed_the_other_way_round(workspace)
     one.apply(**variables)
     made = order(one.calls, "create")
     assert made[0] == "helm_release.base"
-    assert {name.split('"')[1] for name in made[1:-2] if name != "helm_release.keys[0]"} == {
+    assert {name.split('"')[1] for name in made[1:-2] if name != "helm_release.keys"} == {
         "keda",
         "nvidia-device-plugin",
         "metrics-server",
         "prometheus-operator-crds",
     }
-    assert "helm_release.keys[0]" in made[1:-2]
+    assert "helm_release.keys" in made[1:-2]
     assert made[-2:] == ["helm_release.platform", "helm_release.custom[0]"]
     assert not one.plan(**variables).changes
     one.destroy(**variables)
@@ -200,4 +200,4 @@ def test_charts_of_others_are_pinned_and_there_only_when_asked_for(shared) -> No
     assert values["tolerations"][0]["key"] == objects.INFRASTRUCTURE["gpu_taint"]["key"]
     assert json.loads(found["keda"]["values"][0])["watchNamespace"] == "oriel"
     few = one.plan(**given(gpu_enabled=False))
-    assert set(few.resources("helm_release")) == {"helm_release.base", "helm_release.keys[0]", "helm_release.platform"}
+    assert set(few.resources("helm_release")) == {"helm_release.base", "helm_release.keys", "helm_release.platform"}

@@ -2,14 +2,9 @@
 # the platform, and last what needs the charts' custom resources. Destroyed the other way round.
 
 locals {
-  # What is made here, if no Secret is named for it.
+  # What a Secret that is made here has, for those for whom none is named.
   keys_secret = "oriel-keys"
-  own_keys = compact([
-    var.gateway.admin_token_secret_ref == null ? "admin" : "",
-    local.bundles_redis ? "redis" : "",
-    local.through_gateway && var.gateway.ticket_keys_secret_ref == null ? "tickets" : "",
-  ])
-  own_key = { for name in ["admin", "redis", "tickets"] : name => { name = local.keys_secret, key = name } }
+  own_key     = { for name in ["admin", "redis", "tickets"] : name => { name = local.keys_secret, key = name } }
 
   # A release waits until its pods are ready: a GPU node starts, an image of several GB is pulled (15 min), models load. An
   # upgrade replaces a group's pods one after the other on GPUs, a quarter at a time elsewhere (local.rollout), and each
@@ -103,7 +98,7 @@ resource "helm_release" "base" {
 # Keys that nobody has to know. uuid() is random (twice 122 bits) and new in each run, hence ignored once made; `apply -replace` of
 # one rotates it, and its pods take it at their next start.
 resource "terraform_data" "keys" {
-  for_each = toset(local.own_keys)
+  for_each = local.own_key
 
   triggers_replace = sensitive(sha256("${uuid()}${uuid()}"))
   lifecycle {
@@ -112,8 +107,6 @@ resource "terraform_data" "keys" {
 }
 
 resource "helm_release" "keys" {
-  count = length(local.own_keys) > 0 ? 1 : 0
-
   name      = local.keys_secret
   namespace = var.namespace
   chart     = "${path.module}/chart"
@@ -122,9 +115,9 @@ resource "helm_release" "keys" {
     kind       = "Secret"
     metadata   = { name = local.keys_secret, namespace = var.namespace, labels = local.common_labels }
     type       = "Opaque"
-    stringData = { for name in local.own_keys : name => "" }
+    stringData = { for name in keys(local.own_key) : name => "" }
   }] })]
-  set_sensitive = [for name in local.own_keys : {
+  set_sensitive = [for name in keys(local.own_key) : {
     name  = "objects[0].stringData.${name}"
     value = terraform_data.keys[name].triggers_replace
     type  = "string"
