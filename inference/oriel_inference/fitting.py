@@ -77,10 +77,10 @@ class RequestFitter:
             elif shape != known.dims and not _matches(shape, known.dims):
                 raise self._wrong_shape(known, shape)
             inputs[tensor.name] = tensor.array
-        if len(inputs) != len(self._inputs):
-            missing = self._required.difference(inputs)
-            if missing or not inputs:
-                raise InvalidRequest(f"model {spec.name!r} also needs input {_listed(missing or self._inputs)}")
+        if len(inputs) != len(self._inputs) and (missing := self._required.difference(inputs)):
+            raise InvalidRequest(f"model {spec.name!r} also needs input {_listed(missing)}")
+        if not inputs:
+            rows = 1
         if batched and not 1 <= rows <= spec.max_batch_size:
             raise InvalidRequest(f"batch size {rows} for model {spec.name!r}: it takes 1 to {spec.max_batch_size}")
         for output in request.outputs or ():

@@ -55,7 +55,8 @@ async def opened(
     backend = PythonBackend(lambda *asked: None, PythonLimits(**limits), environment=tuple(environment))
     parsed = parse_config_text('name: "behave" ' + config)
     options = EngineOptions()
-    return await asyncio.to_thread(backend.open_first, path, parsed, options, 1, lambda config: None)
+    (session,) = await asyncio.to_thread(backend.open_all, path, parsed, options, 1, lambda config: 1)
+    return session
 
 
 async def execute(session: PythonSession, text: str) -> Any:

@@ -52,6 +52,12 @@ def test_optional_inputs_may_be_left_out_and_then_share_no_batch_with_those_that
         both.fit(request(zeros("hint", 1, 1)))
 
 
+def test_a_request_may_leave_out_every_input_that_is_optional() -> None:
+    fitted = fitter(floats("hint", 1, optional=True)).fit(request())
+    assert fitted.inputs == {} and fitted.rows == 1
+    assert fitter().fit(request()).rows == 1
+
+
 def test_inputs_of_unequal_batch_sizes_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="input 'b' has batch size 1, the inputs before it have 2"):
         fitter(floats("a", 3), floats("b", 3)).fit(request(zeros("a", 2, 3), zeros("b", 1, 3)))

@@ -224,7 +224,7 @@ async def test_a_start_can_be_called_off(tmp_path: Path) -> None:
     backend = PythonBackend(lambda *asked: None, PythonLimits())
     config = parse_config_text('name: "behave" ' + BEHAVE)
     loading = asyncio.create_task(
-        asyncio.to_thread(backend.open_first, path, config, EngineOptions(), 1, lambda config: None)
+        asyncio.to_thread(backend.open_all, path, config, EngineOptions(), 1, lambda config: 1)
     )
     await until(lambda: any(session.pid for session in backend._starting))
     backend.stop()

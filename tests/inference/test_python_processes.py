@@ -233,8 +233,9 @@ async def test_a_session_that_nobody_took_ends_with_the_backend(tmp_path: Path) 
     path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
     backend = PythonBackend(lambda *asked: None)
     config = parse_config_text('name: "behave" ' + BEHAVE)
-    opening = asyncio.to_thread(backend.open_first, path, config, EngineOptions(), 1, lambda config: None)
-    pid = (await opening).pid
+    opening = asyncio.to_thread(backend.open_all, path, config, EngineOptions(), 1, lambda config: 1)
+    (session,) = await opening
+    pid = session.pid
     assert pid is not None
     backend.stop()
     await backend.close()

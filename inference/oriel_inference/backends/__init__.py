@@ -231,25 +231,20 @@ class ConfiguredBackend(Backend, Protocol):
     it.
     """
 
-    def open_first(
+    def open_all(
         self,
         path: Path,
         config: "pb.ModelConfig",
         options: EngineOptions,
         version: int,
-        judge: "Callable[[pb.ModelConfig], None]",
-    ) -> RequestSession:
-        """Let the model complete `config` in place, validate the result with `judge`, and initialise the first
-        instance; blocks.
+        judge: "Callable[[pb.ModelConfig], int]",
+    ) -> Sequence[RequestSession]:
+        """Let the model complete `config` in place, and open all instances at the same time; blocks.
+
+        judge: validates the completed configuration, fills in its defaults, and returns the number of instances.
 
         Raises LoadFailed, including what `judge` raises.
         """
-        ...
-
-    def open_next(
-        self, path: Path, config: "pb.ModelConfig", options: EngineOptions, version: int, index: int
-    ) -> RequestSession:
-        """Open instance `index` of a model whose configuration is complete; blocks. Raises LoadFailed."""
         ...
 
 

@@ -41,7 +41,7 @@ from oriel_inference.repository.plans import (
     with_reference,
 )
 from oriel_inference.repository.private import private_files
-from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
+from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_all
 from oriel_inference.repository.reference import read_reference
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.warmup import run_warmup
@@ -389,12 +389,9 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
     path = loading.store.artifact(loading.model, version, filename)
     validated = partial(validate, model=loading.model, file=loading.file)
     with _closed_on_failure() as sessions:
-        sessions.append(open_first(backend, path, config, options, version, loading.file, validated))
-        fill_defaults(config)
-        instances = instance_count(config)
-        spec = one.spec(instances)
-        sessions.extend(backend.open_next(path, config, options, version, index) for index in range(1, instances))
-        devices = (loading.devices.host,) * instances  # the server does not know which devices its code uses
+        sessions.extend(open_all(backend, path, config, options, version, loading.file, validated))
+        spec = one.spec(len(sessions))
+        devices = (loading.devices.host,) * len(sessions)  # the server does not know which devices its code uses
         one.warm_up(spec, sessions, devices)
         return LoadedVersion(
             spec=spec,

@@ -1,12 +1,13 @@
-"""The required configuration of a Python model, and opening its first instance."""
+"""The required configuration of a Python model, and opening its instances."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
 from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EngineOptions
+from oriel_inference.repository.spec import fill_defaults
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -15,7 +16,7 @@ _ENVIRONMENT_KEY = "EXECUTION_ENV_PATH"
 
 def is_configured(backend: Backend) -> TypeGuard[ConfiguredBackend]:
     """Return whether the configuration has to describe what the model file does not."""
-    return hasattr(backend, "open_first")
+    return hasattr(backend, "open_all")
 
 
 def instance_count(config: pb.ModelConfig) -> int:
@@ -36,7 +37,7 @@ def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
         raise ConfigInvalid(file, f"parameters[{_ENVIRONMENT_KEY!r}]", reason)
 
 
-def open_first(
+def open_all(
     backend: ConfiguredBackend,
     path: Path,
     config: pb.ModelConfig,
@@ -44,14 +45,15 @@ def open_first(
     version: int,
     file: str,
     validate: Callable[[pb.ModelConfig], object],
-) -> RequestSession:
-    """Open the first instance; the model's own code completes `config`, which is validated again. Raises LoadFailed."""
+) -> Sequence[RequestSession]:
+    """Open all instances; the model's own code completes `config`, which is validated again. Raises LoadFailed."""
 
-    def judge(completed: pb.ModelConfig) -> None:
+    def judge(completed: pb.ModelConfig) -> int:
         validate(completed)
-        for field, tensors in (("input", completed.input), ("output", completed.output)):
-            if not tensors:
-                reason = "is missing: name the tensors here, or in auto_complete_config of the model"
-                raise ConfigInvalid(file, field, reason)
+        if not completed.output:
+            reason = "is missing: name the tensors here, or in auto_complete_config of the model"
+            raise ConfigInvalid(file, "output", reason)
+        fill_defaults(completed)
+        return instance_count(completed)
 
-    return backend.open_first(path, config, options, version, judge)
+    return backend.open_all(path, config, options, version, judge)

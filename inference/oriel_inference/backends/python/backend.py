@@ -21,6 +21,7 @@ _KINDS = {pb.ModelInstanceGroup.KIND_GPU: "GPU", pb.ModelInstanceGroup.KIND_MODE
 START_KEY = "oriel.start_timeout_s"
 GRACE_KEY = "oriel.kill_after_s"
 MAX_START_S = 3600.0
+STARTS_AT_ONCE = 8  # instances of one model: each has its time to start while the others take the processor too
 
 
 class PythonBackend:
@@ -47,20 +48,15 @@ class PythonBackend:
     def open(self, path: Path, options: EngineOptions) -> PythonSession:
         raise LoadFailed("a Python model needs a configuration")
 
-    def open_first(
+    def open_all(
         self,
         path: Path,
         config: pb.ModelConfig,
         options: EngineOptions,
         version: int,
-        judge: Callable[[pb.ModelConfig], None],
-    ) -> PythonSession:
-        return self._wait(self._first(path, config, options, version, judge))
-
-    def open_next(
-        self, path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int
-    ) -> PythonSession:
-        return self._wait(self._start(self._launch(path, config, options, version, index), self._limited(config)))
+        judge: Callable[[pb.ModelConfig], int],
+    ) -> Sequence[PythonSession]:
+        return self._wait(self._open_all(path, config, options, version, judge))
 
     def stop(self) -> None:
         """Refuse further opens and fail those in progress. Called on the loop."""
@@ -77,41 +73,47 @@ class PythonBackend:
         concurrent.futures.wait([future])
         return future.result()
 
-    async def _first(
+    async def _open_all(
         self,
         path: Path,
         config: pb.ModelConfig,
         options: EngineOptions,
         version: int,
-        judge: Callable[[pb.ModelConfig], None],
-    ) -> PythonSession:
+        judge: Callable[[pb.ModelConfig], int],
+    ) -> Sequence[PythonSession]:
         limits = self._limited(config)
-        first = self._session(self._launch(path, config, options, version, 0), limits)
-        completed = await self._load(first, complete=True)
-        if completed is None:
-            # There is nothing to complete, so the process that found this out is kept.
-            try:
-                judge(config)
-            except BaseException:
-                await first.end()
-                raise
-            first.adopt(self._launch(path, config, options, version, 0))
-            await self._initialize(first)
-            return first
-        await first.end()
+        sessions = [self._session(self._launch(path, config, options, version, 0), limits)]
         try:
-            found = parse_config_json(completed)
-        except BadMessage as error:
-            raise LoadFailed(f"auto_complete_config of the model: {error.message}") from error
-        judge(found)
-        config.CopyFrom(found)
-        return await self._start(self._launch(path, config, options, version, 0), limits)
+            completed = await self._load(sessions[0], complete=True)
+            if completed is not None:
+                await sessions[0].end()  # the process that found this out had another configuration
+                try:
+                    config.CopyFrom(parse_config_json(completed))
+                except BadMessage as error:
+                    raise LoadFailed(f"auto_complete_config of the model: {error.message}") from error
+            count = judge(config)
+            launches = [self._launch(path, config, options, version, index) for index in range(count)]
+            if completed is None:
+                sessions[0].adopt(launches[0])
+            else:
+                sessions.clear()
+            sessions += [self._session(launch, limits) for launch in launches[len(sessions) :]]
+            slots = asyncio.Semaphore(STARTS_AT_ONCE)
+            async with asyncio.TaskGroup() as starting:
+                for session in sessions:
+                    starting.create_task(self._start(session, slots))
+        except BaseException as error:
+            await asyncio.gather(*(session.end() for session in sessions))
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from error
+            raise
+        return sessions
 
-    async def _start(self, launch: Launch, limits: PythonLimits) -> PythonSession:
-        session = self._session(launch, limits)
-        await self._load(session)
-        await self._initialize(session)
-        return session
+    async def _start(self, session: PythonSession, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            if session.pid is None:
+                await self._load(session)
+            await self._initialize(session)
 
     def _session(self, launch: Launch, limits: PythonLimits) -> PythonSession:
         session = PythonSession(launch, limits, self._scripting)
