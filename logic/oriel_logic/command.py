@@ -62,11 +62,15 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
     server = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
     scratch = ForkServer.launch(files, sets_up_all=True, max_frame_bytes=settings.max_frame_bytes)
     from oriel_logic.app import serve_unit
+    from oriel_wire.engine.output import LimitedStream
     from oriel_wire.engine.process import configure_logging, run_unit
 
     configure_logging("logic")
     if dev is not None:
         dev.configure_logging()
+    else:  # `async def` services print here; the log has been configured and is not concerned
+        sys.stdout = LimitedStream(sys.stdout)
+        sys.stderr = LimitedStream(sys.stderr)
 
     async def main(stop: asyncio.Event) -> None:
         await serve_unit(settings, server, scratch, listing, stop, dev)

@@ -5,7 +5,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.backends.python.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, LogLimit, Output
+from oriel_wire.engine.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, LogLimit, Output
 
 
 def test_a_second_has_its_share_and_the_rest_is_counted() -> None:

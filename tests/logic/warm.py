@@ -87,6 +87,7 @@ def serve(requests: socket.socket) -> None:
             break
         pid = os.fork()
         if pid == 0:
+            os.setsid()
             requests.close()
             request = json.loads(data)
             become(request, descriptors)

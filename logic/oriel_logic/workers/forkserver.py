@@ -1,17 +1,19 @@
 """The fork server: one process per pool, started by `bootstrap`.
 
 It imports the handler files once and then forks a worker for each request on its control socket (a file descriptor in
-the settings). A request is one record with the worker's end of a socket pair; the answers are records too: STARTED
-(token, pid) and EXITED (pid, wait status).
+the settings). A request is one record with the worker's ends of a socket pair and of a pipe for its output; the
+answers are records too: STARTED (token, pid) and EXITED (pid, wait status).
 
 `multiprocessing` is not used: its fork server starts a second helper process (resource_tracker), and its queues start
 threads. This one has no threads, so that forking is safe, and workers share the pages of everything that was imported
 (the heap is frozen before the first fork so that the collector does not touch them).
 
-No process outlives the logic process: the end of the control socket ends the fork server, which kills its workers;
-while it imports handlers and does not read that socket, the lifeline socket does the same (`bootstrap`). If the fork
-server itself is killed, the kernel kills the workers (Linux), and idle ones end with their own socket. SIGINT and
-SIGTERM are ignored: a terminal sends them to the whole group, while requests still need their workers.
+No process outlives the logic process: the end of the control socket ends the fork server, which kills its workers, each
+with its group, so with what its services have started. It leads a session of its own, so that whoever kills the group
+of the logic process leaves it the time for that. While it imports handlers and does not read that socket, the lifeline
+socket does the same (`bootstrap`). If the fork server itself is killed, the kernel kills the workers (Linux), and idle
+ones end with their own socket. SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, while requests
+still need their workers.
 """
 
 import gc
@@ -24,6 +26,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from oriel_logic.loading.handlers import load, one_line, preload
@@ -31,7 +34,7 @@ from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.services.definition import Definition, describe
 from oriel_logic.services.serving import Services
 from oriel_logic.workers import child
-from oriel_logic.workers.records import EXITED, RECORD, STARTED
+from oriel_logic.workers.records import EXITED, RECORD, STARTED, kill_group
 
 # The loop answers all callers, a worker one: if both want a core the loop goes first. That took the 99th
 # percentile of its lag, beside two busy workers on two cores, from 4 ms to 1. Nice counts inside a container, or a
@@ -98,16 +101,19 @@ def serve(control: socket.socket) -> socket.socket | None:
                 os.read(wake_read, 4096)
                 reap(control, pids)
             if control.fileno() in readable:
-                data, descriptors, _, _ = socket.recv_fds(control, RECORD.size, 1)
-                if len(data) < RECORD.size or not descriptors:
+                data, descriptors, _, _ = socket.recv_fds(control, RECORD.size, 2)
+                if len(data) < RECORD.size or len(descriptors) < 2:
                     return None
                 _, token, _ = RECORD.unpack(data)
                 pid = os.fork()
                 if pid == 0:
-                    become_worker(server, control, wake_read, wake_write)
+                    become_worker(server, control, descriptors[1], wake_read, wake_write)
                     os.set_inheritable(descriptors[0], False)
                     return socket.socket(fileno=descriptors[0])
-                os.close(descriptors[0])
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                with suppress(OSError):  # whichever of both comes first; it may have ended already
+                    os.setpgid(pid, pid)
                 pids.add(pid)
                 control.sendall(RECORD.pack(STARTED, token, pid))
     except OSError:
@@ -115,24 +121,30 @@ def serve(control: socket.socket) -> socket.socket | None:
     finally:
         if os.getpid() == server:
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                kill_group(pid)
 
 
 def reap(control: socket.socket, pids: set[int]) -> None:
     while pids:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
             return
+        kill_group(ended.si_pid)  # before its id can belong to another process
+        pid, status = os.waitpid(ended.si_pid, 0)
         pids.discard(pid)
         control.sendall(RECORD.pack(EXITED, pid, status))
 
 
-def become_worker(server: int, control: socket.socket, *pipes: int) -> None:
+def become_worker(server: int, control: socket.socket, output: int, *pipes: int) -> None:
+    os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control.close()
-    for descriptor in pipes:
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    for descriptor in (output, *pipes):
         os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     die_with_parent(server)
     os.nice(NICENESS)
     random.seed()

@@ -32,10 +32,11 @@ class Kind(IntEnum):
     """The kind of a frame. JOB, MORE, CANCEL and CALLED go to a worker; the others come from one.
 
     JOB: (reference, arguments, Terms). READY: a Report; once, first. RESULT: (value, stages). REFUSED: an error as
-    `outcomes.facts_of` describes it. FAILED: (outcome value, one line, traceback text). EXHAUSTED: like FAILED, and the
-    process ends. PIECE: one value of a stream; its end is one of the four before. MORE: one further piece may be sent.
-    CANCEL: no caller waits for the job any more. CALL: (number, method, arguments, keywords), a call of a model.
-    CALLED: (number, value, None), or (number, None, an error as in REFUSED).
+    `outcomes.facts_of` describes it. FAILED: (outcome value, one line, traceback text). UNFIT: like FAILED, before the
+    job's own function was called. EXHAUSTED: like FAILED, and the process ends. PIECE: one value of a stream; its end
+    is one of the four before. MORE: one further piece may be sent. CANCEL: no caller waits for the job any more. CALL:
+    (number, method, arguments, keywords), a call of a model. CALLED: (number, value, None), or (number, None, an error
+    as in REFUSED).
     """
 
     JOB = 1
@@ -49,6 +50,7 @@ class Kind(IntEnum):
     CALL = 9
     CALLED = 10
     EXHAUSTED = 11
+    UNFIT = 12
 
 
 class FrameTooLarge(ValueError):

@@ -83,6 +83,8 @@ class Job:
     run_s: bound on its run time.
     models: answers its model calls.
     pieces: set if it is a stream.
+    is_long: see `long_jobs`.
+    may_repeat: whether another worker gets it if one cannot even begin with it.
     """
 
     reference: str
@@ -98,6 +100,8 @@ class Job:
     started: bool = field(default=False)
     worker: Runner | None = None
     began_s: float = 0.0
+    is_long: bool = False
+    may_repeat: bool = True
 
     def fail(self, error: LogicError) -> None:
         if not self.future.done():

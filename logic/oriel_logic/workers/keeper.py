@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
+from oriel_logic.workers.records import kill_group
 from oriel_logic.workers.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class Keeper:
     """The workers of one pool.
 
     launch: makes a fork server; `server` is the first one.
-    make: makes the loop's end of a worker from token and socket.
+    make: makes the loop's end of a worker from token, socket, and the pipe with its output.
     on_broken: called when workers can never be started.
     workers: by token, ready or not.
     failed_starts: workers in a row that ended before they were ready.
@@ -35,7 +36,7 @@ class Keeper:
         count: int,
         *,
         launch: Callable[[], ForkServer],
-        make: Callable[[int, socket.socket], Worker],
+        make: Callable[[int, socket.socket, int], Worker],
         on_broken: Callable[[], None],
     ) -> None:
         self.server: ForkServer | None = server
@@ -100,6 +101,7 @@ class Keeper:
             self.server = None
             self.failed_starts += not any(worker.is_ready for worker in self.workers.values())
             for worker in list(self.workers.values()):
+                kill_group(worker.pid)
                 worker.close()
             self._missing.set()
             return
@@ -124,7 +126,7 @@ class Keeper:
                 while self.server is not None and len(self.workers) < self._wanted():
                     await self._back_off()
                     self._tokens += 1
-                    self.workers[self._tokens] = self._make(self._tokens, self.server.spawn(self._tokens))
+                    self.workers[self._tokens] = self._make(self._tokens, *self.server.spawn(self._tokens))
             except OSError as error:
                 _log.error("a worker process cannot be started: %s", error)
                 self.failed_starts += 1

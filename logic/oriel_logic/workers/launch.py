@@ -19,7 +19,7 @@ import oriel_policies
 import oriel_wire
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.workers.bootstrap import build
-from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED
+from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED, kill_group
 from oriel_wire.engine.environment import selected
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
@@ -70,6 +70,7 @@ def start_process(
     return subprocess.Popen(
         [python, str(BOOTSTRAP), json.dumps(settings)],
         stdin=subprocess.DEVNULL,
+        start_new_session=True,  # it outlives a killed server's group for as long as it takes to end its workers
         pass_fds=(settings["control_fd"], settings["lifeline_fd"]),
         env=environment,
     )
@@ -139,17 +140,24 @@ class ForkServer:
         """Return a descriptor that is readable when `events` has something to return."""
         return self._control.fileno()
 
-    def spawn(self, token: int) -> socket.socket:
-        """Ask for a worker and return our end of its socket. Raises OSError if the fork server has ended."""
+    def spawn(self, token: int) -> tuple[socket.socket, int]:
+        """Ask for a worker; return our end of its socket, and the end of the pipe where its output can be read.
+
+        Raises OSError if the fork server has ended.
+        """
         ours, theirs = socket.socketpair()
+        output, printed = os.pipe()
         try:
             with theirs:
-                socket.send_fds(self._control, [RECORD.pack(SPAWN, token, 0)], [theirs.fileno()])
+                socket.send_fds(self._control, [RECORD.pack(SPAWN, token, 0)], [theirs.fileno(), printed])
         except OSError:
             ours.close()
+            os.close(output)
             raise
+        finally:
+            os.close(printed)
         ours.setblocking(False)
-        return ours
+        return ours, output
 
     def events(self) -> list[Started | Exited | Broken] | None:
         """Return the events since the last call; None once the fork server has ended. Does not block."""
@@ -187,3 +195,4 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        kill_group(self._process.pid)  # what the handlers started while they were imported

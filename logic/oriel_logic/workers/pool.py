@@ -23,8 +23,9 @@ from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, Terms
 from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.keeper import Keeper
 from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.long_jobs import LongJobs
 from oriel_logic.workers.model_calls import ModelCalls
-from oriel_logic.workers.segments import unpack
+from oriel_logic.workers.segments import drop, unpack
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.worker import NOTHING, Worker
 from oriel_policies.flows import Ticket
@@ -81,7 +82,13 @@ class WorkerPool:
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.tally = Tally()
         self._batchers: dict[tuple[str, tuple[Any, ...]], Batcher] = {}
-        self._queue = SlaQueue(max_items=limits.max_waiting, max_bytes=limits.max_waiting_bytes)
+        bounds = {"max_items": limits.max_waiting, "max_bytes": limits.max_waiting_bytes}
+        self._queue = SlaQueue(**bounds)
+        self._long = LongJobs(
+            limits.workers,
+            SlaQueue(**bounds),
+            lambda: [worker.job for worker in self._workers.values() if worker.job is not None],
+        )
         self._costs_ms: dict[str, float] = {}
         self._workers = self._keeper.workers
         self._idle: list[Worker] = []
@@ -93,7 +100,7 @@ class WorkerPool:
     @property
     def waiting(self) -> int:
         """The number of jobs in the queue, and of calls that wait for a batch."""
-        return len(self._queue) + sum([each.waiting for each in self._batchers.values()])
+        return len(self._queue) + len(self._long.queue) + sum([each.waiting for each in self._batchers.values()])
 
     @property
     def busy(self) -> int:
@@ -139,7 +146,7 @@ class WorkerPool:
             self._timer.cancel()
         for batcher in self._batchers.values():
             batcher.close()
-        while (ticket := self._queue.pop()) is not None:
+        while (ticket := self._queue.pop() or self._long.queue.pop()) is not None:
             self._job(ticket).fail(WorkerDied("the server is stopping"))
         await self._keeper.close()
 
@@ -243,6 +250,7 @@ class WorkerPool:
 
         job = self._job_of(reference, NOTHING, call, stage, models=None, run_s=None)
         job.prepare = prepare
+        job.may_repeat = False  # its rows have been collected
         job.ticket.deadline = deadline
         return job
 
@@ -257,9 +265,11 @@ class WorkerPool:
     def _push(self, job: Job) -> None:
         if job.ticket.deadline <= self._clock():
             raise DeadlineExceeded(job.stage)
-        outcome, displaced = self._queue.push(job.ticket)
+        queue = self._long.queue if self._long.holds_back(job, self._clock()) else self._queue
+        outcome, displaced = queue.push(job.ticket)
         self.tally.dropped["displaced"] += len(displaced)
         for ticket in displaced:
+            self._long.left(self._job(ticket))
             self._job(ticket).fail(Saturated("displaced by a more urgent request", retry_after_s=1.0))
         if outcome is Pushed.FULL:
             raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
@@ -269,7 +279,9 @@ class WorkerPool:
     def _leave(self, job: Job) -> None:
         """Remove a job whose caller has its answer or has left."""
         if not job.started:
-            self.tally.dropped["left"] += self._queue.remove(job.ticket)
+            queue = self._long.queue if self._long.holds(job) else self._queue
+            self.tally.dropped["left"] += queue.remove(job.ticket)
+            self._long.left(job)
         elif job.worker is not None:
             job.future.cancel()
             job.worker.abandon(job)
@@ -277,8 +289,10 @@ class WorkerPool:
     def expire(self) -> None:
         """Fail every queued job whose deadline has passed; called by the pool's own timer."""
         self._timer = None
-        for ticket in self._queue.expire(self._clock()):
+        now = self._clock()
+        for ticket in (*self._queue.expire(now), *self._long.queue.expire(now)):
             job = self._job(ticket)
+            self._long.left(job)
             job.fail(DeadlineExceeded(job.stage))
             self.tally.dropped["expired"] += 1
         self._arm()
@@ -300,18 +314,29 @@ class WorkerPool:
 
     def answered(self, worker: Worker, job: Job, frame: Frame) -> None:
         cost_ms = frame.cpu_us / 1000.0
-        self._count(worker)
+        self._count(worker, job)
         self.tally.jobs += 1
         self._queue.settle(job.ticket, cost_ms)
         known = self._costs_ms.get(job.reference, cost_ms)
         self._costs_ms[job.reference] = known + COST_SHARE * (cost_ms - known)
         job.worker = None
+        broken = worker.judge(job, frame.kind)
         if frame.kind is Kind.EXHAUSTED:
             worker.killed_for = "memory_limit"  # it ends by itself
+        elif broken:
+            _log.error("worker process %d fails the jobs of several services: it is replaced", worker.pid)
+            worker.kill("broken")
         else:
             self._idle.append(worker)
+        if broken and frame.kind is Kind.UNFIT and job.may_repeat and not job.future.done():
+            drop(frame)
+            job.may_repeat, job.started = False, False
+            self._long.rejoins(job)
+            self._queue.push(job.ticket)
+            self._arm()
+        else:
+            job.answer(frame)
         self._dispatch()
-        job.answer(frame)
 
     def gone(self, worker: Worker, job: Job | None) -> None:
         self._keeper.gone(worker)
@@ -323,15 +348,17 @@ class WorkerPool:
             else:
                 self.tally.died += 1
         if job is not None:
-            self._count(worker)
+            self._count(worker, job)
             job.worker = None
             job.fail(WorkerDied("the worker process that handled this request ended; other requests are not affected"))
         self._dispatch()  # a spare one may step in
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _count(self, worker: Worker) -> None:
-        self.tally.busy_s += self._clock() - worker.began_s
+    def _count(self, worker: Worker, job: Job) -> None:
+        now = self._clock()
+        self.tally.busy_s += now - worker.began_s
+        self._long.ran(job, now - worker.began_s, now)
 
     def _packed(self, value: Any, stage: str) -> Packed:
         try:
@@ -379,11 +406,14 @@ class WorkerPool:
         return ticket.payload
 
     def _dispatch(self) -> None:
+        while (released := self._long.release()) is not None:
+            self._queue.push(released.ticket)
         while self._idle and self.busy < self._limits.workers:
             ticket = self._queue.pop()
             if ticket is None:
                 return
             job, now = self._job(ticket), self._clock()
+            self._long.left(job)
             if ticket.deadline <= now:
                 self._queue.settle(ticket, 0.0)
                 job.fail(DeadlineExceeded(job.stage))
@@ -413,10 +443,10 @@ class WorkerPool:
         return True
 
     def _arm(self) -> None:
-        deadline = self._queue.next_deadline()
-        if deadline is None:
+        due = [at for queue in (self._queue, self._long.queue) if (at := queue.next_deadline()) is not None]
+        if not due:
             return
-        delay_s = max(0.0, deadline - self._clock())
+        delay_s = max(0.0, min(due) - self._clock())
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             if self._timer.when() <= loop.time() + delay_s:
@@ -424,11 +454,12 @@ class WorkerPool:
             self._timer.cancel()
         self._timer = loop.call_later(delay_s, self.expire)
 
-    def _make(self, token: int, sock: socket.socket) -> Worker:
+    def _make(self, token: int, sock: socket.socket, output: int) -> Worker:
         return Worker(
             self,
             token,
             sock,
+            output,
             limit_bytes=self._limits.max_frame_bytes,
             overrun_s=self._limits.overrun_s,
             grace_min_s=self._limits.grace_min_s,

@@ -3,7 +3,17 @@
 BROKEN is followed by `length` bytes of text: why workers can never be started. It is the last one.
 """
 
+import os
+import signal
 import struct
+from contextlib import suppress
 
 RECORD = struct.Struct("!BIi")
 SPAWN, STARTED, EXITED, BROKEN = 1, 2, 3, 4
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of the group that a worker or a fork server leads or has led."""
+    if pid:
+        with suppress(OSError):  # it is empty
+            os.killpg(pid, signal.SIGKILL)

@@ -57,13 +57,19 @@ class JobRunner:
         self._link.send(Kind.FAILED, (Outcome.HANDLER_FAILED.value, line, trace), cpu_us=cpu_us)
 
     def _outcome(self, frame: Frame) -> tuple[Kind, Any]:
+        begun = False
+
         def job() -> Any:
+            nonlocal begun
             reference, arguments, terms = unpack(frame)
             self._memory.set(terms.memory_mb)
-            return self._result(reference, arguments, terms)
+            function = self._services.resolve(reference)
+            begun = True
+            return self._result(function, reference, arguments, terms)
 
         try:
-            return self._attempt(job)
+            kind, answer = self._attempt(job)
+            return (Kind.UNFIT if kind is Kind.FAILED and not begun else kind), answer
         except MemoryError as error:
             self._memory.lift()
             return Kind.EXHAUSTED, (Outcome.MEMORY_EXCEEDED.value, *described(error))
@@ -91,8 +97,7 @@ class JobRunner:
         except BaseException as error:  # user code: whatever it raises is this job's answer
             return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
 
-    def _result(self, reference: str, arguments: tuple[Any, ...], terms: Terms) -> Result:
-        function = self._services.resolve(reference)
+    def _result(self, function: Callable[..., Any], reference: str, arguments: tuple[Any, ...], terms: Terms) -> Result:
         if terms.is_batch:
             return run_together(function, arguments, self._attempt), []
         wanted = self._injected.get(reference)

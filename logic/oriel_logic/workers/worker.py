@@ -9,9 +9,8 @@ twice what it would with knowledge of the job's length.
 """
 
 import asyncio
-import os
-import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,9 +19,12 @@ from oriel_logic.workers.channel import Channel
 from oriel_logic.workers.frames import Frame, Kind, Packed, pack
 from oriel_logic.workers.job import Job
 from oriel_logic.workers.model_calls import CallServer
+from oriel_logic.workers.records import kill_group
 from oriel_logic.workers.segments import drop
+from oriel_wire.engine.output import OutputPipe
 
-ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.EXHAUSTED)
+ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.UNFIT, Kind.EXHAUSTED)
+FAILURES = 4  # jobs of several services that fail in a row
 NOTHING = pack(None, limit_bytes=100)
 
 
@@ -41,6 +43,8 @@ class Worker:
     is_ready: whether its services are set up.
     pid: 0 until known.
     setup_s: time from its start until it was ready.
+    failed: the services whose jobs have failed since the last good answer, one entry for each job.
+    answered: jobs that it has answered.
     killed_for: why we killed it; "" if we did not.
     """
 
@@ -49,6 +53,7 @@ class Worker:
         owner: Owner,
         token: int,
         sock: socket.socket,
+        output: int,
         *,
         limit_bytes: int,
         overrun_s: float,
@@ -63,6 +68,8 @@ class Worker:
         self.setup_s = 0.0
         self.began_s = 0.0
         self.killed_for = ""
+        self.failed: list[str] = []
+        self.answered = 0
         self._owner = owner
         self._overrun_s = overrun_s
         self._grace_min_s = grace_min_s
@@ -71,6 +78,7 @@ class Worker:
         self._clock = clock
         self._spawned_s = clock()
         self._channel = Channel(sock, limit_bytes=limit_bytes, on_frame=self._took, on_lost=self._lost)
+        self._output = OutputPipe(output, _show)
         self._calls: CallServer | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -115,11 +123,22 @@ class Worker:
         elif self.job is not None and reason == "overrun":  # its caller gives up at the same time or has left
             self.job.fail(DeadlineExceeded(self.job.stage))
         if self.pid:
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                self.pid = 0
+            kill_group(self.pid)
         self._channel.lose()
+
+    def judge(self, job: Job, kind: Kind) -> bool:
+        """Record the answer of a job; return whether the process is broken and has to be replaced.
+
+        It is when it cannot even begin with a job, if that is not its first one, or when jobs of several services have
+        failed one after the other.
+        """
+        self.answered += 1
+        if kind is Kind.RESULT or kind is Kind.REFUSED:
+            self.failed.clear()
+            return False
+        self.failed.append(job.reference.rpartition(":")[0])
+        several = len(self.failed) >= FAILURES and len(set(self.failed)) > 1
+        return several or (kind is Kind.UNFIT and self.answered > 1)
 
     def close(self) -> None:
         """Let an idle process end by closing its socket."""
@@ -158,6 +177,7 @@ class Worker:
     def _lost(self) -> None:
         job, self.job = self.job, None
         self._rest()
+        self._output.close()
         self._owner.gone(self, job)
 
     def _arm(self, seconds: float, reason: str) -> None:
@@ -176,3 +196,8 @@ class Worker:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _show(line: str) -> None:
+    if sys.__stderr__ is not None:
+        sys.__stderr__.write(line + "\n")

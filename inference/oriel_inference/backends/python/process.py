@@ -28,12 +28,10 @@ from oriel_inference.backends.python.guard import Guard
 from oriel_inference.backends.python.messages import (
     Message,
 )
-from oriel_inference.backends.python.output import Output
+from oriel_wire.engine.output import OutputPipe
 
 _log = logging.getLogger(__name__)
 
-OUTPUT_CHUNK_BYTES = 64 * 1024
-OUTPUT_PAUSE_S = 0.02
 MAX_CONTROL_BYTES = 256 << 20
 _starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
 _guard = Guard()  # used by the thread that starts processes
@@ -71,10 +69,8 @@ class ModelProcess:
         self._work: asyncio.WriteTransport | None = None
         self._control: asyncio.WriteTransport | None = None
         self._pidfd = -1
-        self._output = -1
+        self._output: OutputPipe | None = None
         self._ended = False
-        self._printed = Output()
-        self._paused: asyncio.TimerHandle | None = None
         self.broken = ""
 
     @property
@@ -92,9 +88,8 @@ class ModelProcess:
         )
         work, work_theirs = socket.socketpair()
         control, control_theirs = socket.socketpair()
-        self._output, output_theirs = os.pipe()
-        os.set_blocking(self._output, False)
-        self._loop.add_reader(self._output, self._read_output)
+        output, output_theirs = os.pipe()
+        self._output = OutputPipe(output, self._print)
         # The thread cannot be stopped, so only the thread closes the ends it works with.
         self._starting = True
         starting = self._loop.run_in_executor(_starter, _start, work_theirs, control_theirs, output_theirs, variables)
@@ -157,13 +152,8 @@ class ModelProcess:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         self._cut()
-        if self._output >= 0:
-            if self._paused is not None:
-                self._paused.cancel()
-            self._read_output(last=True)
-            self._loop.remove_reader(self._output)
-            os.close(self._output)
-            self._print(self._printed.flushed(self._loop.time(), end=True))
+        if self._output is not None:
+            self._output.close()
         self._on_end(self._how())
 
     def lost(self) -> None:
@@ -206,27 +196,8 @@ class ModelProcess:
             return self.broken
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
-    def _read_output(self, *, last: bool = False) -> None:
-        try:
-            data = os.read(self._output, OUTPUT_CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        self._print(self._printed.received(data, self._loop.time()))
-        if not data:
-            self._loop.remove_reader(self._output)
-        elif self._printed.full and not last:
-            # A model that prints without pause waits for its pipe, so that it delays nobody else.
-            self._loop.remove_reader(self._output)
-            self._paused = self._loop.call_later(OUTPUT_PAUSE_S, self._resume_output)
-
-    def _resume_output(self) -> None:
-        self._paused = None
-        self._print(self._printed.flushed(self._loop.time()))
-        self._loop.add_reader(self._output, self._read_output)
-
-    def _print(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            _log.info("model %s: %s", self._name, line)
+    def _print(self, line: str) -> None:
+        _log.info("model %s: %s", self._name, line)
 
 
 class _Reading(asyncio.BufferedProtocol):

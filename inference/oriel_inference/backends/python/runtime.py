@@ -31,8 +31,8 @@ from oriel_inference.backends.python.messages import (
     ResultHead,
     Say,
 )
-from oriel_inference.backends.python.output import WINDOW_S, LogLimit
 from oriel_inference.backends.python.pb_errors import printed
+from oriel_wire.engine.output import WINDOW_S, LogLimit
 
 MAX_PIECES = 512
 

@@ -1,11 +1,22 @@
-"""Limits what a model's process prints and logs into the server's log: a share per second, the rest is counted."""
+"""Limits what user code prints and logs into a server's log: a share per second, the rest is counted.
 
+User code is a Python model or a service. What its process prints comes through a pipe (`OutputPipe`).
+"""
+
+import asyncio
+import io
 import logging
+import os
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import TextIO
 
 MAX_LINE_BYTES = 4096
 MAX_LINES = 200
 MAX_BYTES = 64 * 1024
 WINDOW_S = 1.0
+CHUNK_BYTES = 64 * 1024
+PAUSE_S = 0.02
 
 
 class Output:
@@ -67,6 +78,75 @@ class Output:
         self._bytes += min(len(line), MAX_LINE_BYTES)
         if text:
             found.append(text)
+
+
+class OutputPipe:
+    """Reads what one process prints, on the loop. write: takes each line for the log.
+
+    descriptor: the reading end of a pipe, closed by `close`.
+    """
+
+    def __init__(self, descriptor: int, write: Callable[[str], None]) -> None:
+        self._descriptor = descriptor
+        self._write = write
+        self._loop = asyncio.get_running_loop()
+        self._printed = Output()
+        self._paused: asyncio.TimerHandle | None = None
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
+
+    def close(self) -> None:
+        """Write what has arrived, and stop reading. Later calls do nothing."""
+        if self._descriptor < 0:
+            return
+        if self._paused is not None:
+            self._paused.cancel()
+        self._read(last=True)
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._descriptor = -1
+        self._put(self._printed.flushed(self._loop.time(), end=True))
+
+    def _read(self, *, last: bool = False) -> None:
+        try:
+            data = os.read(self._descriptor, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        self._put(self._printed.received(data, self._loop.time()))
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+        elif self._printed.full and not last:
+            # A process that prints without pause waits for its pipe, so that it delays nobody else.
+            self._loop.remove_reader(self._descriptor)
+            self._paused = self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        self._put(self._printed.flushed(self._loop.time()))
+        self._loop.add_reader(self._descriptor, self._read)
+
+    def _put(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._write(line)
+
+
+class LimitedStream(io.TextIOBase):
+    """Takes the place of `sys.stdout` in a process whose own loop runs user code. target: gets the whole lines."""
+
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+        self._printed = Output()
+
+    def write(self, text: str) -> int:
+        for line in self._printed.received(text.encode(errors="replace"), monotonic()):
+            self._target.write(line + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._target.flush()
+
+    def fileno(self) -> int:
+        return self._target.fileno()
 
 
 class LogLimit:
