@@ -22,7 +22,7 @@ from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource, PolicySource
 from oriel_gateway.documents.stored import LIMITS, StoredDocuments
 from oriel_gateway.identity.tickets import Tickets
-from oriel_gateway.ingress.http import serve_public
+from oriel_gateway.ingress.http import public_limits, serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.observe.access_log import AccessLog
@@ -191,8 +191,9 @@ async def _serve(
         scaler = await _scaler(settings, gateway, certificates) if settings.scaler_port else None
         tls = certificates.context if certificates is not None else None
         gateway.records.scheme = "https" if tls is not None else "http"
-        http = await serve_public(gateway, http_socket, tls=tls)
-        grpc = await serve_public(gateway, grpc_socket, tls=tls)
+        public = replace(public_limits(), idle_timeout_s=settings.keep_alive_s)
+        http = await serve_public(gateway, http_socket, limits=public, tls=tls)
+        grpc = await serve_public(gateway, grpc_socket, limits=public, tls=tls)
         internal = await _internal(settings, gateway)
         # Objects that exist now live as long as the process: they are kept out of every later collection.
         gc.collect()

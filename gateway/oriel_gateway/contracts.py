@@ -16,7 +16,7 @@ from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import Snapshot, Tenant
 from oriel_wire.engine.large_messages import LargeMessages
 
 
@@ -27,6 +27,7 @@ class Host(Protocol):
     at once is refused, because it would still wait when the gateway ends.
     """
 
+    snapshot: Snapshot
     clock: DeadlineClock
     tickets: Tickets | None
     records: Records

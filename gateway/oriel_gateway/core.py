@@ -31,6 +31,7 @@ from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_policies.documents.packed import decoded
 from oriel_wire.context import parse_timeout_ms, valid_request_id
+from oriel_wire.engine.health import Watches
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1 import Field, LineMemo
@@ -95,6 +96,7 @@ class Gateway:
         self.key_sets: KeySets | None = None
         self.fronts: set[HttpServer] = set()
         self.unread = Unread()
+        self.health_watches = Watches()
         self.bodies = LargeMessages(least_bytes=_BODY_BYTES, delay_s=_GIVE_BACK_S)
         most_s = learn_within_s(snapshot)
         self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}

@@ -51,6 +51,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds <= 86_400.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
+    return seconds
+
+
 def _addresses(name: str, protocol: str) -> dict[str, tuple[Flag, ...]]:
     return flag(
         name,
@@ -156,6 +166,16 @@ class Settings:
     tls_key: Path | None = field(
         default=None,
         metadata=flag("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change"),
+    )
+    keep_alive_s: float = field(
+        default=75.0,
+        metadata=flag(
+            "--keep-alive-s",
+            type=_seconds,
+            metavar="S",
+            help="seconds for which a public connection stays open without a request: more than a load balancer "
+            "keeps its own (default %(default)g)",
+        ),
     )
     cache_bytes: int = field(
         default=64 << 20,

@@ -5,6 +5,7 @@ the client's wish last, so a client never gets a tier above that of the document
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from oriel_policies.documents import Route, Tier
 
@@ -36,3 +37,21 @@ def flex(own: Tier, tiers: Mapping[str, Tier]) -> Tier:
 def offered(own: Tier, tiers: Mapping[str, Tier]) -> list[Tier]:
     """The tiers that a caller whose tier is `own` may ask for, the most urgent first."""
     return sorted((t for t in tiers.values() if not t.above(own)), key=lambda t: (t.band, t.target_s, t.name))
+
+
+def allowing_more(own: Tier, tiers: Mapping[str, Tier]) -> list[Tier]:
+    """The tiers that give their calls more time than `own` does, the least first."""
+    return sorted((t for t in tiers.values() if t.give_up_s > own.give_up_s), key=lambda t: (t.give_up_s, t.name))
+
+
+def time_bound(own: Tier, tiers: Mapping[str, Tier], requested_s: float) -> str:
+    """Return a sentence on who bounded the time of a call.
+
+    own: the tier that serves it. requested_s: seconds that the client asked for; infinite if it asked for none.
+    """
+    longer = allowing_more(own, tiers)
+    more = f"tier {longer[0].name!r} gives {longer[0].give_up_s:g} s" if longer else "no tier gives more"
+    if requested_s < own.give_up_s:
+        return f"its client asked for {requested_s:g} s, tier {own.name!r} gives {own.give_up_s:g} s"
+    ignored = f", and the client's {requested_s:g} s do not count" if own.give_up_s < requested_s < inf else ""
+    return f"tier {own.name!r} gives {own.give_up_s:g} s{ignored}; {more}"

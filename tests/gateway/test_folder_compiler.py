@@ -36,6 +36,14 @@ async def test_documents_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert FolderSource(tmp_path / "missing").stamp() == ()
 
 
+async def test_a_byte_order_mark_before_a_document_is_no_part_of_it(tmp_path: Path) -> None:
+    write(tmp_path, {name: b"\xef\xbb\xbf" + data for name, data in documents([1]).items()})
+    tenant = {"name": "line", "tier": "gold", "models": ["*"], "keys": [{"sha256": digest("line")}]}
+    (tmp_path / "tenants.ndjson").write_bytes(b"\xef\xbb\xbf" + json.dumps(tenant).encode() + b"\n")
+    snapshot = await compile_folder(tmp_path)
+    assert snapshot.tiers.keys() == {"gold", "bronze"}
+
+
 async def test_too_many_documents_are_refused(tmp_path: Path) -> None:
     for number in range(257):
         (tmp_path / f"{number}.toml").touch()

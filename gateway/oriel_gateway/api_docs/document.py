@@ -157,6 +157,15 @@ _LEFT = {
     "properties": {
         "tenant": {"type": "string"},
         "tier": {"type": "string"},
+        "deadline": {
+            "type": "object",
+            "description": "the most time of a call, who sets it, and the tiers that give more",
+            "properties": {
+                "most_ms": {"type": "integer"},
+                "set_by": {"type": "string"},
+                "more_ms": {"type": "object", "additionalProperties": {"type": "integer"}},
+            },
+        },
         "limits": {
             "type": "array",
             "items": {

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from oriel_gateway.call.fallback import SENT_ON
 from oriel_gateway.call.http import Call
+from oriel_gateway.call.late import deadline_passed
+from oriel_gateway.call.lifecycle import SENDING
 from oriel_gateway.contracts import Client, Host, Receiver
-from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import WHOLE_BYTES, GrpcAnswer, GrpcExchange
@@ -273,8 +275,7 @@ class GrpcCall(Call):
     def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
         if complete:
             if head.timed_out:
-                late = "the deadline passed while waiting for the upstream"
-                self.refuse(Refused(Outcome.DEADLINE_EXCEEDED, late))
+                self.refuse(deadline_passed(self, SENDING))
                 return
             self.answer = head
         super().response(head, data, complete)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from oriel_gateway.call.attempts import decided_by_itself, note_answer, sticky_endpoint
 from oriel_gateway.call.fallback import SENT_ON, SPILLING, spill
 from oriel_gateway.call.heads import head_lines
+from oriel_gateway.call.late import explained
 from oriel_gateway.call.lifecycle import (
     ANSWERING,
     COLLECT,
@@ -299,8 +300,7 @@ class Call(Lifecycle):
             tail += ASK_REPORT
         if self.head.content_length is not None or self.head.chunked:  # it is complete now: its length is known
             tail += f"content-length: {self.body_bytes}\r\n"
-        client = self.client
-        if client is not None and client.forwarded:
+        if (client := self.client) is not None and client.forwarded:
             tail += client.forwarded
         line, host, more = self.target.line, connection.endpoint.host_line, tail.encode("latin-1")
         body = self._body
@@ -339,8 +339,7 @@ class Call(Lifecycle):
                     return
             else:
                 self.endpoints.note_broken(endpoint, now)
-        broken = not isinstance(error, UpstreamUnreachable)
-        outcome = Outcome.UPSTREAM_BROKEN if broken else Outcome.UPSTREAM_UNREACHABLE
+        outcome = Outcome.UPSTREAM_UNREACHABLE if isinstance(error, UpstreamUnreachable) else Outcome.UPSTREAM_BROKEN
         if self.state == SENDING and isinstance(error, UpstreamUnread) and spill(self, outcome, now):
             return
         self.refuse(Refused(outcome, str(error), retry_after_s=1))
@@ -456,8 +455,7 @@ class Call(Lifecycle):
                 note_answer(self.endpoints, endpoint, head, now, now - self.sent_s)
             if complete and self.elsewhere(endpoint, head, data, now):
                 return
-        if self._trouble is not None:
-            self._trouble.end()
+        self.no_copy()
         self.state = ANSWERING
         self.status = status
         self._body = None
@@ -468,6 +466,8 @@ class Call(Lifecycle):
         if complete:
             # the connection goes back to the pool: a client that does not read its answer must not pause it
             self.connection = None
+            if status == 504:
+                head, data = explained(self, head, data)
         if self.asks_report:
             self.gate.note_load_report(head.get(LOAD_METRICS))
         if self.grant is not None:

@@ -30,6 +30,7 @@ pauses the upstream before that.
 from time import monotonic
 from typing import Any, Final, cast
 
+from oriel_gateway.call.late import deadline_passed
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
@@ -57,22 +58,6 @@ LEAST_S: Final = 0.001  # with less left a call is not sent: the next hop gets t
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 _LEFT: Final = Outcome.CALLER_LEFT
 _NO_CAPACITY: Final = (Outcome.QUEUE_FULL, Outcome.DISPLACED, Outcome.INFEASIBLE)
-_STAGES: Final = (
-    "receiving the request",
-    "waiting for its limits",
-    "waiting for a permit",
-    "waiting for the answer to an equal request",
-    "waiting for the upstream",
-    "receiving the answer",
-    "",
-)
-
-
-def deadline_passed(state: int, *, lacking: str, retry_after_s: int = 1) -> Refused:
-    """Return the error of a call whose deadline passed in `state`; lacking: why there was no endpoint, or ""."""
-    if lacking:
-        return Refused(Outcome.UPSTREAM_UNREACHABLE, f"{lacking} before the deadline", retry_after_s=retry_after_s)
-    return Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {_STAGES[state]}")
 
 
 class Lifecycle:
@@ -387,7 +372,7 @@ class Lifecycle:
         parked = self._trouble is not None and self._trouble.parked
         waited = parked or (self.state == QUEUED and not self.endpoints.usable)
         lacking = self.endpoints.lacking(self.target.sought) if waited else ""
-        self.refuse(deadline_passed(self.state, lacking=lacking, retry_after_s=self.endpoints.retry_after_s()))
+        self.refuse(deadline_passed(self, self.state, lacking=lacking, retry_after_s=self.endpoints.retry_after_s()))
 
     def refuse(self, refused: Refused) -> None:
         """End the call with an error; once the answer has begun, all that is left is to cut it."""

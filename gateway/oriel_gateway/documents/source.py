@@ -1,5 +1,6 @@
 """The `PolicySource` interface, the folder of documents behind it, and the URL of a folder in an object store."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -73,7 +74,7 @@ class FolderSource:
             if len(data) > bound:
                 unreadable.append(BadDocument(path.name, "", f"larger than {bound} bytes"))
                 continue
-            documents[path.name] = data
+            documents[path.name] = data.removeprefix(BOM_UTF8)  # some editors write one
         return documents, unreadable
 
     def _paths(self) -> list[Path]:

@@ -15,9 +15,9 @@ from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.ingress.grpc_compressed import decompress
+from oriel_gateway.ingress.grpc_health import HealthCall, answered_here
 from oriel_gateway.ingress.grpc_incoming import Incoming
 from oriel_gateway.ingress.grpc_rules import (
-    ALIVE_METHODS,
     METHODS,
     MODEL_PATHS,
     OPERATOR_METHODS,
@@ -32,7 +32,7 @@ from oriel_gateway.ingress.grpc_rules import (
     unprefixed,
 )
 from oriel_gateway.ingress.grpc_stream import StreamIngress
-from oriel_gateway.ingress.grpc_trailers import OK, answer_trailers, refusal, write_alive
+from oriel_gateway.ingress.grpc_trailers import OK, answer_trailers, refusal
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import LIMITS, PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
@@ -76,7 +76,7 @@ class GrpcClient(Stream):
         super().__init__()
         self.connection: PublicConnection | GrpcWebOverH1 | GrpcWebOverH2 = connection
         self.call: GrpcCall | None = None
-        self.other: Http2Client | GrpcWebOverH2 | None = None
+        self.other: Http2Client | GrpcWebOverH2 | HealthCall | None = None
         self.forwarded = ""
         self._rpc: RpcHead | None = None
         self._line: RpcLine | None = None
@@ -112,10 +112,7 @@ class GrpcClient(Stream):
         self._mark = gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
         line = self._line = METHODS.get(rpc.path)
         if line is None:
-            if rpc.path in ALIVE_METHODS:
-                write_alive(connection, self, self._mark)
-                self.answered(close=False)
-            else:
+            if not answered_here(self, rpc.path, self._mark, end):
                 self.turn_away(Refused(Outcome.NOT_FOUND, "this gRPC method is not served here"), grpc.UNIMPLEMENTED)
             return
         try:

@@ -10,6 +10,7 @@ from oriel_wire.v2.grpc_names import append_model, model_fields
 
 __all__ = [
     "ALIVE_METHODS",
+    "HEALTH_METHODS",
     "METHODS",
     "MODEL_PATHS",
     "OPERATOR_METHODS",
@@ -36,9 +37,8 @@ METHODS: Final = {
 }
 STREAMING: Final = RpcLine("ModelStreamInfer")
 METHODS[f"/{SERVICE}/ModelStreamInfer".encode()] = STREAMING
-ALIVE_METHODS: Final = frozenset(
-    {b"/grpc.health.v1.Health/Check", f"/{SERVICE}/ServerLive".encode(), f"/{SERVICE}/ServerReady".encode()}
-)
+HEALTH_METHODS: Final = frozenset({b"/grpc.health.v1.Health/Check", b"/grpc.health.v1.Health/Watch"})
+ALIVE_METHODS: Final = frozenset({f"/{SERVICE}/ServerLive".encode(), f"/{SERVICE}/ServerReady".encode()})
 
 
 class GrpcLimits:

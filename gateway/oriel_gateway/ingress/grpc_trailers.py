@@ -3,18 +3,15 @@
 from typing import Final
 
 from oriel_gateway.call.grpc import GrpcCall
+from oriel_gateway.call.late import bound_of
 from oriel_gateway.errors import Refused
-from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
-from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.observe.tracing import Mark
-from oriel_wire.h2.grpc import HEAD, encode_text, prefix
+from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, encode_text
 from oriel_wire.h2.hpack import LENGTHS, literal
-from oriel_wire.h2.streams import Stream
 
-__all__ = ["OK", "about", "answer_trailers", "refusal", "write_alive"]
+__all__ = ["OK", "about", "answer_trailers", "refusal"]
 
 OK: Final = literal(b"grpc-status", b"0")
-_ALIVE: Final = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
 _ID: Final = literal(b"x-request-id", b"")[:-1]
 _TRACE: Final = literal(b"traceresponse", b"")[:-1]
 _TIMING: Final = literal(b"server-timing", b"")[:-1]
@@ -28,6 +25,8 @@ def answer_trailers(call: GrpcCall, now: float) -> bytes:
         parts.append(OK)
     else:
         text, more = answer.passed_on()
+        if answer.code == DEADLINE_EXCEEDED and not call.streams:
+            text = f"{text}; {bound_of(call)}" if text else bound_of(call)
         parts.append(literal(b"grpc-status", b"%d" % answer.code))
         parts.append(literal(b"grpc-message", encode_text(text)))
         parts += [literal(name.encode(), value.encode("latin-1")) for name, value in more]
@@ -78,11 +77,3 @@ def about(mark: Mark, queue_s: float, upstream_s: float, more: str = "") -> byte
             literal(b"server-timing", times) if more else _TIMING + LENGTHS[len(times)] + times,
         )
     )
-
-
-def write_alive(connection: PublicConnection | GrpcWebOverH1 | GrpcWebOverH2, stream: Stream, mark: Mark) -> None:
-    """Answer whether the gateway is alive and ready."""
-    message = _ALIVE if connection.gateway.ready else b""
-    connection.send_headers(stream, HEAD, False)
-    connection.send_data(stream, prefix(len(message)) + message, False)
-    connection.send_headers(stream, OK + about(mark, 0.0, 0.0), True)

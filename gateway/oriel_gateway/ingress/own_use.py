@@ -8,6 +8,7 @@ from oriel_gateway.api_docs.pages import JSON, Page
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits.error_text import shown
 from oriel_policies.documents import Tenant
+from oriel_policies.tiers import allowing_more
 
 USAGE = "/v1/usage"
 LIMITS = "/v1/limits"
@@ -33,5 +34,8 @@ def use_page(path: str, tenant: Tenant, gateway: Gateway) -> Page:
             for allowance in tenant.allowances
             for bound in gateway.limiter.left(tenant.name, allowance, now)
         ]
-        page = {"tenant": tenant.name, "tier": tenant.tier.name, "limits": limits}
+        tier, tiers = tenant.tier, gateway.snapshot.tiers
+        more_ms = {each.name: round(each.give_up_s * 1e3) for each in allowing_more(tier, tiers)}
+        deadline = {"most_ms": round(tier.give_up_s * 1e3), "set_by": f"tier {tier.name}", "more_ms": more_ms}
+        page = {"tenant": tenant.name, "tier": tier.name, "deadline": deadline, "limits": limits}
     return Page(JSON, msgspec.json.encode(page), _PRIVATE)
