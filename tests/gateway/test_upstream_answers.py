@@ -60,6 +60,7 @@ def test_our_own_reasons_decide_alone() -> None:
     for reason, said in (
         ("queue_full", AnswerKind.REFUSED),
         ("model_not_ready", AnswerKind.ABSENT),
+        ("model_memory_full", AnswerKind.NO_MEMORY),
         ("queue_timeout", AnswerKind.ANSWER),
         ("backend_failed", AnswerKind.ANSWER),
     ):
@@ -75,6 +76,7 @@ def test_our_own_reasons_decide_alone() -> None:
 
 def test_without_a_model_nothing_is_absent() -> None:
     assert http(404, b'{"error":"Model m not found"}', model=False) is AnswerKind.ANSWER
+    assert http(503, b'{"reason":"model_memory_full"}', model=False) is AnswerKind.REFUSED
     assert over_grpc(status(grpc.StatusCode.NOT_FOUND, "Model m not found"), model=False) is AnswerKind.ANSWER
 
 

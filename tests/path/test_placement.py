@@ -52,10 +52,12 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(root: Path, *, gateways: int = 1, budget: int = 0) -> AsyncIterator[Cluster]:
+async def cluster(
+    root: Path, *, gateways: int = 1, budget: int = 64 * MODEL_BYTES, young_s: float = 0.0
+) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         servers = [
-            await stack.enter_async_context(demanded(root, model_memory_bytes=budget or 64 * MODEL_BYTES))
+            await stack.enter_async_context(demanded(root, model_memory_bytes=budget, young_s=young_s))
             for _ in range(2)
         ]
         ledger = MemoryLedger(lambda: monotonic() * 1e6)
@@ -159,6 +161,24 @@ async def test_a_model_with_work_for_two_servers_is_loaded_on_both(
         await until(lambda: placement.steps["load"] == 1)
         await until(lambda: len(placement.placed.models[0].loaded) == 2)
         assert "servers" in placement.placed.models[0].why
+
+
+async def test_a_model_without_memory_on_its_server_is_loaded_by_another_that_has_some(tmp_path: Path) -> None:
+    """It was refused although another server had room: only its own one was tried, and every call tried that again."""
+    names = [f"m{number}" for number in range(12)]
+    for name in names:
+        put(tmp_path, name)
+    async with cluster(tmp_path, budget=3 * MODEL_BYTES // 2, young_s=60.0) as it:
+        address = [f"127.0.0.1:{each.unit.http_port}" for each in it.servers]
+        first, second = [name for name in names if first_of(address, name) == address[0]][:2]
+        it.placement()._homes = {}
+        it.placement().adopt = lambda placed: None  # type: ignore[method-assign]  # sizes of models are not known yet
+        assert await it.call(first) == 200
+        assert it.have(first) == [True, False]
+        assert [await it.call(second) for _ in range(3)] == [200] * 3
+        assert it.have(second) == [False, True] and it.have(first) == [True, False]
+        refused = [each.unit.surface.control.memory.refusals[second] for each in it.servers]
+        assert refused == [1, 0], "the next calls do not go there again"
 
 
 async def test_a_server_that_does_not_answer_stops_all_moves(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from oriel_gateway.errors import Outcome
 from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.endpoints import EndpointSet
-from oriel_gateway.pools.upstream_answers import AnswerKind
+from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
 from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS, RetryBudget
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 
@@ -264,7 +264,7 @@ class Attempts:
         if kind is AnswerKind.ABSENT:
             if not locations.elsewhere(model, now, (endpoint,)):
                 return GiveUp(Because.NOBODY_ELSE)
-        elif kind is not AnswerKind.REFUSED:
+        elif kind not in NO_ROOM:
             return GiveUp(Because.ANSWER)
         elif self._stick:
             return GiveUp(Because.STICKS)
@@ -276,7 +276,7 @@ class Attempts:
         other = self._pick(now, tried)
         if other is None:
             return GiveUp(Because.NOBODY_ELSE)
-        absent = kind is AnswerKind.ABSENT
+        absent = kind is not AnswerKind.REFUSED
         if not self._retries.spend(now, share=ABSENT_SHARE if absent else 1.0):
             return GiveUp(Because.BUDGET)
         self.count += 1

@@ -21,7 +21,7 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
 from oriel_gateway.pools.lending import PermitLending
 from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.pools.upstream_answers import AnswerKind
+from oriel_gateway.pools.upstream_answers import DENIED
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.exchanges import Exchange
@@ -224,7 +224,7 @@ class GrpcStreamCall(GrpcCall):
             self.endpoints.note_answer(endpoint, now, now - self.sent_s)
         else:
             self.endpoints.note_error(endpoint, head.status, now, now - self.sent_s)
-            if self.classify(head, data) is AnswerKind.ABSENT:
+            if self.classify(head, data) in DENIED:
                 self.endpoints.model_locations.note_denied(endpoint, self.target.sought, now)
         self.stream = AnswerStream(now, unbounded=True)
         self.watch_until(self.stream.ends_s(self.tenant.tier, now))

@@ -33,7 +33,7 @@ from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.holding import reserve_or_displace
 from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
+from oriel_gateway.pools.upstream_answers import DENIED, AnswerKind, classify_answer
 from oriel_gateway.routing.targets import Target
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
@@ -396,7 +396,7 @@ class Call(Lifecycle):
         if trouble is not None and trouble.settled:
             return False
         kind = self.classify(head, data)
-        if kind is AnswerKind.ABSENT:
+        if kind in DENIED:
             self.endpoints.model_locations.note_denied(endpoint, model, now)
         if trouble is None and decided_by_itself(kind, head.status, copy=False) is not None:
             return False

@@ -26,7 +26,7 @@ from oriel_gateway.observe.decisions import MAX_TRIED
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
-from oriel_gateway.pools.upstream_answers import AnswerKind
+from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
@@ -309,7 +309,7 @@ class Trouble:
             elif isinstance(decision, GiveUp) and decision.search:
                 locations.probe(model, None, now)
         if isinstance(decision, GiveUp):
-            if decision.because in _LEFT_HERE and kind is AnswerKind.REFUSED and self.target.fallbacks:
+            if decision.because in _LEFT_HERE and kind in NO_ROOM and self.target.fallbacks:
                 if spill(call, Outcome.QUEUE_FULL, now, sent=True):
                     return True
             mark_spent(head)

@@ -7,7 +7,14 @@ status of a gRPC answer stands behind its data, so an answer is gathered up to `
 import re
 from typing import Any, Final
 
-from oriel_gateway.pools.upstream_answers import NOT_EXECUTED, NOT_HERE, AnswerKind, means_absent, means_refused
+from oriel_gateway.pools.upstream_answers import (
+    NO_MEMORY,
+    NOT_EXECUTED,
+    NOT_HERE,
+    AnswerKind,
+    means_absent,
+    means_refused,
+)
 from oriel_wire.context import COST, COST_US
 from oriel_wire.engine.h2_upstream import H2Endpoint, H2Upstream, UpstreamStream
 from oriel_wire.errors import UpstreamBroken
@@ -135,6 +142,8 @@ class GrpcAnswer:
         if reason is not None:
             if model and reason in NOT_HERE:
                 return AnswerKind.ABSENT
+            if model and reason == NO_MEMORY and self.cost_us <= 0:
+                return AnswerKind.NO_MEMORY
             refused = event_of(reason) in NOT_EXECUTED
         elif model and means_absent(text):
             return AnswerKind.ABSENT

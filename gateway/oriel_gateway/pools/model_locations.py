@@ -6,10 +6,10 @@
 | some endpoints lack it (they reported or denied it) | the others |
 | every endpoint lacks it | any; the model is not probed again for `NOWHERE_S`: their 404 is the answer |
 
-An endpoint *denies* a model in its answer to a call, and *reports* that it lacks the model in its answer to a probe. A
-denial weighs more than a report. A denial is believed for `ABSENT_S`; then the next call goes where the model was, and
-all endpoints are probed again meanwhile. A report of absence counts only while another endpoint reports the model:
-servers that do not know the question all report its absence.
+An endpoint *denies* a model in its answer to a call (it lacks the model, or the memory to load it), and *reports* that
+it lacks the model in its answer to a probe. A denial weighs more than a report. A denial is believed for `ABSENT_S`;
+then the next call goes where the model was, and all endpoints are probed again meanwhile. A report of absence counts
+only while another endpoint reports the model: servers that do not know the question all report its absence.
 
 Bounds: `MAX_MODELS` models that some endpoint has, and as many that no endpoint has; `ASKS_PER_S` probes per second and
 pool, with a burst of one second; no probe lasts longer than `ANSWER_S`. Beyond a bound, a call may go to any endpoint.

@@ -13,7 +13,8 @@ import msgspec
 from oriel_wire.outcomes import event_of
 
 _MAX_REASON_BODY = 4096
-NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "displaced", "model_memory_full"})
+NO_MEMORY = "model_memory_full"
+NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "displaced", NO_MEMORY})
 NOT_HERE = frozenset({"unknown_model", "model_not_ready", "no_available_version"})
 _TRITON = r"(?:\[request id: [^\]]{0,256}\] )?"
 _REFUSED = re.compile(
@@ -32,8 +33,13 @@ class AnswerKind(Enum):
 
     ANSWER = "answer"  # the answer is for the client
     REFUSED = "refused"  # surely not executed: the server had no room
+    NO_MEMORY = "no_memory"  # surely not executed: the server had no memory to load the model
     ABSENT = "absent"  # surely not executed: the model is not on this server
     PERHAPS_ABSENT = "perhaps_absent"  # a 404 with an unknown text, of the model or of a server without it
+
+
+NO_ROOM = (AnswerKind.REFUSED, AnswerKind.NO_MEMORY)
+DENIED = (AnswerKind.ABSENT, AnswerKind.NO_MEMORY)  # this endpoint is not for calls of the model
 
 
 class _Answer(msgspec.Struct):
@@ -62,6 +68,8 @@ def classify_answer(head: Any, data: bytes, *, model: bool) -> AnswerKind:
     if isinstance(reason, str):  # one of our own servers
         if model and reason in NOT_HERE:
             return AnswerKind.ABSENT
+        if model and reason == NO_MEMORY:
+            return AnswerKind.NO_MEMORY
         return AnswerKind.REFUSED if status == 503 and event_of(reason) in NOT_EXECUTED else AnswerKind.ANSWER
     if model and means_absent(text):
         return AnswerKind.ABSENT
