@@ -161,8 +161,7 @@ async def _serve(
         more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
         raise StartFailed(f"the policies are not usable: {error}{more}") from error
     certificates = _certificates(settings)
-    if settings.scaler_client_ca is not None and certificates is None:
-        raise StartFailed("--scaler-client-ca needs the gateway's own certificate: pass --tls-cert and --tls-key")
+    scaler_certificates = _scaler_certificates(settings)
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
@@ -188,7 +187,7 @@ async def _serve(
         gateway.apply_rollbacks()
     gateway.documents.store = mirror.state if mirror is not None else None
     try:
-        scaler = await _scaler(settings, gateway, certificates) if settings.scaler_port else None
+        scaler = await _scaler(settings, gateway, scaler_certificates) if settings.scaler_port else None
         tls = certificates.context if certificates is not None else None
         gateway.records.scheme = "https" if tls is not None else "http"
         public = replace(public_limits(), idle_timeout_s=settings.keep_alive_s)
@@ -239,8 +238,7 @@ async def _serve(
             watching.append(group.create_task(gateway.placements.run(ledger)))
             if mirror is not None:
                 watching.append(group.create_task(mirror.run()))
-            if certificates is not None:
-                watching.append(group.create_task(certificates.watch()))
+            watching += [group.create_task(each.watch()) for each in (certificates, scaler_certificates) if each]
             await stop.wait()
             for task in watching:
                 task.cancel()
@@ -319,15 +317,23 @@ async def _charge_budgets(gateway: Gateway) -> None:
 
 async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificates | None) -> "ExternalScaler":
     """Open the port for KEDA. Raises StartFailed."""
-    # grpcio is imported only if the port for KEDA is open.
-    from oriel_gateway.admin.external_scaler import ExternalScaler, client_credentials
+    from oriel_gateway.admin.external_scaler import ExternalScaler
 
-    credentials = None
-    if settings.scaler_client_ca is not None and certificates is not None:
-        credentials = client_credentials(certificates, settings.scaler_client_ca)
     scaler = ExternalScaler(gateway.scaled)
-    await scaler.open(settings.host, settings.scaler_port, credentials)
+    await scaler.open(settings.host, settings.scaler_port, certificates)
     return scaler
+
+
+def _scaler_certificates(settings: Settings) -> Certificates | None:
+    """Return the certificates of the port for KEDA; None for plain text. Raises StartFailed."""
+    authority, chain, key = settings.scaler_client_ca, settings.tls_cert, settings.tls_key
+    if authority is None:
+        return None
+    if chain is None or key is None:
+        raise StartFailed("--scaler-client-ca needs the gateway's own certificate: pass --tls-cert and --tls-key")
+    from oriel_gateway.admin.external_scaler import client_certificates
+
+    return client_certificates(chain, key, authority)
 
 
 def _ask(reloader: Reloader, mirror: Mirror | None) -> None:

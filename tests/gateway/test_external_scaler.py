@@ -1,6 +1,7 @@
 """The external scaler, called by a stand-in for KEDA."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
@@ -10,10 +11,9 @@ import pytest
 
 from oriel_cli.units import free_ports
 from oriel_gateway.admin import external_scaler
-from oriel_gateway.admin.external_scaler import ExternalScaler, client_credentials
+from oriel_gateway.admin.external_scaler import ExternalScaler, client_certificates
 from oriel_policies.documents import compile_documents
 from oriel_policies.scaling.members import MISSING_S, Members
-from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 
 from ..waiting import until
@@ -131,12 +131,43 @@ async def test_what_is_too_large_for_the_scaler_is_refused() -> None:
             assert await all_of.operator.poll() == (1.0, 0.0, False)
 
 
+async def test_what_is_no_message_is_refused_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Each one wrote a traceback into the log."""
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            for method in ("IsActive", "GetMetrics", "StreamIsActive"):
+                for message in (b"\xff\xff\xff", b"\x0a\xff\x01"):
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await all_of.operator.channel.unary_unary(PATH + method)(message)
+                    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            several = all_of.operator.channel.stream_unary(PATH + "IsActive")(iter([b""] * 1000))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await several
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert not [each for each in caplog.records if each.name.startswith("oriel")]
+            assert await all_of.operator.poll() == (1.0, 0.0, False) and not all_of.scaler.calls
+
+
+async def test_a_call_whose_message_does_not_come_is_given_up() -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    with nobody() as closed:
+        async with stack(closed) as all_of:
+            call = all_of.operator.channel.stream_unary(PATH + "IsActive")(nothing())
+            await until(lambda: all_of.scaler.calls)
+            (begun,) = all_of.scaler.calls
+            begun.late_s = 0.0
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert not all_of.scaler.calls
+
+
 def test_the_bounds_of_the_scaler_are_as_the_page_says() -> None:
-    chosen = dict(external_scaler._OPTIONS)
-    times = ("server_handshake_timeout_ms", "max_connection_idle_ms")
-    assert [chosen[f"grpc.{name}"] for name in times] == [10_000, 60_000]
+    chosen = external_scaler.LIMITS
+    assert (chosen.head_timeout_s, chosen.idle_timeout_s, chosen.max_connections) == (10.0, 60.0, 256)
     assert external_scaler.PINGS_S == (20.0, 10.0) and external_scaler.STREAM_S == (210.0, 270.0)
-    assert chosen["grpc.max_concurrent_streams"] == 8192 and external_scaler._MOST_CALLS == 16_384
+    assert (external_scaler.MOST_STREAMS, external_scaler.MOST_CALLS) == (2048, 4096)
 
 
 async def test_after_a_minute_without_data_nothing_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +211,7 @@ async def test_with_an_authority_only_its_clients_are_answered(tmp_path: Path) -
     with nobody() as closed:
         async with stack(closed) as all_of:
             scaler = ExternalScaler(all_of.core.scaled)
-            port = await scaler.open("127.0.0.1", 0, client_credentials(Certificates(chain, key), own))
+            port = await scaler.open("127.0.0.1", 0, client_certificates(chain, key, own))
             root = chain.read_bytes()
             known = grpc.ssl_channel_credentials(root, own_key.read_bytes(), own.read_bytes())
             async with keda(port, known) as operator:
@@ -191,13 +222,13 @@ async def test_with_an_authority_only_its_clients_are_answered(tmp_path: Path) -
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await scaler.close()
             with pytest.raises(StartFailed, match="--scaler-client-ca cannot be read"):
-                client_credentials(Certificates(chain, key), tmp_path / "none")
+                client_certificates(chain, key, tmp_path / "none")
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:
     with nobody() as closed:
         async with stack(closed) as all_of:
-            with pytest.raises(StartFailed, match=f"127.0.0.1:{closed}"):
+            with pytest.raises(StartFailed, match=f"port {closed} on 127.0.0.1 is in use"):
                 await ExternalScaler(all_of.core.scaled).open("127.0.0.1", closed)
 
 

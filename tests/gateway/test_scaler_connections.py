@@ -84,7 +84,7 @@ async def test_a_peer_that_vanished_is_found_out_by_a_ping() -> None:
             await until(it.listeners)
             between.vanish()
             await until(lambda: not it.listeners(), timeout_s=40.0)
-            assert not it.scaler._wakes
+            assert not it.scaler.calls
 
 
 async def test_a_scaler_that_stops_waits_for_no_peer_that_vanished() -> None:
@@ -93,7 +93,7 @@ async def test_a_scaler_that_stops_waits_for_no_peer_that_vanished() -> None:
             await until(lambda: it.listeners() == 2)
             between.vanish()
             await it.scaler.close()
-            assert not it.listeners() and not it.scaler._wakes
+            assert not it.listeners() and not it.scaler.calls
 
 
 async def test_pushes_that_nobody_reads_any_more_keep_no_call_waiting() -> None:

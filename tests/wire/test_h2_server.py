@@ -29,6 +29,7 @@ from oriel_wire.h2.frames import (
     settings,
     window_update,
 )
+from oriel_wire.h2.limits import H2Limits
 
 from ..waiting import until
 from .engine_client import bound, count, talk
@@ -228,16 +229,16 @@ async def test_a_silent_client_is_pinged_and_cut_if_it_does_not_answer(ours: tup
     connection = await only(app)
     await until(lambda: app.calls)
     for pings in (1, 2):  # which it answers
-        connection.sweep(monotonic() + h2_server.KEEPALIVE_S + 1.0)
+        connection.sweep(monotonic() + H2Limits().keepalive_s + 1.0)
         heard_s = connection._heard_s
         await until(lambda: client.pings == pings and connection._heard_s > heard_s)  # noqa: B023
         connection._pinged_s = heard_s  # the time of the test is ahead of the clock
     client.mute = True
-    now = monotonic() + h2_server.KEEPALIVE_S + 1.0
+    now = monotonic() + H2Limits().keepalive_s + 1.0
     connection.sweep(now)
-    connection.sweep(now + h2_server.PONG_S - 1.0)
+    connection.sweep(now + H2Limits().pong_s - 1.0)
     assert not connection.transport.is_closing()
-    connection.sweep(now + h2_server.PONG_S + 1.0)
+    connection.sweep(now + H2Limits().pong_s + 1.0)
     await until(lambda: client.lost)
     assert app.calls[0].reset == CANCEL
 

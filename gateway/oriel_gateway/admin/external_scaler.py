@@ -1,29 +1,53 @@
 """Answers KEDA's external scaler protocol from the plans of the pools: docs/scaling.md.
 
-The server is grpcio's, on the gateway's loop: it reads what only this loop writes, and KEDA sends a few calls per
-second, so a thread of its own would save nothing and need locks. grpcio is imported only where the port is open. Its
-engine bounds messages, metadata and streams, and finds half-open connections by its pings.
+It is served by the HTTP/2 engine of the other ports, within bounds of its own, and reads what only the gateway's loop
+writes. A call is a stream; its methods answer at once, without a task.
 
-A stream reports the state when it is opened, and later only that the pool needs a replica at once. It ends with OK
-when the gateway stops, and after a while without waiting calls, so that KEDA opens it again within 2 s, perhaps at
+`StreamIsActive` reports the state when it is opened, and later only that the pool needs a replica at once. It ends with
+OK when the gateway stops, and after a while without waiting calls, so that KEDA opens it again within 2 s, perhaps at
 another gateway; after an error KEDA would wait for up to 60 s. A proxy that ends silent streams would be such an error,
 and every further one doubles that wait.
 """
 
 import asyncio
+import logging
 import random
+import ssl
 from collections.abc import Callable
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
-import grpc
-from grpc import aio
+from google.protobuf.message import DecodeError, Message
 
 from oriel_gateway.pools.scaling import PoolPlan, ScaledPools
+from oriel_wire.engine.h2_server import H2ServerConnection
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.process import listen
+from oriel_wire.engine.server import ServerConnection
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.errors import StartFailed
+from oriel_wire.errors import BadMessage, StartFailed, TooLarge
+from oriel_wire.h1 import RequestHead
+from oriel_wire.h2.grpc import (
+    DEADLINE_EXCEEDED,
+    HEAD,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+    MessageReader,
+    encode_text,
+    prefix,
+)
+from oriel_wire.h2.hpack import literal
+from oriel_wire.h2.known_fields import Field
+from oriel_wire.h2.limits import H2Limits
+from oriel_wire.h2.streams import ENDED, Stream
 from oriel_wire.v2.proto.external_scaler_pb2 import (
     GetMetricSpecResponse,
     GetMetricsRequest,
@@ -37,28 +61,30 @@ from oriel_wire.v2.proto.external_scaler_pb2 import (
 SERVICE: Final = "externalscaler.ExternalScaler"
 METRIC: Final = "replicas"
 STREAM_S: Final = (210.0, 270.0)  # shorter than the five minutes after which Envoy ends a silent stream with an error
-# A ping is sent after so long without traffic, and a connection closed that does not answer for so long.
+# A ping is sent after so long without a sign of the peer, and a connection cut that does not answer for so long.
 PINGS_S: Final = (20.0, 10.0)
+MOST_CALLS: Final = 4096  # over all connections; more are answered RESOURCE_EXHAUSTED
+MOST_STREAMS: Final = 2048  # of one connection: KEDA opens one or two per pool, all over one
+MESSAGE_BYTES: Final = 64 * 1024
+# A connection without a call is closed soon: KEDA always has its streams open.
+LIMITS: Final = HttpLimits(max_connections=256, max_kept_bytes=8 << 20, idle_timeout_s=60.0)
 _GRACE_S: Final = 1.0
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 8192),  # KEDA opens one or two per pool, all over one connection
-    ("grpc.max_receive_message_length", 64 * 1024),
-    ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.absolute_max_metadata_size", 16 * 1024),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # a connection without a call for this long is closed: KEDA always has its streams open
-    ("grpc.max_connection_idle_ms", 60_000),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-)
-_MOST_CALLS: Final = 16_384  # over all connections; more are answered RESOURCE_EXHAUSTED
+_NO_GRPC: Final = literal(b":status", b"415")
+_NO_HTTP1: Final = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_log = logging.getLogger(__name__)
+
+
+class _Refused(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
 
 
 class ExternalScaler:
     """The server of one gateway. Single writer: the gateway's loop.
 
     stream_s: bounds of the time after which a stream ends while nothing waits. pings_s: see PINGS_S.
+    calls: those under way.
     """
 
     def __init__(
@@ -69,125 +95,316 @@ class ExternalScaler:
         pings_s: tuple[float, float] = PINGS_S,
     ) -> None:
         self._pools = pools
-        self._stream_s = stream_s
-        self._wakes: set[asyncio.Event] = set()
-        self._stopping = False
-        silence_ms, answer_ms = (int(seconds * 1e3) for seconds in pings_s)
-        pings = (
-            ("grpc.keepalive_time_ms", silence_ms),
-            ("grpc.keepalive_timeout_ms", answer_ms),
-            ("grpc.http2.ping_timeout_ms", answer_ms),  # a minute if not given, whatever the time-out of keep-alive is
-        )
-        options = (*_OPTIONS, *pings)
-        self._server = aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
-        handlers = {
-            "IsActive": _unary(self._is_active, ScaledObjectRef),
-            "GetMetricSpec": _unary(self._metric_spec, ScaledObjectRef),
-            "GetMetrics": _unary(self._metrics, GetMetricsRequest),
-            "StreamIsActive": grpc.unary_stream_rpc_method_handler(
-                self._stream, ScaledObjectRef.FromString, IsActiveResponse.SerializeToString
-            ),
+        self.stream_s = stream_s
+        self.calls: set[ScalerCall] = set()
+        self.limits = H2Limits(max_streams=MOST_STREAMS, keepalive_s=pings_s[0], pong_s=pings_s[1])
+        self._server: HttpServer | None = None
+        self.methods: dict[bytes, Callable[[ScalerCall, bytes], Message | None]] = {
+            f"/{SERVICE}/{name}".encode(): method
+            for name, method in {
+                "IsActive": self._is_active,
+                "GetMetricSpec": self._metric_spec,
+                "GetMetrics": self._metrics,
+                "StreamIsActive": self._stream,
+            }.items()
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
-    async def open(self, host: str, port: int, credentials: Any = None) -> int:
-        """Listen; returns the port. credentials: None for plain text. Raises StartFailed."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if credentials is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise StartFailed(f"the scaler's port {address} cannot be opened: another process may use it") from error
-        await self._server.start()
-        return port
+    async def open(self, host: str, port: int, certificates: Certificates | None = None) -> int:
+        """Listen; returns the port. certificates: None for plain text. Raises StartFailed."""
+        sock = listen(host, port, "gateway scaler")
+        self._server = server = HttpServer(LIMITS)
+        tls = None if certificates is None else certificates.context
+        await server.open(lambda: _Front(server, self), sock, tls=tls)
+        return server.port
 
     async def close(self) -> None:
         """End the streams with OK, and stop."""
-        self._stopping = True
-        for wake in self._wakes:
-            wake.set()
-        await self._server.stop(_GRACE_S)
+        for call in list(self.calls):
+            call.end()
+        server, self._server = self._server, None
+        if server is not None:
+            server.lame_duck_s = server.linger_s = 0.0
+            await server.drain(_GRACE_S)
 
-    async def _is_active(self, request: ScaledObjectRef, context: Any) -> IsActiveResponse:
-        return IsActiveResponse(result=(await self._available(request, context)).latest.active)
-
-    async def _metric_spec(self, request: ScaledObjectRef, context: Any) -> GetMetricSpecResponse:
-        # refused as well while GetMetrics is: KEDA counts it for a fallback if only GetMetrics fails
-        await self._available(request, context)
-        return GetMetricSpecResponse(metricSpecs=[MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)])
-
-    async def _metrics(self, request: GetMetricsRequest, context: Any) -> GetMetricsResponse:
-        value = (await self._available(request.scaledObjectRef, context)).value
-        found = MetricValue(metricName=METRIC, metricValue=ceil(value), metricValueFloat=value)
-        return GetMetricsResponse(metricValues=[found])
-
-    async def _stream(self, request: ScaledObjectRef, context: Any) -> None:
-        plan = await self._plan(request, context)
-        wake = asyncio.Event()
-        plan.listeners.add(wake)
-        self._wakes.add(wake)
-        try:
-            await context.write(IsActiveResponse(result=plan.latest.active))
-            ends_s = monotonic() + random.uniform(*self._stream_s)
-            while not self._stopping:
-                try:
-                    async with asyncio.timeout(ends_s - monotonic()):
-                        await wake.wait()
-                except TimeoutError:
-                    if not plan.demand.total.held:
-                        return
-                    ends_s = monotonic() + self._stream_s[0]
-                    continue
-                wake.clear()
-                if plan.over:
-                    # raises an error if the pool is gone; else the stream ends, because another plan has taken over
-                    await self._plan(request, context)
-                    return
-                if not self._stopping:
-                    await context.write(IsActiveResponse(result=True))
-        finally:
-            plan.listeners.discard(wake)
-            self._wakes.discard(wake)
-
-    async def _available(self, request: ScaledObjectRef, context: Any) -> PoolPlan:
-        plan = await self._plan(request, context)
-        if not plan.latest.available:
-            await context.abort(
-                grpc.StatusCode.UNAVAILABLE, "the demand that all gateways see has not been known for a minute"
-            )
-        return plan
-
-    async def _plan(self, request: ScaledObjectRef, context: Any) -> PoolPlan:
+    def plan_of(self, request: ScaledObjectRef) -> PoolPlan:
+        """Return the plan of the pool that a trigger names. Raises _Refused."""
         target = request.scalerMetadata.get("target", "")
         if not target:
             text = "the metadata of the trigger has no `target`: it is the name of a pool of the policy documents"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            raise _Refused(INVALID_ARGUMENT, text)
         plan = self._pools.plans.get(target)
         if plan is None:
             text = f"`target`: the policy documents have no pool {target[:200]!r} with a `scaling` table"
-            await context.abort(grpc.StatusCode.NOT_FOUND, text)
-        assert plan is not None
+            raise _Refused(NOT_FOUND, text)
         return plan
 
+    def _available(self, request: ScaledObjectRef) -> PoolPlan:
+        plan = self.plan_of(request)
+        if not plan.latest.available:
+            raise _Refused(UNAVAILABLE, "the demand that all gateways see has not been known for a minute")
+        return plan
 
-def _unary(work: Callable[..., Any], request: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(work, request.FromString, lambda answer: answer.SerializeToString())
+    def _is_active(self, call: "ScalerCall", data: bytes) -> Message:
+        return IsActiveResponse(result=self._available(ScaledObjectRef.FromString(data)).latest.active)
+
+    def _metric_spec(self, call: "ScalerCall", data: bytes) -> Message:
+        # refused as well while GetMetrics is: KEDA counts it for a fallback if only GetMetrics fails
+        self._available(ScaledObjectRef.FromString(data))
+        return GetMetricSpecResponse(metricSpecs=[MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)])
+
+    def _metrics(self, call: "ScalerCall", data: bytes) -> Message:
+        value = self._available(GetMetricsRequest.FromString(data).scaledObjectRef).value
+        found = MetricValue(metricName=METRIC, metricValue=ceil(value), metricValueFloat=value)
+        return GetMetricsResponse(metricValues=[found])
+
+    def _stream(self, call: "ScalerCall", data: bytes) -> None:
+        request = ScaledObjectRef.FromString(data)
+        call.follow(request, self.plan_of(request))
 
 
-def client_credentials(certificates: Certificates, authority: Path) -> Any:
-    """Return the credentials with which the port asks clients for certificates that `authority` (PEM) signed.
+class ScalerCall(Stream):
+    """One call. Single writer: the loop. late_s: when it is given up unless its message has come."""
 
-    certificates: the gateway's own; a new pair is used for new connections. Raises StartFailed.
+    __slots__ = (
+        "_connection",
+        "_full",
+        "_method",
+        "_plan",
+        "_reader",
+        "_request",
+        "_scaler",
+        "_timer",
+        "_woken",
+        "late_s",
+    )
+
+    def __init__(self, connection: "ScalerConnection", scaler: ExternalScaler) -> None:
+        super().__init__()
+        self._connection = connection
+        self._scaler = scaler
+        self._reader = MessageReader(MESSAGE_BYTES)
+        self._method: Callable[[ScalerCall, bytes], Message | None] | None = None
+        self._request: ScaledObjectRef | None = None
+        self._plan: PoolPlan | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._woken = False
+        self._full = False  # the peer has to read before it is sent more
+        self.late_s = monotonic() + LIMITS.head_timeout_s
+        scaler.calls.add(self)
+
+    def begin(self, fields: list[Field]) -> None:
+        """Judge the head."""
+        given = dict(fields)
+        self._method = self._scaler.methods.get(given.get(b":path", b""))
+        if not given.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._end(_NO_GRPC)
+        elif len(self._scaler.calls) > MOST_CALLS:
+            self.refuse(RESOURCE_EXHAUSTED, "too many calls are under way")
+        elif self._method is None:
+            self.refuse(UNIMPLEMENTED, "Method not found!")
+
+    def received(self, data: bytes | memoryview, end: bool) -> None:
+        """Take bytes of the message, and answer when it is whole."""
+        self._connection.consumed(self, len(data))
+        if self.over:
+            return
+        reader = self._reader
+        try:
+            reader.feed(data)
+            if end or len(reader.ready) > 1:
+                if len(reader.ready) != 1 or reader.partial:
+                    raise BadMessage("the method takes one message")
+                self._run(reader.ready.popleft())
+        except TooLarge as refusal:
+            self.refuse(RESOURCE_EXHAUSTED, refusal.message)
+        except BadMessage as refusal:
+            self.refuse(INVALID_ARGUMENT, refusal.message)
+
+    def _run(self, message: bytes) -> None:
+        assert self._method is not None
+        self.late_s = inf
+        try:
+            answer = self._method(self, message)
+        except _Refused as refusal:
+            self.refuse(refusal.code, refusal.text)
+        except DecodeError:
+            self.refuse(INVALID_ARGUMENT, "the message is none of KEDA's external scaler protocol")
+        except Exception:
+            # An unexpected error in one call must not affect others.
+            _log.exception("a call of the scaler failed unexpectedly")
+            self.refuse(INTERNAL, "the gateway failed on this call")
+        else:
+            if answer is not None:
+                self.send(answer)
+                self.end()
+
+    # A stream --------------------------------------------------------------------------------------------------
+
+    def follow(self, request: ScaledObjectRef, plan: PoolPlan) -> None:
+        """Report the state of a plan, and then whenever it needs a replica at once."""
+        self._request, self._plan = request, plan
+        plan.listeners.add(self)
+        self.send(IsActiveResponse(result=plan.latest.active))
+        self._end_later(random.uniform(*self._scaler.stream_s))
+
+    def set(self) -> None:
+        """The plan needs a replica at once, or is over."""
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._report)
+
+    def _report(self) -> None:
+        self._woken = False
+        if self.over or self._plan is None or self._request is None:
+            return
+        if not self._plan.over:
+            if not self._full:
+                self.send(IsActiveResponse(result=True))
+            return
+        try:
+            self._scaler.plan_of(self._request)
+        except _Refused as refusal:  # the pool is gone
+            self.refuse(refusal.code, refusal.text)
+        else:  # another plan has taken over
+            self.end()
+
+    def _end_later(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_if_quiet)
+
+    def _end_if_quiet(self) -> None:
+        if self._plan is not None and self._plan.demand.total.held:
+            self._end_later(self._scaler.stream_s[0])
+        else:
+            self.end()
+
+    # The answer ------------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Return whether the answer has ended, or the client has left."""
+        return self not in self._scaler.calls
+
+    def send(self, message: Message) -> None:
+        """Send a message of the answer."""
+        if self.sending == 0:
+            self._connection.send_headers(self, HEAD, False)
+        data = message.SerializeToString()
+        self._full = not self._connection.send_data(self, prefix(len(data)) + data, False)
+
+    def room(self) -> None:
+        """The client has read what it was sent."""
+        self._full = False
+
+    def end(self) -> None:
+        """End the answer with OK."""
+        self.refuse(OK, "")
+
+    def refuse(self, code: int, text: str) -> None:
+        """End the call with a status."""
+        message = literal(b"grpc-message", encode_text(text)) if text else b""
+        self._end((HEAD if self.sending == 0 else b"") + literal(b"grpc-status", b"%d" % code) + message)
+
+    def _end(self, block: bytes) -> None:
+        if self.over:
+            return
+        self.left()
+        self._connection.send_headers(self, block, True)
+        if self.receiving != ENDED:
+            self._connection.linger(self)
+
+    def left(self) -> None:
+        """Forget the call: it has ended, or the client has left."""
+        self._scaler.calls.discard(self)
+        self.late_s = inf
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._plan is not None:
+            self._plan.listeners.discard(self)
+
+
+class ScalerConnection(H2ServerConnection):
+    """One connection of the port."""
+
+    __slots__ = ("_scaler",)
+
+    def __init__(self, server: HttpServer, scaler: ExternalScaler) -> None:
+        super().__init__(server, scaler.limits)
+        self._scaler = scaler
+
+    def new_stream(self, stream_id: int) -> ScalerCall:
+        return ScalerCall(self, self._scaler)
+
+    def on_headers(self, stream: Stream, fields: list[Field], end: bool) -> None:
+        assert isinstance(stream, ScalerCall)
+        stream.begin(fields)
+        if end:
+            stream.received(b"", True)
+
+    def on_too_large(self, stream: Stream, end: bool) -> None:
+        assert isinstance(stream, ScalerCall)
+        stream.refuse(RESOURCE_EXHAUSTED, f"the metadata is larger than {self.limits.max_header_list_bytes} bytes")
+
+    def on_data(self, stream: Stream, data: bytes | memoryview, end: bool) -> None:
+        assert isinstance(stream, ScalerCall)
+        stream.received(data, end)
+
+    def on_trailers(self, stream: Stream, fields: list[Field]) -> None:
+        assert isinstance(stream, ScalerCall)
+        stream.received(b"", True)
+
+    def on_room(self, stream: Stream) -> None:
+        assert isinstance(stream, ScalerCall)
+        stream.room()
+
+    def on_reset(self, stream: Stream, code: int) -> None:
+        assert isinstance(stream, ScalerCall)
+        stream.left()
+
+    def sweep(self, now: float) -> None:
+        super().sweep(now)
+        for stream in list(self.streams.values()):
+            if isinstance(stream, ScalerCall) and now >= stream.late_s:
+                stream.refuse(DEADLINE_EXCEEDED, "the message did not arrive in time")
+
+
+class _Front(ServerConnection):
+    """A connection of which nothing was read yet: it is handed over if it begins with HTTP/2, and refused if not."""
+
+    __slots__ = ("_scaler",)
+
+    def __init__(self, server: HttpServer, scaler: ExternalScaler) -> None:
+        super().__init__(server)
+        self._scaler = scaler
+
+    def on_http2(self, data: bytes) -> bool:
+        ScalerConnection(self.server, self._scaler).take_over(self.transport, self.peer, self.peer_name, data)
+        return True
+
+    def on_head(self, head: RequestHead) -> None:
+        self.transport.write(_NO_HTTP1)
+        self.answered(close=True)
+
+    def on_data(self, data: bytes | memoryview) -> None:
+        """Do nothing: this is never called, because every head is refused."""
+
+    def on_end(self) -> None:
+        """Do nothing: this is never called, because every head is refused."""
+
+    def on_lost(self) -> None:
+        """Nothing is under way."""
+
+    def on_refused(self, status: int, message: str) -> None:
+        self.transport.write(_NO_HTTP1)
+
+
+def client_certificates(chain: Path, key: Path, authority: Path) -> Certificates:
+    """Return the gateway's own certificates for a port whose clients have to show one that `authority` (PEM) signed.
+
+    Raises StartFailed.
     """
     try:
-        trusted = authority.read_bytes()
+        ssl.create_default_context(cafile=authority)
     except OSError as error:
-        raise StartFailed(f"--scaler-client-ca cannot be read: {error.strerror}") from error
-
-    def current() -> Any:
-        chain, key = certificates.pem
-        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=trusted)
-
-    return grpc.dynamic_ssl_server_credentials(current(), current, require_client_authentication=True)
+        why = error.strerror or "it is not PEM"
+        raise StartFailed(f"--scaler-client-ca cannot be read: {why}") from error
+    return Certificates(chain, key, http2=True, authority=authority)

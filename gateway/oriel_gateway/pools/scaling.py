@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from oriel_gateway.limits.ledger import Ledger, LedgerLost
 from oriel_gateway.pools.demand import PoolDemand
@@ -45,6 +45,13 @@ _OWN: Final = ""  # the name of this gateway's own record: no holder of a ledger
 _log = logging.getLogger(__name__)
 
 
+class Listener(Protocol):
+    """Hears of a plan; it is called in a walk over the listeners, and must not change them at once."""
+
+    def set(self) -> None:
+        """The pool needs a replica at once, or the plan is over."""
+
+
 class PoolPlan:
     """The plan for one pool.
 
@@ -74,7 +81,7 @@ class PoolPlan:
         self._members = Members(now)
         self._noticed_s = now - _AGAIN_S
         self.counts = PoolDemand(now, self._plan_soon)
-        self.listeners: set[asyncio.Event] = set()
+        self.listeners: set[Listener] = set()
         self.model_replicas = 0.0
         self.over = False
         self.adopt(scaling, tiers, now)

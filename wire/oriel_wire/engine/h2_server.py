@@ -13,8 +13,8 @@ Time limits, judged by the server's sweep four times a second:
 * A stream whose client leaves its window closed for `write_stall_s` is reset, and a client that does not read its
   connection for so long is cut. So is one, at once, behind whose unread answers another UNREAD_BYTES have gathered:
   data waits while a client does not read, but heads and trailers are written.
-* A client that has been silent for KEEPALIVE_S while streams are open is sent a PING, and cut if nothing comes from
-  it within PONG_S.
+* A client that has been silent for `keepalive_s` while streams are open is sent a PING, and cut if nothing comes from
+  it within `pong_s`.
 
 How long a request may take to arrive is its handler's limit.
 
@@ -50,8 +50,6 @@ from oriel_wire.h2.streams import Stream
 
 __all__ = ["H2ServerConnection"]
 
-KEEPALIVE_S: Final = 60.0
-PONG_S: Final = 20.0
 LINGER_S: Final = 1.0
 UNREAD_BYTES: Final = 1024 * 1024
 _ALIVE: Final = b"oriel-up"
@@ -348,11 +346,11 @@ class H2ServerConnection(H2Transport):
                 if not stream.closed:  # by the end of another one
                     self.send_reset(stream, CANCEL)
                     self.on_reset(stream, CANCEL)
-            if now - self._heard_s > KEEPALIVE_S:
+            if now - self._heard_s > self.limits.keepalive_s:
                 if self._pinged_s < self._heard_s:
                     self._pinged_s = now
                     self.ping(_ALIVE)
-                elif now - self._pinged_s > PONG_S:
+                elif now - self._pinged_s > self.limits.pong_s:
                     self.transport.abort()
         elif now >= self.due:
             self.close_if_idle()

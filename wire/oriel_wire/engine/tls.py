@@ -25,13 +25,23 @@ class Certificates:
     """One certificate chain and its key, in PEM, TLS 1.2 and later.
 
     http2: whether the listener's `on_http2` takes connections; then ALPN offers `h2` before `http/1.1`.
-    context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that pair, for
-    a listener of another library. expires_at: when the first certificate of its chain ends, seconds since the epoch.
+    authority: clients have to show a certificate that this one (PEM) signed.
+    context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that
+    pair. expires_at: when the first certificate of its chain ends, seconds since the epoch.
     Single writer: the task that runs `watch`. Raises StartFailed if there is no usable pair.
     """
 
-    def __init__(self, chain: Path, key: Path, *, http2: bool = False, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self,
+        chain: Path,
+        key: Path,
+        *,
+        http2: bool = False,
+        authority: Path | None = None,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
         self._chain = chain
+        self._authority = authority
         self._max_file_bytes = max_file_bytes
         self._key = key
         self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
@@ -88,6 +98,9 @@ class Certificates:
         _restrict(context)
         context.set_alpn_protocols(self._protocols)
         context.load_cert_chain(self._chain, self._key, password=_no_password)
+        if self._authority is not None:
+            context.load_verify_locations(self._authority)
+            context.verify_mode = ssl.CERT_REQUIRED
         return context, (self._chain.read_bytes(), self._key.read_bytes())
 
 

@@ -26,6 +26,8 @@ class H2Limits:
     requests_per_turn: requests that one `receive` begins; what follows them is handled by the next call, so that one
     client does not hold up the others.
     max_age_s: after which a server asks its client to leave, varied by a tenth; streams that are open go on.
+    keepalive_s: of silence while streams are open, after which a server sends its client a PING.
+    pong_s: after that PING, when the connection is cut if nothing has come.
     """
 
     max_streams: int = 128
@@ -47,6 +49,8 @@ class H2Limits:
     max_unread_replies: int = 512
     requests_per_turn: int = 32
     max_age_s: float = 3600.0
+    keepalive_s: float = 60.0
+    pong_s: float = 20.0
 
 
 class Bucket:
