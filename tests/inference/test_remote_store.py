@@ -15,6 +15,7 @@ import pytest
 from memory_objects import MemoryObjects
 
 from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable, TooManyObjects
+from oriel_inference.repository.scan import Repository
 from oriel_inference.stores import cache as caches
 from oriel_inference.stores import gate as gates
 from oriel_inference.stores.cache import Cache
@@ -304,6 +305,35 @@ def test_what_the_store_has_no_more_leaves_its_pieces(objects: MemoryObjects, tm
         assert not list((tmp_path / "models").iterdir()) and not list((tmp_path / "shared").iterdir())
         with pytest.raises(LoadFailed, match="there is none"):
             store.versions("m")
+
+
+async def test_a_listing_that_has_lost_most_models_at_once_changes_nothing(
+    objects: MemoryObjects, tmp_path: Path
+) -> None:
+    """A wrong prefix or a broken proxy answered with no objects, and every model was unloaded."""
+    for number in range(8):
+        objects.put(f"repo/m{number}/1/model.onnx", b"n")
+    with remote(objects, tmp_path) as store:
+        repository = Repository(store)
+        assert await repository.scan() and fetched(store) == LARGE
+        for number in range(4):
+            objects.remove(f"repo/m{number}")
+        assert await repository.scan() and store.up, "four of nine were deleted"
+        for number in range(4, 8):
+            objects.remove(f"repo/m{number}")
+        before = dict(repository.found or {})
+        assert not await repository.scan() and not store.up
+        assert "lacks 4 of 5 models at once" in repository.failure and "restart this server" in repository.failure
+        objects.remove("repo")
+        assert not await repository.scan() and repository.found == before and store.versions("m") == [1]
+        objects.put("repo/m4/1/model.onnx", b"n")
+        objects.put("repo/m5/1/model.onnx", b"n")
+        objects.put("repo/m6/1/model.onnx", b"n")
+        assert await repository.scan() and store.up and sorted(repository.found or ()) == ["m4", "m5", "m6"]
+        repository.close()
+    objects.remove("repo")
+    with remote(objects, tmp_path) as again:
+        assert not again.models(), "a server that starts takes what it finds"
 
 
 # Outages -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ Rules:
    listing are read. So two uploads are never mixed: if an object is overwritten meanwhile, the load is refused, and the
    next listing finds the new object.
 3. A whole version is fetched into the cache and verified before its path is returned; then it is read from there.
-4. While the store cannot be reached, listings raise an error, and polling changes nothing. A server that starts without
+4. While the store cannot be reached, or its listing has lost most models at once, listings raise an error, and polling
+   changes nothing. A server that starts without
    the store serves the versions that its cache holds.
 5. A failed fetch, also one that failed for lack of space or permission on this machine, changes the fingerprint of its
    version at a later listing, so that it is tried again: after an outage at the first listing that succeeds, otherwise
@@ -40,6 +41,8 @@ from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
 from oriel_wire.objects.client import ObjectClient
 
 _log = logging.getLogger(__name__)
+
+LOST_MODELS = 3
 
 _KINDS: Mapping[type[LoadFailed], str] = {
     StoreUnavailable: "unavailable",
@@ -133,6 +136,7 @@ class RemoteStore:
     def models(self) -> Sequence[str]:
         try:
             found = self._loop.call(self._listing.poll())
+            self._check_loss(found)
         except LoadFailed as failure:
             self._missed(failure)
             if not self._from_cache:
@@ -225,6 +229,19 @@ class RemoteStore:
                     _log.warning(
                         "model cache: files that are no longer in the store cannot be removed: %s", error.strerror
                     )
+
+    def _check_loss(self, found: Mapping[str, ModelFiles]) -> None:
+        """Refuse a listing that has lost more than people delete at once: nothing is left, or more than half (and more
+        than LOST_MODELS) of the models are gone. Raises LoadFailed. The first listing is always taken.
+        """
+        known = self._found or {}
+        gone = len(known.keys() - found.keys())
+        if not known or (found and gone <= max(LOST_MODELS, len(known) // 2)):
+            return
+        raise LoadFailed(
+            f"its listing lacks {gone} of {len(known)} models at once, which is taken for a fault of the store; "
+            "if they were deleted, restart this server"
+        )
 
     def _missed(self, failure: LoadFailed) -> None:
         with self._lock:
