@@ -1,6 +1,6 @@
 """An inference server in this process, with small real models and on free ports."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -26,11 +26,13 @@ class LeavingPool(CheckPool):
 
     left: list[CheckProcess] = []
 
-    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+    def check(
+        self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = lambda: True
+    ) -> bool:
         with self._lock:
             if not self._idle and self.left:
                 self._idle.append(self.left.pop())
-        return super().check(path, shown, backend, options)
+        return super().check(path, shown, backend, options, wanted)
 
     def end(self) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ import pytest
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.check import CheckPool, CheckProcess
+from oriel_inference.repository.check import NICENESS, CheckPool, CheckProcess
 from oriel_wire.engine.child import Child
 
 from ..waiting import wait_until
@@ -76,6 +76,24 @@ def test_a_hang_is_a_reason(tmp_path: Path) -> None:
     assert check.pid is None
 
 
+def test_a_check_is_given_up_when_its_files_are_not_wanted_any_more(tmp_path: Path) -> None:
+    """It went on for a minute after its folder had been taken away."""
+    path, check = put(tmp_path, models.endless()), CheckProcess(600)
+    looks = iter([True, False, False])
+    with pytest.raises(LoadFailed, match="m was changed or removed while it was being checked"):
+        check.check(path, "m", "onnxruntime", OPTIONS, lambda: next(looks))
+    assert check.pid is None
+
+
+def test_checks_leave_the_cores_to_what_serves(tmp_path: Path) -> None:
+    path, check = put(tmp_path, models.double()), CheckProcess(120)
+    check.check(path, "m", "onnxruntime", OPTIONS)
+    assert check.pid is not None
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    assert os.getpriority(os.PRIO_PROCESS, check.pid) == lower
+    check.end()
+
+
 def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> None:
     fine, hangs = put(tmp_path / "a", models.double()), put(tmp_path / "b", models.endless())
     pool, reasons = CheckPool(240), []
@@ -125,7 +143,7 @@ def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """
     asked: list[dict[str, Any]] = []
 
-    def ask(self: CheckProcess, line: bytes) -> dict[str, Any]:
+    def ask(self: CheckProcess, line: bytes, wanted: object) -> dict[str, Any]:
         asked.append(json.loads(line))
         return {"reason": "", "runs": True}
 

@@ -3,12 +3,13 @@
 A hostile or broken file may crash a runtime or make it hang. Then only the child dies, within limits of time and
 memory, and the model is refused with an error that names it. Each check that runs at the same time has its own child.
 A child is started when it is needed, reused, replaced after a failure or after MAX_CHECKS files, and ended after a
-while without checks.
+while without checks. It has a low priority, and a check is given up when its files are gone or have changed.
 """
 
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,18 +24,26 @@ MAX_CHECKS = 100
 MAX_ANSWER_BYTES = 64 * 1024
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
+NICENESS = 10  # serving goes first
+POLL_S = 0.5  # between two tests whether the file is still wanted
 _CHILD = "oriel_inference.repository.check_child"
 _BUILDS = "TensorrtExecutionProvider"
 _ahead: list[Child] = []  # single writer: the process's main thread before it serves; taken by any thread
 
 
+def _always() -> bool:
+    return True
+
+
 class ModelCheck(Protocol):
     """Judges a model file before the server opens it. Blocks."""
 
-    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+    def check(
+        self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = _always
+    ) -> bool:
         """Returns False if the model opens but does not run with zeros, so that the server must not try that.
 
-        Raises LoadFailed.
+        wanted: returns whether the check is still of use; it is given up if not. Raises LoadFailed.
         """
         ...
 
@@ -55,7 +64,9 @@ class CheckProcess:
         child = self._child
         return None if child is None else child.pid
 
-    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+    def check(
+        self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = _always
+    ) -> bool:
         size = sum(each.stat().st_size for each in path.parent.rglob("*") if each.is_file())
         # TensorRT builds for minutes, and again in the server, where the engine is verified: check with CUDA instead.
         tried = [each for each in options.providers if each[0] != _BUILDS]
@@ -70,9 +81,11 @@ class CheckProcess:
             "options": {**asdict(options), "providers": tried, "intra_op_threads": 1, "inter_op_threads": 1},
         }
         with self._lock:
-            answer = self._ask(json.dumps(request).encode() + b"\n")
+            answer = self._ask(json.dumps(request).encode() + b"\n", wanted)
             if answer is None:
                 code = self._end()
+                if not wanted():
+                    raise LoadFailed(f"{shown} was changed or removed while it was being checked")
                 if code is None:
                     raise LoadFailed(f"{shown} could not be opened within {self._timeout_s:g} s")
                 raise LoadFailed(f"{shown} crashes the runtime (the process that tried it ended with {code})")
@@ -100,8 +113,8 @@ class CheckProcess:
         if child is not None:
             child.kill()
 
-    def _ask(self, line: bytes) -> dict[str, Any] | None:
-        """The child's answer to `line`; None if it died or took too long."""
+    def _ask(self, line: bytes, wanted: Callable[[], bool]) -> dict[str, Any] | None:
+        """The child's answer to `line`; None if it died, took too long, or is not wanted any more."""
         child = self._child
         if child is None or not child.running:
             self._end()
@@ -111,6 +124,9 @@ class CheckProcess:
         deadline = time.monotonic() + self._timeout_s
         try:
             child.write(line, deadline)
+            while not _answers(child, min(deadline, time.monotonic() + POLL_S)):
+                if time.monotonic() >= deadline or not wanted():
+                    return None
             answer = json.loads(child.read_line(MAX_ANSWER_BYTES, deadline))
         except (OSError, ValueError):
             return None
@@ -120,6 +136,15 @@ class CheckProcess:
         """End the child; its exit code if it had ended by itself."""
         child, self._child, self._checked = self._child, None, 0
         return None if child is None else child.end()
+
+
+def _answers(child: Child, until_s: float) -> bool:
+    """Wait for an answer until then; return whether there is one."""
+    try:
+        child.wait(until_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def start_ahead(backend: str) -> None:
@@ -137,14 +162,16 @@ class CheckPool:
         self._busy: set[CheckProcess] = set()
         self._closed = False
 
-    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+    def check(
+        self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = _always
+    ) -> bool:
         with self._lock:
             if self._closed:
                 raise LoadFailed("the server is shutting down")
             process = self._idle.pop() if self._idle else CheckProcess(self._timeout_s)
             self._busy.add(process)
         try:
-            return process.check(path, shown, backend, options)
+            return process.check(path, shown, backend, options, wanted)
         finally:
             with self._lock:
                 self._busy.remove(process)

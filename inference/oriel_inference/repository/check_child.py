@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions
+from oriel_inference.repository.check import NICENESS
 from oriel_wire.engine.child import restrict_self
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def main() -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     restrict_self()
+    os.nice(NICENESS)
     if len(sys.argv) > 1:
         _import(sys.argv[1])
     for line in sys.stdin.buffer:

@@ -330,8 +330,8 @@ def _open_version(
     executed = True
     if (check := one.of.check) is not None:
         for place in _distinct(found):
-            shown = f"{one.of.model}/{one.version}/{place.filename}"
-            executed = check.check(paths[place.filename], shown, config.backend, place.options) and executed
+            path, shown = paths[place.filename], f"{one.of.model}/{one.version}/{place.filename}"
+            executed = check.check(path, shown, config.backend, place.options, one.unchanged) and executed
         if not one.unchanged():
             raise LoadFailed(f"the files of {one.of.model} changed while they were being checked")
     open_one = opener(backend, found, paths, partial(one.of.reserve, one.version))
