@@ -21,6 +21,7 @@ import msgspec
 
 from oriel_policies.documents.packed import Parts, Rows, encode_head, parts, unpack
 from oriel_policies.documents.promises import ApiKey
+from oriel_policies.documents.reading import read_toml
 from oriel_policies.documents.renewed import old_documents, size_of, spliced, unlike
 from oriel_policies.documents.tenants import epoch
 
@@ -74,7 +75,7 @@ class _Named:
             lines = [_decode_line(line) for line in data.split(b"\n") if line.strip()]
             found = [(line.name, line) for line in lines]
         else:
-            document = msgspec.toml.decode(data, type=_Document)
+            document = read_toml(data, _Document)
             found = list(document.tenants.items())
             self.issuers |= document.issuers.keys()
         for name, tenant in found:

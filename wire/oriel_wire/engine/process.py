@@ -41,7 +41,10 @@ def run_unit(main: Callable[[asyncio.Event], Awaitable[None]], *, unit: str = ""
     `main` must return soon after `stop` is set. It is cancelled when a second signal comes or `grace_s` passes, and
     the process ends at most `HARD_EXIT_S` later. StartFailed (also inside an exception group) becomes one line on
     stderr, `oriel <unit>: <message>`, and code 2; anything else is logged with its traceback and becomes 1.
+
+    The process and its children dump no core, because their memory holds keys and bodies; `prlimit --core` allows it.
     """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(_supervised(main, grace_s))
