@@ -82,11 +82,11 @@ resource "azurerm_federated_identity_credential" "units" {
 }
 
 resource "azurerm_role_assignment" "models" {
-  for_each = toset(["gateway", "inference"])
+  for_each = { gateway = azurerm_storage_container.policies.id, inference = azurerm_storage_container.models.id }
 
-  scope                            = azurerm_storage_container.models.id
+  scope                            = each.value
   role_definition_name             = "Storage Blob Data Reader"
-  principal_id                     = azurerm_user_assigned_identity.units[each.value].principal_id
+  principal_id                     = azurerm_user_assigned_identity.units[each.key].principal_id
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true
 }

@@ -114,6 +114,7 @@ resource "terraform_data" "deletion_protection" {
     helm_release.secrets,
     azurerm_kubernetes_cluster_node_pool.scaled,
     azurerm_storage_container.models,
+    azurerm_storage_container.policies,
     azurerm_storage_management_policy.models,
     azurerm_container_registry.images,
     azurerm_managed_redis.this,

@@ -65,3 +65,10 @@ resource "azurerm_storage_container" "models" {
   storage_account_id    = azurerm_storage_account.models.id
   container_access_type = "private"
 }
+
+# The gateway's documents (policies.store), which inference servers cannot read.
+resource "azurerm_storage_container" "policies" {
+  name                  = "policies"
+  storage_account_id    = azurerm_storage_account.models.id
+  container_access_type = "private"
+}

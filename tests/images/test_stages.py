@@ -193,7 +193,9 @@ def test_every_target_can_be_installed_as_locked(lock: str, python: str, tmp_pat
     assert done.returncode == 0 and "Would install" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(("sha256", "bindings"), [("", ""), ("ab" * 32, ""), ("ab" * 32, "cd" * 32)])
+@pytest.mark.parametrize(
+    ("sha256", "bindings"), [("unchecked", "unchecked"), ("ab" * 32, "unchecked"), ("ab" * 32, "cd" * 32)]
+)
 def test_tensorrt_is_asked_for_by_its_arguments(sha256: str, bindings: str, tmp_path: Path) -> None:
     """TensorRT's own index cannot be reached here, so a program that records its arguments stands for uv."""
     uv = tmp_path / "uv"
@@ -211,7 +213,7 @@ def test_tensorrt_is_asked_for_by_its_arguments(sha256: str, bindings: str, tmp_
     root.build("build-tensorrt")
     pinned = root.at("/src/tensorrt.txt").read_text()
     assert pinned.splitlines() == [
-        f"tensorrt-cu13-{part}==10.16.0.72" + (f" --hash=sha256:{value}" if value else "")
+        f"tensorrt-cu13-{part}==10.16.0.72" + ("" if value == "unchecked" else f" --hash=sha256:{value}")
         for part, value in (("libs", sha256), ("bindings", bindings))
     ]
     (call,) = [line for line in Path(f"{root.at('/uv')}.calls").read_text().splitlines() if " tensorrt.txt" in line]

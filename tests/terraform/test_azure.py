@@ -223,11 +223,12 @@ def test_the_nodes_own_way_out_may_reach_a_public_api(workspace):
 
 def test_every_right_that_is_given(applied):
     """Least privilege: this is the whole list; a line more is a decision."""
-    registry, container, subnet, address, nodes = (
+    registry, container, documents, subnet, address, nodes = (
         applied.made[each]["id"]
         for each in (
             "azurerm_container_registry.images",
             "azurerm_storage_container.models",
+            "azurerm_storage_container.policies",
             "azurerm_subnet.nodes",
             "azurerm_public_ip.gateway[0]",
             "azurerm_user_assigned_identity.nodes",
@@ -256,10 +257,11 @@ def test_every_right_that_is_given(applied):
         ("Managed Identity Operator", nodes, "principal-of-oriel-cluster"),
         ("Reader", GROUP, "principal-of-oriel-cluster"),
         ("Azure Kubernetes Service RBAC Cluster Admin", GROUP, OPERATOR),
-        ("Storage Blob Data Reader", container, "principal-of-oriel-gateway"),
+        ("Storage Blob Data Reader", documents, "principal-of-oriel-gateway"),
         ("Storage Blob Data Reader", container, "principal-of-oriel-inference"),
     }
     assert container.endswith("/blobServices/default/containers/models"), "the container, not the account"
+    assert documents.endswith("/blobServices/default/containers/policies")
 
 
 def test_pods_exchange_their_service_accounts_token(applied):

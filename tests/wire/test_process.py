@@ -122,6 +122,19 @@ def test_a_blocked_loop_cannot_outlive_the_grace(start: Start) -> None:
     assert unit.wait(60) == 1
 
 
+def test_a_unit_dumps_no_core(start: Start) -> None:
+    """Its memory holds keys and bodies."""
+    unit = start(
+        """
+        async def main(stop):
+            import resource
+            say(str(resource.getrlimit(resource.RLIMIT_CORE)[0]))
+        sys.exit(run_unit(main))
+        """
+    )
+    assert line(unit) == "0"
+
+
 def test_an_executor_thread_left_behind_does_not_hold_the_exit(start: Start) -> None:
     unit = start(
         """
