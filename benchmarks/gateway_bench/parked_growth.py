@@ -21,16 +21,17 @@ from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 
 CASES = {"displaced": "", "oldest leave": "oldest", "newest leave": "newest", "any leave": "any"}
-TENANTS: list[Any] = [SimpleNamespace(tier=SimpleNamespace(band=band, name=f"t{band}")) for band in range(2)]
+TENANTS: list[Any] = [
+    SimpleNamespace(tier=SimpleNamespace(band=band, name=f"t{band}"), name="t", weight=1.0) for band in range(2)
+]
 
 
 class Waiter:
-    __slots__ = ("deadline", "due_s", "size_bytes", "tenant")
+    __slots__ = ("deadline", "due_s", "tenant")
 
     def __init__(self, band: int) -> None:
         self.tenant = TENANTS[band]
         self.deadline = self.due_s = 1e6
-        self.size_bytes = 1024
 
     def unparked(self) -> None:
         pass

@@ -104,7 +104,7 @@ class Gateway:
         self.scaled = ScaledPools()
         self.scaled.adopt(self.pools, snapshot.tiers)
         self.placements = ModelPlacements(lambda: self.pools, lambda: self.scaled.plans)
-        self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
+        self._rank_tiers()
         self.draining = False
         self.refusing = False
         self.endpoint_watch = Watch(lambda: (*self.pools.values(), *self.left_pools))
@@ -140,7 +140,7 @@ class Gateway:
         routes = self.routing.canaries.adopt(snapshot.routes, whole=good)
         replaced, self.targets = self.targets, TargetCache(snapshot, routes)
         self.routing.adopted()
-        self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
+        self._rank_tiers()
         self._leftovers.free(*replaced.remembered, *decoded(old), old.served)
         self.forget_credentials()
         if good:
@@ -182,6 +182,12 @@ class Gateway:
             self.key_sets = KeySets(self.forget_credentials)
         self.key_sets.adopt(snapshot.issuers.values())
         self.tokens = Tokens(snapshot, self.key_sets, self.tokens_refused)
+
+    def _rank_tiers(self) -> None:
+        """Note which band is the most urgent of all."""
+        self.top_band = min((tier.band for tier in self.snapshot.tiers.values()), default=0)
+        for gate in self.pools.values():
+            gate.bytes.first = self.top_band
 
     def rank(self, tenant: Tenant) -> int:
         """Return how urgent a tenant's tier is: 0 for the most urgent tiers of all."""

@@ -72,6 +72,12 @@ class Refused(Exception):
         self.left_s = inf
 
 
+def displaced(retry_after_s: int) -> Refused:
+    """Build the refusal of a call that made room for another one, by the rule of `oriel_policies.shares`."""
+    message = "the pool is full: a more urgent call, or one of a tenant with less than its share, took the place"
+    return Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s)
+
+
 def stopping() -> Refused:
     """Build the refusal of a call that this gateway has not sent to a server before it shuts down."""
     message = "the gateway is shutting down, and the call has not been sent to a server"

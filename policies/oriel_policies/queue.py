@@ -169,11 +169,6 @@ class SlaQueue:
             return first < band
         return self._bands[band].items > self._bands[band].waiting(tenants)
 
-    def takes(self, band: int, tenant: str, weight: float, size_bytes: int) -> bool:
-        """Return whether `push` would queue such a ticket that takes room."""
-        holding = Holding(band, tenant, weight)
-        return self.slots.fits(holding, 1) and self.bytes.fits(holding, size_bytes)
-
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 

@@ -9,8 +9,9 @@ enough others can be displaced, in this order:
 
 Inside a band the tenant with the most units per weight loses first, and of its holdings the newest. The asking tenant
 counts with what it asks for: when it is the one that has most, it loses its own newest holding, and if that is the one
-that asks, it is refused and nothing changes. So a tenant below its share, its part of the budget by weight among those
-of its band who hold something, is never refused while somebody of its band or below it can be displaced.
+that asks, or the one that asks is protected, it is refused and nothing changes. So a tenant below its share, which is
+its part of the budget by weight among those of its band who hold something, is never refused while somebody of its
+band or below it can be displaced.
 
 Ownership: single writer. Each holding leaves exactly once, by `release` or by being displaced. All operations are
 O(log n) amortised: an account's entry in the ranking is never lower than its level, and is corrected when it surfaces.
@@ -139,6 +140,8 @@ class Shares:
 
         None: it is refused, and nothing has changed.
         """
+        if units <= 0:
+            return _NOBODY
         most = self.bound if holding.band <= self.first else self.bound - self.spared
         excess = self.held + units - most
         if excess <= 0:
@@ -216,8 +219,11 @@ class Shares:
             while self.held > most and (loser := self._bands[number].newest()) is not None:
                 account = loser._account
                 assert account is not None
+                if account is own:
+                    if loser is holding or holding not in own.newest:
+                        break
                 # one that has just as much keeps it, or two tenants would displace each other for ever
-                if loser is holding or (account is not own and number == holding.band and account.level <= own.level):
+                elif number == holding.band and account.level <= own.level:
                     break
                 self.release(loser)
                 displaced.append(loser)

@@ -203,7 +203,7 @@ async def test_a_server_that_has_an_address_and_does_not_answer_is_waited_for(na
         assert (await client.reply()).status == 200
 
 
-async def test_bodies_of_held_calls_are_bounded_before_they_are_read_in_the_order_of_tiers(names: Names) -> None:
+async def test_bodies_of_held_calls_are_bounded_as_they_come_in_the_order_of_tiers(names: Names) -> None:
     files = cold("start_ms = 60000\nhold_ms = 300000", pool="max_queue_bytes = 1000")
     async with empty(files) as (port, core), AsyncExitStack() as stack:
         gate = core.pools["p"]
@@ -214,15 +214,15 @@ async def test_bodies_of_held_calls_are_bounded_before_they_are_read_in_the_orde
         await until(lambda: parked(core) == 2)
         head = "POST {} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n"
         # too much: its tier may use three quarters of the byte budget
-        late.writer.write(head.format(INFER, BRONZE, 100).encode())
+        late.writer.write(head.format(INFER, BRONZE, 100).encode() + bytes(99))
         reply = await late.reply()
         assert (reply.status, reason(reply)) == (503, "queue_full") and 1 < int(reply.headers["retry-after"]) <= 60
-        high.writer.write(head.format(INFER, GOLD, 500).encode())  # none of its bytes has arrived yet
+        high.writer.write(head.format(INFER, GOLD, 500).encode() + bytes(400))
         reply = await low2.reply()
-        assert (reply.status, reason(reply)) == (503, "displaced") and gate.held_bytes == 900
-        high2.writer.write(head.format(INFER, GOLD, 600).encode())  # needs more bytes than all less urgent calls hold
+        assert (reply.status, reason(reply)) == (503, "displaced") and gate.held_bytes == 800
+        high2.send(INFER, bytes(700), key=GOLD)  # needs more bytes than all less urgent calls hold
         assert reason(await high2.reply()) == "queue_full" and parked(core) == 1
-        high.writer.write(bytes(500))
+        high.writer.write(bytes(100))
         await until(lambda: parked(core) == 2)
         assert gate.held_bytes == 900
     await until(lambda: not gate.held_bytes)

@@ -3,6 +3,8 @@
 import asyncio
 from contextlib import AsyncExitStack
 from time import monotonic
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from grpc import aio
@@ -39,7 +41,7 @@ async def test_a_server_that_comes_while_the_body_does(names: Names) -> None:
         up.answer = never_answers
         gate = core.pools["p"]
         client.writer.write(head("digits", GOLD, 10) + b"12345")
-        await until(lambda: gate.held_bytes == 10)
+        await until(lambda: gate.held_bytes == 5)
         names.found = (("127.0.0.1", up.port),)
         await until(lambda: gate.endpoints.usable)
         client.writer.write(b"67890")
@@ -62,15 +64,25 @@ async def test_calls_that_share_an_answer(names: Names) -> None:
 
 
 async def test_a_call_is_held_when_its_body_is_here(names: Names) -> None:
-    """Until its body has arrived, its bytes are reserved only for the time that a client has to send a body."""
+    """Until its body has arrived, it has only the time that a client has to send a body."""
     async with empty(cold(HOLD, tier=TIER)) as (port, core), Client(port) as client:
-        client.writer.write(head("digits", BRONZE, 500_000))
-        await until(lambda: core.pools["p"].held_bytes == 500_000)
+        client.writer.write(head("digits", BRONZE, 500_000) + bytes(1000))
+        await until(lambda: core.pools["p"].held_bytes == 1000)
         call = watched(core)
         assert call.deadline == call.received_s + GIVE_UP_S
-        client.writer.write(bytes(500_000))
+        client.writer.write(bytes(499_000))
         await until(lambda: parked(core) == 1)
         assert call.deadline == call.received_s + 300.0
+
+
+class MoreUrgent:
+    """A waiter that needs the place of another one."""
+
+    tenant: Any = SimpleNamespace(tier=SimpleNamespace(band=0, name="gold"), name="g", weight=1.0)
+    deadline = due_s = 1e6
+
+    def unparked(self) -> None: ...
+    def displaced(self) -> None: ...
 
 
 async def test_a_displaced_call_has_the_time_of_its_tier_in_the_next_pool(names: Names) -> None:
@@ -86,7 +98,9 @@ async def test_a_displaced_call_has_the_time_of_its_tier_in_the_next_pool(names:
             await until(lambda: parked(core) == 1)
             call = watched(core)
             q.endpoints.assign([("127.0.0.1", up.port)])
-            assert core.pools["p"].endpoints.displace(0)  # what a more urgent call would do
+            endpoints = core.pools["p"].endpoints
+            endpoints.slots.bound = 1
+            endpoints.park(MoreUrgent())
             await until(lambda: q.admission.inflight == 1)
             assert call.deadline < monotonic() + GIVE_UP_S
 
@@ -108,8 +122,8 @@ def two_pools(a: int, b: int, grpc: int) -> dict[str, bytes]:
 
 @pytest.mark.timeout(60)
 async def test_pools_that_displace_calls_into_each_other_do_not_stop_the_loop() -> None:
-    """A displaced call goes to the other pool, where it may displace one that then takes the bytes it left: no endless
-    loop.
+    """A displaced call goes to the other pool, where it may displace one that comes here. The bytes that the first one
+    left are taken by then.
     """
     async with AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(upstream()) for _ in range(2)]
@@ -137,8 +151,9 @@ async def test_pools_that_displace_calls_into_each_other_do_not_stop_the_loop() 
         clients[2].writer.write(head("x", GOLD, 500))
         await until(lambda: _begun(core, "gold") == 2)
         clients[2].writer.write(bytes(500))
-        reply = await clients[2].reply()
+        reply = await clients[1].reply()
         assert (reply.status, waiting.done()) == (503, False)
+        await until(lambda: a.admission.inflight == 1)
         waiting.cancel()
 
 

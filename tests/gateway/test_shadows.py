@@ -59,10 +59,10 @@ async def test_nothing_is_copied_past_its_bounds() -> None:
     async with house(SHADOWED) as it:
         await ask(it.port, body=b"x" * (64 * 1024 + 1))
         await ask(it.port, "/v2/models/digits/ready", b"", method="GET")
-        it.core.pools["p1"].held_bytes = it.core.pools["p1"].pool.max_queue_bytes
+        it.core.pools["p1"].bytes.bound = 0
         await ask(it.port)
         await until(lambda: copies(it.core) == {"dropped": 1.0})
-        it.core.pools["p1"].held_bytes = 0
+        it.core.pools["p1"].bytes.bound = 1 << 20
         assert not it.ups[1].seen
 
 

@@ -47,7 +47,8 @@ class Model:
         for tenant in {each.tenant for each in these if self.level(each) == highest}:
             loser = [each for each in these if each.tenant == tenant][-1]
             same = last == asking.band and tenant != asking.tenant
-            if loser is asking or (same and highest <= self.level(asking)):
+            own = (last, tenant) == (asking.band, asking.tenant)
+            if loser is asking or (own and not self.holdings[asking][1]) or (same and highest <= self.level(asking)):
                 found.add(None)
                 continue
             rest = {each: held for each, held in self.holdings.items() if each is not loser}

@@ -157,7 +157,7 @@ class GatewayCollector(Collector):
         gateway = self._gateway
         inflight = GaugeMetricFamily("oriel_gateway_inflight", "Permits that are out.", labels=["pool"])
         permits = GaugeMetricFamily("oriel_gateway_permits", "Permits there are.", labels=["pool"])
-        size = GaugeMetricFamily("oriel_gateway_waiting_bytes", "Bytes of calls that wait.", labels=["pool"])
+        size = GaugeMetricFamily("oriel_gateway_waiting_bytes", "Bytes that calls hold.", labels=["pool"])
         oldest = GaugeMetricFamily(
             "oriel_gateway_oldest_wait_seconds", "How long the oldest waiting call has waited.", labels=["pool"]
         )
@@ -166,7 +166,7 @@ class GatewayCollector(Collector):
             admission = gate.admission
             inflight.add_metric([name], admission.inflight)
             permits.add_metric([name], admission.limit)
-            size.add_metric([name], admission.queue.size_bytes)
+            size.add_metric([name], gate.held_bytes)
             tiers = tiers_of(gateway, gate)
             oldest.add_metric([name], oldest_wait_s(gate, {band for _, band in tiers}))
             for tier, band in tiers:

@@ -46,7 +46,7 @@ def _pool(gateway: Gateway, gate: PoolGate, now: float) -> dict[str, Any]:
         "permits": gate.admission.limit,
         "inflight": gate.admission.inflight,
         "waiting": {name: queue.depth(band) for name, band in tiers},
-        "waiting_bytes": queue.size_bytes,
+        "waiting_bytes": gate.held_bytes,
         "waiting_for_endpoints": gate.endpoints.parked + gate.grpc.parked,
         "repeated": gate.retries.spent,
         "oldest_ms": {name: round(oldest_wait_s(gate, [band]) * 1e3, 3) for name, band in tiers},

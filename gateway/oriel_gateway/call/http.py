@@ -31,7 +31,7 @@ from oriel_gateway.identity.named_models import naming_another
 from oriel_gateway.limits import Grant
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
-from oriel_gateway.pools.holding import reserve_or_displace
+from oriel_gateway.pools.holding import held_by
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import DENIED, AnswerKind, classify_answer
 from oriel_gateway.routing.targets import Target
@@ -67,13 +67,11 @@ class Call(Lifecycle):
         else:
             pieces.append(bytearray(data))
         self.body_bytes += size
-        # since the head came, the whole body may be counted on the budget already
-        size = self.body_bytes - self._held_bytes
         bound = self.gate.pool.max_body_bytes
         if self.body_bytes > bound:
             self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
-        elif size > 0:
-            self._reserve_body(size)
+        else:
+            self._keep_body()
 
     def whole(self, data: bytes | list[bytes | memoryview], now: float = 0.0) -> None:
         """Take the whole body at once, in one piece or several. now: see `enter`."""
@@ -173,15 +171,12 @@ class Call(Lifecycle):
             return
         # A body that came with its head is put on the budget only now, when the call has to wait. A call that was
         # displaced has been taken off the budget.
-        if self.body_bytes > self._held_bytes and not self._reserve_body(self.body_bytes - self._held_bytes):
-            return
-        gate.pump()
+        if self._keep_body():
+            gate.pump()
 
-    def _reserve_body(self, size: int) -> bool:
-        """Take bytes from the pool's budget; False: there are not enough, and the call is refused."""
-        band = self.tenant.tier.band
-        if reserve_or_displace(self.gate, size, band, urgent=band == self.gateway.top_band):
-            self._held_bytes = self._held_bytes + size if self._held_bytes else size
+    def _keep_body(self) -> bool:
+        """Put the body on the pool's byte budget; False: there are not enough bytes, and the call is refused."""
+        if self.hold_body():
             return True
         message, retry_after_s = "too many bytes wait for this pool", self.gate.retry_after_s()
         self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=retry_after_s))
@@ -228,10 +223,8 @@ class Call(Lifecycle):
             return
         try:
             self.hold()
-            size = self.body_bytes - self._held_bytes
-            if size > 0 and not self._reserve_body(size):
-                return
-            self.in_trouble(counted=False).park(self._held_bytes)
+            if self._keep_body():
+                self.in_trouble(counted=False).park()
         except Refused as refused:
             self.refuse(refused)
 
@@ -257,10 +250,7 @@ class Call(Lifecycle):
         connection = endpoint.begin(self, now, target.head_only, fresh, self.body_bytes > _SMALL)
         if connection is not None:
             self.connection = connection
-            self.sent_s = now
-            self.put(connection, now)
-            if target.plan.hedge_s and self.kept:
-                self.in_trouble().hedge(target.plan.hedge_s)
+            self._begin(connection, now)
 
     def connected(self, connection: Any) -> None:
         """A connection was made for this call."""
@@ -269,7 +259,13 @@ class Call(Lifecycle):
         if now >= self.deadline - LEAST_S:
             self.expired()
             return
+        self._begin(connection, now)
+
+    def _begin(self, connection: Any, now: float) -> None:
+        """Write the request to the connection that was made for it; it makes room for no other call from now on."""
         self.sent_s = now
+        if self._holding is not None:
+            self.gate.bytes.fix(self._holding)
         self.put(connection, now)
         if self.target.plan.hedge_s and self.kept:
             self.in_trouble().hedge(self.target.plan.hedge_s)
@@ -360,15 +356,17 @@ class Call(Lifecycle):
 
     def move(self, target: Target, gate: PoolGate, now: float) -> bool:
         """Leave the pool for `gate`; `enter` comes next. False: its bytes, or the other model, do not allow that."""
-        held = self._held_bytes
-        if held and not gate.reserve_bytes(held, urgent=self.tenant.tier.band == self.gateway.top_band):
+        before, after = self._holding, held_by(self.tenant, self)
+        if before is not None and not gate.take_bytes(after, before.units):
             return False
         if target.renames and not self.rename(target.renames):
-            gate.release_bytes(held)
+            gate.bytes.release(after)
             return False
         old = self.gate
         tried = self.leave_pool(now)
-        old.release_bytes(held)
+        if before is not None:
+            old.bytes.release(before)
+            self._holding = after
         gate.calls += 1
         self.gate, self.target, self.endpoints = gate, target, self.endpoints_of(gate)
         self.lines = None  # they say that it was sent on
@@ -422,7 +420,9 @@ class Call(Lifecycle):
         work.state = DONE
         work.receiver = None
         work.gate.calls -= 1
-        work.gate.release_bytes(work._held_bytes)  # if it had to queue
+        holding, work._holding = work._holding, None
+        if holding is not None:  # it had to queue
+            work.gate.bytes.release(holding)
         self.state = SENDING
         self.queued_s, self.permit_s, self.sent_s = work.queued_s, work.permit_s, work.sent_s
         self.ahead, self.endpoint = work.ahead, work.endpoint

@@ -17,7 +17,7 @@ In every state it also holds what its limits granted, and is watched by the dead
 | `response` or `response_data` with the last byte | answered, whatever the status |
 | `client_left` | client_left |
 | `expired`: the deadline passed, or a stream was silent or lasted too long | deadline_exceeded, upstream_unreachable |
-| `displaced`: a more urgent call took its place in the full queue | displaced |
+| `displaced`: another call took its place in the full queue, or its bytes | displaced |
 | `failed`: no answer, or no more of it, and nothing left to try (`call.attempts`) | upstream_* |
 | `stopping`: the gateway ends and the call has been sent to nobody | server_stopping |
 | `refuse` by its pool, its limits or its route | as they report it |
@@ -35,16 +35,18 @@ from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
 from oriel_gateway.contracts import Client, Host, Receiver, RouteHooks
-from oriel_gateway.errors import Outcome, Refused, stopping
+from oriel_gateway.errors import Outcome, Refused, displaced, stopping
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.limits import Grant
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.cold_start import timing
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.holding import held_by
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.flows import Ticket
+from oriel_policies.shares import Holding
 from oriel_wire.engine.upstream import ResponseSink
 
 COLLECT: Final = 0
@@ -77,7 +79,7 @@ class Lifecycle:
     # Slots and not defaults of the class: what a call reads and never set would cost more than to set it.
     __slots__ = (
         "_body",
-        "_held_bytes",
+        "_holding",
         "_ticket",
         "_trouble",
         "ahead",
@@ -156,8 +158,8 @@ class Lifecycle:
         self.endpoint: HttpEndpoint | None = None
         self.connection: Any = None
         self._body: bytes | list[Any] | None = None  # whole, or in pieces
-        # bytes of the body so far, and how many of them are on the pool's byte budget
-        self.body_bytes = self._held_bytes = 0
+        self.body_bytes = 0  # so far
+        self._holding: Holding | None = None  # their part of the pool's byte budget
         self._ticket: Ticket | None = None
         self._trouble: Trouble | None = None
         self.stream: AnswerStream | None = None
@@ -177,17 +179,16 @@ class Lifecycle:
             body = self._body = b"".join(body)
         return body
 
-    def hold_already(self, size: int) -> None:
-        """Take over `size` bytes of the body that were put on the pool's byte budget before the call began."""
-        self._held_bytes = size
+    def hold_already(self, holding: Holding) -> None:
+        """Take over what was put on the pool's byte budget before the call began."""
+        self._holding, holding.payload = holding, self
 
     def hold_body(self) -> bool:
-        """Put the body on the byte budget if it came with the head; False: there are not enough bytes."""
-        size = self.body_bytes - self._held_bytes
-        if size and not self.gate.reserve_bytes(size, urgent=False):
-            return False
-        self._held_bytes = self.body_bytes
-        return True
+        """Put what has come of the body on the byte budget of its pool; False: there are not enough bytes."""
+        if self.body_bytes and self._holding is None:
+            self._holding = held_by(self.tenant, self)
+        holding = self._holding
+        return holding is None or self.gate.take_bytes(holding, max(0, self.body_bytes - holding.units))
 
     def release_unused_permit(self) -> None:
         """Release the permit for others, because nothing was sent with it."""
@@ -351,10 +352,8 @@ class Lifecycle:
     # The end ---------------------------------------------------------------------------------------------------
 
     def displaced(self) -> None:
-        """End the call, because a more urgent one took its place in the full queue."""
-        retry_after_s = self.gate.retry_after_s()
-        message = "a more urgent call took the place in the queue"
-        self.refuse(Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s))
+        """End the call, because another one took its place, or its bytes, by the rule of `oriel_policies.shares`."""
+        self.refuse(displaced(self.gate.retry_after_s()))
 
     def stopping(self) -> None:
         """Refuse the call, because the gateway is about to end, unless it was sent."""
@@ -439,9 +438,10 @@ class Lifecycle:
             receiver, self.receiver = self.receiver, None
             receiver.ended(self)
         gate.calls -= 1
-        if self._held_bytes:
-            gate.release_bytes(self._held_bytes)
-            gateway.bodies.ended(self._held_bytes)
+        if (holding := self._holding) is not None:
+            gate.bytes.release(holding)
+            holding.payload = None
+            gateway.bodies.ended(holding.units)
         ticket = self._ticket
         cost_s = 0.0
         if state >= SENDING:

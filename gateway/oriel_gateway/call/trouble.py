@@ -131,7 +131,6 @@ class Trouble:
         "held",
         "parked",
         "phase",
-        "size_bytes",
         "target",
         "tenant",
         "tried",
@@ -147,7 +146,6 @@ class Trouble:
         self.counted = counted
         self.deadline = self.due_s = self._parked_s = self._held_s = 0.0
         self.phase = ""
-        self.size_bytes = 0
         self.held = self.parked = self.unsure = False
         self.tried: tuple[HttpEndpoint, ...] = ()
         self._attempts: Attempts | None = None
@@ -196,11 +194,10 @@ class Trouble:
         """Decide what to do when there was no endpoint to pick."""
         self._act(self.attempts.nobody(now), now)
 
-    def park(self, size_bytes: int) -> None:
-        """Wait until somebody can be asked. size_bytes: see `Parked`. Raises Refused QUEUE_FULL."""
+    def park(self) -> None:
+        """Wait until somebody can be asked. Raises Refused QUEUE_FULL."""
         call, cold = self._call, self.gate.cold_start
         self.parked = True
-        self.size_bytes = size_bytes
         self.deadline = call.deadline
         self.due_s = min(call.queued_s + self.tenant.tier.target_s, call.deadline)
         self._parked_s = monotonic()

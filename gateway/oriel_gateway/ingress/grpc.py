@@ -308,14 +308,15 @@ class GrpcClient(Stream):
         streaming = line is STREAMING
         if (left_s := self._deadline - self._received_s) < gate.slow_s and not (streaming or target.fallbacks):
             judge_request(gate, target, tenant, size, left_s)
-        grant = gateway.limiter.acquire(tenant, target, size, now) if target.allowances else None
-        held = 0 if self._incoming is None else self._incoming.hand_over(gate)
+        incoming = self._incoming
+        grant = None if incoming is None else incoming.acquired(target, size, now)
+        if grant is None and target.allowances:
+            grant = gateway.limiter.acquire(tenant, target, size, now)
         head = GrpcRequest(line, self.rpc)
         make = GrpcStreamCall if streaming else GrpcCall
-        call = make(gateway, self, gate, head, tenant, target, self._mark, self._received_s, self._deadline)
-        self.call = call
-        if held:
-            call.hold_already(held)
+        self.call = call = make(gateway, self, gate, head, tenant, target, self._mark, self._received_s, self._deadline)
+        if incoming is not None and (holding := incoming.hand_over(gate)) is not None:
+            call.hold_already(holding)
         if grant is not None:
             call.limited(grant)
         if target.special:

@@ -13,7 +13,7 @@ import zlib
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools.holding import no_bytes_for
+from oriel_gateway.pools.holding import held_by, no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import check_model
 from oriel_policies.documents import Tenant
@@ -62,8 +62,7 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
     if not name:
         raise _unreadable()
     gate = _gate(gateway, tenant, name, version)
-    urgent = tenant.tier.band == gateway.top_band
-    held = 0
+    holding = held_by(tenant)
     try:
         pieces, inflater = [], zlib.decompressobj(form)
         read, rest = 0, b""
@@ -76,11 +75,11 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
                 read += PIECE_BYTES
             piece = inflater.decompress(rest, PIECE_BYTES)
             rest = inflater.unconsumed_tail
-            if held + len(piece) > (most := gate.pool.max_body_bytes):
+            if holding.units + len(piece) > (most := gate.pool.max_body_bytes):
                 raise Refused(Outcome.TOO_LARGE, f"the message is larger than {most} bytes once it is decompressed")
-            if not gate.reserve_bytes(len(piece), urgent=urgent):
+            if not gate.take_bytes(holding, len(piece)):
                 raise no_bytes_for(gate, tenant)
-            held += len(piece)
+            gate.bytes.fix(holding)  # it lasts for a moment only
             pieces.append(piece)
             await asyncio.sleep(0)
         whole = b"".join(pieces)
@@ -89,7 +88,7 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
     except (zlib.error, BadMessage):
         raise _unreadable() from None
     finally:
-        gate.release_bytes(held)
+        gate.bytes.release(holding)
     return whole
 
 

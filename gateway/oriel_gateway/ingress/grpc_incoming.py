@@ -1,8 +1,9 @@
 """The messages of one gRPC call that do not come in one piece with its metadata, or are many.
 
 Until it is known which pool a message is for, its client may send no more than a stream's window (64 KiB): the name of
-the model has to be in them. Then the whole length is taken from that pool's byte budget, and the client may send it. Of
-a stream, one message is taken at a time; further ones wait at the client.
+the model has to be in them. Then the limits of the tenant are asked, once for a call. From then on what has come is on
+that pool's byte budget, and one window more: as much again as has come, at least 64 KiB and at most 4 MiB, which the
+client may send. Of a stream, one message is taken at a time; further ones wait at the client.
 """
 
 import asyncio
@@ -13,15 +14,17 @@ from typing import Any, Final, Protocol
 
 from oriel_gateway.call.grpc import GrpcCall
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
-from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.errors import Outcome, Refused, displaced
 from oriel_gateway.ingress.grpc_compressed import CompressedBeginning
 from oriel_gateway.ingress.grpc_rules import MODEL_PATHS, GrpcLimits, bound_message, no_message
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import PublicConnection
-from oriel_gateway.pools.holding import hold, no_bytes_for, reserve_or_displace
+from oriel_gateway.limits import Grant
+from oriel_gateway.pools.holding import held_by, hold, no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, check_model
 from oriel_policies.documents import Tenant
+from oriel_policies.shares import Holding
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.grpc import PREFIX_BYTES, RpcHead
 from oriel_wire.v2.grpc_names import MAX_BEGINNING, Beginning
@@ -59,12 +62,13 @@ class MessageSource(Protocol):
 class Incoming:
     """The received part of one call's messages. Used on the loop.
 
-    complete: the client sends nothing else. gate, held: the pool whose byte budget holds the message, and its bytes.
+    complete: the client sends nothing else. gate, holding: the pool whose byte budget holds the message, and its part.
+    target, grant: what the first message asks for, and what the limits granted for it.
     """
 
     __slots__ = (
-        *("_beginning", "_client", "_messages", "_parts", "_size", "_waiter", "_wanted"),
-        *("complete", "gate", "held"),
+        *("_granted_bytes", "_beginning", "_client", "_messages", "_parts", "_size", "_waiter", "_wanted"),
+        *("complete", "gate", "grant", "holding", "target"),
     )
 
     def __init__(self, client: MessageSource) -> None:
@@ -78,7 +82,10 @@ class Incoming:
         self._waiter: asyncio.Future[None] | None = None
         self.complete = False
         self.gate: PoolGate | None = None
-        self.held = 0
+        self.holding: Holding | None = None
+        self.target: Target | None = None
+        self._granted_bytes = 0  # the size that the limits were asked for
+        self.grant: Grant | None = None
 
     def whole(self, data: bytes | memoryview) -> bytes:
         """Return all bytes so far, `data` the last of them; nothing is kept."""
@@ -110,9 +117,7 @@ class Incoming:
         self._size += size
         if not self._wanted and self._size >= PREFIX_BYTES:
             self._read_prefix()
-        if self._size <= self._wanted <= self.held + PREFIX_BYTES and not self._messages:
-            self._client.taken()  # all of it is on the byte budget
-        elif self._size >= PREFIX_BYTES and not self._messages:
+        if self._size >= PREFIX_BYTES and not self._messages:
             self._reserve()
 
     def _read_prefix(self) -> None:
@@ -126,22 +131,35 @@ class Incoming:
         self._wanted = size + PREFIX_BYTES
 
     def _reserve(self) -> None:
-        """Take the whole length of an incomplete message from the budget of its pool, once its model is known."""
-        client, size = self._client, self._wanted - PREFIX_BYTES
+        """Take what has come of a message, and one window, from the budget of its pool, once its model is known."""
+        client = self._client
         if self._size > self._wanted:
             raise no_message()
-        if size > self.held:
-            gate = self.gate or self._likely_gate()
-            if gate is None:
-                return
-            bound_message(size, gate.pool)
-            band = client.tenant.tier.band
-            urgent = band == client.connection.gateway.top_band
-            if not reserve_or_displace(gate, size - self.held, band, urgent=urgent):
+        gate = self.gate or self._likely_gate()
+        if gate is None:
+            return
+        if (holding := self.holding) is None:
+            bound_message(self._wanted - PREFIX_BYTES, gate.pool)
+            self.gate = gate
+            holding = self.holding = held_by(client.tenant, self)
+        window = min(max(self._size, _LARGE), _WIDEST)
+        if (more := min(self._size + window, self._wanted) - PREFIX_BYTES - holding.units) > 0:
+            if not gate.take_bytes(holding, more):
                 raise no_bytes_for(gate, client.tenant)
-            self.gate, self.held = gate, size
-            client.widen(min(self._wanted, _WIDEST))
+            client.widen(window)
         client.taken()
+
+    def displaced(self) -> None:
+        """Another call got the bytes of the message."""
+        assert self.gate is not None
+        self._client.turn_away(displaced(self.gate.retry_after_s()))
+
+    def granted(self) -> None:
+        """The limits let the call through that the message will be."""
+
+    def refuse(self, refused: Refused) -> None:
+        """The limits do not let it through."""
+        self._client.turn_away(refused)
 
     def _likely_gate(self) -> PoolGate | None:
         """Return the pool that an incomplete message is for, by the names in its beginning; None while these are
@@ -173,31 +191,50 @@ class Incoming:
         gateway, tenant, rpc = client.connection.gateway, client.tenant, client.rpc
         target = client.target(tenant, name, version)
         gate = gateway.pools[target.pool]
+        now = monotonic()
+        if target.allowances:
+            self.target, self._granted_bytes = target, self._wanted - PREFIX_BYTES
+            self.grant = grant = gateway.limiter.acquire(tenant, target, self._granted_bytes, now)
+            if grant is not None and not grant.ready:
+                grant.waiter = self
         # the pool may have no server: refuse now if waiting for one is in vain, before the rest is read
         if gate.slow_s == inf and not target.fallbacks:
-            now = monotonic()
-            hold(gate, gate.grpc, tenant, now, gateway.requested_until(now, rpc.requested_ms, rpc.timeout_s), 0)
+            hold(gate, gate.grpc, tenant, now, gateway.requested_until(now, rpc.requested_ms, rpc.timeout_s))
         return gate
 
-    def hand_over(self, gate: PoolGate) -> int:
-        """Return the bytes that the budget of `gate` holds, which are the caller's from now on; others are released."""
+    def acquired(self, target: Target, size: int, now: float) -> Grant | None:
+        """Return what the limits have granted for a message of `size` bytes for `target`, which is the caller's from
+        now on; None if they were not asked, or for something else.
+        """
+        grant, self.grant = self.grant, None
+        if grant is not None and self.target is not target:
+            grant.settle(0, False, now)
+            return None
+        if grant is not None and size > self._granted_bytes:  # it was compressed
+            grant.move(size - self._granted_bytes, now)
+        return grant
+
+    def hand_over(self, gate: PoolGate) -> Holding | None:
+        """Return what the budget of `gate` holds, which is the caller's from now on; that of another is released."""
         if self.gate is not gate:
             self.release()
-            return 0
-        held, self.held, self.gate = self.held, 0, None
-        return held
+        holding, self.holding, self.gate = self.holding, None, None
+        return holding
 
     def release(self) -> None:
         """Give back what the byte budget holds."""
-        gate, held = self.gate, self.held
-        self.gate, self.held = None, 0
-        if gate is not None and held:
-            gate.release_bytes(held)
-            self._client.connection.gateway.bodies.ended(held)
+        gate, holding = self.gate, self.holding
+        self.gate = self.holding = None
+        if gate is not None and holding is not None:
+            gate.bytes.release(holding)
+            self._client.connection.gateway.bodies.ended(holding.units)
 
     def drop(self) -> None:
         """The call is over: hold nothing any more."""
         self.release()
+        grant, self.grant = self.grant, None
+        if grant is not None:
+            grant.settle(0, False, monotonic())
         self._parts = []
         self._messages.clear()
 

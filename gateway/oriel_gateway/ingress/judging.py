@@ -53,18 +53,15 @@ def open_call(
     grant = None
     if target.allowances:
         grant = gateway.limiter.acquire(tenant, target, head.content_length or 0, received_s + late_s)
-    held = 0
     if gate.slow_s == inf and not target.fallbacks:
         until = _hold(gateway, gate, head, tenant, received_s, grant)
         if until is not None:
             # Its body has to come within the usual time; the hold begins when it is here (`Call.park`).
-            deadline, held = min(deadline, until), head.content_length or 0
+            deadline = min(deadline, until)
     receiver = None
     if target.names in _LISTS:
         lines, receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
     call = Call(gateway, client, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)
-    if held:
-        call.hold_already(held)
     if grant is not None:
         call.limited(grant)
     if target.special:
@@ -76,9 +73,8 @@ def _hold(
     gateway: Gateway, gate: PoolGate, head: RequestHead, tenant: Tenant, received_s: float, grant: Grant | None
 ) -> float | None:
     """Hold the call; see `holding.hold`."""
-    urgent, requested_until = tenant.tier.band == gateway.top_band, gateway.requested_until(received_s, head.timeout)
     try:
-        return hold(gate, gate.endpoints, tenant, received_s, requested_until, head.content_length or 0, urgent=urgent)
+        return hold(gate, gate.endpoints, tenant, received_s, gateway.requested_until(received_s, head.timeout))
     except Refused:
         if grant is not None:
             grant.settle(0, False, monotonic())

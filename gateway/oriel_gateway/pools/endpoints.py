@@ -25,6 +25,7 @@ from oriel_gateway.routing.sticky import StickyChoice
 from oriel_policies.documents import Tenant
 from oriel_policies.ejection import SUSPECT_S, Cause, Record, most_ejected
 from oriel_policies.picking import two_of
+from oriel_policies.shares import Holding, Shares
 from oriel_wire.engine.discovery import Address
 from oriel_wire.engine.endpoint_slices import Listed
 
@@ -38,19 +39,17 @@ class Parked(Protocol):
     """A call that waits for an endpoint. One of its methods is called, on the loop, at most once in total.
 
     due_s: when it should be answered, by the target of its tier.
-    size_bytes: of its body, on the byte budget of its pool.
     """
 
     tenant: Tenant
     deadline: float
     due_s: float
-    size_bytes: int
 
     def unparked(self) -> None:
         """An endpoint is usable: acquire a permit."""
 
     def displaced(self) -> None:
-        """A more urgent call has taken the place."""
+        """Another call has taken the place, by the rule of `oriel_policies.shares`."""
 
 
 PoolEndpoint = HttpEndpoint | GrpcEndpoint
@@ -75,10 +74,8 @@ class EndpointSet(Generic[E]):
     ) -> None:
         self._make = make
         self._random = random
-        self.max_parked = max_parked
-        self._parked: dict[int, dict[Parked, None]] = {}  # by band, each by arrival
-        self._parked_bytes: dict[int, int] = {}  # by band
-        self.parked = 0  # calls that wait for an endpoint
+        self.slots = Shares(max_parked)  # of calls that wait for an endpoint
+        self._parked: dict[Parked, Holding] = {}
         self.model_locations = ModelLocations[E](lambda: self.usable, probe_first=probe_first)
         self._everywhere = self.model_locations.everywhere
         self.members: list[E] = []
@@ -294,48 +291,27 @@ class EndpointSet(Generic[E]):
 
     def park(self, waiter: Parked) -> None:
         """Wait until an endpoint is usable; call `unpark` to stop waiting. Raises Refused QUEUE_FULL."""
-        band = waiter.tenant.tier.band
-        if self.parked >= self.max_parked and not self.displace(band):
+        tenant = waiter.tenant
+        holding = Holding(tenant.tier.band, tenant.name, tenant.weight, waiter)
+        displaced = self.slots.take(holding, 1)
+        if displaced is None:
             message = "no server of this pool is ready and enough calls wait for one"
             raise Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.retry_after_s())
-        self._parked.setdefault(band, {})[waiter] = None
-        self._parked_bytes[band] = self._parked_bytes.get(band, 0) + waiter.size_bytes
-        self.parked += 1
+        self._parked[waiter] = holding
         if self.demand is not None:
-            self.demand.queued(waiter.tenant.tier.name, waiter.due_s)
+            self.demand.queued(tenant.tier.name, waiter.due_s)
             if self.parked == 1:
                 self.demand.plan_soon()
-
-    def displace(self, band: int) -> bool:
-        """End the newest of the least urgent parked calls, if less urgent than `band`. Returns whether it is."""
-        last = max(self._parked, default=band)
-        if last <= band:
-            return False
-        # popitem, because looking for the last key would pass over every key that was deleted behind it
-        loser, _ = self._parked[last].popitem()
-        self._left(loser, last)
-        loser.displaced()
-        return True
-
-    def displaceable_bytes(self, band: int) -> int:
-        """Return the bytes of the parked calls that are less urgent than `band`."""
-        return sum([size for other, size in self._parked_bytes.items() if other > band])
+        for each in displaced:
+            self.unpark(each.payload)
+            each.payload.displaced()
 
     def unpark(self, waiter: Parked) -> None:
         """Stop waiting."""
-        band = waiter.tenant.tier.band
-        these = self._parked.get(band)
-        if these is None or waiter not in these:
+        holding = self._parked.pop(waiter, None)
+        if holding is None:
             return
-        del these[waiter]
-        self._left(waiter, band)
-
-    def _left(self, waiter: Parked, band: int) -> None:
-        """Count a call less, which is in `_parked` no more."""
-        self._parked_bytes[band] -= waiter.size_bytes
-        if not self._parked[band]:
-            del self._parked[band], self._parked_bytes[band]
-        self.parked -= 1
+        self.slots.release(holding)
         if self.demand is not None:
             self.demand.left(waiter.tenant.tier.name, waiter.due_s)
 
@@ -347,18 +323,20 @@ class EndpointSet(Generic[E]):
             return f"model {model.partition('/versions/')[0]!r} was not ready on any server of this pool"
         return "no server of this pool was ready"
 
-    def _waiters(self) -> list[Parked]:
-        return [waiter for these in self._parked.values() for waiter in these]
+    @property
+    def parked(self) -> int:
+        """The number of calls that wait for an endpoint."""
+        return self.slots.held
 
     def count_parked(self) -> None:
         """Tell `demand` of the calls that wait already."""
         if self.demand is not None:
-            for waiter in self._waiters():
+            for waiter in self._parked:
                 self.demand.queued(waiter.tenant.tier.name, waiter.due_s)
 
     def _unpark_all(self) -> None:
         # The most urgent acquire permits first; for the rest the queue keeps its order.
-        waiters = sorted(self._waiters(), key=lambda each: (each.tenant.tier.band, each.deadline))
+        waiters = sorted(self._parked, key=lambda each: (each.tenant.tier.band, each.deadline))
         for waiter in waiters:
             self.unpark(waiter)
         for waiter in waiters:

@@ -26,7 +26,8 @@ stream's further messages pass meanwhile: a stream has one permit for all of the
 import asyncio
 from time import monotonic
 
-from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.errors import Outcome, Refused, displaced
+from oriel_gateway.pools.holding import held_by
 from oriel_gateway.pools.pool import LEAST_CHARGE, MOST_CHARGE, PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
@@ -251,11 +252,12 @@ class PermitLending:
 
     async def _queue_for_permit(self, tenant: Tenant, target: Target, size_bytes: int) -> None:
         gate = self._gate
-        if not gate.reserve_bytes(size_bytes, urgent=False):
+        message = _QueuedMessage(self, gate)
+        holding = held_by(tenant, message)
+        if not gate.take_bytes(holding, size_bytes):
             retry_after_s = gate.admission.retry_after_s()
             raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
         try:
-            message = _QueuedMessage(self, gate)
             give_up_s = tenant.tier.give_up_s
             deadline = message.queued_s + give_up_s
             # It has no target time, which is for the first answer. Its deadline orders it among the calls that have
@@ -277,7 +279,7 @@ class PermitLending:
                     gate.admission.queue.settle(ticket, 0.0)
                 ticket.payload = None
         finally:
-            gate.release_bytes(size_bytes)
+            gate.bytes.release(holding)
 
     # Its clock -------------------------------------------------------------------------------------------------
 
@@ -337,6 +339,4 @@ class _QueuedMessage:
 
     def displaced(self) -> None:
         if not self.permit.done():
-            retry_after_s = self._gate.admission.retry_after_s()
-            text = "a more urgent call took the place in the queue"
-            self.permit.set_exception(Refused(Outcome.DISPLACED, text, retry_after_s=retry_after_s))
+            self.permit.set_exception(displaced(self._gate.admission.retry_after_s()))

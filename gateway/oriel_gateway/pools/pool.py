@@ -22,6 +22,7 @@ from oriel_policies.fallback import Prospect
 from oriel_policies.feasibility import PROBE, AnswerTimes, Verdict
 from oriel_policies.flows import Ticket
 from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.shares import Holding, Shares
 from oriel_wire.h1_response import ResponseMemo
 
 SUSPEND_AFTER_S: Final = 0.5
@@ -47,7 +48,7 @@ class Waiter(Protocol):
         """A permit is acquired; release it with `PoolGate.release_permit`."""
 
     def displaced(self) -> None:
-        """A more urgent call has taken the place."""
+        """Another call has taken the place, by the rule of `oriel_policies.shares`."""
 
 
 class Lendable(Protocol):
@@ -107,9 +108,9 @@ class PoolGate:
         self.retries = RetryBudget()
         self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
         limit = self.learned.limit if self.learned else pool.max_inflight
-        self.admission = Admission(
-            limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
-        )
+        self.admission = Admission(limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=0))
+        self.bytes = Shares(0)
+        self._bound_bytes()
         self.slow_s = self._slowest_s = 0.0
         self.suspend_after_s = SUSPEND_AFTER_S
         self.wants_load_report = False
@@ -118,7 +119,6 @@ class PoolGate:
         self._full = False  # whether calls waited when the latest permit was released
         self.charges = Charges()
         self.habits = Habits()
-        self.held_bytes = 0
         self.shadows = 0  # shadow copies that hold a permit or wait for one
         self.calls = 0  # calls that have not finished, in whatever state
         # permits that may be suspended, of clients that do not read or of silent streams; the longest first
@@ -147,7 +147,7 @@ class PoolGate:
         Endpoints that stay keep their connections; one that left gets no new calls.
         """
         old, self.pool = self.pool, pool
-        self.endpoints.max_parked = self.grpc.max_parked = pool.max_queue
+        self.endpoints.slots.bound = self.grpc.slots.bound = pool.max_queue
         self.endpoints.model_locations.probe_first = self.grpc.model_locations.probe_first = bool(pool.probe)
         for endpoint in (*self.endpoints, *self.grpc):
             endpoint.adopt(pool)
@@ -159,7 +159,7 @@ class PoolGate:
             self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
             self.admission.limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission.queue.slots.bound = pool.max_queue
-        self.admission.queue.bytes.bound = pool.max_queue_bytes
+        self._bound_bytes()
         self._adopt_cold_start()
         self.pump()
 
@@ -197,30 +197,26 @@ class PoolGate:
         """Return whether no call waits, runs or is being received."""
         return not self.calls
 
-    def reserve_bytes(self, size_bytes: int, *, urgent: bool) -> bool:
-        """Reserve bytes for an incoming body in the pool's budget, `max_queue_bytes`. Returns whether there were
-        enough.
+    def _bound_bytes(self) -> None:
+        """Only the most urgent tier may use all of the pool's bytes; the others leave it a quarter."""
+        self.bytes.bound = self.pool.max_queue_bytes
+        self.bytes.spared = self.pool.max_queue_bytes - self.pool.max_queue_bytes * 3 // 4
 
-        Only the most urgent tier may use all of it; the others leave it a quarter.
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the pool's budget, `max_queue_bytes`, that calls hold, by `take_bytes`."""
+        return self.bytes.held
+
+    def take_bytes(self, holding: Holding, size_bytes: int) -> bool:
+        """Take bytes that have come, or may come at once, from the pool's budget; `bytes.release` gives them back.
+
+        holding: its payload is displaced when another call gets the bytes, unless it is fixed. Returns False if there
+        are not enough.
         """
-        if not self.fits_bytes(size_bytes, urgent=urgent):
-            return False
-        self.held_bytes += size_bytes
-        return True
-
-    def fits_bytes(self, size_bytes: int, *, urgent: bool) -> bool:
-        """Return whether `reserve_bytes` would reserve so many."""
-        bound = self.pool.max_queue_bytes
-        return self.held_bytes + size_bytes <= (bound if urgent else bound * 3 // 4)
-
-    def release_bytes(self, size_bytes: int) -> None:
-        """Return bytes to the budget."""
-        self.held_bytes -= size_bytes
-
-    def copy_done(self, size_bytes: int) -> None:
-        """Note the end of a shadow copy; see `shadow.place_for_copy`."""
-        self.shadows -= 1
-        self.held_bytes -= size_bytes
+        displaced = self.bytes.take(holding, size_bytes)
+        for each in displaced or ():
+            each.payload.displaced()
+        return displaced is not None
 
     def judge(self, target: Target, size_bytes: int, left_s: float) -> None:
         """Raise Refused INFEASIBLE or DEADLINE_TOO_SHORT if a call cannot end within `left_s` even if it begins now."""
@@ -246,7 +242,7 @@ class PoolGate:
         waits = queues and backlog is not None and waiting
         return Prospect(
             usable=usable,
-            room=not queues or admission.queue.takes(band, tenant.name, tenant.weight, size_bytes),
+            room=not queues or admission.queue.slots.fits(Holding(band, tenant.name, tenant.weight), 1),
             wait_s=backlog.wait_s(waiting, self._clock()) if waits and backlog is not None else 0.0,
             service_s=self._times.get(target.work, _NO_TIMES).expected_s,
         )
@@ -293,7 +289,6 @@ class PoolGate:
             deadline=due,
             cost=self.charges.estimate(target.route, tenant.name),
             weight=tenant.weight,
-            size_bytes=size_bytes,
             payload=waiter,
             late_s=due - times.likely_s,
             target_s=tier.target_s,

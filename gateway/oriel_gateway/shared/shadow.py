@@ -17,11 +17,13 @@ from oriel_gateway.call.lifecycle import ANSWERING, DONE
 from oriel_gateway.contracts import Host
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.holding import held_by
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.agreement import Body, Compared
 from oriel_gateway.shared.state import KEPT_BYTES, SHADOWS, RoutingState
 from oriel_policies.documents import Tenant
+from oriel_policies.shares import Holding
 from oriel_wire.sampling import without_threshold
 
 LOWEST_BAND = 255
@@ -88,20 +90,23 @@ def shadow_tenant(routing: RoutingState, tenant: Tenant) -> Tenant:
     return found
 
 
-def place_for_copy(gateway: Host, routing: RoutingState, pool: str, size_bytes: int) -> PoolGate | None:
-    """Return the pool for a copy, with bytes and a place taken that `copy_done` gives back; None: drop the copy."""
-    gate = gateway.pools.get(pool)
+def place_for_copy(
+    gateway: Host, routing: RoutingState, pool: str, tenant: Tenant, size_bytes: int
+) -> tuple[PoolGate, Holding] | None:
+    """Return the pool for a copy and what it holds of the pool's bytes; None: drop the copy."""
+    gate, holding = gateway.pools.get(pool), held_by(tenant)
     if (
         gate is None
         or gateway.draining
         or routing.shadows >= SHADOWS
         or len(gate.admission.queue)
         or gate.shadows >= max(1, gate.admission.limit // 4)
-        or not gate.reserve_bytes(size_bytes, urgent=False)
+        or not gate.take_bytes(holding, size_bytes)
     ):
         return None
+    gate.bytes.fix(holding)
     gate.shadows += 1
-    return gate
+    return gate, holding
 
 
 def send_copy(call: Call, routing: RoutingState, body: bytes, seen: Fingerprint) -> None:
@@ -110,19 +115,19 @@ def send_copy(call: Call, routing: RoutingState, body: bytes, seen: Fingerprint)
     """
     plan = call.target.plan
     target = call.target.copies_to or replace(call.target, pool=plan.shadow_pool)
-    gate = place_for_copy(call.gateway, routing, target.pool, len(body))
-    if gate is None:
+    found = place_for_copy(call.gateway, routing, target.pool, shadow_tenant(routing, call.tenant), len(body))
+    if found is None:
         routing.compared(plan.name, target.pool, "dropped")
         return
     routing.shadows += 1
-    copy = _ShadowCopy(call, target, routing, gate, seen, len(body))
+    copy = _ShadowCopy(call, target, routing, *found, seen)
     asyncio.get_running_loop().call_soon(copy.start, body)
 
 
 class _ShadowCopy:
     """Makes one copy and receives its answer. It is not counted as a request and not traced: its original is."""
 
-    __slots__ = ("_call", "_original", "_own", "_result", "_routing", "_seen", "_size_bytes")
+    __slots__ = ("_call", "_holding", "_original", "_own", "_result", "_routing", "_seen")
 
     def __init__(
         self,
@@ -130,8 +135,8 @@ class _ShadowCopy:
         target: Target,
         routing: RoutingState,
         gate: PoolGate,
+        holding: Holding,
         seen: Fingerprint,
-        size_bytes: int,
     ) -> None:
         mark, plan, now = original.mark, original.target.plan, monotonic()
         self._routing = routing
@@ -139,7 +144,7 @@ class _ShadowCopy:
         self._seen = seen
         self._own: Fingerprint | None = None
         self._result = "failed"
-        self._size_bytes = size_bytes
+        self._holding = holding
         # A failed copy is not sent again.
         alone = replace(plan, hedge_s=0.0, idempotent=False)
         self._call = type(original)(
@@ -218,5 +223,6 @@ class _ShadowCopy:
         routing = self._routing
         routing.detached.pop(self, None)
         routing.shadows -= 1
-        call.gate.copy_done(self._size_bytes)
+        call.gate.shadows -= 1
+        call.gate.bytes.release(self._holding)
         routing.compared(call.target.plan.name, call.target.pool, self._result)
