@@ -4,16 +4,15 @@ The spellings of tritonserver work as they are: the flags with an effect are her
 """
 
 import argparse
-import logging
+import os
 
-from oriel_inference.flags import add_foreign, settle
+from oriel_inference.flags import add_foreign, collector_in, settle
 from oriel_inference.repository.defaults import from_backend_config
 from oriel_inference.settings import Settings, available_cores
+from oriel_wire.engine.otel_settings import COLLECTOR_VARIABLES
 from oriel_wire.engine.shared_settings import usage_folder
 from oriel_wire.errors import StartFailed
 from oriel_wire.flags import add_flags, values
-
-_log = logging.getLogger(__name__)
 
 # Added to the time for finishing requests, because threads and sessions have to end as well.
 STOP_MARGIN_S = 5.0
@@ -31,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.engine.process import configure_logging, log_to_file, run_unit
 
     warnings = list(settle(args.foreign))
+    for name, value in args.foreign:
+        if name == "--trace-config" and (url := collector_in(value)[0]):
+            os.environ[COLLECTOR_VARIABLES[1]] = url
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
     wanted = {"log_verbose_level": args.log_verbose, "log_info": args.log_info, "log_warning": args.log_warning}
     wanted |= {"log_error": args.log_error, "log_format": args.log_format}
@@ -47,14 +49,13 @@ def run(args: argparse.Namespace) -> int:
         "log": {name: value for name, value in wanted.items() if value is not None},
         "load_defaults": defaults,
         "usage_folder": usage_folder(args.usage),
+        "without_effect": (*warnings, *without_effect),
     }
     settings = Settings(**chosen)
     _check(settings)
     configure_logging("inference")
     if settings.log_file:
         log_to_file(settings.log_file)
-    for warning in (*warnings, *without_effect):
-        _log.warning(warning)
     return run_unit(lambda stop: serve(settings, stop), unit="inference", grace_s=settings.drain_s + STOP_MARGIN_S)
 
 

@@ -35,6 +35,7 @@ _POOL = "memory is taken as it is needed, there are no pools"
 _GPU = "GPU memory is managed by the runtime of each model"
 _CACHE = "there is no response cache yet"
 _TRACE = "traces are exported over OTLP: set OTEL_EXPORTER_OTLP_ENDPOINT"
+_COLLECTOR = "`mode=opentelemetry` and `url=` set the collector, for the others see OTEL_EXPORTER_OTLP_ENDPOINT"
 _PLUGIN = "backends are Python packages, no shared libraries are loaded"
 _TLS = "the server has no TLS of its own: put it behind a proxy that has, on the same machine or network"
 _RESTRICT = "the server cannot restrict single APIs: put a gateway in front of it"
@@ -71,7 +72,8 @@ _ROWS = [
     *_ignored("metrics are read on request", "--metrics-interval-ms"),
     *_ignored("the processor's metrics are always there", "--allow-cpu-metrics", silent=frozenset({"true", "1", "on"})),
     *_ignored(_CACHE, "--cache-config", "--cache-directory", "--response-cache-byte-size"),
-    *_ignored(_TRACE, "--trace-config", "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),
+    *_ignored(_COLLECTOR, "--trace-config"),
+    *_ignored(_TRACE, "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),
     *_ignored(_TRACE, "--trace-level", silent=_OFF),
     *_ignored(_PLUGIN, "--backend-directory", "--repoagent-directory"),
     *_ignored("a load is tried once; poll mode tries again when files change", "--model-load-retry-count"),
@@ -121,5 +123,23 @@ def settle(given: Iterable[tuple[str, str]]) -> Sequence[str]:
             continue
         if flag.refused:
             raise StartFailed(f"{name} is refused, ignoring it would not be safe: {flag.why}")
-        warnings[name] = f"{name} has no effect: {flag.why}"
+        if name != "--trace-config":
+            warnings[name] = f"{name} has no effect: {flag.why}"
+        elif left := collector_in(value)[1]:
+            warnings[value] = f"--trace-config {', '.join(left)[:200]} has no effect: {flag.why}"
     return list(warnings.values())
+
+
+def collector_in(value: str) -> tuple[str, list[str]]:
+    """Return the address of the collector in a value of `--trace-config`, "" without one, and its other settings.
+
+    Triton's clients write `mode=opentelemetry`, `opentelemetry,url=HOST:PORT/PATH`, or both in one.
+    """
+    url, left = "", []
+    for setting in map(str.strip, value.split(",")):
+        key, _, text = setting.partition("=")
+        if key == "url" and text:
+            url = text if "://" in text else f"http://{text}"
+        elif setting not in ("mode=opentelemetry", "opentelemetry"):
+            left.append(setting)
+    return url, left

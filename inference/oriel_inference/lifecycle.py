@@ -134,6 +134,11 @@ class Entry:
     config: pb.ModelConfig | None = None
     on_demand: bool = False
 
+    @property
+    def shown_version(self) -> str:
+        """Return the version as clients see it; "" for the model as a whole."""
+        return str(self.version) if self.version or self.serving is not None else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:

@@ -8,7 +8,7 @@ from enum import Enum
 from oriel_policies.batch import BatchBounds
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
-_VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
+_VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 SAMPLE_EVERY = 100
 # Option of ONNX Runtime's CUDA provider.
 GRAPH_OPTION = "enable_cuda_graph"
@@ -20,7 +20,7 @@ def is_model_name(name: str) -> bool:
 
 
 def is_version(text: str) -> bool:
-    """Return whether the text is a positive decimal number without leading zeros."""
+    """Return whether the text is a decimal number without sign and leading zeros."""
     return _VERSION.match(text) is not None
 
 

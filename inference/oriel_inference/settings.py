@@ -102,6 +102,7 @@ class Settings:
     log: the logging settings that differ from their defaults.
     check_timeout_s: for opening one model file in the process that tries it first.
     usage_folder: None records no usage. usage_store, artefact_store: None for none.
+    without_effect: one sentence for each flag that is accepted and does nothing.
     young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.
     """
 
@@ -455,6 +456,7 @@ class Settings:
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag("usage"))
     usage_store: Location | None = field(default=None, metadata=usage_store_flag("usage"))
+    without_effect: tuple[str, ...] = ()
     check_timeout_s: float = 60.0
     young_s: float = YOUNG_S
     young_loads: float = YOUNG_LOADS

@@ -35,7 +35,7 @@ def ports_table(ports: Sequence[tuple[str, str]]) -> str:
 
 def _row(entry: Entry) -> tuple[str, str, str, str]:
     status = f"{entry.state.value}: {entry.reason}" if entry.reason else entry.state.value
-    version = str(entry.version) if entry.version else "-"
+    version = entry.shown_version or "-"
     if entry.serving is None:
         return entry.name, version, status, ""
     instances = entry.serving.spec.instances

@@ -320,7 +320,8 @@ model_warmup [ {{ name: "w" batch_size: 2 count: 2
     [
         (4, "zero_data: true", ""),
         (4, "random_data: true", ""),
-        (4, 'input_data_file: "rows"', ""),
+        (4, 'input_data_file: "row"', ""),  # it is repeated
+        (4, 'input_data_file: "rows"', ""),  # its first row is
         (5, "zero_data: true", "does not fit [4]"),
         (4, 'input_data_file: "short"', "holds 4 bytes"),
         (4, 'input_data_file: "../config.pbtxt"', "must be relative"),
@@ -331,6 +332,7 @@ async def test_warm_up(tmp_path: Path, dims: int, kind: str, reason: str) -> Non
     folder = put(tmp_path, 2, config=models.DOUBLE + WARM.format(dims=dims, kind=kind))
     (folder / "warmup").mkdir()
     (folder / "warmup/rows").write_bytes(np.ones((2, 4), np.float32).tobytes())
+    (folder / "warmup/row").write_bytes(np.ones(4, np.float32).tobytes())
     (folder / "warmup/short").write_bytes(b"abcd")
     async with serving(tmp_path, "none") as served:
         state, said = (await served.lines())["double", "1"]

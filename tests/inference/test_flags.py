@@ -10,6 +10,7 @@ from oriel_inference import command
 from oriel_inference.flags import FOREIGN, settle
 from oriel_inference.repository.defaults import LoadDefaults, from_backend_config
 from oriel_inference.settings import Settings
+from oriel_wire.engine.otel_settings import collector_of
 from oriel_wire.errors import StartFailed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tritonserver-flags.md"
@@ -99,8 +100,8 @@ def test_a_whole_command_line_of_a_triton_user(
     assert (settings.load_threads, settings.server_id) == (3, "mine")
     assert settings.grpc_max_age_ms == 60000
     assert settings.load_defaults == LoadDefaults(intra_op_threads=2, max_batch_size=16, auto_complete=False)
-    warned = [record.getMessage().split()[0] for record in caplog.records]
-    assert warned == [
+    assert not caplog.records, "what has no effect is listed once, at the end of the start"
+    assert [warning.split()[0] for warning in settings.without_effect] == [
         "--http-thread-count",
         "--pinned-memory-pool-byte-size",
         "--cuda-memory-pool-byte-size",
@@ -109,6 +110,25 @@ def test_a_whole_command_line_of_a_triton_user(
         "--trace-count",
         "--metrics-interval-ms",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "url", "left"),
+    [
+        (["mode=opentelemetry,url=http://collector:4318/v1/traces"], "http://collector:4318/v1/traces", ""),
+        (["mode=opentelemetry", "opentelemetry,url=collector:4318/v1/traces"], "http://collector:4318/v1/traces", ""),
+        (["mode=opentelemetry", "rate=100"], "", "--trace-config rate=100 has no effect"),
+        (["triton,file=/tmp/trace.json"], "", "--trace-config triton, file=/tmp/trace.json has no effect"),
+    ],
+)
+def test_traces_go_to_the_collector_that_tritons_flag_names(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], url: str, left: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    settings = settings_of(monkeypatch, *[f"--trace-config={each}" for each in words])
+    found = collector_of()
+    assert (found.url if found is not None else "") == url
+    assert [each.partition(":")[0] for each in settings.without_effect] == ([left] if left else [])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from .config_rows import OUTPUT
     [
         (
             "model.pt",
-            "PyTorch models are not executed by this server, export the model to ONNX: docs/convert-to-onnx.md",
+            "PyTorch models are not executed by this server, export the model to ONNX (docs/convert-to-onnx.md)",
         ),
         ("model.pt2", "docs/convert-to-onnx.md"),
         ("resnet.pth", "docs/convert-to-onnx.md"),

@@ -25,14 +25,16 @@ CALLS: list[tuple[str, tuple[Any, ...], str]] = [
     ("get_trace_settings", (), TRACE),
     ("get_trace_settings", ("double",), TRACE),
     ("update_trace_settings", ("double", {"trace_rate": "1"}), TRACE),
-    ("get_system_shared_memory_status", (), SHARED),
     ("get_system_shared_memory_status", ("a region",), SHARED),
     ("register_system_shared_memory", ("r", "/key", 64), SHARED),
-    ("unregister_system_shared_memory", (), SHARED),
-    ("unregister_system_shared_memory", ("r",), SHARED),
-    ("get_cuda_shared_memory_status", (), SHARED),
+    ("get_cuda_shared_memory_status", ("r",), SHARED),
     ("register_cuda_shared_memory", ("r", b"aGFuZGxl", 0, 64), SHARED),
-    ("unregister_cuda_shared_memory", (), SHARED),
+]
+FREE: list[tuple[str, tuple[Any, ...]]] = [
+    ("unregister_system_shared_memory", ()),
+    ("unregister_system_shared_memory", ("r",)),
+    ("unregister_cuda_shared_memory", ()),
+    ("unregister_cuda_shared_memory", ("r",)),
 ]
 
 
@@ -54,6 +56,22 @@ async def test_blocking_clients_raise_with_the_sentence(unit: Unit) -> None:
             asked(over_http, "501")
         with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as over_grpc:
             asked(over_grpc, "StatusCode.UNIMPLEMENTED")
+
+    await asyncio.to_thread(ask)
+
+
+async def test_programs_may_first_release_the_regions_that_are_left(unit: Unit) -> None:
+    """They do it to be sure, and ended with an error; there is none here."""
+
+    def ask() -> None:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{unit.http_port}") as over_http:
+            with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as over_grpc:
+                for client in (over_http, over_grpc):
+                    for name, arguments in FREE:
+                        getattr(client, name)(*arguments)
+                assert over_http.get_system_shared_memory_status() == over_http.get_cuda_shared_memory_status() == []
+                assert not over_grpc.get_system_shared_memory_status().regions
+                assert not over_grpc.get_cuda_shared_memory_status().regions
 
     await asyncio.to_thread(ask)
 

@@ -20,7 +20,7 @@ from oriel_inference.app import open_unit
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
-from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, Outcome
+from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ModelNotReady, Outcome
 from oriel_inference.lifecycle import UNTRIED
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.defaults import LoadDefaults
@@ -131,12 +131,16 @@ async def closing() -> AsyncIterator[list[PythonSession]]:
         await asyncio.to_thread(session.close)
 
 
-async def test_restarts_wait_longer_until_an_execution_returns(tmp_path: Path, closing: list[Any]) -> None:
-    session = await opened(tmp_path, backoff_s=0.01)
+async def test_calls_get_the_time_until_the_next_restart(tmp_path: Path, closing: list[Any]) -> None:
+    """They waited for their deadlines, while only the call that a process died of heard of it."""
+    session = await opened(tmp_path, backoff_s=0.1)
     closing.append(session)
-    for _ in range(3):
+    for _ in range(2):  # the first restart is immediate
         found = await execute(session, "exit 1")
         assert isinstance(found, BackendFailed) and "exit code 1" in found.message
+    found = await execute(session, "too early")
+    assert isinstance(found, ModelNotReady) and 0 < found.retry_s < 0.2, found
+    await until(lambda: session._executions is not None)
     assert await execute(session, "fine") == "fine"
     model = Path(session.launch.file)
     source = model.read_text()
@@ -146,10 +150,26 @@ async def test_restarts_wait_longer_until_an_execution_returns(tmp_path: Path, c
     await until(lambda: dying.result is not None)
     waiting = ModelCall("after all")
     session.execute(waiting)
-    await until(lambda: session._deaths >= 2)  # it could not be started again, and is tried once more
-    assert not dying.back.is_set() and waiting.result is None
+    assert isinstance(await waiting.said(), ModelNotReady), "it could not be started again, and is tried once more"
+    assert dying.back.is_set()
     model.write_text(source)
-    assert await waiting.said() == "after all" and dying.back.is_set()
+    await until(lambda: session._executions is not None)
+    assert await execute(session, "at last") == "at last"
+
+
+async def test_a_call_waits_while_another_instance_may_come_back(tmp_path: Path, closing: list[Any]) -> None:
+    session, other = await opened(tmp_path / "one", backoff_s=0.1), await opened(tmp_path / "two")
+    closing += [session, other]
+    session.siblings = (session, other)
+    for _ in range(2):
+        dying = ModelCall("exit 1")
+        session.execute(dying)
+        await until(lambda: dying.result is not None)  # noqa: B023
+        if not session._deaths:
+            await dying.back.wait()
+    assert not dying.back.is_set(), "an instance without a process takes no calls from the other one"
+    await dying.back.wait()
+    assert await execute(session, "fine") == "fine"
 
 
 async def test_answers_and_batches_larger_than_a_message_are_refused(tmp_path: Path, closing: list[Any]) -> None:

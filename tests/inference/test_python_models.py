@@ -139,6 +139,13 @@ async def test_a_request_carries_what_its_client_said(http: httpx.AsyncClient, r
     }
 
 
+async def test_a_request_carries_the_context_of_its_trace(http: httpx.AsyncClient) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    answer = await ask(http, "trace", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
+    context = json.loads(answer.json()["outputs"][0]["data"][0])
+    assert re.fullmatch(f"00-{trace}-[0-9a-f]{{16}}-0[0-3]", context["traceparent"])
+
+
 async def test_execute_gets_the_requests_of_a_batch_one_by_one(http: httpx.AsyncClient) -> None:
     sizes = await asyncio.gather(*(say(http, "size") for _ in range(9)))
     assert max(map(int, sizes)) > 1

@@ -65,6 +65,7 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
         name_engine(config, file, files)
     if config.max_batch_size < 0:
         raise refuse("max_batch_size", "must not be negative")
+    warnings = _without_repeated(config)
     _tensors("input", config.input, refuse)
     _tensors("output", config.output, refuse)
     _instances(config, refuse)
@@ -74,11 +75,25 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     refuse_not_executed(config, refuse)
     if config.HasField("dynamic_batching"):
         check_queueing(config.dynamic_batching, config.max_batch_size, refuse)
-    if any(version < 1 for version in config.version_policy.specific.versions):
-        raise refuse("version_policy.specific.versions", "versions are positive numbers")
+    if any(version < 0 for version in config.version_policy.specific.versions):
+        raise refuse("version_policy.specific.versions", "versions are not negative")
     if is_ensemble(config):
         check_ensemble(config, file)
-    return _without_effect(config)
+    return warnings + _without_effect(config)
+
+
+def _without_repeated(config: pb.ModelConfig) -> list[str]:
+    """Remove outputs that are given again, word for word; return a warning for each."""
+    kept: dict[bytes, pb.ModelOutput] = {}
+    for each in config.output:
+        kept.setdefault(each.SerializeToString(deterministic=True), each)
+    if len(kept) == len(config.output):
+        return []
+    repeated = {each.name for each in config.output if sum(other == each for other in config.output) > 1}
+    first = [pb.ModelOutput.FromString(each) for each in kept]
+    del config.output[:]
+    config.output.extend(first)
+    return [f"output {name[:64]!r} is given twice" for name in sorted(repeated)]
 
 
 def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str) -> tuple[list[int], list[int]]:
@@ -87,7 +102,7 @@ def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str)
     Raises ConfigInvalid if it serves none.
     """
     if not available:
-        raise ConfigInvalid(file.split("/")[0], "", "has no version folder (1, 2, ...)")
+        raise ConfigInvalid(file.split("/")[0], "", "has no version folder (1, 2, ...): see docs/model-repository.md")
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":

@@ -7,33 +7,48 @@ from collections.abc import Iterable, Sequence
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-_CONVERT = "export the model to ONNX: docs/convert-to-onnx.md shows how"
+_CONVERT = "export the model to ONNX (docs/convert-to-onnx.md) or serve it as it is, as a service (docs/your-model.md)"
 _NEEDS = {
     "tensorrt": (
-        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt]"
+        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt], see "
+        "docs/tensorrt.md"
     ),
-    "cuda": "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu]",
+    "cuda": (
+        "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu], see "
+        "docs/gpus.md"
+    ),
 }
 _PYTORCH = f"PyTorch models are not executed by this server, {_CONVERT}"
 _TENSORFLOW = f"TensorFlow models are not executed by this server, {_CONVERT}"
 _LANGUAGE = "serves language models through an engine of its own, which this server does not have; put that engine"
-_TEACHING = "is one of Triton's example backends and has no model; remove the folder from the repository"
+_PICKLE = f"pickled models (scikit-learn, joblib) are code, which is never loaded from a file: {_CONVERT}"
+_WEIGHTS = f"safetensors files hold weights without the model around them: {_CONVERT}"
+_TEACHING = (
+    "is one of Triton's example backends and has no model; remove the folder from the repository, see "
+    "docs/model-repository.md"
+)
 # engine -> the reason why its models are refused
 _REFUSED = {
     "openvino": (
         "OpenVINO IR files are not executed by this version, whatever is installed. The ONNX file they were made from "
         'runs on OpenVINO: backend: "onnxruntime" and optimization { execution_accelerators { '
-        'cpu_execution_accelerator { name: "openvino" } } }, with the extra oriel-serving[openvino]'
+        'cpu_execution_accelerator { name: "openvino" } } }, with the extra oriel-serving[openvino]; '
+        "docs/model-repository.md has the accelerators"
     ),
     **dict.fromkeys(("pytorch", "torch_aoti", "libtorch"), _PYTORCH),
     **dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2"), _TENSORFLOW),
     "caffe2": f"Caffe2 models are not executed by this server, {_CONVERT}",
-    **dict.fromkeys(("vllm", "tensorrtllm", "trtllm"), f"{_LANGUAGE} behind the gateway as a pool of its own"),
-    "dali": "DALI pipelines are not executed by this server; put pre-processing into a logic service",
+    **dict.fromkeys(
+        ("vllm", "tensorrtllm", "trtllm"), f"{_LANGUAGE} behind the gateway as a pool of its own: docs/routing.md"
+    ),
+    "gguf": f"{_LANGUAGE} (llama.cpp) behind the gateway as a pool of its own: docs/routing.md",
+    "pickle": _PICKLE,
+    "safetensors": _WEIGHTS,
+    "dali": "DALI pipelines are not executed by this server; put pre-processing into a logic service: docs/logic.md",
     "fil": f"forests are not executed by the FIL backend here, {_CONVERT}",
     "armnn_tflite": f"TensorFlow Lite models are not executed by this server, {_CONVERT}",
     "paddle": f"PaddlePaddle models are not executed by this server, {_CONVERT}",
-    "custom": "Triton's custom backends are libraries and are not loaded; put the code into a logic service",
+    "custom": "custom backends are libraries, none is loaded; put the code into a logic service: docs/logic.md",
     **dict.fromkeys(("identity", "square", "repeat", "recommended", "minimal", "bls"), _TEACHING),
 }
 _PLATFORMS = {
@@ -77,6 +92,11 @@ _SUFFIXES = {
     ".graphdef": "tensorflow",
     ".pb": "tensorflow",
     ".tflite": "armnn_tflite",
+    ".keras": "tensorflow",
+    ".h5": "tensorflow",
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), "pickle"),
+    ".safetensors": "safetensors",
+    ".gguf": "gguf",
     ".py": "python",
 }
 
@@ -114,7 +134,9 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
         field, backend = "", _foreign(files)
     if not backend:
         model = file.partition("/")[0]
-        raise LoadFailed(f"{model} names no backend and holds no model.onnx, so its engine is unknown")
+        raise LoadFailed(
+            f"{model} names no backend and holds no model.onnx, so its engine is unknown: see docs/model-repository.md"
+        )
     if backend in _REFUSED:
         raise (
             ConfigInvalid(file, field, _REFUSED[backend])

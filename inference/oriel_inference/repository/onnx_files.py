@@ -38,7 +38,9 @@ def check_model_file(path: Path, shown: str) -> None:
     with path.open("rb") as file:
         head = file.read(4)
         if head.startswith(_PICKLE) or head == _ZIP:
-            raise LoadFailed(f"{shown} is a Python pickle or archive, which is never loaded: export the model to ONNX")
+            raise LoadFailed(
+                f"{shown} is a Python pickle or archive, which is never loaded: docs/your-model.md shows what to do"
+            )
         if not head:
             raise LoadFailed(f"{shown} is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -29,11 +29,14 @@ def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
     if not store.runs_code:
         reason = (
             "Python models run only from a folder of this machine: the right to write to an object store, or to send "
-            "files with a request, is not the right to start processes here"
+            "files with a request, is not the right to start processes here, see docs/python-models.md"
         )
         raise ConfigInvalid(file, "backend", reason)
     if _ENVIRONMENT_KEY in config.parameters:
-        reason = "other Python environments are not supported: install what the model needs beside the server"
+        reason = (
+            "other Python environments are not supported: install what the model needs beside the server, or serve it "
+            "as a service with an environment of its own: docs/your-model.md"
+        )
         raise ConfigInvalid(file, f"parameters[{_ENVIRONMENT_KEY!r}]", reason)
 
 

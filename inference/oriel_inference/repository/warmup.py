@@ -1,5 +1,7 @@
 """`model_warmup`: runs the configured requests before a version is ready."""
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
@@ -16,8 +18,10 @@ from oriel_wire.v2.datatypes import CONFIG_DATATYPES, DATATYPES, deserialize_byt
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
+_log = logging.getLogger(__name__)
+
 MAX_SAMPLES = 1000
-MAX_SAMPLE_BYTES = 256 << 20
+MAX_SAMPLE_BYTES = 1 << 30
 
 
 def run_warmup(
@@ -39,7 +43,7 @@ def run_warmup(
         raise ConfigInvalid(file, "model_warmup", f"asks for more than {MAX_SAMPLES} runs")
     names = [output.name for output in spec.outputs]
     found = warmup_inputs(config, spec, file, read=read)
-    for index, (sample, inputs) in enumerate(zip(config.model_warmup, found, strict=True)):
+    for (index, sample), inputs in zip(_samples(config, spec, file), found, strict=True):
         field = f"model_warmup[{index}]"
         for session, device in zip(sessions, on, strict=True):
             for _ in range(max(1, sample.count)):
@@ -56,8 +60,17 @@ def warmup_inputs(
     config: pb.ModelConfig, spec: ModelSpec, file: str, *, read: Callable[[str], bytes]
 ) -> Iterator[dict[str, Array]]:
     """Yield the inputs of each sample in the shapes that the runtime sees. Raises LoadFailed."""
-    for index, sample in enumerate(config.model_warmup):
+    for index, sample in _samples(config, spec, file):
         yield _inputs(sample, spec, file, f"model_warmup[{index}]", read)
+
+
+def _samples(config: pb.ModelConfig, spec: ModelSpec, file: str) -> Iterator[tuple[int, pb.ModelWarmup]]:
+    """Yield the samples with their indexes, without those that Triton skips, too: they have no `batch_size`."""
+    for index, sample in enumerate(config.model_warmup):
+        if sample.batch_size or not spec.batched:
+            yield index, sample
+        else:
+            _log.warning("%s: model_warmup[%d] is skipped: it has no batch_size", file, index)
 
 
 def _run(session: Session, spec: ModelSpec, inputs: Mapping[str, Array], names: Sequence[str]) -> None:
@@ -89,15 +102,24 @@ def _inputs(
     missing = [name for name, tensor in known.items() if name not in sample.inputs and not tensor.optional]
     if missing:
         raise ConfigInvalid(file, f"{field}.inputs", f"input {missing[0][:128]!r} is missing")
-    return {
-        name: _tensor(given, known[name], batch if spec.batched else 0, file, f"{field}.inputs[{name[:128]!r}]", read)
-        for name, given in sorted(sample.inputs.items())
-    }
+    found: dict[str, Array] = {}
+    for name, given in sorted(sample.inputs.items()):
+        room = MAX_SAMPLE_BYTES - sum(array.nbytes for array in found.values())
+        where = f"{field}.inputs[{name[:128]!r}]"
+        found[name] = _tensor(given, known[name], batch if spec.batched else 0, file, where, read, room)
+    return found
 
 
 def _tensor(
-    given: pb.ModelWarmup.Input, tensor: TensorSpec, batch: int, file: str, field: str, read: Callable[[str], bytes]
+    given: pb.ModelWarmup.Input,
+    tensor: TensorSpec,
+    batch: int,
+    file: str,
+    field: str,
+    read: Callable[[str], bytes],
+    room: int,
 ) -> Array:
+    """Return one input: a row that is repeated. room: bytes that the sample has left."""
     try:
         datatype = from_config_name(pb.DataType.Name(given.data_type))
     except (BadMessage, ValueError) as error:
@@ -110,24 +132,24 @@ def _tensor(
     )
     if not fits:
         raise ConfigInvalid(file, f"{field}.dims", f"{list(dims)} does not fit {list(tensor.dims)}")
-    shape = (batch, *dims) if batch else dims
-    elements = 1
-    for dim in shape:
-        elements *= dim
+    elements = math.prod(dims)
     itemsize = 16 if datatype == "BYTES" else DATATYPES[datatype].dtype.itemsize
-    if elements * itemsize > MAX_SAMPLE_BYTES:
-        raise ConfigInvalid(file, f"{field}.dims", f"is larger than {MAX_SAMPLE_BYTES >> 20} MiB")
+    if elements * itemsize * max(1, batch) > room:
+        raise ConfigInvalid(file, f"{field}.dims", f"the sample is larger than {MAX_SAMPLE_BYTES >> 20} MiB")
     match given.WhichOneof("input_data_type"):
         case "input_data_file":
-            array = _from_bytes(read(given.input_data_file), datatype, elements, file, field)
+            row = _from_bytes(read(given.input_data_file), datatype, elements, file, field)
         case "random_data" if datatype != "BYTES":
-            array = _random(datatype, elements)
+            row = _random(datatype, elements)
         case None:
             raise ConfigInvalid(file, field, "needs zero_data, random_data or input_data_file")
         case _:
-            array = _zeros(datatype, elements)
+            row = _zeros(datatype, elements)
+    array = np.tile(row, batch) if batch > 1 else row
     engine = tensor.engine_dims
-    return array.reshape(shape if engine is None else (batch, *engine) if batch else engine)
+    return array.reshape(
+        ((batch, *dims) if batch else dims) if engine is None else (batch, *engine) if batch else engine
+    )
 
 
 def _zeros(datatype: str, elements: int) -> Array:
@@ -148,14 +170,17 @@ def _random(datatype: str, elements: int) -> Array:
 
 
 def _from_bytes(data: bytes, datatype: str, elements: int, file: str, field: str) -> Array:
+    """Return the first row of a file, which may be longer."""
     where = f"{field}.input_data_file"
     if datatype == "BYTES":
+        end = 0
+        for _ in range(elements):
+            end += 4 + int.from_bytes(data[end : end + 4], "little")
         try:
-            array = deserialize_bytes(data, elements, "the warm-up data")
+            return deserialize_bytes(data, elements, "the warm-up data", end=min(end, len(data)))
         except BadMessage as error:
             raise ConfigInvalid(file, where, error.message) from error
-        return array
     dtype = np.dtype(DATATYPES[datatype].dtype)
-    if len(data) != elements * dtype.itemsize:
+    if len(data) < elements * dtype.itemsize:
         raise ConfigInvalid(file, where, f"holds {len(data)} bytes, dims ask for {elements * dtype.itemsize}")
-    return np.frombuffer(data, dtype)
+    return np.frombuffer(data, dtype, elements)

@@ -96,7 +96,7 @@ def _quality_of(sampled: VersionQuality) -> dict[str, Any]:
 def _line(entry: Entry) -> dict[str, Any]:
     line: dict[str, Any] = {
         "name": entry.name,
-        "version": str(entry.version) if entry.version else "",
+        "version": entry.shown_version,
         "state": entry.state.value,
         "reason": entry.reason,
     }

@@ -17,7 +17,7 @@ from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.grpc_plans import CallPlans
 from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.keeping import keep_traces
-from oriel_inference.servers.not_served import METHODS_NOT_SERVED
+from oriel_inference.servers.not_served import METHODS_NOT_SERVED, SHARED_MEMORY
 from oriel_inference.servers.reflection import Reflection
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
@@ -67,6 +67,10 @@ class GrpcFrontend:
             found[name] = self._answered_later(slow, METHODS[name][0])
         for name, why in METHODS_NOT_SERVED.items():
             found[name] = Method(start=partial(_refuse, why))
+        for kind, why in SHARED_MEMORY.items():
+            status = partial(_no_regions, why)
+            found[f"{kind}Status"] = self._answered(status, METHODS[f"{kind}Status"][0])
+            found[f"{kind}Unregister"] = Method(start=lambda call, data: call.answer(b""))
         found["ModelInfer"] = Method(start=self._infer.start)
         found["ModelStreamInfer"] = Method(open=self._streams.open)
         health = {
@@ -203,3 +207,10 @@ async def serve_grpc(
     limits = H2Limits(max_age_s=max_age_s)
     await server.open(lambda: Front(server, port, surface.peers, limits), sock)
     return server
+
+
+def _no_regions(why: str, request: Any) -> Message:
+    """Answer that there are no regions of shared memory; refuse to answer about a certain one."""
+    if request.name:
+        raise NotSupported(why)
+    return v2_pb2.SystemSharedMemoryStatusResponse()

@@ -21,7 +21,7 @@ from oriel_inference.servers.http_infer import HEADER_LENGTH, HttpInfer
 from oriel_inference.servers.keeping import keep_traces
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.memory_report import memory_report
-from oriel_inference.servers.not_served import why_not_served
+from oriel_inference.servers.not_served import why_not_served, without_regions
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER
@@ -47,6 +47,7 @@ _SERVER_PATHS = {
 _MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
 _MODEL_PATHS |= {"generate": "generate", "generate_stream": "generate_stream"}
 _CALLS = frozenset({"infer", "generate", "generate_stream"})
+_POSTED = _CALLS | {"keep", "regions_unregister"} | repository_api.POSTED
 _NOT_FOUND = (404, "Not Found")
 
 
@@ -78,6 +79,8 @@ class HttpFrontend:
             "model_ready": self._model_ready,
             "config": self._config,
             "repository_memory": self._memory,
+            "regions_status": lambda exchange, _: answer(exchange, b"[]"),
+            "regions_unregister": lambda exchange, _: answer(exchange, b""),
         }
 
     def explain(
@@ -232,8 +235,7 @@ class HttpFrontend:
         if route is None:
             why = why_not_served(line.path)
             return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
-        posted = route.kind in _CALLS or route.kind == "keep" or route.kind in repository_api.POSTED
-        allowed = ("POST",) if posted else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
+        allowed = ("POST",) if route.kind in _POSTED else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of existing models are cached, because their number is known.
@@ -256,6 +258,8 @@ def _resolve(path: str) -> _Route | None:
     if path.startswith("/v2/repository/"):
         found = repository_api.resolve(path)
         return _Route(found[0], found[2], found[1]) if found else None  # version: the name of the repository
+    if action := without_regions(path):
+        return _Route(f"regions_{action}")
     parts = path.split("/")
     if len(parts) < 4 or len(parts) > 7 or parts[1:3] != ["v2", "models"]:
         return None

@@ -9,20 +9,29 @@ _REASONS = {
     "trace": f"trace settings are not served, traces are exported over OTLP as configured at the start: {_WHERE}",
 }
 _PATH = re.compile(
-    r"/v2/(?:(system|cuda)sharedmemory(?:/region/[^/]+)?/(?:status|register|unregister)"
+    r"/v2/(?:(system|cuda)sharedmemory(/region/[^/]+)?/(status|register|unregister)"
     r"|(?:models/[^/]+/)?(trace)/setting)\Z"
 )
-_METHODS = {"SystemSharedMemory": "system", "CudaSharedMemory": "cuda"}
+SHARED_MEMORY = {"SystemSharedMemory": _REASONS["system"], "CudaSharedMemory": _REASONS["cuda"]}
 
 # method of the gRPC service -> the reason
-METHODS_NOT_SERVED = {
-    f"{prefix}{action}": _REASONS[name]
-    for prefix, name in _METHODS.items()
-    for action in ("Status", "Register", "Unregister")
-} | {"TraceSetting": _REASONS["trace"]}
+METHODS_NOT_SERVED = {f"{kind}Register": why for kind, why in SHARED_MEMORY.items()} | {
+    "TraceSetting": _REASONS["trace"]
+}
+
+
+def without_regions(path: str) -> str:
+    """Return "status" or "unregister" for a path that asks for all regions of shared memory, or releases some.
+
+    Programs begin with these requests to be sure that none is left, and there is none. Returns "" for other paths.
+    """
+    found = _PATH.match(path)
+    if found is None or not found[3] or found[3] == "register" or (found[3] == "status" and found[2]):
+        return ""
+    return found[3]
 
 
 def why_not_served(path: str) -> str | None:
     """Return the sentence for a path of such an extension; None for any other path."""
     found = _PATH.match(path)
-    return _REASONS[found[1] or found[2]] if found else None
+    return _REASONS[found[1] or found[4]] if found else None

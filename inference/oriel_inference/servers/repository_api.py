@@ -148,7 +148,7 @@ class GrpcRepository:
 def _line(entry: Entry | str) -> dict[str, str]:
     if isinstance(entry, str):
         return {"name": entry}
-    version = {"version": str(entry.version)} if entry.version else {}
+    version = {"version": entry.shown_version} if entry.shown_version else {}
     return {"name": entry.name, **version, "state": entry.state.value, "reason": entry.reason}
 
 

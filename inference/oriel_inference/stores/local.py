@@ -6,6 +6,7 @@ may have been replaced meanwhile. Links that stay inside are allowed (mounted Co
 files are read: a pipe or a device could block the thread. Nothing is ever written.
 """
 
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,11 @@ from typing import BinaryIO
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
 from oriel_inference.stores import Fingerprint
-from oriel_inference.stores.names import relative_parts
+from oriel_inference.stores.names import decoded, relative_parts
 
+_log = logging.getLogger(__name__)
+
+_MODEL_FILES = ("model.onnx", "model.py", "model.plan")
 MAX_TEXT_BYTES = 1 << 20
 MAX_DATA_BYTES = 64 << 20
 MAX_ENTRIES = 10_000
@@ -54,13 +58,28 @@ class LocalStore:
         self._max_copy_bytes = max_copy_bytes
         self._max_entries = max_entries
         self.runs_code = runs_code
+        self._remarked = ""
         if not self._root.is_dir():
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
 
     def models(self) -> Sequence[str]:
         names = self._entries(self._root, "the model repository")
+        if (remark := self._remark(names)) and remark != self._remarked:
+            _log.warning("the model repository %s %s", self.shown, remark)
+        self._remarked = remark
         # A broken or escaping link is listed, so that loading it reports the error.
         return [n for n in names if is_model_name(n) and ((self._root / n).is_dir() or (self._root / n).is_symlink())]
+
+    def _remark(self, names: Sequence[str]) -> str:
+        """Return what looks wrong in the repository's folder; "" if nothing does."""
+        versions = [name for name in names if is_version(name)]
+        held = [name for name in versions for file in _MODEL_FILES if (self._root / name / file).is_file()]
+        if "config.pbtxt" in names or held:
+            holds = "config.pbtxt" if "config.pbtxt" in names else f"the version folder {held[0]}"
+            return f"looks like a model's folder, it holds {holds}: give its parent {str(self._root.parent)!r} instead"
+        odd = [name for name in names if not is_model_name(name) and name[0] != "." and name != "lost+found"]
+        odd = [ascii(name[:64]) for name in odd if (self._root / name).is_dir()]
+        return f"has folders that no model can be called, they are not served: {', '.join(odd[:8])}" if odd else ""
 
     def versions(self, model: str) -> Sequence[int]:
         folder = self._inside(model)
@@ -78,10 +97,7 @@ class LocalStore:
 
     def text(self, model: str, filename: str) -> str | None:
         data = self._read(model, filename, MAX_TEXT_BYTES)
-        try:
-            return None if data is None else data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise LoadFailed(f"{model}/{filename} is not UTF-8 text") from error
+        return None if data is None else decoded(data, f"{model}/{filename}")
 
     def data(self, model: str, filename: str) -> bytes:
         data = self._read(model, filename, MAX_DATA_BYTES)

@@ -10,7 +10,7 @@ from types import TracebackType
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
 from oriel_inference.stores import Fingerprint
-from oriel_inference.stores.names import relative_parts
+from oriel_inference.stores.names import decoded, relative_parts
 
 MAX_COPY_BYTES = 64 << 20
 
@@ -73,10 +73,7 @@ class MemoryStore:
 
     def text(self, model: str, filename: str) -> str | None:
         data = self._files.get(self._inside(model, filename))
-        try:
-            return None if data is None else data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise LoadFailed(f"{model}/{filename} is not UTF-8 text") from error
+        return None if data is None else decoded(data, f"{model}/{filename}")
 
     def artifact(self, model: str, version: int, filename: str) -> Path:
         name = self._inside(model, f"{version}/{filename}")

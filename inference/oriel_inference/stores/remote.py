@@ -34,7 +34,7 @@ from oriel_inference.stores.listing import MAX_OBJECTS, Listing
 from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEXT_BYTES, MAX_VERSION_BYTES
 from oriel_inference.stores.loop_thread import LoopThread
 from oriel_inference.stores.manifest import Record
-from oriel_inference.stores.names import relative_parts
+from oriel_inference.stores.names import decoded, relative_parts
 from oriel_inference.stores.retries import Retries
 from oriel_inference.stores.small import read_small
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
@@ -159,10 +159,7 @@ class RemoteStore:
 
     def text(self, model: str, filename: str) -> str | None:
         data = self._small(model, filename, MAX_TEXT_BYTES)
-        try:
-            return None if data is None else data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise LoadFailed(f"{model}/{filename} is not UTF-8 text") from error
+        return None if data is None else decoded(data, f"{model}/{filename}")
 
     def data(self, model: str, filename: str) -> bytes:
         data = self._small(model, filename, MAX_DATA_BYTES)

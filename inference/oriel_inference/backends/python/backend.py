@@ -107,6 +107,8 @@ class PythonBackend:
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from error
             raise
+        for session in sessions:
+            session.siblings = sessions
         return sessions
 
     async def _start(self, session: PythonSession, slots: asyncio.Semaphore) -> None:

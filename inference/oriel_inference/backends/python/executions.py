@@ -31,6 +31,7 @@ from oriel_inference.backends.python.outcomes import error_of
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_wire.errors import BadMessage
+from oriel_wire.trace import format_traceparent
 from oriel_wire.v2.messages import Array
 
 MAX_OPEN = 1024
@@ -229,6 +230,7 @@ class Executions:
             inputs=tensor_parts(
                 [(name, self._input_types[name], array) for name, array in request.inputs.items()], body
             ),
+            traceparent=format_traceparent(request.context.trace) if request.context is not None else "",
         )
 
 

@@ -28,6 +28,7 @@ class RequestHead(msgspec.Struct, array_like=True):
     ends: float
     idle_s: float
     inputs: list[TensorHead]
+    traceparent: str = ""
 
 
 class ResultHead(msgspec.Struct, array_like=True):

@@ -91,6 +91,17 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
 
+class InferenceTrace:
+    """The trace of a request, as `request.trace()` returns it."""
+
+    def __init__(self, traceparent: str = "") -> None:
+        self._traceparent = traceparent
+
+    def get_context(self) -> str | None:
+        """Return a JSON object with the `traceparent` of the request, as OpenTelemetry's propagators take it."""
+        return json.dumps({"traceparent": self._traceparent}) if self._traceparent else None
+
+
 class InferenceRequest:
     """A request to another model: `exec()` waits for its response, `await async_exec()` does so in an `async def
     execute`.
@@ -287,6 +298,7 @@ class ServedRequest(InferenceRequest):
             model_version=model_version,
             flags=head.flags,
             timeout=head.timeout_us,
+            trace=InferenceTrace(head.traceparent),
             parameters=head.parameters,
         )
         self.pending = pending

@@ -15,6 +15,7 @@ from oriel_inference.backends.python.pb_request import (
     InferenceRequest,
     InferenceResponse,
     InferenceResponseSender,
+    InferenceTrace,
     PreferredMemory,
 )
 from oriel_inference.backends.python.pb_tensor import (
@@ -40,6 +41,7 @@ __all__ = [
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
+    "InferenceTrace",
     "Logger",
     "ModelConfig",
     "PreferredMemory",

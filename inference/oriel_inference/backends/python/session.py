@@ -5,7 +5,9 @@ Rules.
 2. When the process dies, every request it has fails, and the instance counts as busy until a new process is ready. The
    first restart is immediate; further ones wait longer and longer until an execution has returned again.
 3. When all callers of a running batch have left, it may run on for `grace_s`; then the process is killed.
-4. Requests that arrive while there is no process wait for the next one, unless their callers leave.
+4. Requests that arrive while there is no process wait for the next one, unless their callers leave. While every
+   instance of the model waits before a further restart, they are refused instead, with the time until the first
+   one.
 
 Everything belongs to the loop, except `run` and `close`, which block and are for other threads.
 """
@@ -39,7 +41,14 @@ from oriel_inference.backends.python.messages import (
     Say,
 )
 from oriel_inference.backends.python.process import ModelProcess, resident_bytes
-from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ServerStopping
+from oriel_inference.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    InferenceError,
+    LoadFailed,
+    ModelNotReady,
+    ServerStopping,
+)
 from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)
@@ -77,6 +86,8 @@ class PythonSession:
         self._waiting: dict[Execution, set[int]] = {}
         self._stuck: list[Execution] = []  # in progress when the process died
         self._deaths = 0
+        self._down_until = 0.0  # while it waits before a further restart
+        self.siblings: Sequence[PythonSession] = (self,)  # all instances of the model
         self._restart: asyncio.Task[None] | None = None
         self.model_calls: dict[int, OutgoingCall] = {}  # requests of its model to other models
         self._closing = False
@@ -196,8 +207,13 @@ class PythonSession:
     async def _start_again(self) -> None:
         while True:
             if self._deaths:
-                delay = self._limits.backoff_s * 2 ** min(self._deaths - 1, 16)
-                await asyncio.sleep(min(delay, self._limits.max_backoff_s))
+                delay = min(self._limits.backoff_s * 2 ** min(self._deaths - 1, 16), self._limits.max_backoff_s)
+                self._down_until = self._loop.time() + delay
+                if self._all_down_s():
+                    for each in self.siblings:
+                        each._turn_away()
+                await asyncio.sleep(delay)
+                self._down_until = 0.0
             self._deaths += 1
             try:
                 await self.load()
@@ -216,6 +232,24 @@ class PythonSession:
         for execution, left in waiting.items():
             self._execute_late(execution, left)
 
+    def _all_down_s(self) -> float:
+        """Return the seconds until an instance is started again; 0 unless all of them wait before a further restart."""
+        return max(0.0, min(each._down_until for each in self.siblings) - self._loop.time())
+
+    def _turn_away(self) -> None:
+        """Free the instance for calls that are refused at once, and refuse those that wait for its process."""
+        waiting, self._waiting = self._waiting, {}
+        for execution in waiting:
+            self._refuse_while_down(execution)
+        stuck, self._stuck = self._stuck, []
+        for execution in stuck:
+            execution.returned()
+
+    def _refuse_while_down(self, execution: Execution) -> None:
+        retry_s = self._all_down_s()
+        text = f"the process of model {self.launch.model!r} has died again, and is started again in {retry_s:.1f} s"
+        refuse(execution, ModelNotReady(text, retry_s=retry_s), range(len(execution.requests)))
+
     # Executing ------------------------------------------------------------------------------------------------------
 
     def execute(self, execution: Execution) -> None:
@@ -223,6 +257,8 @@ class PythonSession:
             self._executions.begin(execution, range(len(execution.requests)))
         elif self._closing:
             refuse(execution, ServerStopping(), range(len(execution.requests)))
+        elif self._all_down_s():
+            self._refuse_while_down(execution)
         else:
             self._waiting[execution] = set()
 
