@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
 from oriel_cli.usage.command import read_prices
-from oriel_cli.usage.grouping import IDLE, group, hours
+from oriel_cli.usage.grouping import IDLE, billed_twice, group, hours
 from oriel_cli.usage.reading import collect, moment
 from oriel_policies.metering.prices import Price, amounts, decimal_text, price_at
+from oriel_policies.metering.reconcile import DeviceHour
 from oriel_wire.engine.usage_files import UsageFiles
 from oriel_wire.usage import COUNTERS, UsageLine
 
@@ -184,3 +185,60 @@ def test_a_bad_address_of_the_store_is_refused_in_one_line(
     said = capsys.readouterr()
     assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1
     assert "--usage-store" in said.err and reason in said.err and "hunter2" not in said.err
+
+
+SEEN = {"kind": "seen", "unit": "gateway", "device": "", "device_class": ""}
+GUESS = {"unit": "gateway", "device": "", "device_class": "", "estimated": True}
+
+
+@pytest.mark.parametrize(
+    ("lines", "twice"),
+    [
+        # a stream of a service, which the model's server and the logic server have recorded
+        ([line(**GUESS, target="chat", ns=50), line(unit="logic", requests=2), line(ns=7)], [("acme", "", 50)]),
+        ([line(**SEEN, target="chat", requests=2), line(unit="logic", requests=2), line(ns=7)], []),
+        ([line(**GUESS, target="m", ns=50), line(requests=2, ns=7)], [("acme", "m", 50)]),
+        # a part of the calls of one model go to servers that keep no ledger
+        ([line(**GUESS, target="m", ns=50), line(**SEEN, requests=2), line(requests=2, ns=7)], []),
+        ([line(**GUESS, target="m", ns=50), line(**SEEN, requests=2), line(requests=3, ns=7)], [("acme", "m", 50)]),
+        ([line(**GUESS, target="theirs", ns=50), line(**SEEN, requests=2), line(requests=2, ns=7)], []),
+        # 100 of 10,000 calls are those whose answers were lost with a gateway
+        ([line(**GUESS, target="m", ns=5), line(**SEEN, requests=9_901), line(requests=10_000, ns=7)], []),
+        # other tenants, and what nobody is charged for, are no second record
+        ([line(**GUESS, target="m", ns=50), line("other", requests=2), line(requests=2, why="shadow")], []),
+        ([line(**SEEN | {"why": "left", "estimated": True}, requests=2), line(requests=2)], []),
+    ],
+)
+def test_an_estimate_beside_what_a_server_recorded_is_a_second_bill(
+    lines: list[UsageLine], twice: list[tuple[str, str, int]]
+) -> None:
+    """Streams were billed twice, and the check said that all was good."""
+    assert billed_twice(lines) == twice
+
+
+def test_reconcile_says_what_is_billed_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = UsageFiles(tmp_path, "a1")
+    used = [line(ns=600, requests=2), device("2026-11-24T17:05", 600, 10**12)]
+    files.append("2026-11-24T17:05", [*used, line(**GUESS, target="m", ns=5 * 10**9)])
+    files.seal()
+    period = ["--from", "2026-11-24", "--to", "2026-11-25", "--state", str(tmp_path)]
+    assert main(["usage", "reconcile", *period]) == 1
+    assert "billed twice: 5.000 s of model m were estimated for tenant acme" in capsys.readouterr().out
+    assert main(["usage", "reconcile", *period, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["good"] and all(row["good"] for row in found["hours"])
+    assert found["billed_twice"] == [{"tenant": "acme", "target": "m", "estimated_ns": 5 * 10**9}]
+
+
+def test_the_end_of_a_period_is_not_in_it() -> None:
+    found = [(f"a-{number:08d}", 1, line(minute=f"2026-11-24T17:0{number}", ns=1)) for number in range(1, 5)]
+    usage = collect(iter(found), "2026-11-24T17:02", "2026-11-24T17:04")
+    assert [each.minute[-2:] for _, each in usage.lines] == ["02", "03"]
+
+
+@pytest.mark.parametrize(("off_ns", "good"), [(1010, True), (1011, False), (-1000, True), (-1001, False)])
+def test_a_difference_is_judged_by_the_time_that_a_device_was_busy(off_ns: int, good: bool) -> None:
+    """Of 10 s with 100 us of work a surplus or a lack of 1 % is 1 us."""
+    hour = DeviceHour(tenants_ns=60_000 + off_ns, unbilled_ns=40_000, busy_ns=100_000, wall_ns=10**10)
+    assert (hour.difference_ns, hour.good) == (off_ns, good)
+    assert DeviceHour(wall_ns=10**10).good and DeviceHour(wall_ns=10**10).ratio == 0.0

@@ -171,6 +171,20 @@ def test_cloudevents_have_the_identity_of_their_line() -> None:
     assert (event["specversion"], event["type"], event["data"]["device_ns"]) == ("1.0", "oriel.usage.v1", 5)
 
 
+def test_cloudevents_count_requests_and_bytes_once_for_all_units_of_a_call() -> None:
+    """A receiver that added up the events of three units had 499 requests for 211."""
+    lines = [
+        line(requests=3, bytes_in=5, bytes_out=10, rows=6, ns=7),
+        line(unit="logic", requests=3, bytes_in=5, bytes_out=10, tokens_out=2),
+        line(unit="gateway", device="", device_class="", requests=4, bytes_in=6, bytes_out=12),
+        line("", requests=1, bytes_out=1),
+    ]
+    data = [event["data"] for event in cloudevents([(f"a-00000001-{n}", each) for n, each in enumerate(lines)])]
+    found = {name: sum(each[name] for each in data) for name in ("requests", "bytes_in", "bytes_out", "rows")}
+    assert found == {"requests": 5, "bytes_in": 6, "bytes_out": 13, "rows": 6}
+    assert sum(each["device_ns"] for each in data) == 7 and sum(each["tokens_out"] for each in data) == 2
+
+
 def test_the_library_of_cloudevents_reads_each_event() -> None:
     text = write_ndjson(list(cloudevents([(f"a1-00000007-{number}", each) for number, each in enumerate(LINES)])))
     found = [JSONFormat().read(None, one) for one in text.splitlines()]

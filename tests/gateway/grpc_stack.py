@@ -71,6 +71,26 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
             yield service_pb2.ModelStreamInferResponse(infer_response=answer).SerializeToString()
 
 
+class Telling(Backend):
+    """Ends every call with this trailing metadata, and with this error if there is one."""
+
+    def __init__(self, *trailing: tuple[str, str], error: tuple[grpc.StatusCode, str] | None = None) -> None:
+        super().__init__()
+        self.trailing = trailing
+        self.error = error
+
+    async def unary(self, method: str, message: bytes, context: Any) -> bytes:
+        context.set_trailing_metadata(self.trailing)
+        if self.error is not None:
+            await context.abort(*self.error)
+        return await super().unary(method, message, context)
+
+    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for answer in super().stream(messages, context):
+            yield answer
+        context.set_trailing_metadata(self.trailing)
+
+
 @asynccontextmanager
 async def stack(
     backend: Backend,

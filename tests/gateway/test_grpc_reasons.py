@@ -1,7 +1,6 @@
 """Over gRPC, too, quotas are charged with the cost that a server reports, and every refusal has a reason."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -10,33 +9,13 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from ..waiting import until
-from .grpc_stack import Backend, idle, stack
+from .grpc_stack import Backend, Telling, idle, stack
 from .stack import GOLD, digest, documents
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 MESSAGE = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
 KEY = (("x-api-key", "key-t"),)
-
-
-class Telling(Backend):
-    """Ends every call with this trailing metadata, and with this error if there is one."""
-
-    def __init__(self, *trailing: tuple[str, str], error: tuple[grpc.StatusCode, str] | None = None) -> None:
-        super().__init__()
-        self.trailing = trailing
-        self.error = error
-
-    async def unary(self, method: str, message: bytes, context: Any) -> bytes:
-        context.set_trailing_metadata(self.trailing)
-        if self.error is not None:
-            await context.abort(*self.error)
-        return await super().unary(method, message, context)
-
-    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for answer in super().stream(messages, context):
-            yield answer
-        context.set_trailing_metadata(self.trailing)
 
 
 def paying(limits: str) -> str:

@@ -1,5 +1,6 @@
 """What tenants see of their own use and of their limits, and what the gateway writes to the usage ledger."""
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -24,7 +25,9 @@ def tenant(name: str, caller: str = "") -> Any:
 
 
 def target(name: str) -> Any:
-    return SimpleNamespace(name=name, route=f"/v2/{name}", version="", pool="p", plan=SimpleNamespace(name="r"))
+    return SimpleNamespace(
+        name=name, route=f"/v2/{name}", version="", pool="p", plan=SimpleNamespace(name="r"), executes=True
+    )
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
@@ -167,3 +170,37 @@ async def test_tenants_see_their_own_use_and_limits_with_their_key() -> None:
             assert (await client.ask(path, method="GET", key=None)).status == 401
             assert (await client.ask(path, b"x", key=LIMITED)).status == 405
         assert len(up.seen) == asked  # they are the gateway's own
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+STREAMED = EVENTS + b"trailer: x-oriel-cost\r\n\r\n"
+COSTED = b"5\r\ndata:\r\n0\r\nx-oriel-cost-us: 7\r\nx-oriel-cost: dev=500;cpu=2;class=h100;tin=3;tout=4\r\n\r\n"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_streams_cost_is_read_from_its_trailers_and_no_client_sees_it(at_once: bool) -> None:
+    """It was estimated beside what its servers had recorded, and its tokens were not counted."""
+    go = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(STREAMED + COSTED if at_once else STREAMED)
+        if not at_once:
+            await go.wait()
+            writer.write(COSTED)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        address = server.sockets[0].getsockname()
+        async with gateway(documents([address[1]])) as (port, core), Client(port) as client:
+            client.send("/v2/models/digits/generate_stream", headers="connection: close\r\n")
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            go.set()
+            raw = head + await client.reader.read()
+            assert raw.endswith(b"data:" if at_once else b"data:\r\n0\r\n\r\n")
+            assert b"x-oriel" not in raw and b"trailer" not in raw
+            core.records.stats.count()
+            (mine,) = core.records.stats.usage.of("g")["day"]["targets"]
+            assert (mine["device_ns"], mine["cpu_ns"], mine["tokens_out"], mine["estimated"]) == (500, 2, 4, False)

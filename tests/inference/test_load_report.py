@@ -1,6 +1,7 @@
 """The load and cost that an answer reports, and to which callers."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import grpc.aio
@@ -15,6 +16,7 @@ from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS, parse_report
 from ..waiting import until
 from .gated import gated
 from .grpc_calls import infer, ones
+from .streams import Fakes, streaming
 
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
@@ -93,3 +95,31 @@ async def test_cost_is_said_to_trusted_peers_only(tmp_path: Path, fake: FakeBack
                 assert len([each async for each in answers]) == 2
                 told = dict(await answers.trailing_metadata())
                 assert ("x-oriel-cost-us" in told) is said and "x-request-id" in told
+                nothing = stream(iter(()))
+                assert [each async for each in nothing] == []
+                told = dict(await nothing.trailing_metadata())
+                assert told.get("x-oriel-cost") == ("dev=0;cpu=0;class=" if said else None)
+
+
+async def test_the_cost_of_events_follows_the_last_one_and_only_trusted_peers_see_it(tmp_path: Path) -> None:
+    for trusted, said in ((("127.0.0.0/8",), True), (("10.0.0.0/8",), False)):
+        async with streaming(tmp_path / str(said), Fakes(), trusted_peers=trusted) as unit:
+            for unbilled, charged in ((None, True), ("shadow", False)):
+                raw = await events_of(unit.http_port, {"x-oriel-tenant": "a", "x-oriel-unbilled": unbilled})
+                head, _, rest = raw.partition("\r\n\r\n")
+                assert ("trailer: x-oriel-cost" in head) is said and "x-oriel-cost:" not in head
+                trailers = rest.partition("\r\n0\r\n")[2]
+                assert ("x-oriel-cost-us: " in trailers) is said
+                assert (re.search("x-oriel-cost: dev=[1-9]", trailers) is not None) is (said and charged)
+
+
+async def events_of(port: int, headers: dict[str, str | None]) -> str:
+    """Return all bytes of a stream of events."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = b'{"text_input":"one two"}'
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if value])
+    head = "POST /v2/models/words/generate_stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    writer.write(f"{head}{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
+    raw = await reader.read()
+    writer.close()
+    return raw.decode()

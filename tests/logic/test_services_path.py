@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oriel_logic.errors import Refused
+from oriel_logic.errors import Outcome, Refused
 from oriel_logic.server.inbound import AHEAD_BYTES
 from oriel_logic.server.replies import Reply
 from oriel_wire.trace import format_traceparent, new_trace, parse_traceparent
@@ -415,6 +415,44 @@ async def test_an_answer_may_be_streamed_piece_by_piece(stack: Any, services: An
     await closed.wait()
     await until(lambda: counted(logic, "", "client_left"))
     assert (counted(logic, "", "ok"), logic.unit.envelope.in_flight) == (1, 0)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_the_cost_of_a_stream_follows_its_last_piece_and_only_trusted_peers_see_it(
+    stack: Any, services: Any, trusted: bool
+) -> None:
+    """A stream said nothing of its cost, so the gateway estimated what its servers had recorded already."""
+    logic = await stack(services(), **({} if trusted else {"trusted_peers": ("10.0.0.0/8",)}))
+
+    def serving(failing: bool) -> Any:
+        async def serve(inbound: Any, visit: Any) -> Reply:
+            async def pieces() -> Any:
+                yield b"one"
+                visit.ledger.reported(3, "dev=7;cpu=0;class=h100")
+                visit.ledger.cpu_ns, visit.ledger.tokens_in, visit.ledger.tokens_out = 5, 2, 1
+                if failing:
+                    visit.outcome = Outcome.HANDLER_FAILED
+
+            return Reply(status=200, content_type="text/plain", pieces=pieces())
+
+        return serve
+
+    async def raw(unbilled: str = "") -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", logic.port)
+        more = f"x-oriel-unbilled: {unbilled}\r\n" if unbilled else ""
+        writer.write(f"GET /stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}\r\n".encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        head, _, body = answer.partition("\r\n\r\n")
+        assert "x-oriel-cost:" not in head and ("trailer: x-oriel-cost" in head) is trusted
+        return body.partition("\r\n0\r\n")[2]
+
+    logic.unit.dispatch.routes["GET", "/stream"] = serving(False)
+    cost = "x-oriel-cost-us: 3\r\nx-oriel-cost: dev=7;cpu={};class=h100{}\r\n\r\n"
+    assert await raw() == (cost.format(5, ";tin=2;tout=1") if trusted else "\r\n")
+    assert await raw("shadow") == (cost.format(0, "") if trusted else "\r\n")
+    logic.unit.dispatch.routes["GET", "/stream"] = serving(True)
+    assert await raw() == (cost.format(0, "") if trusted else "\r\n")
 
 
 async def test_a_stream_that_fails_before_its_first_piece_has_a_status_and_breaks_off_later(

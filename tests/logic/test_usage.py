@@ -55,12 +55,13 @@ def test_what_ends_well_is_the_tenants_and_the_rest_is_recorded_with_its_reason(
 
 def test_what_models_report_is_added_to_the_request() -> None:
     mine, steps = ledger(1), ledger(0)
-    mine.reported("dev=100;cpu=0;class=h100")
-    steps.reported("dev=50;cpu=3;class=h100")
+    mine.reported(7, "dev=100;cpu=0;class=h100")
+    steps.reported(2, "dev=50;cpu=3;class=h100")
     mine.take(steps)
     mine.take(steps)
-    mine.reported("nonsense")
-    assert (mine.device_ns, mine.cpu_ns, mine.device_class) == (150, 4, "h100")
+    mine.reported(-1, "nonsense")
+    mine.reported(-1, "")
+    assert (mine.device_ns, mine.cpu_ns, mine.device_class, mine.cost_us) == (150, 4, "h100", 9)
 
 
 def test_the_header_of_what_was_used_reads_back() -> None:

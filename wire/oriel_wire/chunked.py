@@ -1,6 +1,6 @@
 """Chunked transfer coding (RFC 9112 section 7.1), as an incremental decoder without I/O.
 
-Strict: sizes are 1 to 8 hex digits, extensions and trailers are bounded and dropped, every line ends in CRLF.
+Strict: sizes are 1 to 8 hex digits, extensions are dropped, trailers are bounded, every line ends in CRLF.
 """
 
 import re
@@ -19,19 +19,25 @@ def chunk(data: bytes | memoryview) -> bytes:
     return b"".join((b"%x\r\n" % len(data), data, b"\r\n"))
 
 
+def last_chunk(trailers: str) -> bytes:
+    """The end of a chunked body with trailers: lines, each with its CRLF."""
+    return f"0\r\n{trailers}\r\n".encode("latin-1")
+
+
 class ChunkedDecoder:
     """Decodes bytes as they arrive and returns the data in them.
 
-    `done` is set once the last chunk and its trailers were read; `rest` then holds what followed.
+    `done` is set once the last chunk and its `trailers` (lines) were read; `rest` then holds what followed.
     """
 
-    __slots__ = ("_buffer", "_left", "_trailer_bytes", "_trailers", "done", "rest")
+    __slots__ = ("_buffer", "_left", "_trailer_bytes", "_trailers", "done", "rest", "trailers")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._left = -1  # data bytes of this chunk that are missing; -1: a size line comes next; 0: its CRLF comes next
         self._trailers = False
         self._trailer_bytes = 0
+        self.trailers: list[bytes] = []
         self.done = False
         self.rest = b""
 
@@ -67,6 +73,7 @@ class ChunkedDecoder:
                     self.done = True
                     self.rest = data[position:]
                     break
+                self.trailers.append(line)
             elif self._left == 0:
                 if line:
                     raise BadMessage("a chunk is longer than its size")

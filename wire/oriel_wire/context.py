@@ -31,7 +31,8 @@ COST_US = "x-oriel-cost-us"
 PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provider that runs it
 ARTEFACT = "x-oriel-artefact"  # with a model's statistics: the state of its compiled artefact, if it asks for one
 LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's event loop has had something to do
-COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`
+COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`; of a streamed answer among its trailers
+ANNOUNCED = "dev=0;cpu=0;class="  # the cost of a streamed answer whose server will report it, until it has
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"
 TICKET = "x-oriel-ticket"  # with a call of a service: calls models for its tenant, as `authorization: Oriel-Ticket ...`

@@ -5,8 +5,10 @@ a line that is new is not kept, so lines that differ in each answer never fill t
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
+from oriel_wire.context import ANNOUNCED, COST, COST_US
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import MAX_LINE, Field, Kind, LineMemo
 from oriel_wire.server_timing import bounded
@@ -22,6 +24,7 @@ _EVENTS: Final = 32  # the kind of a Content-Type that says that the answer is a
 _EVENT_TYPE: Final = re.compile(r"text/event-stream[ \t]*(?:;|\Z)", re.IGNORECASE)
 # What a stream of events says to proxies, which would otherwise keep or collect it.
 UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+_HOP = int(Kind.HOP)
 _MAX_KEPT_HEAD: Final = 1024
 _MAX_HEADS: Final = 32
 _MAX_FIELDS: Final = 256
@@ -84,6 +87,19 @@ class ResponseHead:
         return made
 
 
+def read_cost(trailers: Sequence[bytes]) -> tuple[int, str]:
+    """Return the cost that trailers report, in the two forms of `ResponseHead`: `cost_us` and `used`."""
+    cost_us, used = -1, ""
+    for line in trailers:
+        name, _, value = line.decode("latin-1").partition(":")
+        name, value = name.lower(), value.strip()
+        if name == COST:
+            used = value
+        elif name == COST_US and value.isascii() and value.isdigit() and len(value) < 16:
+            cost_us = int(value)
+    return cost_us, used
+
+
 def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
     """Parse a response head without its closing CRLFCRLF. Look it up in `memo.heads` first. Raises BadMessage."""
     repeated = len(block) <= _MAX_KEPT_HEAD
@@ -144,6 +160,8 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
         elif kind == _EVENTS:
             forward.append(line)
             head.events = True
+        elif kind == _HOP and field.name == "trailer" and field.value.lower() == COST:
+            head.used = ANNOUNCED
     if head.events:
         forward += [f"{name}: {value}".encode() for name, value in UNBUFFERED if head.get(name) is None]
     if dropped:

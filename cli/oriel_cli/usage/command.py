@@ -11,7 +11,7 @@ import msgspec
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 from oriel_cli.usage import formats
-from oriel_cli.usage.grouping import KEYS, group, hours, keys_of
+from oriel_cli.usage.grouping import KEYS, billed_twice, group, hours, keys_of
 from oriel_cli.usage.reading import Usage, moment, read
 from oriel_policies.documents.prices import price
 from oriel_policies.documents.schema import PriceTable
@@ -118,6 +118,7 @@ def _write(args: argparse.Namespace, text: str) -> int:
 def _reconcile(args: argparse.Namespace, usage: Usage) -> int:
     found = hours(usage.lines)
     bad = [at for at, hour in found.items() if not hour.good]
+    twice = billed_twice([line for _, line in usage.lines])
     rows = [
         {
             "hour": at[2],
@@ -133,7 +134,9 @@ def _reconcile(args: argparse.Namespace, usage: Usage) -> int:
         for at, hour in sorted(found.items(), key=lambda each: (each[0][2], each[0]))
     ]
     if args.json:
-        print(json.dumps({"good": not bad, "gaps": usage.gaps, "crashes": usage.crashes, "hours": rows}))
+        named = [dict(zip(("tenant", "target", "estimated_ns"), each, strict=True)) for each in twice]
+        checked = {"good": not bad and not twice, "gaps": usage.gaps, "crashes": usage.crashes}
+        print(json.dumps({**checked, "billed_twice": named, "hours": rows}))
     else:
         heading = ("hour", "instance", "device", "tenants s", "unbilled s", "idle s", "wall s", "difference")
         cells = [
@@ -148,7 +151,13 @@ def _reconcile(args: argparse.Namespace, usage: Usage) -> int:
         worst = max((hour.ratio for hour in found.values()), default=0.0)
         verdict = "good" if not bad else f"{len(bad)} of them are off by more than {TOLERANCE:.0%}"
         print(f"\n{len(found)} device hours, largest difference {worst:.4%} of the busy time: {verdict}")
-    return 1 if bad else 0
+        for tenant, target, ns in twice:
+            what = f"model {target}" if target else "its services"
+            print(
+                f"billed twice: {ns / 1e9:.3f} s of {what} were estimated for tenant {tenant} by a gateway, beside "
+                "what servers recorded: leave estimates out of the bill, and run gateways and servers of one version"
+            )
+    return 1 if bad or twice else 0
 
 
 def read_prices(path: Path) -> list[Price]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.usage.grouping import IDLE, UNBILLED, Group
+from oriel_cli.usage.grouping import IDLE, UNBILLED, Group, counted, outermost
 from oriel_policies.metering.prices import Price, decimal_text
 from oriel_wire.usage import COUNTERS, UsageLine
 
@@ -129,6 +129,7 @@ def write_parquet(rows: Sequence[dict[str, Any]], names: Sequence[str], path: Pa
 
 def cloudevents(lines: Sequence[tuple[str, UsageLine]]) -> Iterator[dict[str, Any]]:
     """Yield one CloudEvent 1.0 per line of use; its id is the line's identity, so that a receiver drops repeats."""
+    outer = outermost(line for _, line in lines)
     for identity, line in lines:
         if line.kind != "use":
             continue
@@ -139,7 +140,7 @@ def cloudevents(lines: Sequence[tuple[str, UsageLine]]) -> Iterator[dict[str, An
             "class": line.device_class,
             "unit": line.unit,
             "minute": line.minute,
-            **{name: getattr(line, name) for name in COUNTERS},
+            **counted(line, outer),
         }
         if line.why:
             data["why"] = line.why

@@ -1,11 +1,12 @@
 """Adds up lines of the usage ledger by what the command asks for, and puts prices to them. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oriel_cli.errors import CommandFailed
 from oriel_policies.metering.prices import Amounts, Price, amounts, price_at
-from oriel_policies.metering.reconcile import DeviceHour
+from oriel_policies.metering.reconcile import TOLERANCE, DeviceHour
 from oriel_wire.usage import COUNTERS, UsageLine
 
 KEYS = ("tenant", "target", "tier", "version", "class", "why", "day", "hour", "minute", "unit")
@@ -49,7 +50,7 @@ def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "") -> l
     tenants of the class and the day, in proportion to their use; "" leaves it out.
     """
     lines = list(lines)
-    outermost = _outermost(lines)
+    outer = outermost(lines)
     found: dict[tuple[str, ...], Group] = {}
     for line in lines:
         if line.kind != "use":
@@ -62,22 +63,47 @@ def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "") -> l
             known = found[at] = Group(keys, line.device_class, day, begin=line.minute, end=line.minute)
         known.begin, known.end = min(known.begin, line.minute), max(known.end, line.minute)
         known.estimated |= line.estimated
-        for name in COUNTERS:
-            if name in ("requests", "bytes_in", "bytes_out") and line.tenant and line.unit not in outermost:
-                continue
-            known.sums[name] += getattr(line, name)
+        for name, value in counted(line, outer).items():
+            known.sums[name] += value
     groups = list(found.values())
     if idle:
         _idle(groups, lines, by, idle)
     return sorted(groups, key=lambda each: (*each.keys.values(), each.day, each.device_class))
 
 
-def _outermost(lines: Iterable[UsageLine]) -> set[str]:
+def outermost(lines: Iterable[UsageLine]) -> set[str]:
     """Return the units that count requests and bytes of tenants: the gateway if it recorded any, because calls pass it
     first and would be counted twice otherwise.
     """
     units = {line.unit for line in lines if line.kind == "use" and line.tenant}
     return {"gateway"} if "gateway" in units else units
+
+
+def counted(line: UsageLine, outer: Container[str]) -> dict[str, int]:
+    """Return the counters of a line: requests and bytes of tenants only of the `outer` units, see `outermost`."""
+    left_out = ("requests", "bytes_in", "bytes_out") if line.tenant and line.unit not in outer else ()
+    return {name: 0 if name in left_out else getattr(line, name) for name in COUNTERS}
+
+
+def billed_twice(lines: Sequence[UsageLine]) -> list[tuple[str, str, int]]:
+    """Return (tenant, target, estimated nanoseconds) of use that a gateway has estimated although a server recorded it.
+
+    A server that keeps a ledger reports each call to the gateway. So where servers recorded more requests than were
+    reported, the estimates are of their calls. target: a model; "" for the services of a tenant together.
+    """
+    models = {(line.tenant, line.target) for line in lines if line.kind == "use" and line.unit == "inference"}
+    estimated: Counter[tuple[str, str]] = Counter()
+    excess: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for line in lines:
+        direct = line.unit != "logic" and (line.tenant, line.target) in models
+        at = line.tenant, line.target if direct else ""
+        if line.kind == "use" and line.estimated:
+            estimated[at] += line.device_ns
+        elif line.kind == "use" and line.unit != "gateway" and not line.why:
+            excess[at] += line.requests * (1 - TOLERANCE)
+        elif line.kind == "seen" and not line.estimated:
+            excess[at] -= line.requests
+    return [(*at, ns) for at, ns in sorted(estimated.items()) if ns and excess[at] > 0]
 
 
 def _value(line: UsageLine, name: str) -> str:

@@ -2,8 +2,7 @@
 
 `lifecycle` has the states of a call and what ends it. A call that meets no trouble is this one object. What it does
 when its endpoint fails or nobody can be asked is decided in `attempts`, and what only such a call has to remember is in
-a `Trouble`; what only an answer that comes in parts needs is in an `AnswerStream`. A call of a special route has hooks
-(`contracts.RouteHooks`), and a call whose answer is not simply its client's has a `contracts.Receiver`.
+a `Trouble`; what only an answer in parts needs is in an `AnswerStream`. `contracts` has hooks and receivers of answers.
 """
 
 from math import inf
@@ -169,8 +168,7 @@ class Call(Lifecycle):
         except Refused as refused:
             self.refuse(refused)
             return
-        # A body that came with its head is put on the budget only now, when the call has to wait. A call that was
-        # displaced has been taken off the budget.
+        # A body that came with its head is put on the budget only now; a call that was displaced has been taken off it.
         if self._keep_body():
             gate.pump()
 
@@ -314,7 +312,7 @@ class Call(Lifecycle):
         connection.request_done = True
 
     def upstream_writable(self, writable: bool) -> None:
-        """The request is in the upstream's transport as a whole; its bytes stay on the budget until it answers."""
+        """Do nothing: the request is written as a whole, and its bytes stay on the budget until it is answered."""
 
     # Trouble (see `trouble`) -----------------------------------------------------------------------------------
 
@@ -482,6 +480,8 @@ class Call(Lifecycle):
     def response_data(self, data: bytes, complete: bool) -> None:
         """More of the answer came."""
         if complete:
+            if self.connection is not None and self.connection.reported is not None:
+                self.cost_us, self.used = self.connection.reported
             self.connection = None
         if self.receiver is not None and self.receiver.response_data(self, data, complete):
             return

@@ -35,6 +35,9 @@ def answer_trailers(call: GrpcCall, now: float) -> bytes:
     if call.grant is not None and (answer is None or not answer.code):
         for name, value in call.grant.headers(now):
             parts.append(literal(name.encode(), value.encode("ascii")))
+    if call.tenant.caller and call.cost_us >= 0:
+        # a model call of a service: its cost is part of what the service's own call is charged
+        parts += (literal(b"x-oriel-cost-us", b"%d" % call.cost_us), literal(b"x-oriel-cost", call.used.encode()))
     if answer is not None and answer.forward:
         for line in answer.forward:
             name_, _, value_ = line.partition(b":")

@@ -19,7 +19,7 @@ from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.budgets import Use
 from oriel_policies.metering.usage import UsageBook, UsageKey, counters
-from oriel_wire.context import Used, parse_cost, parse_tokens
+from oriel_wire.context import ANNOUNCED, Used, parse_cost, parse_tokens
 from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
@@ -118,12 +118,11 @@ class Usage:
                 if sums is None:
                     sums = found[id(tenant), id(target)] = _Sums(tenant, target)
             cost = parse_cost(used) if used else None
-            if cost is None:
+            if cost is None and sent_s and target.executes:
                 sums.estimated += 1
                 sums.estimated_in += bytes_in
                 sums.estimated_out += bytes_out
-                if sent_s:
-                    sums.estimated_ns += round((ended_s - sent_s) / max(1, beside) * 1e9)
+                sums.estimated_ns += round((ended_s - sent_s) / max(1, beside) * 1e9)
                 if used and (tokens := parse_tokens(used)) is not None:
                     sums.estimated_read += tokens[0]
                     sums.estimated_written += tokens[1]
@@ -131,6 +130,8 @@ class Usage:
             sums.reported += 1
             sums.bytes_in += bytes_in
             sums.bytes_out += bytes_out
+            if cost is None:
+                continue  # nothing was executed: a list, metadata, another call's answer
             if cost.device_class != sums.device_class:
                 sums.change_class(cost.device_class)
             sums.device_ns += cost.device_ns
@@ -328,10 +329,10 @@ def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[i
         sums.estimated_in += bytes_in
         sums.estimated_out += bytes_out
         cost = parse_cost(used) if used else None
-        if cost is None:
-            tokens = (parse_tokens(used) if used else None) or (0, 0)
-            # A stream of gRPC also lasts while its client asks for nothing.
-            idles = protocol == "grpc" and answered_s < ended_s
+        if cost is None or used.partition(";tin=")[0] == ANNOUNCED:
+            tokens = (cost.tokens_in, cost.tokens_out) if cost is not None else parse_tokens(used) or (0, 0)
+            # A stream of gRPC also lasts while its client asks for nothing. A list or metadata uses no device.
+            idles = (protocol == "grpc" and answered_s < ended_s) or not target.executes
             busy_ns = 0 if idles else round((ended_s - sent_s) / max(1, beside) * 1e9)
             cost = Used(busy_ns, 0, classes.get(target.pool, ""), *tokens)
         if cost.device_class != sums.device_class:

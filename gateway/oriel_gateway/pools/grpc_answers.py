@@ -173,6 +173,7 @@ class GrpcExchange(UpstreamStream):
     streamed: each message is delivered as soon as it is here, with its five bytes, and pieces of messages are not.
     """
 
+    reported = None  # of an answer over HTTP/1.1; this one's trailers come with its end
     __slots__ = ("_begun", "_head", "_parts", "_size", "_wanted", "most_bytes", "streamed", "whole_bytes")
 
     def __init__(self, endpoint: H2Endpoint, connection: H2Upstream, sink: Any) -> None:

@@ -99,7 +99,8 @@ class Target:
     work: calls of one name here take about as long as one another; "": not worth timing.
     choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
     side: of the split, "" without one; version: of the model, "" as the call asks.
-    executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
+    executes: a call to it runs something, and only such calls use a device.
+    keepable: its answer may be kept where the route is deterministic.
     special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
     cannot.
     tokens: the tokens of a call are counted, for limits or budgets of its tenant.
@@ -298,7 +299,7 @@ def resolve(
                 line=f"{method} {target} HTTP/1.1".encode("ascii"),
                 work=f"{kind}:{where}" if method == "POST" and name else "",
                 head_only=method == "HEAD",
-                executes=executes,
+                executes=executes and method == "POST",
                 keepable=keepable,
                 names=names,
                 flex=flex,

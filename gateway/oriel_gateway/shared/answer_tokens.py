@@ -52,9 +52,7 @@ class AnswerTokens:
             self.none()
             return
         self.tokens_in = prompt
-        cost = parse_cost(head.used) if head.used else None
-        if cost is not None and cost.tokens_in + cost.tokens_out:
-            self.tokens_in, self.tokens_out, self.reported = cost.tokens_in, cost.tokens_out, True
+        if self._take(head.used):
             return
         self._read = (head.get("content-encoding") or "identity").lower() == "identity"
         if (head.get("content-type") or "").lower().startswith("text/event-stream"):
@@ -74,9 +72,19 @@ class AnswerTokens:
             self.tokens_out = prompt_tokens(self._bytes)
         self._tail = bytes(data[-TAIL_BYTES:]) if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
 
-    def end(self) -> None:
-        """The answer is complete."""
-        if self._read and (found := _usage(self._tail.decode("utf-8", "replace"))) is not None:
+    def _take(self, used: str) -> bool:
+        """Return whether a server has reported tokens with the cost of the call; then they are the call's."""
+        cost = parse_cost(used) if used else None
+        if cost is None or not cost.tokens_in + cost.tokens_out:
+            return False
+        self.tokens_in, self.tokens_out, self.reported = cost.tokens_in, cost.tokens_out, True
+        return True
+
+    def end(self, used: str = "") -> None:
+        """The answer is complete. used: what its server has reported, see `oriel_wire.context.parse_cost`."""
+        if self._take(used):
+            pass
+        elif self._read and (found := _usage(self._tail.decode("utf-8", "replace"))) is not None:
             self.tokens_in, self.tokens_out = found
             self.reported = True
         self._read, self._tail = False, b""

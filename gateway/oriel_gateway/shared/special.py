@@ -195,7 +195,7 @@ class Extras:
 
     def _counted(self, call: Call, tokens: AnswerTokens) -> None:
         """The answer is complete: count what it used, also for the tenant's `GET /v1/usage`."""
-        tokens.end()
+        tokens.end(call.used)
         if (grant := call.grant) is not None and grant.tokens is not None and call.status < 400:
             grant.settle_tokens(tokens.total(), monotonic())
             call.gateway.limiter.learn_tokens(call.tenant, call.target, tokens.tokens_out)

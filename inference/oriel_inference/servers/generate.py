@@ -19,7 +19,7 @@ from oriel_inference.servers.http_call import JSON, begin, json_object, refuse, 
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error, error_body
 from oriel_inference.servers.surface import Surface
-from oriel_wire.context import CallContext
+from oriel_wire.context import COST, COST_US, CallContext
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1_response import UNBUFFERED
@@ -215,7 +215,7 @@ class _Events:
                 return
             self._send(error_body(error, headers[0][1]))
         self._start()
-        self._exchange.end()
+        self._exchange.end("".join([f"{name}: {value}\r\n" for name, value in headers if name in (COST_US, COST)]))
 
     def _send(self, data: bytes) -> None:
         self._start()
@@ -224,7 +224,7 @@ class _Events:
 
     def _start(self) -> None:
         if not self._exchange.started:
-            self._exchange.start(200, [*self._record.identity(), *_EVENTS])
+            self._exchange.start(200, [*self._record.identity(), *self._record.announced, *_EVENTS])
 
     def _caught_up(self) -> None:
         unread, self._unread = self._unread, []

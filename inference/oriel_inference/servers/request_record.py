@@ -10,7 +10,7 @@ from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.spans import Requested, keeps_alone, run_of, spans_of
 from oriel_policies.metering.usage import UsageRow
-from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
+from oriel_wire.context import ANNOUNCED, COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.server_timing import server_timing
@@ -24,9 +24,14 @@ _TRACE = field_prefix(b"traceresponse") + b"\x37"
 _TIMING = field_prefix(b"server-timing")
 
 
-def cost_text(device_ns: int, usage: UsageRow) -> str:
-    """Return the value of `x-oriel-cost`: what a call used of which class of device."""
-    return format_cost(device_ns, 0, usage.key.device_class)
+def cost_text(device_ns: int, usage: UsageRow | None) -> str:
+    """Return the value of `x-oriel-cost`: what a call used of which class of device.
+
+    usage: the row that counts it; None if nothing was executed. A copy that nobody is charged for costs nothing.
+    """
+    if usage is None:
+        return ANNOUNCED
+    return format_cost(0 if usage.key.why in ("shadow", "repeat") else device_ns, 0, usage.key.device_class)
 
 
 class RequestRecord:
@@ -105,8 +110,7 @@ class RequestRecord:
             headers.append(("server-timing", server_timing(stages)))
             if self._ctx.trusted:
                 headers.append((COST_US, str(answer.cost_us)))
-                if answer.usage is not None:
-                    headers.append((COST, cost_text(answer.device_ns, answer.usage)))
+                headers.append((COST, cost_text(answer.device_ns, answer.usage)))
         if self._load_form:
             load = self._meter.load_header(completion.serving, self._ctx.band, self._load_form)
             headers.append((LOAD_METRICS, load))
@@ -126,9 +130,8 @@ class RequestRecord:
             f"compute;dur={(times.split_s - times.started_s) * 1e3:.3f}\r\n"
         )
         if ctx.trusted:
-            lines += f"{COST_US}: {answer.cost_us}\r\n"
-            if answer.usage is not None:
-                lines += f"{COST}: {cost_text(answer.device_ns, answer.usage)}\r\n"
+            cost = cost_text(answer.device_ns, answer.usage)
+            lines += f"{COST_US}: {answer.cost_us}\r\n{COST}: {cost}\r\n"
         if self._load_form:
             lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, self._load_form)}\r\n"
         return lines
@@ -157,8 +160,7 @@ class RequestRecord:
         ]
         if ctx.trusted:
             parts.append(literal(b"x-oriel-cost-us", b"%d" % answer.cost_us))
-            if answer.usage is not None:
-                parts.append(literal(b"x-oriel-cost", cost_text(answer.device_ns, answer.usage).encode()))
+            parts.append(literal(b"x-oriel-cost", cost_text(answer.device_ns, answer.usage).encode()))
         if self._load_form:
             load = self._meter.load_header(completion.serving, ctx.band, self._load_form)
             parts.append(literal(LOAD_METRICS.encode(), load.encode("latin-1")))
@@ -168,6 +170,11 @@ class RequestRecord:
         """Records that the caller went away before its answer."""
         self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
         self._record_spans(completion, completion.serving.spec.name, completion.error)
+
+    @property
+    def announced(self) -> tuple[tuple[str, str], ...]:
+        """The header of a streamed answer whose trailers report its cost: only trusted peers get it."""
+        return (("trailer", COST),) if self._ctx.trusted else ()
 
     def identity(self) -> list[tuple[str, str]]:
         """Returns the headers that every answer has."""

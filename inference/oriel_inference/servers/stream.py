@@ -191,10 +191,8 @@ class _Stream:
     def _finish_with(self, error: InferenceError | None) -> None:
         self._leave()
         fields = [(REQUEST_ID, self._ctx.request_id)]
-        if self._cost_us and self._ctx.trusted:
-            fields.append((COST_US, str(self._cost_us)))
-            if self._usage is not None:
-                fields.append((COST, cost_text(self._device_ns, self._usage)))
+        if self._ctx.trusted:
+            fields += [(COST_US, str(self._cost_us)), (COST, cost_text(self._device_ns, self._usage))]
         if error is None:
             self._call.finish(fields)
         else:

@@ -200,10 +200,7 @@ class BoundModels:
             )
             if response.server_timing:
                 self._ledger.timed(response.server_timing)
-            if response.cost_us > 0:
-                self._ledger.cost_us += response.cost_us
-            if response.used:
-                self._ledger.reported(response.used)
+            self._ledger.reported(response.cost_us, response.used)
             if response.status != 200:
                 await self._blame(model, version, inputs, response, stage)
             return codec.decode(response)
@@ -224,7 +221,7 @@ class BoundModels:
             except ModelInputWrong as error:
                 codec = await self._newer(codec, model, version, stage, error)
                 request = infer_request(codec.spec, inputs, outputs, version)
-            answers = self._servers.streams.answers(request, self._call, stage)
+            answers = self._servers.streams.answers(request, self._call, stage, self._ledger)
             async with aclosing(answers):
                 async for answer in answers:
                     yield outputs_of(answer)

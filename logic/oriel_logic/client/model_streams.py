@@ -23,11 +23,12 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
-from oriel_logic.observe.stages import HopFacts, Stage
+from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, to_headers
 from oriel_wire.engine.discovery import Address
 from oriel_wire.engine.grpc_client import GrpcCall, GrpcClient
 from oriel_wire.errors import BadMessage, TooLarge, UpstreamBroken, UpstreamUnreachable, UpstreamUnread
+from oriel_wire.h1_response import read_cost
 from oriel_wire.h2.grpc import CODES, OK
 from oriel_wire.v2.messages import InferRequest, InferResponse
 
@@ -69,8 +70,10 @@ class StreamServers:
     async def close(self) -> None:
         await self._endpoints.close()
 
-    async def answers(self, request: InferRequest, call: CallContext, stage: Stage) -> AsyncGenerator[InferResponse]:
-        """Yield every answer to `request` as it arrives. stage: gets the facts of the hop.
+    async def answers(
+        self, request: InferRequest, call: CallContext, stage: Stage, ledger: Ledger
+    ) -> AsyncGenerator[InferResponse]:
+        """Yield every answer to `request` as it arrives. stage: gets the facts of the hop. ledger: gets its cost.
 
         Raises DeadlineExceeded, ModelInputWrong, ModelUnavailable, ModelBusy, ModelFailed or ModelUnreachable.
         Cancelled or closed: the inference server sees that the caller left.
@@ -93,7 +96,7 @@ class StreamServers:
             tried.append(endpoint)
             endpoint.outstanding += 1
             try:
-                one = self._one(endpoint.client, message, model, call, stage)
+                one = self._one(endpoint.client, message, model, call, stage, ledger)
                 async with contextlib.aclosing(one):
                     async for data in one:
                         if endpoint.failures:
@@ -127,6 +130,7 @@ class StreamServers:
         model: str,
         call: CallContext,
         stage: Stage,
+        ledger: Ledger,
     ) -> AsyncGenerator[bytes]:
         """Yield the messages of one server."""
         now = monotonic()
@@ -152,6 +156,7 @@ class StreamServers:
             raise cut(model) from error
         finally:
             stream.cancel()
+            ledger.reported(*read_cost([b"%b:%b" % field for field in stream.trailers]))
         if stage.hop is not None:
             stage.hop = replace(stage.hop, status=stream.code)
         if stream.code != OK:

@@ -113,9 +113,12 @@ class Ledger:
         self.device_class = ""
         self._clock = clock
 
-    def reported(self, text: str) -> None:
-        """Add what an answer of an inference server says it used: a value of `x-oriel-cost`."""
-        used = parse_cost(text)
+    def reported(self, cost_us: int, text: str) -> None:
+        """Add what an answer of an inference server says it used: the values of `x-oriel-cost-us` and `x-oriel-cost`;
+        -1 and "" if it does not say.
+        """
+        self.cost_us += max(0, cost_us)
+        used = parse_cost(text) if text else None
         if used is not None:
             self.device_ns += used.device_ns
             self.cpu_ns += used.cpu_ns

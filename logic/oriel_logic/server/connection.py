@@ -14,7 +14,7 @@ from oriel_logic.server.envelope import Envelope, Visit
 from oriel_logic.server.inbound import Body, Inbound, full
 from oriel_logic.server.replies import Reply
 from oriel_logic.server.streaming import close as close_pieces
-from oriel_wire.chunked import LAST_CHUNK, chunk
+from oriel_wire.chunked import chunk, last_chunk
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
@@ -176,7 +176,8 @@ class ServiceConnection(ServerConnection):
             self._drained_event = None
         self._release()
         if chunked:
-            self.transport.write(LAST_CHUNK)
+            trailers = reply.trailers() if reply.trailers is not None else ()
+            self.transport.write(last_chunk("".join([f"{name}: {value}\r\n" for name, value in trailers])))
         self.answered(close=close)
 
     def _write(self, reply: Reply, *, close: bool, head_only: bool = False) -> None:

@@ -128,6 +128,8 @@ class Envelope:
                 reply = replace(reply, pieces=pieces)
                 if reply.content_type.startswith("text/event-stream"):
                     reply = replace(reply, headers=(*reply.headers, *UNBUFFERED))
+                if visit.call.trusted:
+                    reply = replace(reply, trailers=lambda: cost(visit))
             stamp = self._stamp(visit, self._clock() - visit.started_s, streams=streams)
             return Reply(
                 status=reply.status,
@@ -135,6 +137,7 @@ class Envelope:
                 content_type=reply.content_type,
                 headers=(*reply.headers, *stamp),
                 pieces=reply.pieces,
+                trailers=reply.trailers,
             )
         except (CallerLeft, asyncio.CancelledError):
             visit.outcome = Outcome.CALLER_LEFT
@@ -204,10 +207,8 @@ class Envelope:
         ]
         if visit.release is not None:
             stamp.append(visit.release.stamp)
-        if ledger.cost_us and not streams:  # a stream's cost is not known yet: the gateway charges it by its time
-            stamp.append((COST_US, str(ledger.cost_us)))
-            used = (ledger.device_ns, ledger.cpu_ns, ledger.device_class, ledger.tokens_in, ledger.tokens_out)
-            stamp.append((COST, format_cost(*used)))
+        if visit.call.trusted:  # a stream's cost is known at its end
+            stamp += (("trailer", COST),) if streams else cost(visit)
         if visit.status == 503 and any(name == STAGE for name, _ in stages):
             stamp.append(("x-oriel-retry", "spent"))  # the reason may mean "not executed", but a model was called
         return stamp
@@ -239,6 +240,20 @@ class Envelope:
             sink.keep(spans_of, record, spans)
         else:
             sink.ring.note(call.trace.trace_id, spans_of, record, spans)
+
+
+def cost(visit: Visit) -> tuple[tuple[str, str], ...]:
+    """Return what a request has cost so far, for a trusted peer: what the usage ledger says of it too.
+
+    Nobody is charged for its own part if it failed, nor for a copy; the models that it called are charged apart.
+    """
+    ledger, failed = visit.ledger, visit.outcome not in (None, Outcome.OK)
+    if failed or visit.call.unbilled:
+        used = format_cost(ledger.device_ns, 0, ledger.device_class)
+    else:
+        counted = (ledger.device_ns, ledger.cpu_ns, ledger.device_class, ledger.tokens_in, ledger.tokens_out)
+        used = format_cost(*counted)
+    return (COST_US, str(ledger.cost_us)), (COST, used)
 
 
 class Watched:

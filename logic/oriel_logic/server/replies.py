@@ -1,7 +1,7 @@
 """Converts values and errors to HTTP answers. No other module of this unit knows status codes."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer to send; `headers` without content-type and content-length.
 
     pieces: a streamed answer, instead of `body`; it is closed early if the client leaves.
+    trailers: called for the fields after its last piece; None if there are none.
     """
 
     status: int
@@ -46,6 +47,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
     pieces: AsyncIterator[bytes] | None = None
+    trailers: Callable[[], tuple[tuple[str, str], ...]] | None = None
 
 
 def reply_of(value: Any) -> Reply:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from oriel_wire.chunked import LAST_CHUNK, chunk
+from oriel_wire.chunked import chunk, last_chunk
 from oriel_wire.engine.in_place import InPlace
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
@@ -108,11 +108,11 @@ class Exchange:
         if self._connection is not None:
             self._connection.transport.write(chunk(data) if self._chunked else data)
 
-    def end(self) -> None:
-        """Complete the started answer."""
+    def end(self, trailers: str = "") -> None:
+        """Complete the started answer. trailers: lines, each with its CRLF, for a client that understands chunks."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.end_answer(LAST_CHUNK if self._chunked else b"")
+            connection.end_answer(last_chunk(trailers) if self._chunked else b"")
 
     @property
     def writable(self) -> bool:

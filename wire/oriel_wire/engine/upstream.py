@@ -26,7 +26,7 @@ from oriel_wire.errors import (
     UpstreamUnreachable,
     UpstreamUnread,
 )
-from oriel_wire.h1_response import ResponseHead, ResponseMemo, parse_response_head
+from oriel_wire.h1_response import ResponseHead, ResponseMemo, parse_response_head, read_cost
 
 _MAX_HEAD: Final = 64 * 1024
 _MAX_INTERIM: Final = 8
@@ -57,7 +57,10 @@ class ResponseSink(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection. Its borrower sets `request_done` when the request's last byte is written."""
+    """One connection. Its borrower sets `request_done` when the request's last byte is written.
+
+    reported: the cost in the trailers of the latest answer, see `read_cost`; None if it had none.
+    """
 
     __slots__ = (
         "_buffer",
@@ -72,6 +75,7 @@ class UpstreamConnection(asyncio.Protocol):
         "idle_since",
         "request_bytes",
         "request_done",
+        "reported",
         "sink",
         "transport",
     )
@@ -81,6 +85,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.endpoint = endpoint
         self.sink: ResponseSink | None = None
         self.request_done = True
+        self.reported: tuple[int, str] | None = None
         # Bytes of the written request, if the borrower needs to know whether it was read; -1: many.
         self.request_bytes = 0
         self.idle_since = 0.0
@@ -263,7 +268,11 @@ class UpstreamConnection(asyncio.Protocol):
         if complete:
             if decoder.rest:
                 self._reusable = False
+            self.reported = read_cost(decoder.trailers) if decoder.trailers else None
             self._finish()
+            if head is not None and self.reported is not None:
+                head = head.copy()
+                head.cost_us, head.used = self.reported
         if head is not None:
             sink.response(head, body, complete)
         elif body or complete:
