@@ -109,6 +109,7 @@ async def _limiter(settings: Settings) -> Limiter:
         ledger = RedisLedger(
             settings.limiter,
             holder=uuid4().hex[:12],
+            prefix=settings.limiter_prefix,
             password=settings.limiter_password,
             authorities=settings.limiter_ca,
         )

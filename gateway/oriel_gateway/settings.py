@@ -36,6 +36,12 @@ def _limiter(text: str) -> str:
     return text
 
 
+def _prefix(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9:._-]{1,64}", text):
+        raise argparse.ArgumentTypeError("a prefix is 1 to 64 letters, digits, colons, dots, dashes or underscores")
+    return text
+
+
 def _policies(text: str) -> Path | Location:
     if "://" not in text:
         return Path(text)
@@ -199,6 +205,15 @@ class Settings:
             help="who counts: 'embedded' (this process), or redis://HOST:PORT/DB or rediss://... for several "
             "gateways together; its password comes from ORIEL_LIMITER_PASSWORD (default: ORIEL_LIMITER, else "
             "embedded)",
+        ),
+    )
+    limiter_prefix: str = field(
+        default="oriel:",
+        metadata=flag(
+            "--limiter-prefix",
+            type=_prefix,
+            metavar="TEXT",
+            help="of all keys in Redis: environments on one database need one each (default %(default)s)",
         ),
     )
     limiter_replicas: int = field(

@@ -74,6 +74,9 @@ def test_repeated_lines_are_dropped_and_gaps_are_named() -> None:
     found = [("a-00000001", 1, line(ns=1)), ("a-00000001", 1, line(ns=1)), ("a-00000003", 1, line(ns=1))]
     usage = collect(iter([*found, ("a-00000003", 2, line(kind="crash"))]), "2026-11-24T00:00", "2026-11-25T00:00")
     assert (len(usage.lines), usage.repeats, usage.gaps, usage.crashes) == (3, 1, ["a-00000002"], 1)
+    crashed = [("b-00000001", 1, line(kind="crash", wall_ns=9 * 10**9))]
+    assert collect(iter([*found, *crashed]), "2026-11-24T00:00", "2026-11-25T00:00").lost_ns == 9 * 10**9
+    assert usage.lost_ns == 10**9  # of a crash that an earlier version has noted
     outside = collect(iter(found), "2026-11-25T00:00", "2026-11-26T00:00")
     assert outside.lines == []
 

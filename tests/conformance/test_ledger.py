@@ -372,3 +372,53 @@ async def test_a_user_of_redis_without_rights_on_the_channel_exchanges_all_the_s
                 await anext(edges)
         for each in (every, few):
             await each.close()
+
+
+async def test_a_user_of_redis_who_may_run_scripts_but_not_load_them_counts_all_the_same() -> None:
+    """Each of several gateways admitted its share alone then: 49 of 99 calls."""
+    async with redis_server() as server:
+        every = RedisLedger(server.url, holder="one", password=PASSWORD)
+        rights = ("on", ">few", "~*", "&*", "+@all", "-script")
+        await every._redis.execute_command("ACL", "SETUSER", "few", *rights)
+        few = RedisLedger(server.url.replace("//", "//few@"), holder="two", password="few")
+        ask = Ask(key="b", kind=WINDOW, limit=10.0, step=0.0, need=1.0, want=1.0)
+        for flushed in (False, True):
+            if flushed:
+                await every._redis.execute_command("SCRIPT", "FLUSH")
+            answers = await few.ask([("t", [ask]), ("u", [ask])])
+            assert [answer and answer[0].granted for answer in answers] == [1.0, 1.0]
+        assert (await few.examine())[0]
+        ((answer,),) = [found or [] for found in await every.ask([("t", [ask])])]
+        assert answer.used == 3.0
+        for each in (every, few):
+            await each.close()
+
+
+async def test_the_cause_that_redis_names_is_passed_on() -> None:
+    async with redis_server() as server:
+        every = RedisLedger(server.url, holder="one", password=PASSWORD)
+        await every._redis.execute_command("ACL", "SETUSER", "few", "on", ">few", "~*", "+@all", "-eval", "-evalsha")
+        few = RedisLedger(server.url.replace("//", "//few@"), holder="two", password="few")
+        with pytest.raises(LedgerLost, match="NoPermission.*evalsha"):
+            await few.ask([("t", [Ask(key="b", kind=RATE, limit=1.0, step=1.0)])])
+        with pytest.raises(LedgerLost, match="NoPermission.*eval"):
+            await few.hello(1.0)
+        for each in (every, few):
+            await each.close()
+
+
+async def test_ledgers_with_other_prefixes_share_nothing_in_one_database() -> None:
+    async with redis_server() as server:
+        ours = RedisLedger(server.url, holder="one", password=PASSWORD)
+        theirs = RedisLedger(server.url, holder="two", password=PASSWORD, prefix="staging:")
+        ask = Ask(key="b", kind=WINDOW, limit=1.0, step=0.0, need=1.0, want=1.0)
+        for ledger in (ours, theirs):
+            ((answer,),) = [found or [] for found in await ledger.ask([("t", [ask])])]
+            assert answer.granted == 1.0
+            assert (await ledger.hello(1.0)).gateways == 1
+            assert await ledger.exchange(b"x") == {}
+            assert await ledger.lead("role", ledger._holder.encode(), for_s=60.0) == (True, ledger._holder.encode())
+        keys = {key.partition(b":")[0] for key in await ours._redis.keys("*")}
+        assert keys == {b"oriel", b"staging"}
+        for each in (ours, theirs):
+            await each.close()

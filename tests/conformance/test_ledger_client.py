@@ -88,7 +88,7 @@ async def test_five_silent_batches_open_the_breaker_and_then_nobody_waits(caplog
             assert await it.admitted()
         # A second may have passed: then one of them has been a probe.
         assert not limiter.ledger_client.up and len(it.waits) <= len(ledger.batches) - asked <= 1
-        assert caplog.text.count("does not answer") == 1
+        assert caplog.text.count("cannot be used") == 1
 
 
 async def test_a_lost_ledger_never_becomes_an_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -209,3 +209,26 @@ async def test_on_probation_calls_wait_little() -> None:
     assert ledger_client.up and ledger_client.patience_s(now) == module.DOUBTFUL_S
     assert ledger_client.patience_s(now + 10.0) == module.BUDGET_S
     await ledger_client.close()
+
+
+async def test_a_ledger_that_refuses_asks_is_named_once_with_its_cause(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeat was answered and its asks were not: each second the log said that it was slow, and was back."""
+    monkeypatch.setattr(module, "PROBE_S", 0.001)
+    async with desk("limit = { requests_per_s = 1000, burst = 1000 }", budget_s=2.0) as (it, ledger, limiter):
+        limiter.open()
+        opened = 0
+
+        async def refuse(questions: Sequence[Question]) -> list[list[Answer]]:
+            raise LedgerLost("NoPermissionError: NOPERM no right to run evalsha")
+
+        monkeypatch.setattr(ledger, "ask", refuse)
+        while opened < 3:
+            await until(lambda: limiter.ledger_client.up)
+            while limiter.ledger_client.up:
+                await it.admitted()
+            opened += 1
+        told = [each.message for each in caplog.records if "ledger" in each.message]
+        assert len([each for each in told if "cannot be used" in each]) == 1 and "NOPERM" in told[0]
+        assert len([each for each in told if "answers again" in each]) <= 1

@@ -1,12 +1,15 @@
 """The usage ledger: on the disk each second, sealed each minute, whole after a crash, nothing twice."""
 
 import asyncio
+import errno
 import gzip
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,74 @@ def test_a_killed_server_loses_nothing_that_was_written_and_its_crash_is_reporte
     assert [(line.kind, line.cpu_ns) for _, line in found] == [("use", 6), ("crash", 0)]
     assert UsageFiles(tmp_path, "again").recovered == []
     assert everything(tmp_path) == found
+
+
+def crash(files: UsageFiles) -> None:
+    """Let go of the open segment as the end of a process does."""
+    assert files._file is not None
+    files._file.close()
+
+
+def left_for(path: Path, seconds: float) -> None:
+    """Make a file as old as if nothing had been written to it for some seconds."""
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("first", [[use(5)], []])
+def test_the_time_since_a_crashed_server_wrote_last_is_told(
+    tmp_path: Path, first: list[UsageLine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full for six seconds before the crash, and "its last second" was said to be lost."""
+    files = UsageFiles(tmp_path, "dead")
+    files.append(MINUTE, first)
+
+    def full(number: int) -> None:
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            return
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    if first:
+        (open_one,) = (tmp_path / "usage/v1/open").glob("*.ndjson")
+        left_for(open_one, 60.0)
+    with pytest.raises(OSError, match="space"):
+        files.append(MINUTE, [use(7)])
+    monkeypatch.undo()
+    (open_one,) = (tmp_path / "usage/v1/open").glob("*.ndjson")
+    if not first:
+        left_for(open_one, 60.0)
+    crash(files)
+    after = UsageFiles(tmp_path, "after")
+    assert 60.0 <= after.lost_s < 3600.0 and after.recovered == ["dead-00000001"]
+    (told,) = [line for _, line in everything(tmp_path) if line.kind == "crash"]
+    assert 60 * 10**9 <= told.wall_ns == int(after.lost_s * 1e9)
+    assert sum(line.device_ns for _, line in everything(tmp_path)) == sum(line.device_ns for line in first)
+
+
+def test_a_server_that_is_idle_before_its_crash_loses_nothing_of_that_time(tmp_path: Path) -> None:
+    files = UsageFiles(tmp_path, "dead")
+    files.append(MINUTE, [use(5)])
+    (open_one,) = (tmp_path / "usage/v1/open").glob("*.ndjson")
+    left_for(open_one, 86_400.0)
+    files.append(MINUTE, [])
+    crash(files)
+    assert UsageFiles(tmp_path, "after").lost_s < 3600.0
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_only_their_own_user_reads_the_files(tmp_path: Path, umask: int) -> None:
+    """They had the modes that the umask left, also where the folder was there before."""
+    before = os.umask(umask)
+    try:
+        files = UsageFiles(tmp_path, "a1")
+        files.append(MINUTE, [use(5)])
+        files.append(NEXT, [use(6)])
+    finally:
+        os.umask(before)
+    found = [path for path in (tmp_path / "usage").rglob("*") if path.is_file()]
+    assert len(found) == 2 and {path.stat().st_mode & 0o777 for path in found} == {0o600}
+    files.seal()
 
 
 def test_a_crash_between_sealing_and_removing_the_open_segment_counts_nothing_twice(tmp_path: Path) -> None:
@@ -236,3 +307,16 @@ async def test_a_running_ledger_says_that_it_started_and_stopped(tmp_path: Path)
         await running
     await server.ledger.close()
     assert [line.kind for _, line in everything(tmp_path)] == ["start", "stop"]
+
+
+def test_a_segment_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = UsageFiles(tmp_path, "a1")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for _ in range(3):
+        with pytest.raises(OSError, match="space"):
+            files.append(MINUTE, [use(7)])
+    assert list((tmp_path / "usage/v1/open").iterdir()) == []

@@ -21,7 +21,8 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     kind: "use" of a tenant, or of none; "seen": use that answers reported to a gateway, which the servers record as
     "use" themselves, so that it must not be added up; "device": the time of one device; "start" of a server, or its
-    "stop"; "crash": the server ended without a stop, and what it used within the second before is missing.
+    "stop"; "crash": the server ended without a stop, and what it used since it wrote last is missing: `wall_ns` is the
+    time until the next server opened its folder.
     minute: its beginning in UTC, as "2026-11-24T17:05".
     unit: "gateway", "logic" or "inference".
     why: why nobody is charged; "" if the tenant is.

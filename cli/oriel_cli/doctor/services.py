@@ -180,8 +180,8 @@ async def redis(url: str, authorities: Path | None) -> tuple[list[Finding], dict
     except (LedgerLost, TimeoutError) as error:
         kind = str(error) or "no answer in time"
         fix = "start it, or correct --limiter"
-        if "Auth" in kind or "Permission" in kind or kind == "ResponseError":
-            fix = "put its password into ORIEL_LIMITER_PASSWORD; its user needs EVALSHA, SCRIPT LOAD, TIME and INFO"
+        if "Auth" in kind or "Permission" in kind or kind.startswith("ResponseError"):
+            fix = "put its password into ORIEL_LIMITER_PASSWORD; its user needs EVAL, EVALSHA, TIME and INFO"
         return [fail("redis", f"{where}: {kind}", fix)], {}
     finally:
         await ledger.close()

@@ -81,7 +81,10 @@ def _notes(usage: Usage) -> list[str]:
         more = ", ..." if len(usage.gaps) > 5 else ""
         notes.append(f"{len(usage.gaps)} segments are missing: {', '.join(usage.gaps[:5])}{more}")
     if usage.crashes:
-        notes.append(f"{usage.crashes} servers crashed: at most the last second of each is missing")
+        lost_s = usage.lost_ns / 1e9
+        notes.append(
+            f"{usage.crashes} servers crashed: what they used in the last {lost_s:.1f} s before restarts is missing"
+        )
     return notes
 
 

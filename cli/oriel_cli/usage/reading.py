@@ -24,13 +24,15 @@ class Usage:
     """The lines of a period. lines: (id, line), in the order of their minutes.
 
     repeats: lines that were left out because their identity came before. gaps: segments that are missing between
-    others of their instance. crashes: servers that ended without a stop.
+    others of their instance. crashes: servers that ended without a stop. lost_ns: for how long, at most, what they used
+    is missing.
     """
 
     lines: list[tuple[str, UsageLine]] = field(default_factory=list)
     repeats: int = 0
     gaps: list[str] = field(default_factory=list)
     crashes: int = 0
+    lost_ns: int = 0
 
 
 def read(where: str, begin: str, end: str, *, with_open: bool = False) -> Usage:
@@ -68,7 +70,9 @@ def collect(found: Iterator[tuple[str, int, UsageLine]], begin: str, end: str) -
             continue
         if len(usage.lines) >= MAX_LINES:
             raise CommandFailed(f"more than {MAX_LINES} lines: choose a shorter period")
-        usage.crashes += line.kind == "crash"
+        if line.kind == "crash":
+            usage.crashes += 1
+            usage.lost_ns += line.wall_ns or 10**9
         usage.lines.append((f"{segment}-{number}", line))
     usage.gaps = missing(sequences)
     usage.lines.sort(key=lambda each: each[1].minute)

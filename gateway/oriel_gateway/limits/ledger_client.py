@@ -31,6 +31,7 @@ LOST_S = 0.5  # a batch without an answer is given up after this
 PROBE_S = 0.9  # together with the tick, a probe about once a second
 TICK_S = 0.0625
 CLOSE_S = 0.25
+NAMED_AGAIN_S = 300.0  # the log names one cause of being alone again after this
 MAX_TICKED = 2000  # meters that are polled per tick; the others are next
 MAX_UNDER_WAY = 16
 MAX_SHARE = 1.5
@@ -105,6 +106,7 @@ class LedgerClient:
         self.share = _careful(self._least)
         self.rest = 1.0
         self._alone_s: float | None = None  # since when this gateway is alone
+        self._cause, self._named_s, self._named = "", 0.0, False  # why it was the last time that the log said so
         self._waiting: deque[tuple[Question, Done]] = deque()
         self._active: OrderedDict[Reporting, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,7 +196,7 @@ class LedgerClient:
             nonlocal in_time
             in_time = False
             self._lanes -= 1
-            self._failed("too slow")
+            self._failed(f"no answer within {self._budget_s * 1e3:g} ms")
             self._pump()
 
         timer = asyncio.get_running_loop().call_later(self._budget_s, overdue)
@@ -273,14 +275,16 @@ class LedgerClient:
         was = self.up
         self._breaker.failed(self._clock())
         if was and not self.up:
-            self._alone_s = self._clock()
-            _log.warning(
-                "the limiter's ledger does not answer within %g ms (%s): until it does, this gateway admits its share, "
-                "%.2f of every limit, alone",
-                self._budget_s * 1e3,
-                why,
-                _share(self.replicas),
-            )
+            self._alone_s = now = self._clock()
+            self._named = why != self._cause or now >= self._named_s + NAMED_AGAIN_S
+            if self._named:
+                self._cause, self._named_s = why, now
+                _log.warning(
+                    "the limiter's ledger cannot be used (%s): while that is so, this gateway admits its share, %.2f of "
+                    "every limit, alone",
+                    why,
+                    _share(self.replicas),
+                )
             waiting, self._waiting = self._waiting, deque()
             for _, done in waiting:
                 done(None)
@@ -290,7 +294,8 @@ class LedgerClient:
         self._breaker.succeeded(self._clock())
         if self.up and not was:
             self._alone_s, self.share = None, _careful(self.replicas)
-            _log.info("the limiter's ledger answers again, %d gateways share it", self.replicas)
+            if self._named:
+                _log.info("the limiter's ledger answers again, %d gateways share it", self.replicas)
 
 
 def _share(replicas: int) -> float:

@@ -1,6 +1,6 @@
 """The ledger in Redis 6.2 or later: one atomic script per call, on Redis' own clock. Only this file imports redis.
 
-A record is one key, `PREFIX{tenant}bound`: the braces put all records of a tenant into one hash slot, so the script
+A record is one key, PREFIX{tenant}bound: the braces put all records of a tenant into one hash slot, so the script
 stays atomic behind a proxy of a cluster. A password is taken from the environment and is never part of a message.
 """
 
@@ -8,6 +8,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncGenerator, Sequence
+from hashlib import sha1
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
@@ -35,13 +36,14 @@ from oriel_policies.ledger import Answer, Ask
 
 _log = logging.getLogger(__name__)
 PREFIX = "oriel:"
-_PRESENT = f"{PREFIX}present"
 MAX_CONNECTIONS = 24
 _NAMED = 100
 CONNECT_S = 0.5
 GOODBYE_S = 0.1
 SILENT_S = 60.0
+MAX_CAUSE = 160  # characters of an error text of Redis
 _SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
+_SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # Redis knows the script by it
 _HELLO = """local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local step, since, jump = tonumber(ARGV[7]), tonumber(ARGV[6]), 0
@@ -75,7 +77,6 @@ for i = 1, #all, 2 do
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return {count, quiet, string.format('%.6f', alone)}"""
-_DEMAND = f"{PREFIX}demand"
 _EXCHANGE = """local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:', now) .. ARGV[2])
@@ -155,7 +156,8 @@ class _TLSConnection(SSLConnection):
 class RedisLedger:
     """The `Ledger` at a `redis://` or `rediss://` URL.
 
-    holder: this gateway's unique name in the ledger.
+    holder: this gateway's unique name in the ledger. prefix: of all its keys; gateways with another one share nothing
+    with these, so that several environments can use one database.
     authorities: a PEM file of the authorities for a `rediss://` URL, read at each connection; while there is no file,
     the authorities that this machine trusts are used. With the file an address in the URL, unlike a name, is not looked
     for in the certificate: a managed Redis with an authority of its own (Memorystore) has no address in there.
@@ -166,6 +168,7 @@ class RedisLedger:
         url: str,
         *,
         holder: str,
+        prefix: str = PREFIX,
         password: str | None = None,
         authorities: Path | None = None,
         slot_ttl_s: float = SLOT_TTL_S,
@@ -176,9 +179,9 @@ class RedisLedger:
         if password is None and parts.password:
             password = unquote(parts.password)
         self._holder = holder
+        self._prefix, self._present, self._demand = prefix, f"{prefix}present", f"{prefix}demand"
         self._slot_ttl_s = slot_ttl_s
         self._presence_s = presence_s
-        self._sha = ""
         self._heard_s = 0.0  # when the last `hello` that was answered was sent
         self._named: set[str] = set()  # tenants with unreadable records, each logged once
         tls: dict[str, Any] = {}
@@ -206,11 +209,10 @@ class RedisLedger:
             raw = await self._run(questions, range(len(questions)))
             unknown = [number for number, answer in enumerate(raw) if isinstance(answer, NoScriptError)]
             if unknown:  # a fresh, flushed or failed over Redis
-                await self._load()
-                for number, answer in zip(unknown, await self._run(questions, unknown), strict=True):
+                for number, answer in zip(unknown, await self._run(questions, unknown, known=False), strict=True):
                     raw[number] = answer
         except (RedisError, OSError) as error:
-            raise LedgerLost(type(error).__name__) from error
+            raise _lost(error) from error
         for number, answer in enumerate(raw):
             if isinstance(answer, ResponseError) and any(words in str(answer) for words in _UNREADABLE):
                 self._unreadable(questions[number][0])
@@ -218,7 +220,7 @@ class RedisLedger:
             elif isinstance(answer, Exception):
                 # This includes READONLY and LOADING of a failover: the connection may lead to the wrong server.
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
-                raise LedgerLost(type(answer).__name__) from answer
+                raise _lost(answer) from answer
         return [None if answer is None else _answers(answer) for answer in raw]
 
     async def hello(self, share: float) -> Presence:
@@ -227,29 +229,29 @@ class RedisLedger:
         bounds = (self._presence_s, int(MISSED_S), WHOLE_SHARE)
         try:
             count, silent, alone = await self._redis.eval(
-                _HELLO, 1, _PRESENT, self._holder, share, *bounds, since, STEP_S
+                _HELLO, 1, self._present, self._holder, share, *bounds, since, STEP_S
             )
             self._heard_s = now
             return Presence(int(count), int(silent), float(alone))
         except (RedisError, OSError) as error:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise LedgerLost(type(error).__name__) from error
+            raise _lost(error) from error
 
     async def exchange(self, records: bytes, *, edge: bool = False) -> dict[str, tuple[bytes, float]]:
         try:
             found = await self._redis.eval(
-                _EXCHANGE, 1, _DEMAND, self._holder, records, int(MISSED_S), STEP_S, int(edge)
+                _EXCHANGE, 1, self._demand, self._holder, records, int(MISSED_S), STEP_S, int(edge)
             )
         except (RedisError, OSError) as error:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise LedgerLost(type(error).__name__) from error
+            raise _lost(error) from error
         return {holder.decode(): (record, float(age_s)) for holder, age_s, record in found}
 
     async def edges(self) -> AsyncGenerator[None]:
         holder = self._holder.encode()
         try:
             async with self._redis.pubsub() as channel:
-                await channel.subscribe(_DEMAND)
+                await channel.subscribe(self._demand)
                 # A connection that has died is silent as well: after a while without an edge there is another one.
                 while (message := await channel.get_message(timeout=SILENT_S)) is not None:
                     if (
@@ -257,36 +259,36 @@ class RedisLedger:
                     ):  # also the answer to SUBSCRIBE: what was published before it is unknown
                         yield
         except (RedisError, OSError) as error:
-            raise LedgerLost(type(error).__name__) from error
+            raise _lost(error) from error
 
     async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
-        keys = f"{PREFIX}{{{role}}}holder", f"{PREFIX}{{{role}}}state"
+        keys = f"{self._prefix}{{{role}}}holder", f"{self._prefix}{{{role}}}state"
         try:
             holder, found = await self._redis.eval(
                 _LEAD, 2, *keys, self._holder, round(for_s * 1000), state, int(MISSED_S)
             )
         except (RedisError, OSError) as error:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise LedgerLost(type(error).__name__) from error
+            raise _lost(error) from error
         return holder == self._holder.encode(), found
 
     async def examine(self) -> tuple[str, float]:
-        """Load the script and return the server's version and clock; this gateway is not announced to the others.
+        """Run the script on nothing and return the server's version and clock; this gateway is not announced.
 
         Raises LedgerLost with the kind of the error.
         """
         try:
-            await self._load()
+            await self._redis.eval(_SCRIPT, 0, self._holder, 0)
             seconds, microseconds = await self._redis.time()
             return str((await self._redis.info("server")).get("redis_version", "")), seconds + microseconds / 1e6
         except (RedisError, OSError) as error:
-            raise LedgerLost(type(error).__name__) from error
+            raise _lost(error) from error
 
     async def close(self) -> None:
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._redis.hdel(_PRESENT, self._holder)
-                await self._redis.hdel(_DEMAND, self._holder)
+                await self._redis.hdel(self._present, self._holder)
+                await self._redis.hdel(self._demand, self._holder)
         except (RedisError, OSError, TimeoutError):
             pass  # the entry expires after MISSED_S
         await self._redis.aclose()
@@ -298,23 +300,28 @@ class RedisLedger:
                 "what Redis keeps of tenant %s was not written by a gateway of this version: each gateway counts it "
                 "alone until the keys %s{%s}* are deleted",
                 tenant,
-                PREFIX,
+                self._prefix,
                 tenant,
             )
 
-    async def _load(self) -> None:
-        self._sha = await self._redis.script_load(_SCRIPT)
-
-    async def _run(self, questions: Sequence[Question], which: Sequence[int]) -> list[Any]:
-        if not self._sha:
-            await self._load()
+    async def _run(self, questions: Sequence[Question], which: Sequence[int], *, known: bool = True) -> list[Any]:
+        """Run the script once per question. known: Redis has it already; else its text is sent, as SCRIPT LOAD may be
+        forbidden where EVAL is not.
+        """
         ttl_us = int(self._slot_ttl_s * 1e6)
         async with self._redis.pipeline(transaction=False) as pipe:
+            run, script = (pipe.evalsha, _SHA) if known else (pipe.eval, _SCRIPT)
             for number in which:
                 tenant, asks = questions[number]
-                keys = [f"{PREFIX}{{{tenant}}}{ask.key}" for ask in asks]
-                pipe.evalsha(self._sha, len(keys), *keys, self._holder, ttl_us, *_arguments(asks))
+                keys = [f"{self._prefix}{{{tenant}}}{ask.key}" for ask in asks]
+                run(script, len(keys), *keys, self._holder, ttl_us, *_arguments(asks))
             return await pipe.execute(raise_on_error=False)
+
+
+def _lost(error: Exception) -> LedgerLost:
+    """Return the error that names the cause: the kind, and what Redis itself says."""
+    text = f": {str(error)[:MAX_CAUSE]}" if isinstance(error, ResponseError) else ""
+    return LedgerLost(f"{type(error).__name__}{text}")
 
 
 def _arguments(asks: Sequence[Ask]) -> list[str | float]:

@@ -42,6 +42,7 @@ class UsageFiles:
         self._lines: dict[tuple[str, ...], UsageLine] = {}
         self._written = 0
         self.recovered: list[str] = []
+        self.lost_s = 0.0  # the longest time for which one of these had not written anything
         (self._root / OPEN).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._recover()
 
@@ -50,12 +51,15 @@ class UsageFiles:
         if self._file is not None and (minute != self._minute or self._written >= self._max_open_bytes):
             self.seal()
         if not lines:
+            if self._file is not None:
+                os.utime(self._file.fileno())  # nothing was used since: a crash loses only what comes now
             return
         if self._file is None:
             self._sequence += 1
             self._file = _lock_new(self._path())
             self._minute, self._lines, self._written = minute, {}, 0
         data = encode_lines(lines)
+        before = os.fstat(self._file.fileno()).st_mtime_ns
         try:
             self._file.write(data)
             os.fsync(self._file.fileno())
@@ -63,6 +67,7 @@ class UsageFiles:
             # What is written in part is written again as a whole.
             self._file.seek(self._written)
             self._file.truncate()
+            os.utime(self._file.fileno(), ns=(before, before))  # when something was written last
             raise
         self._written += len(data)
         merge_into(self._lines, lines)
@@ -107,12 +112,14 @@ class UsageFiles:
             with file:
                 if not _lock(file):
                     continue
-                lines = list(_lines_of(file))
-                if lines and path.exists():
-                    last = lines[-1]
-                    crash = UsageLine(kind="crash", minute=last.minute, unit=last.unit)
+                lines, written_s = list(_lines_of(file)), os.fstat(file.fileno()).st_mtime
+                if path.exists():
+                    minute, unit = (lines[-1].minute, lines[-1].unit) if lines else (minute_of(written_s), "")
+                    lost_s = max(0.0, time.time() - written_s)
+                    crash = UsageLine(kind="crash", minute=minute, unit=unit, wall_ns=int(lost_s * 1e9))
                     _seal(self._root, path, [*merge(lines), crash])
                     self.recovered.append(path.stem)
+                    self.lost_s = max(self.lost_s, lost_s)
                 path.unlink(missing_ok=True)
 
 
@@ -177,7 +184,7 @@ def _seal(root: Path, path: Path, lines: list[UsageLine]) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     final = folder / f"{path.stem}.ndjson.gz"
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with open(partial, "wb", opener=_private) as file:
         # without a time stamp, so that the same lines are the same bytes
         file.write(gzip.compress(encode_lines(lines), compresslevel=6, mtime=0))
         file.flush()
@@ -195,10 +202,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(number)
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that only this user reads: it says who used what."""
+    return os.open(path, flags, 0o600)
+
+
 def _lock_new(path: Path) -> IO[bytes]:
-    file = path.open("xb", buffering=0)
+    file = open(path, "xb", buffering=0, opener=_private)
     _lock(file)
-    _sync_folder(path.parent)
+    try:
+        _sync_folder(path.parent)
+    except OSError:
+        file.close()
+        path.unlink()
+        raise
     return file
 
 

@@ -137,7 +137,8 @@ class UsageLedger:
             files = self._files = UsageFiles(self.folder, self.instance)
             if files.recovered:
                 _log.warning(
-                    "usage of a server that crashed is recovered, at most its last second is lost: %s",
+                    "usage of a server that crashed is recovered, without what it used in the %.1f s before this start: %s",
+                    files.lost_s,
                     ", ".join(files.recovered[:8]),
                 )
         # Lines that had to be kept may be of earlier minutes; a segment has the lines of one.
