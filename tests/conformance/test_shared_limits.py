@@ -26,6 +26,7 @@ from .redis_server import PASSWORD, Proxy, RedisServer, redis_server
 
 LOW, HIGH = 100, 1000  # requests per second: at LOW every call asks the ledger, at HIGH units are leased
 BURST = 40
+MISSED = 2  # presses that may miss what is expected, because the machine is busy
 
 
 class Rig:
@@ -51,13 +52,15 @@ class Rig:
         return admitted
 
     async def exact(self, rate: float, burst: int) -> None:
-        """Press until no more calls are admitted than the limit allows.
+        """Check that no more calls are admitted than the limit allows.
 
-        On a busy machine Redis may answer late once more, and then one more press is needed.
+        On a busy machine Redis may answer late once more: such presses are counted, and at most MISSED of them may be.
         """
-        async with asyncio.timeout(60):
-            while await self.press(0.6) > 1.05 * rate * self.lasted_s + burst:
-                await self.answering(True)
+        for _ in range(MISSED + 1):
+            if await self.press(0.6) <= 1.05 * rate * self.lasted_s + burst:
+                return
+            await self.answering(True)
+        raise AssertionError(f"{MISSED + 1} presses in a row admitted more than the limit")
 
     async def answering(self, up: bool) -> None:
         """Wait until all gateways ask the ledger (`up`), or none of them does."""
@@ -96,15 +99,14 @@ async def test_r15_two_gateways_together_admit_the_limit(rate: int) -> None:
         await it.settled()
         burst = max(BURST, rate // 4)
 
-        async def used() -> bool:
-            """Whether the limit was used. On a busy machine a gateway may lease late, and the units that it misses are
-            lost.
-            """
-            admitted = await it.press(1.2)
-            assert admitted <= 1.05 * rate * it.lasted_s + burst
-            return 0.8 * min(rate * it.lasted_s, it.tried) - burst <= admitted
-
-        await until(used)
+        found = []
+        while len(found) <= MISSED:
+            found.append(await it.press(1.2))
+            assert found[-1] <= 1.05 * rate * it.lasted_s + burst
+            if 0.8 * min(rate * it.lasted_s, it.tried) - burst <= found[-1]:
+                return
+        # On a busy machine a gateway may lease late, and the units that it misses are lost: not each time.
+        raise AssertionError(f"the limit was never used: {found} calls were admitted")
 
 
 @pytest.mark.parametrize("mode", ["reset", "blackhole", "slow"])

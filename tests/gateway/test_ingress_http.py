@@ -251,6 +251,15 @@ async def test_a_slow_upstream_is_given_up_on_time_and_told_so(up: Upstream) -> 
         assert idle(core)
 
 
+@pytest.mark.parametrize(
+    ("asked_ms", "given_ms"), [(None, 8000), ("7999", 7999), ("8000", 8000), ("8001", 8000), ("999999999999", 8000)]
+)
+async def test_a_client_may_only_shorten_the_time_of_its_tier(asked_ms: str | None, given_ms: int) -> None:
+    """A deadline above the tier's `give_up_ms`, here four times its target, is not the call's."""
+    async with gateway(documents([1])) as (_, core):
+        assert core.deadline(core.snapshot.tenants["g"], 100.0, asked_ms) == 100.0 + given_ms / 1000.0
+
+
 async def test_a_client_that_leaves_frees_its_place_and_its_upstream(up: Upstream) -> None:
     gate = Gate()
     up.answer = gate

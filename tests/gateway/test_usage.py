@@ -24,10 +24,9 @@ def tenant(name: str, caller: str = "") -> Any:
     return SimpleNamespace(name=name, tier=SimpleNamespace(name="gold"), caller=caller)
 
 
-def target(name: str) -> Any:
-    return SimpleNamespace(
-        name=name, route=f"/v2/{name}", version="", pool="p", plan=SimpleNamespace(name="r"), executes=True
-    )
+def target(name: str, executes: bool = True) -> Any:
+    plan = SimpleNamespace(name="r")
+    return SimpleNamespace(name=name, route=f"/v2/{name}", version="", pool="p", plan=plan, executes=executes)
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
@@ -93,6 +92,59 @@ def test_what_a_client_cuts_off_is_its_own_and_what_a_server_breaks_off_is_not(
     again = Usage(NOON)
     again.restore(lines, NOON)
     assert again.of("a", NOON)["day"]["device_ns"] == device_ns
+
+
+@pytest.mark.parametrize(("status", "requests"), [(200, 1), (399, 1), (400, 0), (500, 0)])
+@pytest.mark.parametrize("used", ["dev=7;cpu=0;class=h100", ""])
+def test_errors_are_charged_to_nobody(status: int, requests: int, used: str) -> None:
+    usage = Usage(NOON)
+    call = Decided(3.0, None, "POST", "http", tenant("a"), target("m"), Outcome.ANSWERED, status, "", 1.0)  # type: ignore[arg-type]
+    usage.count([call._replace(sent_s=2.0, bytes_in=10, bytes_out=20, used=used, beside=1)], NOON)
+    day = usage.of("a", NOON)["day"]
+    assert (day["requests"], day["bytes_out"]) == (requests, 20 * requests)
+    assert (day["device_ns"] > 0) is bool(requests)
+    assert bool(usage.added("2026-11-24T12:00")) is bool(requests)
+
+
+@pytest.mark.parametrize(
+    ("change", "device_ns"),
+    [
+        ({}, 250_000_000),  # a quarter of the second, because four calls were in flight
+        ({"sent_s": 0.0}, 0),  # another call's answer
+        ({"target": target("m", executes=False)}, 0),  # metadata
+        ({"used": "nonsense"}, 250_000_000),
+        ({"beside": 0}, 1_000_000_000),
+    ],
+)
+def test_only_what_was_executed_is_estimated(change: dict[str, Any], device_ns: int) -> None:
+    """Lists and metadata were charged as device time: 265 of them spent a budget of one device second."""
+    usage = Usage(NOON)
+    call = Decided(3.0, None, "POST", "http", tenant("a"), target("m"), Outcome.ANSWERED, 200, "", 1.0)  # type: ignore[arg-type]
+    usage.count([call._replace(sent_s=2.0, bytes_in=10, beside=4)._replace(**change)], NOON)
+    (shown,) = usage.of("a", NOON)["day"]["targets"]
+    assert (shown["requests"], shown["bytes_in"], shown["device_ns"]) == (1, 10, device_ns)
+    assert shown["estimated"] is bool(device_ns)
+
+
+@pytest.mark.parametrize(
+    ("used", "device_ns", "tokens"),
+    [
+        ("dev=0;cpu=0;class=", 500_000_000, 0),  # its server would have reported the cost behind the last piece
+        ("dev=0;cpu=0;class=;tin=3;tout=4", 500_000_000, 4),  # and the gateway read tokens meanwhile
+        ("tin=3;tout=4", 500_000_000, 4),
+        ("dev=0;cpu=0;class=cpu", 0, 0),
+    ],
+)
+def test_a_stream_that_is_cut_off_before_its_cost_came_is_estimated(used: str, device_ns: int, tokens: int) -> None:
+    usage = Usage(NOON)
+    call = Decided(2.5, None, "POST", "http", tenant("a"), target("m"), LEFT, 200, "", 1.0)  # type: ignore[arg-type]
+    usage.count([call._replace(sent_s=2.0, response_s=2.1, answered_s=2.5, beside=1, used=used)], NOON)
+    day = usage.of("a", NOON)["day"]
+    assert (day["device_ns"], day["tokens_out"]) == (device_ns, tokens)
+    metadata = call._replace(target=target("m", executes=False), sent_s=2.0, response_s=2.1, beside=1)
+    usage = Usage(NOON)
+    usage.count([metadata], NOON)
+    assert usage.of("a", NOON)["day"]["device_ns"] == 0
 
 
 def test_days_and_months_begin_at_midnight_utc() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oriel_policies.documents import Tier, compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.errors import BadDocument
-from oriel_policies.tiers import lowered, offered, on_route
+from oriel_policies.tiers import flex, lowered, offered, on_route
 
 DOCUMENT = """
 [tiers.gold]
@@ -143,3 +143,28 @@ def test_asking_never_raises(tiers: dict[str, Tier], asked: str, data: st.DataOb
     elif asked in tiers:
         assert tiers[asked].above(own)
     assert lowered(own, own.name, tiers) is own
+
+
+TIERS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=5)
+
+
+def made(name: str, band: int, target_s: float) -> Tier:
+    return Tier(name=name, band=band, target_s=target_s, give_up_s=4 * target_s)
+
+
+@given(TIERS, st.booleans(), st.data())
+def test_flex_and_a_lowered_tier_are_never_above_the_callers_own(
+    found: list[tuple[int, int]], named: bool, data: st.DataObject
+) -> None:
+    """A document may have a tier `flex` that is more urgent than the caller's."""
+    tiers = {f"t{n}": made(f"t{n}", band, target) for n, (band, target) in enumerate(found)}
+    if named:
+        tiers["flex"] = made("flex", *data.draw(st.tuples(st.integers(0, 3), st.integers(1, 3))))
+    own = tiers[data.draw(st.sampled_from(sorted(tiers)))]
+    chosen = flex(own, tiers)
+    assert not chosen.above(own)
+    wanted = tiers.get("flex") or max(tiers.values(), key=lambda tier: (tier.band, tier.target_s))
+    assert chosen == (own if wanted.above(own) else wanted)
+    for name, tier in tiers.items():
+        assert lowered(own, name, tiers) == (None if tier.above(own) else tier)
+    assert flex(own, {}) is own and lowered(own, "none", tiers) is None

@@ -280,8 +280,8 @@ class LedgerClient:
             if self._named:
                 self._cause, self._named_s = why, now
                 _log.warning(
-                    "the limiter's ledger cannot be used (%s): while that is so, this gateway admits its share, %.2f of "
-                    "every limit, alone",
+                    "the limiter's ledger cannot be used (%s): while that is so, this gateway admits its share, %.2f "
+                    "of every limit, alone",
                     why,
                     _share(self.replicas),
                 )

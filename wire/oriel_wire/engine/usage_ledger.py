@@ -137,7 +137,7 @@ class UsageLedger:
             files = self._files = UsageFiles(self.folder, self.instance)
             if files.recovered:
                 _log.warning(
-                    "usage of a server that crashed is recovered, without what it used in the %.1f s before this start: %s",
+                    "usage of a server that crashed is recovered, but not that of the %.1f s before this start: %s",
                     files.lost_s,
                     ", ".join(files.recovered[:8]),
                 )
