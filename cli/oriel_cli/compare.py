@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{found.model}/{found.version}, compared over {max(each['samples'] for each in lines)} samples")
         print("\n".join(_table(lines, list(reference))))
+    if lines[0]["reason"]:  # the result is printed all the same
+        raise CommandFailed(lines[0]["reason"])
     return 0
 
 
@@ -122,7 +124,7 @@ def _line(contestant: Mapping[str, Any], reference_ms: Mapping[int, float]) -> d
         "outputs": errors,
         "median_ms": median_ms,
         "cpu_ms": contestant["cpu_ms"],
-        "speedup": {rows: reference_ms[rows] / ms for rows, ms in median_ms.items() if ms},
+        "speedup": {rows: reference_ms[rows] / ms for rows, ms in median_ms.items() if ms and rows in reference_ms},
     }
 
 
@@ -150,5 +152,5 @@ def _time(line: Mapping[str, Any], rows: int) -> str:
     """Return the median time of a run, and how many times as fast as the reference it is."""
     if rows not in line["median_ms"]:
         return "-"
-    faster = "" if line["state"] == "reference" else f" ({line['speedup'][rows]:.2f}x)"
+    faster = "" if line["state"] == "reference" or rows not in line["speedup"] else f" ({line['speedup'][rows]:.2f}x)"
     return f"{line['median_ms'][rows]:.3f}{faster}"

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
-from oriel_cli import compare
+from oriel_cli import compare, state
 from oriel_cli.admin import token_headers
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     def action(name: str, text: str, url: str = URL, of: str = "server's HTTP") -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text}.")
-        made.add_argument("--url", default=url, metavar="URL", help=f"the {of} address (default {url})")
+        here = f"the {of} address (default: that of the running 'oriel up', else {url})"
+        made.add_argument("--url", metavar="URL", help=here)
         made.add_argument("--json", action="store_true", help="print what the server says, as JSON")
         return made
 
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return compare.run(args)
     actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats, "placement": _placement}
     actions |= {"quality": _quality, "reference": _reference}
+    args.url = args.url or _running(args.action)
     timeout = httpx.Timeout(LOAD_TIMEOUT_S if args.action in ("load", "unload") else TIMEOUT_S, connect=5.0)
     headers = dict(token_headers() if args.action == "placement" else ())
     try:
@@ -101,6 +103,19 @@ def run(args: argparse.Namespace) -> int:
     except httpx.TransportError as broken:
         raise CommandFailed(f"{args.url} does not answer as an HTTP server: {broken}") from broken
     return 0
+
+
+def _running(action: str) -> str:
+    """Return where an action finds the running `oriel up`, or a server with the usual ports if there is not one."""
+    try:
+        instance = state.pick(None)
+    except CommandFailed:
+        instance = None
+    if action == "placement":
+        return f"http://127.0.0.1:{instance.admin_port}" if instance is not None else ADMIN_URL
+    if action in ("quality", "reference"):
+        return f"http://{instance.metrics}" if instance is not None and instance.metrics else METRICS_URL
+    return f"http://{instance.inference}" if instance is not None and instance.inference else URL
 
 
 def _ls(client: httpx.Client, args: argparse.Namespace) -> None:
@@ -195,14 +210,14 @@ def _quality(client: httpx.Client, args: argparse.Namespace) -> None:
     heading = ("TENSOR", "ROWS", "PSI", "NOISE", *shares, "MEAN", "DEVIATION", "CONFIDENCE", "ENTROPY")
     keys = ("psi", "noise", "nan", "infinite", "out_of_range", "mean", "deviation", "confidence", "entropy")
     lines = []
-    for name, state in found["tensors"].items():
-        values = {**state, **(state["odd"] or {})}
+    for name, sampled in found["tensors"].items():
+        values = {**sampled, **(sampled["odd"] or {})}
         shown = ["-" if values.get(key) is None else f"{values[key]:.3g}" for key in keys]
-        lines.append([_text(name), state["rows"], *shown])
+        lines.append([_text(name), sampled["rows"], *shown])
     print("\n".join(columns(heading, lines, right=range(1, len(heading)))))
-    for name, state in found["tensors"].items():
-        if state["classes"]:
-            common = ", ".join(f"{_text(index)} {share:.1%}" for index, share in state["classes"].items())
+    for name, sampled in found["tensors"].items():
+        if sampled["classes"]:
+            common = ", ".join(f"{_text(index)} {share:.1%}" for index, share in sampled["classes"].items())
             print(f"{_text(name)} classes: {common}")
 
 

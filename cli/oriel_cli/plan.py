@@ -24,6 +24,7 @@ PORTS = {
     "logic": {"http": 8090, "admin": 8092},
     "inference": {"http": 8000, "grpc": 8001, "metrics": 8002},
 }
+MODEL_POLL_S = "5"
 WORDS = {"http": "HTTP", "grpc": "gRPC", "admin": "admin", "internal": "internal", "metrics": "metrics"}
 
 
@@ -144,6 +145,8 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                         *usage,
                         # If one model is broken, the others can still be tried out.
                         *("--strict-readiness", "false"),
+                        # A model file that is repaired or replaced is loaded, as services are.
+                        *("--model-control-mode", "poll", "--repository-poll-secs", MODEL_POLL_S),
                         # A spare process has one child for model checks; more checks at once would start more.
                         *(("--model-load-thread-count", "1") if bounds else ()),
                         *_ports(addresses),

@@ -18,13 +18,18 @@ DEFAULT_ADMIN_PORT = 8082
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A running `oriel up`. Addresses are host:port; `traces` is where its trace buffer answers."""
+    """A running `oriel up`. Addresses are host:port; `traces` is where its trace buffer answers.
+
+    inference, metrics: the HTTP and metrics ports of its first inference server.
+    """
 
     pid: int
     admin_port: int
     gateway: str
     traces: str
     demo: bool
+    inference: str = ""
+    metrics: str = ""
 
 
 def state_folder() -> Path:

@@ -65,6 +65,7 @@ class _Session:
         traces = f"http://127.0.0.1:{sock.getsockname()[1]}"
         environ = {"ORIEL_LOG_LEVEL": "WARNING", **os.environ, BUFFER_VARIABLE: traces}
         gateway = self.specs[0].addresses
+        inference = next(spec for spec in self.specs if spec.models is not None).addresses
         supervisor = Supervisor(
             self.specs,
             say=_say,
@@ -86,6 +87,8 @@ class _Session:
                     gateway=str(gateway["http"]),
                     traces=traces,
                     demo=self.assets is not None,
+                    inference=str(inference["http"]),
+                    metrics=str(inference["metrics"]),
                 )
             )
             took_s = time.monotonic() - self.began_s

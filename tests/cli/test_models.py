@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save_model
 
-from oriel_cli import models
+from oriel_cli import models, state
 from oriel_cli.main import main
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
@@ -253,3 +254,17 @@ async def test_a_reference_is_written_beside_the_version(sampled: Unit, oriel: R
 async def test_refusals_of_quality_say_why(sampled: Unit, oriel: Run, words: list[str], message: str) -> None:
     code, text = await oriel(f"http://127.0.0.1:{sampled.metrics_port}", *words)
     assert code != 0 and message in text
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [("ls", "127.0.0.1:1"), ("stats", "127.0.0.1:1"), ("quality m", "127.0.0.1:2"), ("placement", "127.0.0.1:3")],
+)
+def test_the_running_platform_is_found_on_any_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, asked: str
+) -> None:
+    monkeypatch.setenv("ORIEL_STATE", str(tmp_path))
+    running = {"gateway": "127.0.0.1:4", "inference": "127.0.0.1:1", "metrics": "127.0.0.1:2"}
+    state.remember(state.Instance(pid=os.getpid(), admin_port=3, traces="", demo=False, **running))
+    assert main(["models", *words.split()]) == 1
+    assert f"nothing answers at http://{asked}:" in capsys.readouterr().err

@@ -47,7 +47,8 @@ def test_the_demo_on_its_usual_ports(assets: DemoAssets, tmp_path: Path) -> None
     )
     assert flags(inference) == (
         f"inference --model-repository {tmp_path}/models --model-repository {tmp_path}/generated --host 127.0.0.1 "
-        "--strict-readiness false --http-port 8000 --grpc-port 8001 --metrics-port 8002"
+        "--strict-readiness false --model-control-mode poll --repository-poll-secs 5 "
+        "--http-port 8000 --grpc-port 8001 --metrics-port 8002"
     )
     assert inference.prepare and inference.prepare[-1] == str(assets.generated)
 

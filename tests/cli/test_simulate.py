@@ -137,6 +137,27 @@ def test_a_ramp_is_served_with_far_fewer_replicas_than_by_concurrency() -> None:
     assert attainment > found["rate / 0.7"][0] and attainment > found["CPU 70 %"][0]
 
 
+@pytest.mark.parametrize(("minimum", "least"), [(0, 0.0), (2, 1.0)])
+def test_a_recorded_load_begins_with_the_minimum_of_the_pool(minimum: int, least: float) -> None:
+    """It began with enough for its first rate, so that a pool at zero was told to lose nothing."""
+    load = recorded("even", [[number / 10.0 for number in range(600)]])
+    pool = PoolScaling(minimum=minimum, maximum=100, start_s=20.0)
+    results = compare(load, [Tier(name="gold", target_s=0.5, share=1.0)], pool, service_s=0.1, gateways=1)
+    for each in results[1:-1]:
+        lost_in_the_start = each.attainment["gold"] < 0.7
+        assert lost_in_the_start is (not least), each
+
+
+@pytest.mark.parametrize("load", ["constant", "ramp", "bursts"])
+def test_nobody_beats_the_bound_or_does_as_well_as_the_best_for_less(load: str) -> None:
+    found = reached(synthetic(load, [1.0], rate=0.2, seed=4))
+    bound, best = found.pop("lower bound"), found.pop("best in hindsight")
+    assert bound[1] <= best[1]
+    for attainment, replica_s, _ in found.values():
+        assert attainment < best[0] or replica_s >= best[1]
+        assert attainment < 0.99 or replica_s >= bound[1]
+
+
 def test_several_gateways_order_what_one_would() -> None:
     load = synthetic("ramp", [1.0], rate=0.5, seed=2)
     assert reached(load, 1)["oriel"] == reached(load, 8)["oriel"]
@@ -150,7 +171,7 @@ def test_a_recorded_load_is_read_by_tier_and_printed_for_machines(
     tiers = ["--tier", "gold:0.5", "--tier", "bronze:20"]
     assert main(["simulate", "scale", "--trace", str(trace), *tiers, "--minimum", "0", "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
-    assert [each["policy"] for each in results][:2] == ["best in hindsight", "oriel"] and len(results) == 5
+    assert [each["policy"] for each in results][:2] == ["best in hindsight", "oriel"] and len(results) == 6
     assert all(set(each["attainment"]) == {"gold", "bronze"} for each in results)
     assert main(["simulate", "scale", "--trace", str(trace), *tiers]) == 0
     assert "changes of direction" in capsys.readouterr().out

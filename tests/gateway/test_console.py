@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import time
 from typing import Any
 
 import httpx
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.console.live import MAX_VIEWERS, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, POLICY
+from oriel_gateway.admin.console.reading import promises
 from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
 from oriel_gateway.admin.console.reports import Report, Reports
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
+from oriel_gateway.admin.external_scaler import ExternalScaler
 from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
@@ -28,6 +31,7 @@ from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
 
 from ..waiting import until
+from .cold_pools import cold
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
 
 TOKEN = "an-operators-token"
@@ -353,6 +357,25 @@ async def test_a_snapshot_tells_of_tiers_pools_models_tenants_and_misses() -> No
             ("limited", "refused", "rate_limited")
         ] * 2
         assert json.loads(source.snapshot())["rates"] == {"met": 0.0, "late": 0.0, "missed": 0.0, "excused": 0.0}
+
+
+async def test_two_calls_before_the_first_answer_do_not_spend_a_budget() -> None:
+    """Somebody who polls until the platform is up was shown a tier whose budget of 30 days is spent."""
+    async with gateway(documents([1])) as (_, core):
+        budgets = core.records.stats.objectives.budgets
+        for bad in (2, 8):
+            budgets.add(("g", "gold", "digits"), time(), bad, bad, {})
+            left = promises(core, time())["gold"]["budget_left"]
+            assert (left is None) == (bad == 2)
+
+
+async def test_replicas_are_shown_of_pools_that_something_scales() -> None:
+    async with gateway(cold("start_ms = 60000")) as (_, core):
+        (pool,) = json.loads(Source(core).snapshot())["pools"]
+        assert "wanted" not in pool
+        ExternalScaler(core.scaled)
+        (pool,) = json.loads(Source(core).snapshot())["pools"]
+        assert pool["wanted"] is not None
 
 
 async def test_servers_are_asked_for_batches_version_provider_and_artefact() -> None:

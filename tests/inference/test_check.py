@@ -153,3 +153,10 @@ def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert CheckProcess(120).check(path, "m", "onnxruntime", EngineOptions(providers=providers))
     assert asked[0]["options"]["providers"] == [["CUDAExecutionProvider", {"device_id": "0"}]]
     assert asked[0]["memory_bytes"] == 0  # CUDA maps more than an address space limit would allow
+
+
+def test_a_check_that_a_stop_ends_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, check = put(tmp_path, models.double()), CheckProcess(60)
+    monkeypatch.setattr(Child, "read_line", lambda *_: check.kill() or b"")
+    with pytest.raises(LoadFailed, match="the server is shutting down"):
+        check.check(path, "m", "onnxruntime", OPTIONS)

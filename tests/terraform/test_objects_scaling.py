@@ -75,10 +75,11 @@ def test_up_at_once_down_slowly_and_not_before_a_load_would_have_paid(shared, ke
     assert set(behaviors) == {"gateway", "logic", "inference-small", "inference-big"}
     for behavior in behaviors.values():
         assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
-        assert 300 <= behavior["scaleDown"]["stabilizationWindowSeconds"] <= 3600
         assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
-    assert behaviors["inference-big"]["scaleDown"]["stabilizationWindowSeconds"] == 3600
-    assert behaviors["inference-small"]["scaleDown"]["stabilizationWindowSeconds"] == 300
+    windows = {name: behavior["scaleDown"]["stabilizationWindowSeconds"] for name, behavior in behaviors.items()}
+    # With KEDA the gateway plans falls, by how long a start takes: the window is that of docs and simulator.
+    by_cpu = {"logic": 300, "inference-big": 3600, "inference-small": 300}
+    assert windows == {"gateway": 300, **(dict.fromkeys(by_cpu, 60) if keda else by_cpu)}
 
 
 def test_gateway_and_logic_are_two_and_a_model_group_is_one_as_the_readme_says(shared) -> None:

@@ -95,6 +95,7 @@ class ExternalScaler:
         pings_s: tuple[float, float] = PINGS_S,
     ) -> None:
         self._pools = pools
+        pools.followed = True
         self.stream_s = stream_s
         self.calls: set[ScalerCall] = set()
         self.limits = H2Limits(max_streams=MOST_STREAMS, keepalive_s=pings_s[0], pong_s=pings_s[1])

@@ -187,11 +187,13 @@ class ScaledPools:
     """The plans of a gateway, by pool. Single writer: the gateway's loop.
 
     wall: reads epoch seconds, for the schedules.
+    followed: whether there is a scaler that follows the plans.
     listen_again_s: the pause before the edges of the others are followed again after a failure.
     """
 
     def __init__(self, wall: Callable[[], float] = time) -> None:
         self.listen_again_s = LISTEN_AGAIN_S
+        self.followed = False
         self.plans: dict[str, PoolPlan] = {}
         self._calendar = CalendarClock(wall)
         self._turn = asyncio.Event()  # set when an exchange is due before its time

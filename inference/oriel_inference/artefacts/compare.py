@@ -58,7 +58,7 @@ class Contestant:
     """What was compared: the model's own file, a variant, what a compiler made of it, or a running server's answers.
 
     state: "reference", "agrees", "differs" (it would not serve), or "failed".
-    reason: why it would not serve, or why a batch size was not timed.
+    reason: why it would not serve, or why a batch size was not timed; of the reference too.
     provider: the execution provider that ran it; "" if nothing did.
     errors: of each output, over `samples` samples.
     median_ms, cpu_ms: rows of a batch -> median time of a run, and CPU time of a run, in milliseconds. 0 rows: a model
@@ -161,19 +161,24 @@ def compare(
                 stack.callback(each.session.close)
         by_name = {each.name: each for each in entries}
         times: dict[int, dict[str, tuple[float, float]]] = {}
+        itself = _Entry(ITSELF, state="reference", session=sessions[ITSELF])
         for rows, inputs in _batches(loaded, samples, batches):
+            if not inputs:
+                itself.reason = f"{model} takes batches of 1 to {loaded.spec.max_batch_size} rows, not {rows}"
+                continue
             progress(f"timing batches of {rows}" if rows else "timing runs")
 
             def failed(name: str, error: InferenceError, rows: int = rows) -> None:
                 if name == ITSELF:
-                    raise error
+                    itself.reason = itself.reason or f"{rows} rows cannot be run: {error.message}"
+                    return
                 one = by_name[name]
                 if not isinstance(error, OutsideProfile):  # which the model itself would execute
                     one.state = "failed"
                 one.reason = one.reason or f"{f'{rows} rows' if rows else 'the inputs'} cannot be run: {error.message}"
 
             times[rows] = take_turns(sessions, inputs, runs=runs, seconds=seconds, failed=failed)
-        entries.insert(0, _Entry(ITSELF, state="reference", session=sessions[ITSELF]))
+        entries.insert(0, itself)
         return Comparison(model=model, version=version, contestants=[_contestant(each, times) for each in entries])
 
 
@@ -290,7 +295,9 @@ def _contestant(one: _Entry, times: Mapping[int, Mapping[str, tuple[float, float
 
 
 def _batches(loaded: LoadedVersion, samples: Samples, wanted: Sequence[int]) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Yield the inputs of each batch size, made from the largest sample that the model takes. Raises LoadFailed."""
+    """Yield the inputs of each batch size, made from the largest sample that the model takes; none for a size that it
+    does not take. Raises LoadFailed.
+    """
     spec, session = loaded.spec, loaded.sessions[0]
     names = [output.name for output in session.outputs]
     for sample in sorted(samples, key=lambda each: -sum(array.size for array in each.values())):
@@ -305,9 +312,9 @@ def _batches(loaded: LoadedVersion, samples: Samples, wanted: Sequence[int]) -> 
         yield 0, sample
         return
     for rows in wanted or sorted({min(each, spec.max_batch_size) for each in BATCHES}):
-        if not 1 <= rows <= spec.max_batch_size:
-            raise LoadFailed(f"{spec.name} takes batches of 1 to {spec.max_batch_size} rows, not {rows}")
-        yield rows, {name: np.resize(array, (rows, *array.shape[1:])) for name, array in sample.items()}
+        fits = 1 <= rows <= spec.max_batch_size
+        given = sample if fits else {}
+        yield rows, {name: np.resize(array, (rows, *array.shape[1:])) for name, array in given.items()}
 
 
 def _names(store: LocalStore, model: str, version: int, config: pb.ModelConfig, also: Sequence[str]) -> Iterator[str]:

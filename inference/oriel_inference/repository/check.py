@@ -48,6 +48,9 @@ class ModelCheck(Protocol):
         ...
 
 
+STOPPING = "the server is shutting down"
+
+
 class CheckProcess:
     """One child, used by one thread at a time. timeout_s: for one file."""
 
@@ -84,6 +87,8 @@ class CheckProcess:
             answer = self._ask(json.dumps(request).encode() + b"\n", wanted)
             if answer is None:
                 code = self._end()
+                if self._killed:
+                    raise LoadFailed(STOPPING)
                 if not wanted():
                     raise LoadFailed(f"{shown} was changed or removed while it was being checked")
                 if code is None:
@@ -167,7 +172,7 @@ class CheckPool:
     ) -> bool:
         with self._lock:
             if self._closed:
-                raise LoadFailed("the server is shutting down")
+                raise LoadFailed(STOPPING)
             process = self._idle.pop() if self._idle else CheckProcess(self._timeout_s)
             self._busy.add(process)
         try:

@@ -47,12 +47,14 @@ locals {
   } }
 
   # KEDA's metric is the number of pods that are wanted, so one poll of its HorizontalPodAutoscaler is enough to get there.
+  # The gateway plans falls too, by how long a start takes: a window of a minute is enough (docs/scaling.md).
   wanted_at_once = { for name, target in local.scaled : name => merge(local.behavior[name], {
     scaleUp = {
       stabilizationWindowSeconds = 0
       selectPolicy               = "Max"
       policies                   = [{ type = "Pods", value = target.replicas.max, periodSeconds = 15 }]
     }
+    scaleDown = merge(local.behavior[name].scaleDown, { stabilizationWindowSeconds = 60 })
   }) }
 
   by_cpu = merge(

@@ -41,6 +41,7 @@ class Moment:
     since_s: float | None
 
 
+FEW: Final = 10  # bad calls that say nothing about a budget yet; the alerts need as many
 Promises = Mapping[str, Mapping[str, Any]]  # by tier
 
 
@@ -50,7 +51,11 @@ def promises(gateway: Gateway, wall: float) -> Promises:
     tiers = islice(_by_urgency(gateway), SECTIONS["tiers"][1])
     kept = {tier.name: budgets.of_tier(tier.name, tier.objective, wall) for tier in tiers}
     names = ("attainment", "budget_left", "burn", "causes")
-    return {tier: {name: figures[name] for name in names} for tier, figures in kept.items()}
+    shown = {tier: {name: figures[name] for name in names} for tier, figures in kept.items()}
+    for tier, figures in kept.items():
+        if figures["budget_left"] <= 0.0 and figures["bad"]["30d"] < FEW:  # two calls before a start spend no budget
+            shown[tier]["budget_left"] = None
+    return shown
 
 
 def read(
@@ -159,7 +164,7 @@ def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict
             row["phase"] = cold.phase.value
             row["elapsed_ms"] = None if elapsed_s is None else _ms(elapsed_s)
             row["expected_ms"] = None if rest_s is None else _ms(rest_s)
-        if (plan := gateway.scaled.plans.get(gate.name)) is not None:
+        if gateway.scaled.followed and (plan := gateway.scaled.plans.get(gate.name)) is not None:
             row |= {"wanted": plan.latest.wanted, "replicas": plan.replicas, "ready": plan.ready}
         yield row
 
