@@ -67,6 +67,7 @@ from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.large_messages import return_memory
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer, served_at
+from oriel_wire.engine.loopback import is_loopback
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
 from oriel_wire.engine.shared_settings import cache_folder
@@ -280,7 +281,8 @@ async def open_unit(
             metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
         encodings = Encodings(settings.max_body_bytes)
         large_json = LargeJson(clock, settings.max_body_bytes)
-        frontend, http_server = HttpFrontend(surface, encodings, large_json), None
+        http_server, local = None, is_loopback(settings.http_host)
+        frontend = HttpFrontend(surface, encodings, large_json, local=local)
         if http_socket is not None:
             http_server = await serve_http(
                 frontend.handle,

@@ -238,6 +238,21 @@ async def test_without_a_token_a_page_under_another_name_reads_nothing(host: str
             assert (await client.get("/decisions", params={"limit": limit})).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "name", ["x-forwarded-for", "X-Forwarded-Proto", "forwarded", "via", "x-real-ip", "x-envoy-attempt-count"]
+)
+async def test_without_a_token_a_proxy_on_this_machine_is_not_this_machine(name: str) -> None:
+    """A sidecar connects from 127.0.0.1 whoever called it, and passes on the Host that its caller wrote."""
+    async with gateway(documents([1])) as (_, core), admin(core) as client:
+        for path in ("/queues", "/decisions", "/policies"):
+            refused = await client.get(path, headers={"host": "localhost:8082", name: "10.0.0.7"})
+            assert refused.status_code == 401
+        assert (await client.get("/metrics", headers={name: "10.0.0.7"})).status_code == 200
+    async with gateway(documents([1])) as (_, core), admin(core, TOKEN) as client:
+        sent = {"authorization": f"Bearer {TOKEN}", name: "10.0.0.7"}
+        assert (await client.get("/queues", headers=sent)).status_code == 200
+
+
 @pytest.mark.parametrize("peer", ["10.0.0.7", "fd00::7", "192.168.1.2", None])
 async def test_without_a_token_nobody_elsewhere_reads_the_pages_whatever_they_call_them(peer: str | None) -> None:
     """A pod's port is open to its neighbours, which may send `host: localhost`."""

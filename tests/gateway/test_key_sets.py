@@ -150,13 +150,86 @@ async def test_a_set_without_keys_withdraws_them_at_once(left: list[dict[str, st
 async def test_an_unknown_key_is_looked_for_early_but_not_often() -> None:
     provider, issuer = Provider(jwk("ES256")), the_issuer()
     async with fetching(provider, issuer) as (sets, turn):
-        for _ in range(5):
-            sets.fetch_early(issuer)
+        provider.now += 1
+        for number in range(5):
+            assert sets.wait_for(issuer, f"invented-{number}") == EARLY_S - 1
             await turn()
         assert len(provider.asked) == 1
         provider.now += EARLY_S + 1
         await turn()
         assert len(provider.asked) == 2
+        assert [sets.wait_for(issuer, f"invented-{number}") for number in range(5)] == [0] * 5
+        provider.now += EARLY_S  # it may be new now
+        assert sets.wait_for(issuer, "invented-0") == 1
+
+
+async def test_no_stranger_can_have_the_holder_of_a_new_key_refused() -> None:
+    """While somebody sent invented key ids, holders of a key that had just been made got 401 for ten seconds."""
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, turn):
+        for number in range(3):
+            provider.now += EARLY_S + 1
+            assert sets.wait_for(issuer, "invented")
+            await turn()
+            assert not sets.wait_for(issuer, "invented")  # known to be none
+            assert sets.wait_for(issuer, f"new-{number}") == EARLY_S  # may be new: come back
+        assert sets.wait_for(issuer, "ES256-1") == EARLY_S
+        provider.answer = lambda: answer(key_set(jwk("ES256", 1)))
+        provider.now += EARLY_S
+        await turn()
+        assert kids(sets, issuer) == ["ES256-1"]
+
+
+async def test_a_key_is_not_said_to_be_none_by_a_fetch_that_failed() -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, turn):
+        provider.now += EARLY_S + 1
+        provider.answer = lambda: answer(status=500)
+        assert sets.wait_for(issuer, "new") == 1
+        await turn()
+        assert sets.wait_for(issuer, "new") > 0
+
+
+async def test_ids_that_were_asked_for_are_bounded() -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, _):
+        for number in range(5000):
+            assert sets.wait_for(issuer, f"invented-{number}")
+        assert len(sets._known["login"].sought) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (httpx.ConnectError("http://user:s3cret@proxy"), "its server cannot be reached"),
+        (httpx.ReadTimeout("s3cret"), "it takes too long"),
+        (httpx.RemoteProtocolError("s3cret"), "the exchange with its server failed (RemoteProtocolError)"),
+        (httpx.InvalidURL("s3cret"), "the exchange with its server failed (InvalidURL)"),
+    ],
+)
+async def test_what_a_library_says_of_a_failure_is_not_shown(
+    failure: Exception, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider, issuer = Provider(), the_issuer()
+    provider.answer = lambda: (_ for _ in ()).throw(failure)
+    async with fetching(provider, issuer) as (sets, _):
+        assert sets.report()[0]["error"] == why and "s3cret" not in caplog.text
+
+
+async def test_what_an_issuer_sends_instead_of_keys_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    provider, issuer = Provider(), the_issuer()
+    provider.answer = lambda: answer(b'{"keys": "s3cret"}')
+    async with fetching(provider, issuer) as (sets, _):
+        assert sets.report()[0]["error"] == "it is not a JSON Web Key Set"
+
+
+async def test_one_odd_entry_does_not_cost_the_other_keys() -> None:
+    odd = [None, 7, "x", [], [None], True]
+    provider, issuer = Provider(*odd, jwk("ES256")), the_issuer()  # type: ignore[arg-type]
+    async with fetching(provider, issuer) as (sets, _):
+        assert kids(sets, issuer) == ["ES256-0"] and not sets.report()[0]["error"]
+    beside = {"a.toml": issuer_table("keys.json").encode(), "keys.json": key_set(*odd, jwk("ES256"))}  # type: ignore[arg-type]
+    assert compile_documents(beside).issuers["login"].key_set
 
 
 async def test_an_answer_without_end_is_given_up() -> None:

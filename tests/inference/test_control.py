@@ -451,3 +451,24 @@ async def test_a_model_of_which_nothing_could_be_loaded_is_a_metric_and_one_that
         assert not (await read(served.unit)).where("oriel_model_unavailable")
         assert (await served.client.post("/v2/repository/models/double/unload")).status_code == 200
         assert not (await read(served.unit)).where("oriel_model_unavailable")
+
+
+PAGES = [
+    {"host": "evil.example:8000"},
+    {"host": "evil.example:8000", "origin": "http://evil.example:8000", "content-type": "text/plain"},
+    {"origin": "https://evil.example", "content-type": "text/plain"},
+    {"origin": "null"},
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_a_page_in_a_browser_of_this_machine_controls_nothing(tmp_path: Path, page: dict[str, str]) -> None:
+    """A page could load a model that it sent along: text/plain needs no preflight."""
+    put(tmp_path, 2)
+    async with serving(tmp_path, "explicit") as served:
+        for path in ("/v2/repository/models/double/load", "/v2/repository/index", "/v2/logging"):
+            refused = await served.client.post(path, content=b"{}", headers=page)
+            assert refused.status_code == 400 and "this port serves this machine only" in refused.text
+        own = {"origin": str(served.client.base_url).rstrip("/"), "content-type": "text/plain"}
+        loaded = await served.client.post("/v2/repository/models/double/load", content=b"{}", headers=own)
+        assert loaded.status_code == 200 and await served.answer() == 2

@@ -51,6 +51,19 @@ def test_it_serves_and_stops_when_asked(process: LogicServer) -> None:
     assert "Traceback" not in process.log.read_text()
 
 
+def test_a_page_in_a_browser_of_this_machine_calls_no_service(process: LogicServer) -> None:
+    url = httpx.URL(process.url)
+    evil = {"host": f"evil.example:{url.port}"}
+    for headers in (evil, {"origin": "https://evil.example", "content-type": "text/plain"}, {"origin": "null"}):
+        with httpx.Client(timeout=60) as client:
+            for size in (3, 300_000):
+                refused = client.post(f"{url}/plain", content=b"x" * size, headers=headers)
+                assert refused.status_code == 400 and "this port serves this machine only" in refused.text
+            assert client.post(f"{url}/plain", content=b"abc").content == b"cba"  # on the same connection
+    own = {"origin": f"http://{url.host}:{url.port}"}
+    assert httpx.post(f"{url}/plain", content=b"abc", headers=own, timeout=60).content == b"cba"
+
+
 def test_installed_services_and_what_is_saved_later_are_served(
     services: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +84,7 @@ def test_installed_services_and_what_is_saved_later_are_served(
 def test_nobody_is_left_behind_by_a_kill(process: LogicServer, victim: str) -> None:
     url = httpx.URL(process.url)
     with socket.create_connection((url.host, url.port)) as caller:
-        caller.sendall(f"POST {url.path}/endless HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
+        caller.sendall(f"POST {url.path}/endless HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n".encode())
         # A caller that left earlier would take a call along that has not begun.
         process.printed("endless")
     children = process.descendants()

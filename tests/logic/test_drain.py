@@ -46,7 +46,7 @@ class Caller:
 
     async def run(self) -> None:
         reader, writer = await asyncio.open_connection(self.url.host, self.url.port)
-        head = f"POST {self.url.path}/mixed HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc".encode()
+        head = f"POST {self.url.path}/mixed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc".encode()
         while not self.was_told.is_set():
             writer.write(head)
             lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")

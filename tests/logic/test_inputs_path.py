@@ -285,7 +285,7 @@ async def answered_while_it_comes(port: int) -> None:
         writer.write(b"%x\r\n%s\r\n" % (len(text), text))
 
     writer.write(
-        b"POST /v1/services/sums HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-ndjson\r\n"
+        b"POST /v1/services/sums HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\n"
         b"transfer-encoding: chunked\r\n\r\n"
     )
     send(b'{"price": 1}\n{"price"')

@@ -1,19 +1,19 @@
 """Restrict the admin port: probes and scrapes are open to all callers, other pages need the operator's token.
 
 The token is required if there is one. Without one, the pages are open to callers on this machine that use a loopback
-address. A port bound wider than loopback needs a token, or the explicit statement that no one else needs the pages: in
-a pod, probes and scrapes come from elsewhere and people use a forwarded port.
+address, but not through a proxy that says so: who its caller is cannot be known. A port bound wider than loopback needs
+a token, or the explicit statement that no one else needs the pages: in a pod, probes and scrapes come from elsewhere
+and people use a forwarded port.
 """
 
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from hmac import compare_digest
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from oriel_wire.engine.environment import take_secret
+from oriel_wire.engine.loopback import is_loopback, page_refusal
 from oriel_wire.errors import StartFailed
 
 TOKEN_VARIABLE = "ORIEL_ADMIN_TOKEN"
@@ -30,7 +30,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(?::[0-9]{1,5})?\Z")
+_PROXIED = frozenset({"forwarded", "via", "x-real-ip"})
+_PROXIED_BEGIN = ("x-forwarded-", "x-envoy-", "x-original-")
 
 _REFUSAL = (
     b'{"error":{"message":"this page needs the admin token: send authorization: Bearer TOKEN; where there is none, '
@@ -55,7 +56,7 @@ def admin_token(host: str, *, pages: str = "token") -> str | None:
         if not token:
             raise StartFailed(f"the file that {TOKEN_FILE_VARIABLE} names is empty")
     if not token:
-        if pages == "loopback" or _loopback(host):
+        if pages == "loopback" or is_loopback(host):
             return None
         raise StartFailed(
             f"the admin port on {host} is open to others: set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}, "
@@ -64,13 +65,6 @@ def admin_token(host: str, *, pages: str = "token") -> str | None:
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
         raise StartFailed(f"the admin token has to have {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
     return token
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Guard:
@@ -82,12 +76,10 @@ class Guard:
 
     def _may(self, headers: Iterable[tuple[bytes, bytes]], client: tuple[str, int] | None) -> bool:
         if self._expected is None:
-            if client is None or not _loopback(client[0]):
-                return False
-            # A page in a browser on this machine can have its own name resolve to loopback, and would read along.
-            hosts = [value for name, value in headers if name == b"host"]
-            match = _HOST.match(hosts[0].decode("latin-1")) if len(hosts) == 1 else None
-            return match is not None and _loopback(match[1])
+            named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+            # A proxy on this machine, such as a sidecar, connects from here whoever its caller is.
+            proxied = any(name in _PROXIED or name.startswith(_PROXIED_BEGIN) for name in named)
+            return client is not None and is_loopback(client[0]) and not proxied and not page_refusal(named.get)
         sent = [value for name, value in headers if name == b"authorization"]
         return len(sent) == 1 and compare_digest(sent[0], self._expected)
 

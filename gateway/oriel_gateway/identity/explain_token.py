@@ -15,8 +15,8 @@ _WHY = {
     "malformed": "it is not a well-formed token",
     "not_yet_valid": "it is not valid yet",
     "signature": "its signature is wrong",
-    "tenant": "its claim names no tenant that its issuer may speak for",
-    "tier": "its claim names no tier of these documents",
+    "tenant": "its claim names no tenant that its issuer may speak for: patterns name no tenant with scopes",
+    "tier": "its claim names no tier of these documents, or one above the tenant's without above_tenant = true",
     "unknown_key": "its issuer has no such key",
 }
 

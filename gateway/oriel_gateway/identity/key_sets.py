@@ -1,9 +1,10 @@
 """The public keys of every issuer: read from the documents at once, or fetched from an https URL in the background.
 
 One background task fetches a URL: at first use, every `refresh_s`, and early (at most every `EARLY_S`) when a token
-names an unknown key. If a further fetch fails, the keys stay in use for `STALE_S`; a set that was fetched without any
-key has withdrawn them all. Redirects are not followed, an answer is bounded in bytes and time, and nothing that a
-client sends chooses an address.
+names an unknown key. Whether that key is a new one is known after the next fetch, so until then its holder is told to
+come back: strangers who invent keys cannot have holders of new ones refused. If a further fetch fails, the keys stay in
+use for `STALE_S`; a set that was fetched without any key has withdrawn them all. Redirects are not followed, an answer
+is bounded in bytes and time, and nothing that a client sends chooses an address.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from hashlib import sha256
+from math import ceil, inf
 from time import monotonic
 from typing import Any
 
@@ -26,21 +28,27 @@ EARLY_S = 10.0
 STALE_S = 24 * 3600.0
 _MAX_RETRY_S = 60.0
 _IDLE_S = 3600.0
+_MAX_SOUGHT = 1024
 _NO_KEYS = "no key in it can verify a token"
 
 
 class _Known:
-    """The keys of one issuer. Times are monotonic seconds. keys: None until there were some."""
+    """The keys of one issuer. Times are monotonic seconds. keys: None until there were some.
 
-    __slots__ = ("digest", "error", "failures", "fetched_s", "issuer", "keys", "next_s", "tried_s")
+    sought: hash of the id of a key that was unknown -> when it was named.
+    read_s: when the latest fetch that succeeded began.
+    """
+
+    __slots__ = ("digest", "error", "failures", "fetched_s", "issuer", "keys", "next_s", "read_s", "sought", "tried_s")
 
     def __init__(self, issuer: Issuer) -> None:
         self.issuer = issuer
         self.keys: tuple[PublicKey, ...] | None = None
+        self.sought: dict[int, float] = {}
         self.digest = b""
         self.error = ""
         self.failures = 0
-        self.fetched_s = self.tried_s = self.next_s = 0.0
+        self.fetched_s = self.read_s = self.tried_s = self.next_s = 0.0
 
 
 class KeySets:
@@ -86,12 +94,24 @@ class KeySets:
         known = self._known.get(issuer.name)
         return None if known is None else known.keys
 
-    def fetch_early(self, issuer: Issuer) -> None:
-        """Fetch the issuer's keys early, because a token names an unknown key, which may be new."""
+    def wait_for(self, issuer: Issuer, kid: str | None) -> int:
+        """Return in how many seconds it is known whether an unknown key of a token is a new one; 0: it is none.
+
+        The issuer's keys are fetched early if that is not known yet. kid: the key's id.
+        """
         known = self._known.get(issuer.name)
-        if known is not None and not issuer.key_set:
-            known.next_s = min(known.next_s, max(self._now(), known.tried_s + EARLY_S))
-            self._wake.set()
+        if known is None or issuer.key_set:
+            return 0
+        now, key = self._now(), hash(kid or "")
+        if known.sought.get(key, inf) <= known.read_s and now < known.read_s + EARLY_S:
+            return 0
+        if len(known.sought) >= _MAX_SOUGHT:
+            known.sought.clear()  # whoever asks again waits for one fetch more
+        if known.sought.get(key, 0.0) <= known.read_s:
+            known.sought[key] = now
+        known.next_s = min(known.next_s, max(now, known.tried_s + EARLY_S))
+        self._wake.set()
+        return max(1, ceil(known.next_s - now))
 
     def report(self) -> list[dict[str, Any]]:
         """Return the state of all issuers for the admin port and metrics. age_s: since the keys were read; None
@@ -152,7 +172,7 @@ class KeySets:
             if not keys and not known.keys:
                 raise ValueError(_NO_KEYS)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
-            self._failed(known, str(error)[:200] or "it takes too long")
+            self._failed(known, _why(error))
             return
         except Exception:
             # This is the edge of a task that must live: the known keys stay in use.
@@ -165,10 +185,13 @@ class KeySets:
         if not keys:
             _log.warning("issuer %s has withdrawn its keys: %s", issuer.name, _NO_KEYS)
         known.fetched_s = now = self._now()
+        known.read_s = known.tried_s
         known.next_s = now + issuer.refresh_s * random.uniform(0.9, 1.0)
         digest = sha256(data).digest()
         if digest != known.digest:
             replaced = known.keys is not None
+            # Those that are not in the new set are withdrawn.
+            known.sought |= {hash(key.kid): known.read_s for key in known.keys or ()}
             known.keys, known.digest = keys, digest
             if replaced:
                 self._changed()
@@ -187,6 +210,18 @@ class KeySets:
 
 def _client() -> httpx.AsyncClient:
     return httpx.AsyncClient(follow_redirects=False, timeout=FETCH_TIMEOUT_S)
+
+
+def _why(error: Exception) -> str:
+    """Return in our own words why keys cannot be fetched: a library's text may quote the URL or the answer."""
+    match error:
+        case TimeoutError() | httpx.TimeoutException():
+            return "it takes too long"
+        case httpx.ConnectError():
+            return "its server cannot be reached"
+        case httpx.HTTPError() | httpx.InvalidURL():
+            return f"the exchange with its server failed ({type(error).__name__})"
+    return str(error)
 
 
 async def _fetch(client: httpx.AsyncClient, url: str) -> bytes:

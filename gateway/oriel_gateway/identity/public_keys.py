@@ -35,11 +35,12 @@ def parse_key_set(data: bytes, algorithms: Iterable[str]) -> tuple[PublicKey, ..
     try:
         keys = msgspec.json.decode(data, type=KeySet).keys
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"not a JSON Web Key Set: {error}") from error
+        raise ValueError("it is not a JSON Web Key Set") from error
     if len(keys) > MAX_KEYS:
         raise ValueError(f"more than {MAX_KEYS} keys")
     wanted = frozenset(algorithms)
-    return tuple(key for key in map(_public_key, keys) if key is not None and key.algorithm in wanted)
+    found = [_public_key(each) for each in keys if isinstance(each, dict)]
+    return tuple(key for key in found if key is not None and key.algorithm in wanted)
 
 
 def _public_key(jwk: Mapping[str, Any]) -> PublicKey | None:

@@ -17,7 +17,7 @@ from oriel_gateway.identity.key_sets import KeySets
 from oriel_gateway.identity.keys import TOKEN_FAULTS, refused_token
 from oriel_gateway.identity.public_keys import PublicKey
 from oriel_policies.documents import ApiKey, Issuer, Snapshot, Tenant
-from oriel_policies.documents.promises import fits, served_by
+from oriel_policies.documents.promises import served_by
 
 TOKENS = 8192
 
@@ -89,7 +89,10 @@ class Tokens:
             )
         key = _choose(keys, header)
         if key is None:
-            self._key_sets.fetch_early(issuer)
+            wait_s = self._key_sets.wait_for(issuer, header.kid)
+            if wait_s:
+                why = "the keys of this token's issuer are being read again, because it names a new one"
+                raise Refused(Outcome.IDENTITY_UNAVAILABLE, why, retry_after_s=wait_s)
             raise _Refused("unknown_key")
         try:
             claims = jwt.decode(
@@ -134,13 +137,13 @@ class Tokens:
     def _tenant(self, issuer: Issuer, claims: dict[str, Any]) -> Tenant:
         name = claims.get(issuer.tenant_claim)
         tenant = self._snapshot.tenants.get(name) if isinstance(name, str) else None
-        if tenant is None or not any(fits(pattern, tenant.name) for pattern in issuer.tenants):
+        if tenant is None or not tenant.named_by(issuer.tenants):
             raise _Refused("tenant")
         wanted = claims.get(issuer.tier_claim) if issuer.tier_claim is not None else None
         if wanted is None or wanted == tenant.tier.name:
             return tenant
         tier = self._snapshot.tiers.get(wanted) if isinstance(wanted, str) else None
-        if tier is None:
+        if tier is None or (tier.above(tenant.tier) and not issuer.above_tenant):
             raise _Refused("tier")
         return served_by(tenant, tier, self._snapshot.served)
 

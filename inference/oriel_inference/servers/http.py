@@ -27,6 +27,7 @@ from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.engine.kernel import thread_busy_s
+from oriel_wire.engine.loopback import page_refusal
 from oriel_wire.engine.recall import KEEP
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.metadata import encode_metadata, message_json
@@ -61,7 +62,9 @@ class _Route:
 class HttpFrontend:
     """The callbacks `refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
 
-    def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson) -> None:
+    def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson, *, local: bool = False) -> None:
+        """local: only this machine reaches the port: pages in a browser may not control the server."""
+        self._local = local
         self._surface = surface
         self._encodings = encodings
         self._infer = HttpInfer(surface, encodings, large_json)
@@ -96,6 +99,8 @@ class HttpFrontend:
         route = self._route(head)
         if not isinstance(route, _Route):
             return self.explain(head, *route)
+        if self._local and head.method == "POST" and route.kind not in _CALLS and (why := page_refusal(head.get)):
+            return self.explain(head, 400, why)
         encoding = head.content_encoding
         if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind in _CALLS):
             what = f"send the body as it is or as one of {ACCEPTED}"

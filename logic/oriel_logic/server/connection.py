@@ -17,6 +17,7 @@ from oriel_logic.server.streaming import close as close_pieces
 from oriel_wire.chunked import chunk, last_chunk
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.loopback import is_loopback, page_refusal
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.server import BODY, ServerConnection
 from oriel_wire.h1 import RequestHead
@@ -50,10 +51,13 @@ class BodyBudget:
 class ServiceConnection(ServerConnection):
     """One connection. Its methods called `on_...` are called by the engine."""
 
-    __slots__ = ("_body", "_budget", "_drained_event", "_envelope", "_held", "_peers", "_task")
+    __slots__ = ("_body", "_budget", "_drained_event", "_envelope", "_held", "_local", "_peers", "_task")
 
-    def __init__(self, server: HttpServer, envelope: Envelope, peers: TrustedPeers, budget: BodyBudget) -> None:
+    def __init__(
+        self, server: HttpServer, envelope: Envelope, peers: TrustedPeers, budget: BodyBudget, *, local: bool
+    ) -> None:
         super().__init__(server)
+        self._local = local
         self._envelope = envelope
         self._peers = peers
         self._budget = budget
@@ -117,6 +121,12 @@ class ServiceConnection(ServerConnection):
         headers = head.by_name()
         self.authenticated(head)
         visit = envelope.visit(envelope.plan(headers, trusted=self.peer in self._peers), self.arrived_s)
+        if self._local and (why := page_refusal(headers.get)):
+            self._body = None
+            self.unwanted(head)
+            self._write(envelope.refuse(visit, BadRequest(why), 400), close=self.must_close)
+            self.answered(close=False)
+            return
         line, size = head.line, head.content_length
         inbound = Inbound(
             method=line.method,
@@ -250,5 +260,6 @@ async def open_server(
     """
     server = HttpServer(HttpLimits(max_body_bytes=MAX_BODY_BYTES, drain_bytes=DRAIN_BYTES))
     budget = BodyBudget(max_held_bytes)
-    await server.open(lambda: ServiceConnection(server, envelope, peers, budget), sock)
+    local = is_loopback(str(sock.getsockname()[0]))
+    await server.open(lambda: ServiceConnection(server, envelope, peers, budget, local=local), sock)
     return server

@@ -112,7 +112,12 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     all_of(
         "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probes, tiers.keys() | bad_tiers)
     )
-    all_of("issuers", issuers, lambda file, path, name, item: issuer(file, path, name, item, issuers, reading.attached))
+    alone = sum(len(document.issuers) for document in documents.values()) == 1
+
+    def an_issuer(file: str, path: str, name: str, item: object) -> Issuer:
+        return issuer(file, path, name, item, issuers, reading.attached, alone=alone)
+
+    all_of("issuers", issuers, an_issuer)
     all_of("prices", prices, price)
     bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
     names: set[str] = set()

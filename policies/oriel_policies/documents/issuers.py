@@ -21,14 +21,22 @@ _PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 class KeySet(msgspec.Struct):
     """The outer form of a JSON Web Key Set (RFC 7517, section 5)."""
 
-    keys: list[dict[str, Any]]
+    keys: list[Any]  # those that are no objects are left out
 
 
 def issuer(
-    file: str, path: str, name: str, table: object, known: Mapping[str, Issuer], attached: Mapping[str, bytes]
+    file: str,
+    path: str,
+    name: str,
+    table: object,
+    known: Mapping[str, Issuer],
+    attached: Mapping[str, bytes],
+    *,
+    alone: bool = True,
 ) -> Issuer:
     """Check one table. known: the issuers before it; attached: file name -> content of the files beside the documents.
 
+    alone: there is no other issuer.
     Raises BadDocument.
     """
     assert isinstance(table, IssuerTable)
@@ -42,9 +50,15 @@ def issuer(
         raise BadDocument(file, f"{path}.algorithms", f"{given}: one or more of {', '.join(_ALGORITHMS)}")
     if not 0 <= table.leeway_s <= 600 or not 1 <= table.refresh_s <= 86400:
         raise BadDocument(file, path, "0 <= leeway_s <= 600 and 1 <= refresh_s <= 86400 has to hold")
-    if not table.tenants:
+    if table.above_tenant and table.tier_claim is None:
+        raise BadDocument(file, f"{path}.above_tenant", "above_tenant needs a tier_claim, and the issuer has none")
+    if table.tenants is None and not alone:
+        reason = 'there are several issuers: name the tenants that this one may speak for, such as ["team-a-*"]'
+        raise BadDocument(file, f"{path}.tenants", reason)
+    tenants = ["*"] if table.tenants is None else table.tenants
+    if not tenants:
         raise BadDocument(file, f"{path}.tenants", "at least one pattern: an issuer without tenants needs no table")
-    for pattern in table.tenants:
+    for pattern in tenants:
         check_pattern(file, f"{path}.tenants", pattern)
     if "://" in table.jwks:
         url = urlsplit(table.jwks)
@@ -71,7 +85,8 @@ def issuer(
         refresh_s=table.refresh_s,
         tenant_claim=table.tenant_claim,
         tier_claim=table.tier_claim,
-        tenants=tuple(table.tenants),
+        tenants=tuple(tenants),
+        above_tenant=table.above_tenant,
         key_set=key_set,
     )
 
@@ -86,5 +101,5 @@ def _check_key_set(file: str, data: bytes) -> None:
     if not 1 <= len(keys) <= MAX_KEYS:
         raise BadDocument(file, "keys", f"1 to {MAX_KEYS} keys")
     for number, key in enumerate(keys):
-        if _PRIVATE & key.keys():
+        if isinstance(key, dict) and _PRIVATE & key.keys():
             raise BadDocument(file, f"keys[{number}]", "this is a secret or private key: only public keys belong here")

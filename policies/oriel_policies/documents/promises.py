@@ -138,7 +138,8 @@ class ApiKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
     """An issuer whose tokens are accepted. jwks: a file name or an https URL; tier_claim: the claim that may name
-    another tier; tenants: patterns of the tenants that its tokens may name.
+    another tier, with above_tenant also one above the tenant's; tenants: patterns of the tenants that its tokens may
+    name.
 
     key_set: the content of the file, b"" for a URL.
     """
@@ -153,6 +154,7 @@ class Issuer:
     tenant_claim: str
     tier_claim: str | None
     tenants: tuple[str, ...] = ("*",)
+    above_tenant: bool = False
     key_set: bytes = field(default=b"", repr=False)
 
 
@@ -180,6 +182,10 @@ class Tenant:
         """The allowances that count a call; all of them have to admit it. See `Selector.fits`."""
         fitting = (a for a in self.allowances if a.selector.fits(kind, name, route, self.tier.name))
         return tuple(a for a in fitting if a.counts(tokens=takes_tokens(kind, name)))
+
+    def named_by(self, patterns: tuple[str, ...]) -> bool:
+        """Return whether one of the patterns names the tenant; one with scopes only if it is its exact name."""
+        return self.name in patterns or not self.scopes and any(fits(pattern, self.name) for pattern in patterns)
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

@@ -94,7 +94,8 @@ class TenantLine(TenantTable, kw_only=True):
 
 class IssuerTable(_Table):
     """`[issuers.NAME]`: whose JSON Web Tokens are accepted. jwks: a file beside the documents, or an https URL.
-    tenants: patterns of the tenants that its tokens may name."""
+    tenants: patterns of the tenants that its tokens may name; tenants with scopes are named exactly. above_tenant: the
+    tier of `tier_claim` may be above the tenant's."""
 
     issuer: str
     audience: list[str]
@@ -104,7 +105,8 @@ class IssuerTable(_Table):
     refresh_s: int = 300
     tenant_claim: str = "tenant"
     tier_claim: str | None = None
-    tenants: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    above_tenant: bool = False
+    tenants: list[str] | None = None
 
 
 class WindowTable(_Table, rename={"begins": "from", "ends": "to"}):
