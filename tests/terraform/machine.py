@@ -87,7 +87,10 @@ class Machine:
         words = [local(word) for word in container["args"]]
         for port in container["ports"]:
             words += [f"--{port['name']}-port", str(self.port(port["containerPort"]))]
-        environment = {each["name"]: local(each["value"]) for each in container["env"]}
+        environment = {
+            each["name"]: local(each["value"]) if "value" in each else secret(each["valueFrom"])
+            for each in container["env"]
+        }
         return [sys.executable, "-P", "-m", "oriel_cli.main", unit.partition("-")[0], *words], environment
 
     def models(self) -> Path:
@@ -104,10 +107,12 @@ class Machine:
     def redis(self, template: Object) -> list[str]:
         """Start the bundled Redis, in whatever version is installed here."""
         container = template["spec"]["containers"][0]
-        assert container["command"] == ["redis-server"] and not container.get("env")
+        assert container["command"] == ["redis-server"]
+        passwords = {f"$({each['name']})": secret(each["valueFrom"]) for each in container["env"]}
+        words = [passwords.get(word, word) for word in container["args"]]
         folder = self.folder / "redis"
         folder.mkdir()
-        return [binary(), *container["args"], "--dir", str(folder), "--port", str(self.port(6379))]
+        return [binary(), *words, "--dir", str(folder), "--port", str(self.port(6379))]
 
     def probe(self, template: Object, kind: str) -> str:
         asked = template["spec"]["containers"][0][kind]["httpGet"]
@@ -117,6 +122,12 @@ class Machine:
             if each["name"] == asked["port"]
         ]
         return f"http://127.0.0.1:{self.port(port)}{asked['path']}"
+
+
+def secret(source: Object) -> str:
+    """Return the value that a Secret's key has on this machine."""
+    ref = source["secretKeyRef"]
+    return sha256(f"{ref['name']}/{ref['key']}".encode()).hexdigest()
 
 
 async def answers(client: httpx.AsyncClient, url: str, status: int, **headers: str) -> bool:

@@ -343,8 +343,10 @@ def test_redis_password_is_random_and_only_where_it_has_to_be(applied):
         "terraform_data.redis_password[0]",
     }
     assert password not in json.dumps(applied.state.outputs)
-    (secret,) = [each for each in objects(applied) if each["kind"] == "Secret"]
     reference = applied.state.outputs["redis_auth_secret_ref"]
+    secrets = {each["metadata"]["name"]: each for each in objects(applied) if each["kind"] == "Secret"}
+    assert set(secrets) == {reference["name"], "oriel-keys"}
+    secret = secrets[reference["name"]]
     assert secret["metadata"] == {"name": reference["name"], "namespace": "oriel"}
     path = f"objects[0].stringData.{reference['key']}"
     assert (given["name"], secret["stringData"]) == (path, {reference["key"]: ""})

@@ -9,7 +9,7 @@ mock_provider "kubernetes" {
 mock_provider "helm" {}
 
 variables {
-  platform             = { policies = { tenants = { acme = { tier = "gold", keys_sha256 = ["23d85bc42d794be5ac9699f40b1f977f6e88b5c9dd7f6b78cccdd7f031099e08"] } } } }
+  platform             = { gateway = { plain_http = true }, policies = { tenants = { acme = { tier = "gold", keys_sha256 = ["23d85bc42d794be5ac9699f40b1f977f6e88b5c9dd7f6b78cccdd7f031099e08"] } } } }
   kubeconfig_path      = "tests/kubeconfig.yaml"
   model_repository_url = "s3://https://store.example.com:9000/models/oriel"
   image_registry       = "registry.example.com/oriel"

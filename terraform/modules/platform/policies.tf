@@ -133,7 +133,12 @@ check "public" {
   assert {
     condition = anytrue([
       var.gateway.service_type != "LoadBalancer", var.gateway.tls_secret != null, length(var.gateway.source_ranges) > 0, var.gateway.plain_http,
-      anytrue([for name, value in var.gateway.service_annotations : can(regex("(?i)(ssl|tls|cert)", name)) || can(regex("(?i)internal=true$|=internal$", "${name}=${value}"))]),
+      anytrue([for name in keys(var.gateway.service_annotations) : can(regex("(?i)(ssl|tls|cert)", name))]),
+      # By name: the values of others may not be known when planning.
+      anytrue([
+        for name in ["service.beta.kubernetes.io/aws-load-balancer-scheme", "service.beta.kubernetes.io/azure-load-balancer-internal", "networking.gke.io/load-balancer-type"] :
+        contains(["internal", "Internal", "true"], lookup(var.gateway.service_annotations, name, ""))
+      ]),
     ])
     error_message = "gateway: the load balancer would take API keys over plain HTTP from everywhere. Set gateway.tls_secret (in the clouds dns.tls_secret), an annotation by which the load balancer ends TLS or is internal, or gateway.source_ranges; gateway.plain_http = true if it is meant."
   }
