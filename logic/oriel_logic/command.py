@@ -84,12 +84,10 @@ def pass_on(names: str) -> None:
     from oriel_wire.engine.environment import names_of
 
     names = names or os.environ.get(ALSO, "")
-    if not names:
-        return
-    os.environ[ALSO] = names
-    if names_of(names) is None:
+    if names and names_of(names) is None:
         # The text is not repeated: it may be a value that should not be shown.
         raise StartFailed("--worker-environment takes names of environment variables, NAME or BEGIN*, split by commas")
+    os.environ[ALSO] = names
 
 
 def use_one_thread() -> None:
