@@ -21,7 +21,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def described(page: Page) -> list[str]:
     """Return the headings of the operations that are shown."""
     page.wait(f"{DESCRIBED} ? 1 : 0")
-    found: list[str] = page.run("[...document.querySelectorAll('section > h2')].map(each => each.textContent)")
+    found: list[str] = page.run("[...document.querySelectorAll('section h2')].map(each => each.textContent)")
     return found
 
 
@@ -72,17 +72,33 @@ def test_a_key_shows_its_services_and_tries_them_with_their_samples(page: Page, 
     identify(page, "oriel-demo-gold")
     assert {"digits", "checked_digit", "/v2/models/digits/infer", "/v1/completions"} <= set(described(page))
     for service, label in (("digits", 7), ("checked_digit", 3)):
-        if service == "checked_digit":
-            assert page.run(f"document.querySelector('#service-{service} select').value") == "image/png"
-        else:
-            kind = f"document.querySelector('#service-{service} select')"
-            page.run(f"{kind}.value = 'image/png'; {kind}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+        assert page.run(f"document.querySelector('#service-{service} select').value") == "image/png", "the sample's"
         assert send(page, f"service-{service}").startswith("200 ")
         assert f'"label": {label}' in answer(page, f"service-{service}")
     assert send(page, "model-digits").startswith("200 ") and '"model_name": "digits"' in answer(page, "model-digits")
     curl = page.run("document.querySelector('#service-digits form > pre').textContent")
     assert "$ORIEL_KEY" in curl and "oriel-demo" not in curl
+    assert page.run("document.querySelectorAll('section details[open]').length") == 1, "the other cards are folded"
+    for language, words in (("Python", "requests.request("), ("JavaScript", "await fetch("), ("curl", "curl '")):
+        chosen = "[...document.querySelectorAll('#service-digits form select')].at(-1)"
+        page.run(f"{chosen}.value = '{language}'; {chosen}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+        shown = page.run("document.querySelector('#service-digits form > pre').textContent")
+        assert words in shown and "ORIEL_KEY" in shown and "oriel-demo" not in shown
     page.picture(tmp_path / "gold.png", height=2400)
+
+
+def test_on_a_phone_nothing_is_wider_than_the_page_and_the_list_is_folded(page: Page, stack: Stack) -> None:
+    for width, folded in ((390, True), (1280, False)):
+        page.tell("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False)
+        page.open(f"{stack.base}/docs")
+        described(page)
+        identify(page, "oriel-demo-gold")
+        assert "digits" in described(page)
+        page.run("for (const each of document.querySelectorAll('section details')) each.open = true")
+        assert page.run("document.documentElement.scrollWidth") <= width
+        assert page.run("document.getElementById('list').open") is not folded
+        links = page.run("[...document.querySelectorAll('nav a')].map((each) => each.hash.slice(1))")
+        assert len(links) == len(set(links)) == page.run("document.querySelectorAll('section').length")
 
 
 def test_another_key_shows_less_and_a_wrong_one_says_so(page: Page, stack: Stack, tmp_path: Path) -> None:
