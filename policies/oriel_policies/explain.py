@@ -256,6 +256,8 @@ def _route(route: Route) -> list[str]:
         sentences.append(f"copies of {route.shadow_share * 100:.3g} % go to pool {route.shadow_pool}")
     if route.sticky:
         sentences.append("one endpoint per " + ("stream" if route.sticky == "stream" else f"value of {route.sticky}"))
+    if route.stored_state:
+        sentences.append("calls of /v1/responses may name what earlier ones have left on the servers")
     if route.deterministic:
         kept = f"kept for {route.cache_s:g} s" if route.cache_s else "not kept"
         shared = " for all tenants" if route.cache_shared else ""

@@ -78,7 +78,7 @@ def test_a_key_shows_its_services_and_tries_them_with_their_samples(page: Page, 
     assert send(page, "model-digits").startswith("200 ") and '"model_name": "digits"' in answer(page, "model-digits")
     curl = page.run("document.querySelector('#service-digits form > pre').textContent")
     assert "$ORIEL_KEY" in curl and "oriel-demo" not in curl
-    assert page.run("document.querySelectorAll('section details[open]').length") == 1, "the other cards are folded"
+    assert page.run("document.querySelectorAll('section details[open]').length") == 1, "the other cards are closed"
     for language, words in (("Python", "requests.request("), ("JavaScript", "await fetch("), ("curl", "curl '")):
         chosen = "[...document.querySelectorAll('#service-digits form select')].at(-1)"
         page.run(f"{chosen}.value = '{language}'; {chosen}.dispatchEvent(new Event('input', {{bubbles: true}}))")
@@ -87,8 +87,8 @@ def test_a_key_shows_its_services_and_tries_them_with_their_samples(page: Page, 
     page.picture(tmp_path / "gold.png", height=2400)
 
 
-def test_on_a_phone_nothing_is_wider_than_the_page_and_the_list_is_folded(page: Page, stack: Stack) -> None:
-    for width, folded in ((390, True), (1280, False)):
+def test_on_a_phone_nothing_is_wider_than_the_page_and_the_list_is_closed(page: Page, stack: Stack) -> None:
+    for width, closed in ((390, True), (1280, False)):
         page.tell("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False)
         page.open(f"{stack.base}/docs")
         described(page)
@@ -96,7 +96,7 @@ def test_on_a_phone_nothing_is_wider_than_the_page_and_the_list_is_folded(page: 
         assert "digits" in described(page)
         page.run("for (const each of document.querySelectorAll('section details')) each.open = true")
         assert page.run("document.documentElement.scrollWidth") <= width
-        assert page.run("document.getElementById('list').open") is not folded
+        assert page.run("document.getElementById('list').open") is not closed
         links = page.run("[...document.querySelectorAll('nav a')].map((each) => each.hash.slice(1))")
         assert len(links) == len(set(links)) == page.run("document.querySelectorAll('section').length")
 

@@ -72,8 +72,10 @@ def test_ones_own_service_answers_as_shown(tmp_path: Path) -> None:
             first = server.stdout.readline()
             address = re.search(r"http://([\d.]+:\d+)/v1/services/shout", first)
             assert address is not None, first
-            (line,) = [block for block in blocks("sh") if "8090/v1/services/shout" in block]
-            asked = line.replace("127.0.0.1:8090", address[1]).replace("curl ", "curl -s ")
+            port = dev[dev.index("--http-port") + 1]
+            assert port != "8090", "which a running `make run` has"
+            (line,) = [block for block in blocks("sh") if f"{port}/v1/services/shout" in block]
+            asked = line.replace(f"127.0.0.1:{port}", address[1]).replace("curl ", "curl -s ")
             answer = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, timeout=START_S, check=True)
             assert f"It answers `{answer.stdout.strip()}`" in README
         finally:

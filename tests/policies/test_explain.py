@@ -294,7 +294,8 @@ LINES = {
         "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 3}]", "split_by = 'header:a'",
         "shadow = {pool = 'q'}",
         "sticky = 'header:a'", "deterministic = true", "cache_s = 3.0", "cache_shared = true", "idempotent = true",
-        "hedge_ms = 5", "tier = 'u'", "above_tenant = true", "fallback = [{pool = 'q', model = 'x'}]",
+        "hedge_ms = 5", "tier = 'u'", "above_tenant = true", "stored_state = true",
+        "fallback = [{pool = 'q', model = 'x'}]",
         "rollback = {canary = 'q'}",
     ],
     "limit": [

@@ -27,6 +27,8 @@ MAX_QUOTES = 65_536  # the most unescaped quotes in a JSON body; a text or a key
 MAX_BRACKETS = 65_536  # the most opening brackets and braces in a JSON body
 MAX_DEPTH = 64  # the most levels of lists and objects in a JSON body
 MAX_PARTS = 256  # the most parts of a form
+STATE_BYTES = 8 * 1024 * 1024  # the most bytes of a body of `/v1/responses` whose state is judged
+_STATE = frozenset({"previous_response_id", "conversation", "prompt"})  # members that name what is stored
 _PART_HEAD_BYTES = 4096
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){0,3}\Z")
 _NAMES_MODELS = re.compile("model|lora|adapter|fallback", re.IGNORECASE)
@@ -92,6 +94,37 @@ def judge_body(head: RequestHead, form: str, body: bytes, tenant: Tenant) -> str
         raise _refused("name the model in the field `model`: this key may not use every model")
     _check(name, tenant)
     return name
+
+
+def without_state(body: bytes) -> bytes | None:
+    """Check that a body of `/v1/responses` names nothing that an earlier call, perhaps another tenant's, has stored.
+
+    Returns the body to send in its place, None for this one: members that are null are left out, because readers differ
+    in what one that is there twice means. Raises Refused.
+    """
+    if len(body) > STATE_BYTES:
+        raise Refused(Outcome.TOO_LARGE, f"a body of this path has at most {STATE_BYTES} bytes here")
+    try:
+        fields = _as_object(body)
+        items = _as_list(fields["input"]) if bytes(fields.get("input", b""))[:1] == b"[" else []
+        references = [each for each in items if _is_reference(each)]
+    except (ValueError, RecursionError):
+        message = "the body is not one JSON object in UTF-8" if body else "the body is empty"
+        raise Refused(Outcome.INVALID_REQUEST, message) from None
+    found = {name for name in fields if name.casefold() in _STATE}
+    named = [name for name in found if bytes(fields[name]) != b"null"]
+    if named or references:
+        name = min(named, default="input")
+        message = f"'{name}' names what is stored on a server that others use too: send the content itself"
+        raise Refused(Outcome.INVALID_REQUEST, message, more={"param": name, "code": "stored_state"})
+    return msgspec.json.encode({name: raw for name, raw in fields.items() if name not in found}) if found else None
+
+
+def _is_reference(item: msgspec.Raw) -> bool:
+    if b"item_reference" not in (data := bytes(item)) and b"\\u" not in data:
+        return False
+    value = _as_any(item)
+    return isinstance(value, dict) and value.get("type") == "item_reference"
 
 
 def naming_another(body: bytes, model: str) -> bytes | None:

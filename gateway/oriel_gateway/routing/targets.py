@@ -111,6 +111,7 @@ class Target:
     renames: the model that its body or its message has to name, "" if it stays as it is.
     spills: the pools that the call went on from.
     copies_to: what copies of some of its calls ask, so that the answers are compared; None: the shadow of its route.
+    stateless: its body may not name what earlier calls have stored on the servers.
     """
 
     tenant: Tenant
@@ -137,6 +138,7 @@ class Target:
     renames: str = ""
     spills: tuple[Spill, ...] = ()
     copies_to: "Target | None" = None
+    stateless: bool = False
 
     @property
     def left_out(self) -> tuple[bytes, ...]:
@@ -383,6 +385,7 @@ def _target(
     shadowed = executes and bool(route.shadow_pool)
     of = requested_version or version
     allowances = tenant.allowances_for(kind, name, route.name)
+    stateless = executes and (kind, name) == ("service", "responses") and not route.stored_state
     tokens = executes and takes_tokens(kind, name) and _counts_tokens(tenant, allowances)
     return Target(
         tenant=tenant,
@@ -403,7 +406,9 @@ def _target(
         names=names,
         flex=flex,
         tokens=tokens,
-        special=bool(tokens or names or flex or keepable or shadowed or side or route.sticky not in ("", "stream")),
+        stateless=stateless,
+        special=bool(tokens or names or flex or keepable or shadowed or side or stateless)
+        or route.sticky not in ("", "stream"),
     )
 
 

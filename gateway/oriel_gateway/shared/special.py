@@ -12,7 +12,7 @@ from oriel_gateway.call.fallback import leave_late_pool
 from oriel_gateway.call.http import Call
 from oriel_gateway.call.lifecycle import LIMITED
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.identity.named_models import judge_body
+from oriel_gateway.identity.named_models import judge_body, without_state
 from oriel_gateway.limits.error_text import token_headers
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.answer_tokens import AnswerTokens
@@ -134,9 +134,12 @@ class Extras:
                 call.refuse(refused)
                 return False
         target, routing = call.target, self._routing
-        if target.names in ("json", "form"):
+        if target.stateless or target.names in ("json", "form"):
             try:
-                self.model = judge_body(call.head, target.names, call.body(), call.tenant)[:MAX_NAME]
+                if target.stateless and (sent := without_state(call.body())) is not None:
+                    call._body, call.body_bytes = sent, len(sent)
+                if target.names:
+                    self.model = judge_body(call.head, target.names, call.body(), call.tenant)[:MAX_NAME]
             except Refused as refused:
                 call.refuse(refused)
                 return False

@@ -395,6 +395,7 @@ def _route(
         cache_s=route.cache_s,
         cache_shared=route.cache_shared,
         idempotent=route.idempotent or route.deterministic,
+        stored_state=route.stored_state,
         hedge_s=route.hedge_ms / 1000.0,
         tier=route.tier or "",
         above_tenant=route.above_tenant,

@@ -291,6 +291,7 @@ class Route:
     tier: the highest tier that serves its calls, with above_tenant the exact one; "" for the caller's.
     fallback: pools for calls that would be late in `pool` or find no server there, in this order.
     rollback: the rule by which one of the two sides of the split is rolled back; None: neither is.
+    stored_state: calls of `/v1/responses` may name what earlier ones, of whatever tenant, have left on the servers.
     """
 
     name: str
@@ -313,6 +314,7 @@ class Route:
     above_tenant: bool = False
     fallback: tuple[Fallback, ...] = ()
     rollback: Rollback | None = None
+    stored_state: bool = False
 
     @property
     def plain(self) -> bool:

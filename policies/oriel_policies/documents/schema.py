@@ -219,6 +219,7 @@ class RouteTable(_Table):
     hedge_ms: int = 0
     tier: str | None = None
     above_tenant: bool = False
+    stored_state: bool = False
 
 
 class HttpTable(_Table):
