@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.clock import LoopClock
+from oriel_inference.clock import LoopClock, Timer
 from oriel_inference.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -133,7 +133,7 @@ GOOD = json.dumps(pair(2))
 @pytest.mark.parametrize(
     "text",
     [
-        "",
+        " ",
         "[]",
         "{",
         GOOD.replace("[0, 1]", "[0, true]"),
@@ -287,6 +287,7 @@ async def test_what_waits_is_bounded_in_number_and_bytes() -> None:
     for bounds in ({"max_waiting": 1}, {"max_waiting_bytes": 2 * len(SMALL) - 1}):
         made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, **bounds)  # type: ignore[arg-type]
         waits = Waits()
+        made.submit(Task.REQUEST, [SMALL], None, Waits().then)
         leave = made.submit(Task.REQUEST, [SMALL], None, waits.then)
         with pytest.raises(QueueFull):
             made.submit(Task.REQUEST, [SMALL], None, waits.then)
@@ -294,7 +295,7 @@ async def test_what_waits_is_bounded_in_number_and_bytes() -> None:
         made.submit(Task.REQUEST, [SMALL], None, waits.then)
         (body,), length = await waits.one()  # type: ignore[misc]
         assert decode_request("m", "", body, length).inputs[0].array.tolist() == [1.0, 2.0]
-        assert waits.results == []
+        assert waits.results == [] and made.converted == 2, "a text whose caller has left is not converted"
         await asyncio.to_thread(made.close)
 
 
@@ -302,6 +303,61 @@ async def test_single_text_may_be_larger_than_what_may_wait() -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, max_waiting_bytes=1)
     assert (await made.convert(Task.REQUEST, [SMALL]))[1] > 0
     await asyncio.to_thread(made.close)
+
+
+async def test_large_texts_wait_in_the_order_of_tiers_and_tenants(large: LargeJson) -> None:
+    order: list[str] = []
+    every = asyncio.Event()
+
+    def submit(name: str, band: int, tenant: str) -> None:
+        def then(result: Converted | InferenceError) -> None:
+            assert isinstance(result, tuple)
+            order.append(name)
+            if len(order) == 6:
+                every.set()
+
+        large.submit(Task.REQUEST, [SMALL], None, then, band=band, tenant=tenant)
+
+    for name in ("hog1", "hog2", "hog3", "hog4"):
+        submit(name, 2, "hog")
+    submit("quiet", 2, "quiet")
+    submit("gold", 0, "gold")
+    await asyncio.wait_for(every.wait(), 60)
+    assert order == ["hog1", "gold", "hog2", "quiet", "hog3", "hog4"]
+
+
+async def test_a_tenant_that_fills_what_may_wait_makes_room_for_others() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, max_waiting=3)
+    hog = [Waits() for _ in range(4)]
+    for each in hog:
+        made.submit(Task.REQUEST, [SMALL], None, each.then, band=2, tenant="hog")
+    quiet, gold = Waits(), Waits()
+    with pytest.raises(QueueFull):
+        made.submit(Task.REQUEST, [SMALL], None, quiet.then, band=2, tenant="hog")
+    made.submit(Task.REQUEST, [SMALL], None, quiet.then, band=2, tenant="quiet")
+    made.submit(Task.REQUEST, [SMALL], None, gold.then, band=0, tenant="gold")
+    assert isinstance(hog[3].results[0], QueueFull) and isinstance(hog[2].results[0], QueueFull)
+    assert isinstance(await quiet.one(), tuple) and isinstance(await gold.one(), tuple)
+    await asyncio.to_thread(made.close)
+
+
+async def test_a_text_that_is_late_when_its_turn_comes_is_not_converted() -> None:
+    clock = LateTimers(asyncio.get_running_loop())
+    made = LargeJson(clock, 64 << 20)
+    first, late, last = Waits(), Waits(), Waits()
+    made.submit(Task.REQUEST, [SMALL], None, first.then)
+    made.submit(Task.REQUEST, [SMALL], None, late.then, deadline=clock.now() + 1e-6)
+    made.submit(Task.REQUEST, [SMALL], None, last.then)
+    assert isinstance(await last.one(), tuple) and isinstance(await late.one(), DeadlineExceeded)
+    assert made.converted == 2
+    await asyncio.to_thread(made.close)
+
+
+class LateTimers(LoopClock):
+    """A loop so busy that no timer fires."""
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
+        return super().call_at(when_s + 1e6, callback)
 
 
 async def test_memory_of_the_child_is_bounded() -> None:

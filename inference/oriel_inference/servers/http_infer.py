@@ -6,7 +6,7 @@ in numbers. Any other text goes through the full codec.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
 from oriel_inference.servers.http_call import JSON, HeadPlan, begin, refuse, wait
-from oriel_inference.servers.large_json import Converted, LargeJson, Task
+from oriel_inference.servers.large_json import Converted, LargeJson, Task, Then
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
@@ -224,9 +224,17 @@ class _HttpCall:
             if template is not None:
                 template.note = _Recognised(serving.fitter.fit(request), *answers)
 
+    def _convert(
+        self, task: Task, parts: Sequence[bytes | memoryview], length: int | None, then: Then
+    ) -> Callable[[], None]:
+        ctx = self._ctx
+        return self._large_json.submit(
+            task, parts, length, then, deadline=ctx.deadline, band=ctx.band, tenant=ctx.tenant
+        )
+
     def convert_and_run(self, body: Body, length: int | None) -> None:
         """Has a helper process turn large JSON into binary data, then runs the request. Raises QueueFull."""
-        cancel = self._large_json.submit(Task.REQUEST, [body], length, self._run_converted, deadline=self._ctx.deadline)
+        cancel = self._convert(Task.REQUEST, [body], length, self._run_converted)
         self._exchange.body = b""  # not needed any more once it is converted
         self._serving.holds += 1  # it must not be taken out of memory meanwhile
 
@@ -278,9 +286,7 @@ class _HttpCall:
         self._completion = completion
         request = InferRequest(model_name=response.model_name, binary_default=True)
         parts, length = encode_response(response, request)
-        cancel = self._large_json.submit(
-            Task.RESPONSE, parts, length, self._finish_encoded, deadline=self._ctx.deadline
-        )
+        cancel = self._convert(Task.RESPONSE, parts, length, self._finish_encoded)
 
         def left() -> None:
             cancel()
