@@ -51,9 +51,10 @@ module "platform" {
     registry = coalesce(var.image_registry, local.infrastructure.registry_url)
     tag      = var.image_tag
   })
-  gpu_enabled   = var.gpu_enabled
-  scale_to_zero = var.scale_to_zero
-  namespace     = local.namespace
+  gpu_enabled    = var.gpu_enabled
+  scale_to_zero  = var.scale_to_zero
+  namespace      = local.namespace
+  store_networks = try(var.platform.store_networks, null)
 
   gateway = merge(try(var.platform.gateway, {}), {
     service_annotations = merge(local.gateway_annotations, try(var.platform.gateway.service_annotations, {}))

@@ -34,6 +34,7 @@ locals {
     model_repository_url  = "az://${azurerm_storage_account.models.name}/${azurerm_storage_container.models.name}/models"
     redis_url             = var.redis.managed ? "rediss://${azurerm_managed_redis.this[0].hostname}:${azurerm_managed_redis.this[0].default_database[0].port}" : null
     redis_tls             = var.redis.managed
+    store_networks        = [local.cidr.endpoints]
     redis_auth_secret_ref = var.redis.managed ? { name = "oriel-redis-auth", key = "password" } : null
     workload_identity = {
       service_account_annotations = {

@@ -6,6 +6,7 @@ module "platform" {
 
   infrastructure = local.infrastructure
   namespace      = local.namespace
+  store_networks = try(var.platform.store_networks, null)
   images         = merge(try(var.platform.images, {}), { registry = coalesce(var.image_registry, local.infrastructure.registry_url), tag = var.image_tag })
   gpu_enabled    = var.gpu_enabled
   scale_to_zero  = var.scale_to_zero

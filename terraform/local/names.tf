@@ -5,17 +5,18 @@
 locals {
   # What may stand below each input, as regular expressions. [^.]+: a name of one's own.
   platform_names = {
-    namespace     = []
-    images        = ["pull_policy", "pull_secret"]
-    gateway       = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "plain_http", "admin_token_secret_ref(\\.(name|key))?", "ticket_keys_secret_ref(\\.(name|key))?", "credentials", "args"]
-    logic         = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "through_gateway", "cpu", "memory", "args"]
-    model_groups  = ["[^.]+", "[^.]+\\.(accelerator|repository|models|replicas|replicas\\.min|replicas\\.max|cpu|memory|cache|cache\\.gb|cache\\.claim|load_grace_s|start_s|place_models|credentials|args)"]
-    policies      = ["tenants(\\.[^.]+)?", "tenants\\.[^.]+\\.(tier|keys_sha256|models|services)", "documents(\\..+)?", "store"]
-    redis         = ["image", "memory"]
-    placement     = ["share_gpu_nodes", "pause_image"]
-    keda          = ["enabled", "chart_version", "polling_interval_s", "cooldown_s"]
-    charts        = ["(nvidia_device_plugin|metrics_server|kube_prometheus_stack|prometheus_operator_crds|cluster_autoscaler)(\\.(enabled|version))?"]
-    observability = ["namespace", "service_monitors", "monitor_labels(\\..+)?", "dashboards", "otlp(\\.(endpoint|trace_tail|decision_wait_s|sample_ratio|image|authorization_secret_ref))?", "otlp\\.authorization_secret_ref\\.(name|key)"]
+    namespace      = []
+    store_networks = []
+    images         = ["pull_policy", "pull_secret"]
+    gateway        = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "plain_http", "admin_token_secret_ref(\\.(name|key))?", "ticket_keys_secret_ref(\\.(name|key))?", "credentials", "args"]
+    logic          = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "through_gateway", "cpu", "memory", "args"]
+    model_groups   = ["[^.]+", "[^.]+\\.(accelerator|repository|models|replicas|replicas\\.min|replicas\\.max|cpu|memory|cache|cache\\.gb|cache\\.claim|load_grace_s|start_s|place_models|credentials|args)"]
+    policies       = ["tenants(\\.[^.]+)?", "tenants\\.[^.]+\\.(tier|keys_sha256|models|services)", "documents(\\..+)?", "store"]
+    redis          = ["image", "memory"]
+    placement      = ["share_gpu_nodes", "pause_image"]
+    keda           = ["enabled", "chart_version", "polling_interval_s", "cooldown_s"]
+    charts         = ["(nvidia_device_plugin|metrics_server|kube_prometheus_stack|prometheus_operator_crds|cluster_autoscaler)(\\.(enabled|version))?"]
+    observability  = ["namespace", "service_monitors", "monitor_labels(\\..+)?", "dashboards", "otlp(\\.(endpoint|trace_tail|decision_wait_s|sample_ratio|image|authorization_secret_ref))?", "otlp\\.authorization_secret_ref\\.(name|key)"]
   }
   platform_given = { for input, value in var.platform : input => flatten([
     for a in try(keys(value), []) : [a, [

@@ -6,6 +6,7 @@ module "platform" {
   gpu_enabled    = var.gpu_enabled
   scale_to_zero  = var.scale_to_zero
   namespace      = try(var.platform.namespace, null)
+  store_networks = try(var.platform.store_networks, null)
   gateway        = try(var.platform.gateway, null)
   logic          = try(var.platform.logic, null)
   model_groups   = try(var.platform.model_groups, null)

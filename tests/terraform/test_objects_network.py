@@ -108,8 +108,10 @@ def expected(
         spans=between(CALLERS, ["collector"], 4318) if collected else set(),
         redis=between(["gateway"], ["redis"], 6379) if bundled else between(["gateway"], OPEN - LINK_LOCAL, 6380),
         dns=between(asks, ["dns", "dns cache"], 53),
-        # Object stores, issuers of tokens, the endpoint for spans: any address, one port.
-        https=between(stores, OPEN - LINK_LOCAL, 443),
+        # Object stores, issuers of tokens, the endpoint for spans: one port of public addresses, and of private ones
+        # where they are named or nobody knows where the stores lie. The Kubernetes API has a private address.
+        https=between(stores, OPEN - LINK_LOCAL if local else {"internet"}, 443)
+        | between(["gateway"], OPEN - LINK_LOCAL, 443),
         # The Kubernetes API of kind and kubeadm; clouds have it on 443.
         kubernetes=between(["gateway"], OPEN - LINK_LOCAL, 6443) if local else set(),
         identity={(pod, name, port) for pod in ("gateway", *MODELS) for name, port in identity},
@@ -311,3 +313,29 @@ def test_keys_that_nobody_names_are_made_and_the_bundled_redis_has_one(shared) -
     gateway = {f"{name}_secret_ref": refs[key] for name, key in (("admin_token", "admin"), ("ticket_keys", "tickets"))}
     found = objects.at(shared, True, True, True, gateway=gateway)
     assert "oriel-keys" not in str(objects.pods(found))
+
+
+@pytest.mark.parametrize(
+    ("cloud", "networks", "own", "reached_too"),
+    [
+        ("aws", None, [], set()),
+        ("aws", ["10.42.200.0/24"], [], {"managed redis"}),
+        ("azure", None, ["10.42.200.0/24"], {"managed redis"}),
+        ("local", None, [], {"managed redis", "stranger"}),
+        ("local", ["10.42.200.0/24"], [], {"managed redis"}),
+        ("local", [], [], set()),
+    ],
+)
+def test_model_servers_reach_private_addresses_only_where_stores_are_said_to_be(
+    shared, cloud, networks, own, reached_too
+) -> None:
+    """Code of models had a way to pods, services and the Kubernetes API."""
+    found = objects.at(
+        shared, True, True, False, infrastructure={"cloud": cloud, "store_networks": own}, store_networks=networks
+    )
+    network = Network(objects.of(found, "NetworkPolicy").values())
+    named = {each.name: each for each in peers(found)}
+    for model in MODELS:
+        assert network.allowed(named[model], named["internet"], 443)
+        for target in ("managed redis", "stranger"):
+            assert network.allowed(named[model], named[target], 443) == (target in reached_too)

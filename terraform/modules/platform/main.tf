@@ -49,7 +49,7 @@ locals {
   stop_margin_s = 8
 
   # Pod addresses, whose x-oriel-* headers (deadline, tier, tenant) count. Which pods can send any is what the network
-  # policies say: only gateway and logic reach inference, only the gateway reaches logic.
+  # policies say: only the gateway reaches logic; it alone, or with logic, reaches inference.
   cluster_networks = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]
   trusted_peers    = flatten([for network in local.cluster_networks : ["--trusted-peer", network]])
 

@@ -11,9 +11,19 @@ locals {
     gcp = [{ cidr = "169.254.169.254/32", port = 80 }]
   }[var.infrastructure.cloud], [])
 
-  # Object stores and issuers of tokens have names, and addresses that change; private endpoints are inside the network.
-  # So: any address, on their port, but for link-local ones.
-  to_https = [{ ipBlock = { cidr = "0.0.0.0/0", except = ["169.254.0.0/16"] } }]
+  to_anywhere = [{ ipBlock = { cidr = "0.0.0.0/0", except = ["169.254.0.0/16"] } }]
+
+  # Object stores, collectors and issuers of tokens have names, and addresses that change: any public one, on their port, and private
+  # ones in the networks that are named. Not pods, services, nodes and the Kubernetes API: the code of models would have a way to them.
+  private_networks = [for network in local.cluster_networks : network if !strcontains(network, ":")]
+  store_networks = concat(
+    var.infrastructure.store_networks,
+    coalesce(var.store_networks, var.infrastructure.cloud == "local" ? local.private_networks : []),
+  )
+  to_https = concat(
+    [{ ipBlock = { cidr = "0.0.0.0/0", except = concat(["169.254.0.0/16"], local.private_networks) } }],
+    [for network in local.store_networks : { ipBlock = { cidr = network, except = [] } }],
+  )
 
   # And on the port of a URL that names one: an object store or a collector of one's own.
   https_and = { for name, urls in {
@@ -45,7 +55,7 @@ locals {
 
   # The Kubernetes API, whose address no plan knows: clouds serve it on 443, kind and kubeadm on 6443.
   to_kubernetes = [for port in distinct([443, var.infrastructure.cloud == "local" ? 6443 : 443]) : {
-    to    = local.to_https
+    to    = local.to_anywhere
     ports = [{ protocol = "TCP", port = port }]
   }]
 
@@ -56,7 +66,7 @@ locals {
 
   to_redis = [for each in [
     { bundled = true, to = [{ podSelector = { matchLabels = local.selectors.redis } }], port = 6379 },
-    { bundled = false, to = local.to_https, port = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379")) },
+    { bundled = false, to = local.to_anywhere, port = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379")) },
   ] : { to = each.to, ports = [{ protocol = "TCP", port = each.port }] } if each.bundled == local.bundles_redis]
 
   to_inference = {

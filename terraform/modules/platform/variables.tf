@@ -24,6 +24,8 @@ variable "infrastructure" {
       service_account_annotations = optional(map(map(string)), {})
       pod_labels                  = optional(map(string), {})
     })
+    # Private networks with object stores of this cloud.
+    store_networks    = optional(list(string), [])
     gpu_node_selector = map(string)
     # The effect as Kubernetes spells it: NoSchedule, PreferNoSchedule, NoExecute.
     gpu_taint     = object({ key = string, value = string, effect = string })
@@ -40,7 +42,7 @@ variable "infrastructure" {
   # Redis takes a password from its arguments or from a file in its own format, neither of which a Secret's key is.
   validation {
     condition     = var.infrastructure.redis_url != null || var.infrastructure.redis_auth_secret_ref == null
-    error_message = "infrastructure.redis_auth_secret_ref belongs to the Redis at redis_url; the Redis in the cluster has no password: a network policy lets only gateways reach it."
+    error_message = "infrastructure.redis_auth_secret_ref belongs to the Redis at redis_url; the Redis in the cluster has a password that is made."
   }
 }
 
@@ -52,6 +54,16 @@ variable "namespace" {
   validation {
     condition     = can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", var.namespace)) && !startswith(var.namespace, "kube-") && var.namespace != "default"
     error_message = "namespace: 1 to 40 small letters, digits and dashes, beginning with a letter, not with kube-, and not default: it is taken over."
+  }
+}
+
+variable "store_networks" {
+  description = "Private networks in which object stores, issuers of tokens and collectors lie that pods may reach, such as 10.1.2.0/24; public ones are reached anyway. null: none in a cloud, all private ones elsewhere."
+  type        = list(string)
+  default     = null
+  validation {
+    condition     = alltrue([for cidr in coalesce(var.store_networks, []) : can(cidrhost(cidr, 0))])
+    error_message = "store_networks: networks such as 10.1.2.0/24."
   }
 }
 
