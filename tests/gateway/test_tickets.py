@@ -1,5 +1,7 @@
 """Tickets: model calls that a logic server makes for the tenant of a request."""
 
+import sys
+from contextlib import AsyncExitStack
 from math import ceil
 from pathlib import Path
 from time import time
@@ -7,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from oriel_cli.units import free_ports
 from oriel_gateway.identity.tickets import Tickets, ticket_keys
 from oriel_policies.documents import Tier, compile_documents
 from oriel_policies.documents.promises import Tenant
+from oriel_policies.errors import BadDocument
 from oriel_wire.errors import StartFailed
 
 from .gate import INFER
+from .process import gateway_process
 from .raw_grpc import framed, raw_call
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, documents, gateway, internal, upstream
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 KEY, OTHER = b"k" * 32, b"o" * 32
 SERVICE = "/v1/services/digits"
 BRONZE_TIER = Tier(name="bronze", band=2, target_s=1.0, give_up_s=4.0, stream_max_s=100.0)
@@ -165,6 +171,30 @@ async def test_grpc_calls_are_judged_by_tickets_too() -> None:
             assert answer.status == status  # 12: an operator's method, so the caller was known
 
 
+@linux
+async def test_a_ticket_of_one_process_counts_at_another_with_the_same_key_and_no_environment_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORIEL_TICKET_KEYS", KEY.decode())
+    internal_ports = [str(port) for port in free_ports("127.0.0.1", 2)]
+    async with upstream() as up, AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(
+                gateway_process(tmp_path, documents([up.port]), "--internal-port", port, "--usage", "none")
+            )
+            for port in internal_ports
+        ]
+        for process in (first, second):
+            assert KEY not in Path(f"/proc/{process.pid}/environ").read_bytes()
+        async with Client(first.port) as client:
+            assert (await client.ask(SERVICE, b"x")).status == 200
+        (found,) = [text for seen in up.seen if (text := seen.get("x-oriel-ticket"))]  # it asks for services, too
+        for port in (*map(int, internal_ports), first.port, second.port):
+            async with Client(port) as client:
+                reply = await client.ask(INFER, b"x", **by(found))
+                assert reply.status == (200 if str(port) in internal_ports else 401)
+
+
 def test_keys_come_from_a_file_or_a_variable_that_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ticket_keys(None) == ()
     monkeypatch.setenv("ORIEL_TICKET_KEYS", f"{'a' * 32},{'b' * 40}")
@@ -178,3 +208,10 @@ def test_keys_come_from_a_file_or_a_variable_that_is_erased(tmp_path: Path, monk
             ticket_keys(file)
     with pytest.raises(StartFailed, match="cannot be read"):
         ticket_keys(tmp_path / "none")
+
+
+def test_documents_with_the_scope_of_the_former_key_say_what_to_do() -> None:
+    files = documents([1])
+    files["all.toml"] = files["all.toml"].replace(b"[tenants.b]", b'[tenants.b]\nscopes = ["delegate"]')
+    with pytest.raises(BadDocument, match=r"tenants.b.scopes: the scope 'delegate' is gone: remove it and this key"):
+        compile_documents(files)
