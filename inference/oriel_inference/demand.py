@@ -9,7 +9,8 @@ Rules.
 4. When the model serves, its calls begin in the order of the queue, PIECE of them in one turn of the loop. If the load
    fails, each of them is refused with the reason, and so is every call in the next RETRY_S seconds, or ten times the
    load if that is longer; then a call may start another load.
-5. A load that found no memory is not tried again for FULL_PAUSE_S, or a flood of calls would be a flood of tries.
+5. A load that found no memory is not tried again for FULL_PAUSE_S, and for twice as long each further time up to
+   LONGEST_PAUSE_S, or a flood of calls would be a flood of tries.
 6. A model with waiting calls counts as leased, and so do those that its load needs.
 7. Calls that found their model not loaded are counted, also those that are refused: they are its demand for memory, and
    that of the models which its load needs.
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 RETRY_S = 10.0
 RETRY_LOADS = 10.0
 FULL_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 2.0
 PIECE = 32
 
 
@@ -57,6 +59,15 @@ class _Waiting:
 
     resume: Callable[[], None]
     refuse: Callable[[InferenceError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Full:
+    """A load that found no memory. until_s: when it may be tried again, pause_s after it was refused."""
+
+    until_s: float
+    pause_s: float
+    why: ModelMemoryFull
 
 
 class _Load:
@@ -96,7 +107,7 @@ class Demand:
         self._max_bytes = max_bytes
         self._loads: dict[str, _Load] = {}
         self._failed: dict[str, tuple[float, str]] = {}  # model -> (until when it is not tried again, why)
-        self._full: dict[str, tuple[float, ModelMemoryFull]] = {}  # model -> (until when it is not tried again, why)
+        self._full: dict[str, _Full] = {}
         self._shortest_s: dict[str, float] = {}
         self._needs: dict[str, frozenset[str]] = {}  # ensemble -> the models that its latest load needed
         self._missed: Counter[str] = Counter()
@@ -204,10 +215,9 @@ class Demand:
             until_s, reason = self._failed.get(model, (0.0, ""))
             if now < until_s and not again:
                 raise _no_version(model, reason)
-            until_s, full = self._full.pop(model, (0.0, None))
-            if full is not None and now < until_s and not again:
-                self._full[model] = until_s, full
-                raise ModelMemoryFull(full.message, retry_s=full.retry_s)
+            full = self._full.get(model)
+            if full is not None and now < full.until_s and not again:
+                raise ModelMemoryFull(full.why.message, retry_s=full.why.retry_s)
             queue = SlaQueue(max_items=self._max_items, max_bytes=self._max_bytes)
             load = self._loads[model] = _Load(queue, now, asyncio.get_running_loop().create_future())
             load.ended.add_done_callback(_read)
@@ -224,15 +234,19 @@ class Demand:
                 took_s = self._clock.now() - load.began_s
                 self._shortest_s[model] = min(took_s, self._shortest_s.get(model, took_s))
                 self._failed.pop(model, None)
+                self._full.pop(model, None)
                 if not load.ended.done():
                     load.ended.set_result(reason)
                 await self._begin_calls(model, load)
                 if not len(load.queue):
                     return
                 load.began_s = self._clock.now()  # it was unloaded before all of them could begin
-        except ModelMemoryFull as full:
-            self._full[model] = self._clock.now() + FULL_PAUSE_S, full
-            self._fail(load, full)
+        except ModelMemoryFull as why:
+            now, before, pause_s = self._clock.now(), self._full.get(model), FULL_PAUSE_S
+            if before is not None and now < before.until_s + LONGEST_PAUSE_S:
+                pause_s = min(2.0 * before.pause_s, LONGEST_PAUSE_S)
+            self._full[model] = _Full(now + pause_s, pause_s, why)
+            self._fail(load, why)
         except InferenceError as refusal:
             self._fail(load, refusal)
         except asyncio.CancelledError:

@@ -192,6 +192,27 @@ async def test_a_stop_refuses_what_waits_and_what_comes() -> None:
     await loads.end()
 
 
+async def test_a_model_that_finds_no_memory_again_and_again_is_tried_less_often() -> None:
+    """Each try costs a millisecond: with twenty models in vain they took a tenth of a core."""
+    loads = Loads()
+    pauses: list[float] = []
+    for number in range(6):
+        loads.call("a")
+        await loads.begun(number + 1)
+        loads.began[-1].set_exception(ModelMemoryFull("it needs more", retry_s=30.0))
+        await until(lambda: not loads.tasks)
+        pause_s = next(each.until_s for each in loads.demand._full.values()) - loads.clock.now()
+        pauses.append(pause_s)
+        loads.clock.advance(pause_s)
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
+    loads.clock.advance(10.0)
+    loads.call("a")
+    await loads.begun(7)
+    loads.began[-1].set_exception(ModelMemoryFull("it needs more", retry_s=30.0))
+    await until(lambda: not loads.tasks)
+    assert loads.demand._full["m"].pause_s == FULL_PAUSE_S
+
+
 async def test_a_load_without_memory_is_not_tried_by_every_call() -> None:
     loads = Loads()
     loads.call("a")

@@ -185,7 +185,7 @@ async def test_refused_calls_are_demand_and_a_model_that_is_called_more_comes_in
         answers = [(await served.infer("c")).status_code for _ in range(30)]
         assert set(answers) == {503}
         full = served.unit.surface.control.demand._full
-        await until(lambda: full["c"][0] <= time.monotonic())
+        await until(lambda: full["c"].until_s <= time.monotonic())
         assert (await served.infer("c")).status_code == 200
         assert (await served.state("b")) == ON_DEMAND and (await served.state("a"))[0] == "READY"
 
