@@ -27,6 +27,7 @@ from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.budget_file import NAME, BudgetFile
+from oriel_gateway.observe.shared_use import SharedUse
 from oriel_gateway.observe.usage import UNIT
 from oriel_gateway.settings import Settings
 from oriel_gateway.shared.canaries import file_name
@@ -235,6 +236,8 @@ async def _serve(
                 recording = group.create_task(usage.run())
                 watching.append(group.create_task(_remember_use(usage, gateway)))
             ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
+            if ledger is not None:
+                watching.append(group.create_task(SharedUse(gateway.records.stats, ledger).run()))
             watching.append(group.create_task(gateway.scaled.run(ledger)))
             watching.append(group.create_task(gateway.placements.run(ledger)))
             if mirror is not None:
@@ -304,9 +307,9 @@ async def _remember_use(ledger: UsageLedger, gateway: Gateway) -> None:
     except OSError as error:
         _log.error("what tenants used before this start is not counted, because it cannot be read: %s", error)
         return
-    gateway.records.stats.usage.restore(lines)
-    if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was spent
+    if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was used and spent
         gateway.spending.restore(lines, now[:10], gateway.limiter.remembered)
+        gateway.records.stats.usage.restore(lines)
 
 
 async def _charge_budgets(gateway: Gateway) -> None:

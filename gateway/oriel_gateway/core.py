@@ -87,6 +87,7 @@ class Gateway:
         self.records = Records(sink)
         self.spending = Spending(limiter, snapshot)
         self.records.stats.spend_by(self.spending)
+        limiter.used_before = self.records.stats.usage.before
         self.documents = DocumentsInForce()
         self.api_docs = ApiDocs()
         self.tokens: Tokens | None = None

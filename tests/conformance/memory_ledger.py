@@ -1,7 +1,7 @@
 """A ledger in memory. `judge` is the reference that the Lua script of the Redis ledger has to match."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -35,6 +35,9 @@ class MemoryLedger:
         self.present: dict[str, tuple[float, float]] = {}  # holder -> when it last reported, and its share
         self.listeners: dict[str, asyncio.Event] = {}
         self.roles: dict[str, tuple[str, float, bytes]] = {}  # role -> who has it, until when, its state
+        self.use: dict[str, dict[str, int]] = {}  # month -> sums
+        self.use_log: dict[str, list[tuple[str, dict[str, int]]]] = {}
+        self.added: dict[str, int] = {}  # holder -> the latest of its additions
         self.demand: dict[str, tuple[bytes, float]] = {}  # holder -> its latest records, and when they were published
 
     def seat(self, holder: str) -> Ledger:
@@ -104,6 +107,25 @@ class _Seat:
             elif now_us - at > MISSED_S * 1e6:
                 del demand[name]
         return {n: (r, max(0.0, now_us - at) / 1e6) for n, (r, at) in demand.items() if n != self._holder}
+
+    async def add_use(
+        self, month: str, number: int, sums: Mapping[str, int], after: str, since_s: int
+    ) -> tuple[dict[str, int], str]:
+        ledger = self._ledger
+        whole = ledger.use.setdefault(month, {"since": since_s})
+        log = ledger.use_log.setdefault(month, [])
+        if sums and number > ledger.added.get(self._holder, 0):
+            ledger.added[self._holder] = number
+            log.append((self._holder, dict(sums)))
+            for name, value in sums.items():
+                whole[name] = whole.get(name, 0) + value
+        if not after:
+            return dict(whole), str(len(log))
+        found: dict[str, int] = {}
+        for holder, added in log[int(after) :]:
+            for name, value in added.items() if holder != self._holder else ():
+                found[name] = found.get(name, 0) + value
+        return found, str(len(log))
 
     async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
         now_us = self._ledger.now_us()

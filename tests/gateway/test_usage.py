@@ -26,7 +26,8 @@ def tenant(name: str, caller: str = "") -> Any:
 
 def target(name: str, executes: bool = True) -> Any:
     plan = SimpleNamespace(name="r")
-    return SimpleNamespace(name=name, route=f"/v2/{name}", version="", pool="p", plan=plan, executes=executes)
+    known = {"name": name, "route": f"/v2/{name}", "version": "", "pool": "p", "kind": "model"}
+    return SimpleNamespace(**known, plan=plan, executes=executes)
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:

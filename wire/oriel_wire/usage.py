@@ -25,7 +25,7 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     time until the next server opened its folder.
     minute: its beginning in UTC, as "2026-11-24T17:05".
     unit: "gateway", "logic" or "inference".
-    why: why nobody is charged; "" if the tenant is.
+    why: why nobody is charged; "" if the tenant is. target_kind: "model", "service" or "server" in lines of a gateway.
     estimated: whether the device time is an estimate, because the server does not report it.
     busy_ns, wall_ns: how long the device was busy, and how long it was watched. open_ns: how much of its busy time is
     not in any line yet, because what runs is charged when it ends.
@@ -41,6 +41,7 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     device: str = ""
     device_class: str = ""
     why: str = ""
+    target_kind: str = ""
     estimated: bool = False
     requests: int = 0
     rows: int = 0
@@ -67,6 +68,7 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             self.device,
             self.device_class,
             self.why,
+            self.target_kind,
             str(self.estimated),
         )
 

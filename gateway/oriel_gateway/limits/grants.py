@@ -5,7 +5,7 @@ A limiter that counts together with others may not know the answer at once: then
 goes on collecting its body, and `granted` or `refuse` is called within a bounded time.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from oriel_gateway.limits.error_text import MAX_ITEMS, states
 from oriel_gateway.limits.meters import Meter
 from oriel_policies.documents import Allowance, Tenant
 from oriel_policies.limits import Amounts, Bound, Counts
+from oriel_policies.metering.budgets import Budget
 
 
 class Limited(Protocol):
@@ -51,7 +52,12 @@ class TokenReading(Protocol):
 
 
 class Limiter(Protocol):
-    """Counts calls against the allowances of their tenants. Single writer: the loop."""
+    """Counts calls against the allowances of their tenants. Single writer: the loop.
+
+    used_before: returns what a tenant has used of a budget in its period before there was a meter for it.
+    """
+
+    used_before: Callable[[str, Budget], int]
 
     def acquire(self, tenant: Tenant, target: Limited, size_bytes: int, now: float) -> "Grant | None":
         """Count a call at the monotonic time `now`. Returns None if there is nothing to settle.

@@ -1,5 +1,7 @@
 """The leased meters of rates, slots and calendar windows, and what this gateway admits of each alone."""
 
+from math import inf
+
 from oriel_gateway.limits.leased import LEASE_S, LeasedMeter
 from oriel_gateway.limits.ledger_client import LedgerClient
 from oriel_policies.calendar import CalendarClock
@@ -192,7 +194,7 @@ class LeasedSlots(LeasedMeter):
 class LeasedQuota(LeasedMeter):
     """Requests or computing of a calendar window, whose bounds the ledger's clock decides."""
 
-    __slots__ = ("_alone", "_born", "_clock", "_ends_s", "_number", "_seen")
+    __slots__ = ("_alone", "_born", "_clock", "_ends_s", "_least", "_number", "_seen")
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient, clock: CalendarClock) -> None:
         super().__init__(bound, tenant, ledger_client)
@@ -202,6 +204,11 @@ class LeasedQuota(LeasedMeter):
         self._born = 0
         self._seen = 0.0  # units used according to the ledger's latest answer
         self._alone = 0  # units admitted alone since then
+        self._least = 0  # units that were used before the ledger counted any; see `Meter.at_least`
+
+    def at_least(self, units: int, now: float) -> None:
+        self._least = units
+        self._ledger_client.activate(self)
 
     def alone(self, units: int, now: float) -> float:
         bound = self.bound
@@ -259,8 +266,15 @@ class LeasedQuota(LeasedMeter):
     def _most(self) -> int:
         return int(max(0.0, self._left) / (_QUOTA_PART * self._ledger_client.replicas))
 
+    def _reports(self, now: float) -> bool:
+        return self._least > 0
+
     def _learned(self, answer: Answer, now: float) -> None:
         self._number, self._born, self._seen = answer.number, answer.born, answer.used
+        if self._least > answer.used and now < (self._ends_s or inf):
+            self._seen, self._born = self._least, 0  # as after a flush: of several reports the ledger takes the largest
+        else:
+            self._least = 0
         self._ends_s = now + answer.ends_us * 1e-6
         if not self._asking:
             self._alone = 0

@@ -10,7 +10,7 @@ gateways are moved by as much. Otherwise a step back would leave each gateway al
 speak again.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from oriel_policies.ledger import Answer, Ask
@@ -77,6 +77,16 @@ class Ledger(Protocol):
 
         state: replaces that of the role, if this gateway has the role and `state` is not empty.
         Returns whether this gateway has the role, and the state, b"" if there is none. Raises LedgerLost.
+        """
+
+    async def add_use(
+        self, month: str, number: int, sums: Mapping[str, int], after: str, since_s: int
+    ) -> tuple[dict[str, int], str]:
+        """Add to the sums of what tenants used in a month, once however often this gateway sends a `number`.
+
+        since_s: seconds since 1970 from which on this gateway has counted; the first one's are the sum `since`.
+        Returns what others have added after the place `after` in the ledger's log, or all sums if it is "", and the
+        place that comes next. Raises LedgerLost.
         """
 
     async def close(self) -> None:

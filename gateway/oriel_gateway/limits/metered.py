@@ -5,9 +5,10 @@ Whether the meters count in this process or in a shared ledger is decided by the
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from time import monotonic
 from typing import Any
 
 from oriel_gateway.errors import Refused
@@ -17,6 +18,7 @@ from oriel_gateway.limits.meters import ASK, Meter
 from oriel_policies.admission import Charges
 from oriel_policies.documents import Allowance, Selector, Tenant
 from oriel_policies.limits import Amounts, Bound, Counts, bounds
+from oriel_policies.metering.budgets import Budget
 from oriel_policies.tokens import USUAL_TOKENS
 
 MAX_ACCOUNTS = 200_000
@@ -126,6 +128,8 @@ class MeteredLimiter(ABC):
 
     def __init__(self, *, max_accounts: int = MAX_ACCOUNTS) -> None:
         self._max_accounts = max_accounts
+        # what a tenant has used of a budget in its period before there was a meter: a new budget begins with it
+        self.used_before: Callable[[str, Budget], int] = lambda tenant, budget: 0
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # the oldest first
         self._charges = Charges()
         self._answers = Charges(default_s=USUAL_TOKENS)  # of tokens, not of seconds
@@ -321,7 +325,11 @@ class MeteredLimiter(ABC):
         )
 
         def meter_of(bound: Bound) -> Meter:
-            meter = old.pop(bound.name, None) or self._meter(tenant, bound)
+            meter = old.pop(bound.name, None)
+            if meter is None:
+                meter = self._meter(tenant, bound)
+                if bound.budget is not None and (used := self.used_before(tenant, bound.budget)):
+                    meter.at_least(used, monotonic())
             meter.bound = bound
             return meter
 

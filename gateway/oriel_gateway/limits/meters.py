@@ -45,6 +45,10 @@ class Meter(ABC):
     def idle(self, now: float) -> bool:
         """Return whether dropping this meter forgives nothing."""
 
+    def at_least(self, units: int, now: float) -> None:
+        """Count the units unless as many are counted already; only for quotas."""
+        raise AssertionError("only quotas begin with what was used")
+
     def undo(self, units: int, now: float) -> None:
         """Give back the units of a call that another bound refused."""
         self.charge(-units, now)
@@ -171,6 +175,9 @@ class QuotaMeter(Meter):
         self.window.charge(units)
         if self.saved:
             self._unsaved()
+
+    def at_least(self, units: int, now: float) -> None:
+        self.charge(max(0, units - self.window.used), now)
 
     def began(self, now: float) -> float:
         period = self.bound.period

@@ -7,7 +7,8 @@ stays atomic behind a proxy of a cluster. A password is taken from the environme
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from hashlib import sha1
 from importlib.resources import files
 from ipaddress import ip_address
@@ -103,6 +104,26 @@ if not holder or holder == ARGV[1] then
   holder = ARGV[1]
 end
 return {holder, redis.call('GET', KEYS[2]) or ''}"""
+_USE = """local sums, log, holder = KEYS[1], KEYS[2], ARGV[1]
+redis.call('HSETNX', sums, 'since', ARGV[4])
+if #ARGV > 5 and tonumber(ARGV[2]) > tonumber(redis.call('HGET', sums, '#' .. holder) or '0') then
+  for i = 6, #ARGV, 2 do redis.call('HINCRBY', sums, ARGV[i], ARGV[i + 1]) end
+  redis.call('HSET', sums, '#' .. holder, ARGV[2])
+  redis.call('XADD', log, 'MAXLEN', '~', 20000, '*', '#', holder, unpack(ARGV, 6))
+end
+redis.call('EXPIRE', sums, ARGV[5])
+redis.call('EXPIRE', log, ARGV[5])
+local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
+local place, found = last[1] and last[1][1] or '0-0', {}
+if ARGV[3] == '' then return {place, redis.call('HGETALL', sums)} end
+for _, entry in ipairs(redis.call('XRANGE', log, '(' .. ARGV[3], '+', 'COUNT', 1000)) do
+  place = entry[1]
+  if entry[2][2] ~= holder then
+    for i = 3, #entry[2] do found[#found + 1] = entry[2][i] end
+  end
+end
+return {place, found}"""
+MONTH_S = 40 * 86400  # for this long the sums of a month are kept
 _FIELDS = 7
 # Error texts of Redis and Lua for a faulty record; any other text is a fault of the server.
 _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
@@ -271,6 +292,21 @@ class RedisLedger:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise _lost(error) from error
         return holder == self._holder.encode(), found
+
+    async def add_use(
+        self, month: str, number: int, sums: Mapping[str, int], after: str, since_s: int
+    ) -> tuple[dict[str, int], str]:
+        keys = f"{self._prefix}{{use}}{month}", f"{self._prefix}{{use}}{month}:log"
+        added = [each for pair in sums.items() for each in pair]
+        try:
+            place, found = await self._redis.eval(_USE, 2, *keys, self._holder, number, after, since_s, MONTH_S, *added)
+        except (RedisError, OSError) as error:
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise _lost(error) from error
+        sums_of: Counter[str] = Counter()
+        for name, value in zip(found[::2], found[1::2], strict=True):
+            sums_of[name.decode("utf-8", "replace")] += int(value)
+        return dict(sums_of), place.decode()
 
     async def examine(self) -> tuple[str, float]:
         """Run the script on nothing and return the server's version and clock; this gateway is not announced.

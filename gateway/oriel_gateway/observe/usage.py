@@ -7,6 +7,7 @@ others report, and what was cut off, is written as lines of kind "seen", which n
 gateway knows what its tenants used.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -16,14 +17,16 @@ from oriel_gateway.observe.decisions import Plain
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.routing.targets import Target
+from oriel_policies.calendar import Period
 from oriel_policies.documents import Tenant
-from oriel_policies.metering.budgets import Use
+from oriel_policies.metering.budgets import Budget, Use, spent
 from oriel_policies.metering.usage import UsageBook, UsageKey, counters
 from oriel_wire.context import ANNOUNCED, Used, parse_cost, parse_tokens
 from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
+_SEPARATOR: Final = "\x1f"
 MAX_CLASSES = 32  # of devices, of one target: servers name them
 TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
 # compiled, a member of an enum costs a look-up by name each time
@@ -35,12 +38,13 @@ SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in"
 
 
 class _Periods:
-    """The use of one tenant's target on one day and in one month. classes: the day's device time by class."""
+    """The use of one tenant's target on one day and in one month. classes, month_classes: device time by class."""
 
-    __slots__ = ("classes", "day", "month")
+    __slots__ = ("classes", "day", "month", "month_classes")
 
     def __init__(self) -> None:
         self.classes: dict[str, int] = {}
+        self.month_classes: dict[str, int] = {}
         self.day: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.month: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
@@ -79,7 +83,8 @@ class _Sums:
 
 class Usage:
     """Single writer: the gateway's loop. since: from when on this gateway knows what its tenants used. spending: None
-    if there are no budgets. tokens: those that were read (`input`) and written (`output`), by tenant and route.
+    if there are no budgets. unshared: sums that the ledger has not got yet, None without a ledger. tokens: those that
+    were read (`input`) and written (`output`), by tenant and route.
     """
 
     def __init__(self, now: datetime | None = None) -> None:
@@ -88,7 +93,8 @@ class Usage:
         self.tokens: TopNames[tuple[str, str]] = TopNames(lambda _: (OTHER, OTHER), max_named=TOKEN_PAIRS)
         self._written = UsageBook(max_rows=MAX_ROWS)
         self._seen = UsageBook(max_rows=MAX_ROWS)
-        self._tenants: dict[str, dict[tuple[str, bool], _Periods]] = {}
+        self.unshared: dict[str, int] | None = None
+        self._tenants: dict[str, dict[tuple[str, str, bool], _Periods]] = {}
         self._classes: dict[
             str, str
         ] = {}  # of the devices of each pool, for calls whose answer does not come to name it
@@ -140,12 +146,12 @@ class Usage:
             sums.tokens_out += cost.tokens_out
         for each in found.values():
             if not each.tenant.caller:  # a model call of a service is charged with the service's own call
-                self._keep(each)
                 self._spend(each)
+                self._keep(each)
         if cut_off:
             for each in _cut_off(batch, self._classes).values():
-                self._keep_seen(each)
                 self._spend(each)
+                self._keep_seen(each)
 
     def _spend(self, sums: _Sums) -> None:
         tenant, spending = sums.tenant, self.spending
@@ -164,7 +170,7 @@ class Usage:
         """Note what the answered part of calls used that were cut off; the servers record their part themselves."""
         target = sums.target
         name = target.name or target.route
-        key = UsageKey(sums.tenant.name, sums.tenant.tier.name, name, target.version, "", "", CUT_OFF)
+        key = UsageKey(sums.tenant.name, sums.tenant.tier.name, name, target.version, "", "", CUT_OFF, target.kind)
         requests, *_, bytes_in, bytes_out, tokens_in, tokens_out = _estimates(sums)
         counted = (requests, 0, 0, sums.cpu_ns, bytes_in, bytes_out, tokens_in, tokens_out)
         self._seen.row(key).add(counted)
@@ -172,12 +178,12 @@ class Usage:
         for device_class, device_ns in classes.items():
             self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
         used = counters(counted) | {"device_ns": sum(classes.values())}
-        self._note(sums.tenant.name, name, True, used, classes)
+        self._note((sums.tenant.name, target.kind, name, True), used, classes, share=True)
 
     def _keep(self, sums: _Sums) -> None:
         tenant, target = sums.tenant, sums.target
         name = target.name or target.route
-        key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "")
+        key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "", target.kind)
         classes = sums.classes()
         used = (
             *(sums.reported, 0, sum(classes.values()), sums.cpu_ns),
@@ -198,7 +204,7 @@ class Usage:
                 if device_class != first:
                     seen.device_ns -= device_ns
                     self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
-            self._note(tenant.name, name, estimated, counters(counted), by_class)
+            self._note((tenant.name, target.kind, name, estimated), counters(counted), by_class, share=True)
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger."""
@@ -224,15 +230,15 @@ class Usage:
             self.since = min(self.since, first)
             used = {name: getattr(line, name) for name in SHOWN}
             by_class = {line.device_class: line.device_ns}
-            self._note(line.tenant, line.target, line.estimated, used, by_class, day=line.minute[:10] == self._day)
+            self._note((line.tenant, line.target_kind, line.target, line.estimated), used, by_class, line.minute[:10])
 
     def of(self, tenant: str, now: datetime | None = None) -> dict[str, Any]:
         """Return what `GET /v1/usage` answers: the use of one tenant, today and this month."""
         now = now or datetime.now(UTC)
         self._turn(now)
         found = self._tenants.get(tenant, {})
-        day = [_shown(target, estimated, periods.day) for (target, estimated), periods in sorted(found.items())]
-        month = [_shown(target, estimated, periods.month) for (target, estimated), periods in sorted(found.items())]
+        day = [_shown(*at, periods.day) for at, periods in sorted(found.items())]
+        month = [_shown(*at, periods.month) for at, periods in sorted(found.items())]
         return {
             "tenant": tenant,
             "since": self.since.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -243,50 +249,83 @@ class Usage:
     def today(self, tenant: str, now: datetime | None = None) -> tuple[str, Use]:
         """Return the day, as "2026-11-24", and what a tenant has used on it, as it is priced."""
         self._turn(now or datetime.now(UTC))
-        used = dict.fromkeys(COUNTERS, 0)
-        classes: dict[str, int] = {}
+        return self._day, self._use(tenant, month=False)
+
+    def before(self, tenant: str, budget: Budget) -> int:
+        """Return what a tenant has used of a budget in its present period before anybody counted it."""
+        prices = self.spending.snapshot.prices.values() if self.spending is not None else ()
+        self._turn(datetime.now(UTC))
+        return spent(budget.unit, self._use(tenant, month=budget.period is Period.MONTH), prices, self._day)
+
+    def _use(self, tenant: str, *, month: bool) -> Use:
+        used: Counter[str] = Counter()
+        classes: Counter[str] = Counter()
         for periods in self._tenants.get(tenant, {}).values():
-            for name, value in periods.day.items():
-                used[name] += value
-            for device_class, device_ns in periods.classes.items():
-                classes[device_class] = classes.get(device_class, 0) + device_ns
-        return self._day, Use(
-            device_ns=classes,
+            used.update(periods.month if month else periods.day)
+            classes.update(periods.month_classes if month else periods.classes)
+        return Use(
+            device_ns=dict(classes),
             cpu_ns=used["cpu_ns"],
             bytes_out=used["bytes_out"],
             tokens_in=used["tokens_in"],
             tokens_out=used["tokens_out"],
         )
 
+    def month(self, now: datetime | None = None) -> str:
+        """Return the present month in UTC, as "2026-11"."""
+        self._turn(now or datetime.now(UTC))
+        return self._month
+
+    def take_over(self, sums: Mapping[str, int], *, whole: bool) -> None:
+        """Add what other gateways have counted; see `SharedUse`. whole: the sums are those of all gateways."""
+        if whole:
+            self._tenants = {}
+            self.since = min(self.since, datetime.fromtimestamp(sums.get("since", self.since.timestamp()), UTC))
+            sums = Counter(sums) + Counter(self.unshared or {})
+        for name, value in sums.items():
+            parts = name.split(_SEPARATOR)
+            if len(parts) == 7 and parts[0][:7] == self._month and parts[6] in SHOWN:
+                day, tenant, kind, target, estimated, device_class, counter = parts
+                by_class = {device_class: value} if counter == "device_ns" else {}
+                self._note((tenant, kind, target, estimated == "1"), {counter: value}, by_class, day)
+
     def _note(
         self,
-        tenant: str,
-        target: str,
-        estimated: bool,
+        of: tuple[str, str, str, bool],
         used: Mapping[str, int],
         by_class: Mapping[str, int],
+        day: str = "",
         *,
-        day: bool = True,
+        share: bool = False,
     ) -> None:
+        """Add to the sums of (tenant, kind, target, whether it is an estimate). day: "" for today."""
+        tenant, kind, target, estimated = of
+        if share and self.unshared is not None:
+            begin = (self._day, tenant, kind, target, str(int(estimated)))
+            for device_class, counter, value in (
+                *(("", name, used[name]) for name in SHOWN if name != "device_ns"),
+                *((device_class, "device_ns", ns) for device_class, ns in by_class.items()),
+            ):
+                if value:
+                    name = _SEPARATOR.join((*begin, device_class, counter))
+                    self.unshared[name] = self.unshared.get(name, 0) + value
         targets = self._tenants.get(tenant)
         if targets is None:
             if len(self._tenants) >= MAX_ROWS:
                 return
             targets = self._tenants[tenant] = {}
-        periods = targets.get((target, estimated))
+        periods = targets.get((kind, target, estimated))
         if periods is None:
             if len(targets) >= 1000:
                 target = "other"
-            periods = targets.setdefault((target, estimated), _Periods())
+            periods = targets.setdefault((kind, target, estimated), _Periods())
         for name, value in used.items():
             periods.month[name] += value
-            if day:
+        _add_classes(periods.month_classes, by_class)
+        if day in ("", self._day):
+            for name, value in used.items():
                 periods.day[name] += value
-        if day:
-            classes = periods.classes
-            for device_class, device_ns in by_class.items():
-                known = device_class if device_class in classes or len(classes) < MAX_CLASSES else ""
-                classes[known] = classes.get(known, 0) + device_ns
+            _add_classes(periods.classes, by_class)
 
     def _turn(self, now: datetime) -> None:
         """Begin the day and the month of `now` in UTC."""
@@ -303,6 +342,12 @@ class Usage:
             for periods in targets.values():
                 periods.day = dict.fromkeys(COUNTERS, 0)
                 periods.classes = {}
+
+
+def _add_classes(sums: dict[str, int], by_class: Mapping[str, int]) -> None:
+    for device_class, device_ns in by_class.items():
+        known = device_class if device_class in sums or len(sums) < MAX_CLASSES else ""
+        sums[known] = sums.get(known, 0) + device_ns
 
 
 def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[int, int], _Sums]:
@@ -371,8 +416,8 @@ def _line(
     return UsageLine(kind=kind, minute=minute, unit=UNIT, estimated=estimated, **key._asdict(), **counters(values))
 
 
-def _shown(target: str, estimated: bool, used: dict[str, int]) -> dict[str, Any]:
-    return {"target": target, "estimated": estimated, **{name: used[name] for name in SHOWN}}
+def _shown(kind: str, target: str, estimated: bool, used: dict[str, int]) -> dict[str, Any]:
+    return {"target": target, "kind": kind, "estimated": estimated, **{name: used[name] for name in SHOWN}}
 
 
 def _summed(targets: list[dict[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class UsageKey(NamedTuple):
     device: "" where none was used.
     device_class: the class for which there are prices, such as "cpu".
     why: why nobody is charged, one of UNBILLED; "" if the tenant is.
+    target_kind: "model" or "service", where both may have this name; "" where that is known.
     """
 
     tenant: str
@@ -32,6 +33,7 @@ class UsageKey(NamedTuple):
     device: str
     device_class: str
     why: str = ""
+    target_kind: str = ""
 
 
 class UsageRow:
@@ -144,7 +146,7 @@ def by_label(rows: Iterator[UsageRow], *, max_tenants: int = MAX_TENANTS, max_pa
     pairs: set[tuple[str, str]] = set()
     found: dict[UsageKey, UsageRow] = {}
     for row in rows:
-        tenant, tier, target, _, _, device_class, why = row.key
+        tenant, tier, target, _, _, device_class, why, _ = row.key
         if why:
             continue
         if tenant not in tenants:
