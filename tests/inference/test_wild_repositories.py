@@ -74,7 +74,7 @@ def test_a_path_to_a_model_instead_of_its_repository_gets_a_line(
 
 def test_an_output_that_is_given_twice_is_there_once() -> None:
     config = parse_config_text(models.DOUBLE + TWICE)
-    assert "output 'y' is given twice" in validate(config, "double", "double/config.pbtxt")
+    assert "an output is given twice" in validate(config, "double", "double/config.pbtxt")
     assert [output.name for output in config.output] == ["y"]
     other = parse_config_text(models.DOUBLE + TWICE.replace("4", "5"))
     with pytest.raises(LoadFailed, match=r"output\[1\].name: 'y' is given twice"):

@@ -83,17 +83,13 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
 
 
 def _without_repeated(config: pb.ModelConfig) -> list[str]:
-    """Remove outputs that are given again, word for word; return a warning for each."""
-    kept: dict[bytes, pb.ModelOutput] = {}
-    for each in config.output:
-        kept.setdefault(each.SerializeToString(deterministic=True), each)
-    if len(kept) == len(config.output):
+    """Remove outputs that are given again, word for word; return a warning if there were any."""
+    unique = dict.fromkeys(each.SerializeToString(deterministic=True) for each in config.output)
+    if len(unique) == len(config.output):
         return []
-    repeated = {each.name for each in config.output if sum(other == each for other in config.output) > 1}
-    first = [pb.ModelOutput.FromString(each) for each in kept]
-    del config.output[:]
-    config.output.extend(first)
-    return [f"output {name[:64]!r} is given twice" for name in sorted(repeated)]
+    config.ClearField("output")
+    config.output.extend([pb.ModelOutput.FromString(each) for each in unique])
+    return ["an output is given twice"]
 
 
 def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str) -> tuple[list[int], list[int]]:

@@ -72,13 +72,11 @@ class LocalStore:
 
     def _remark(self, names: Sequence[str]) -> str:
         """Return what looks wrong in the repository's folder; "" if nothing does."""
-        versions = [name for name in names if is_version(name)]
-        held = [name for name in versions for file in _MODEL_FILES if (self._root / name / file).is_file()]
-        if "config.pbtxt" in names or held:
-            holds = "config.pbtxt" if "config.pbtxt" in names else f"the version folder {held[0]}"
-            return f"looks like a model's folder, it holds {holds}: give its parent {str(self._root.parent)!r} instead"
+        paths = ["config.pbtxt", *(f"{name}/{file}" for name in names if is_version(name) for file in _MODEL_FILES)]
+        if held := next((path for path in paths if os.path.isfile(self._root / path)), ""):
+            return f"looks like a model's folder, it holds {held}: give its parent {str(self._root.parent)!r} instead"
         odd = [name for name in names if not is_model_name(name) and name[0] != "." and name != "lost+found"]
-        odd = [ascii(name[:64]) for name in odd if (self._root / name).is_dir()]
+        odd = [ascii(name[:64]) for name in odd if os.path.isdir(self._root / name)]
         return f"has folders that no model can be called, they are not served: {', '.join(odd[:8])}" if odd else ""
 
     def versions(self, model: str) -> Sequence[int]:

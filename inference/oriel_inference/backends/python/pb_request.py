@@ -122,7 +122,8 @@ class InferenceRequest:
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
         self._request_id = checked_text(request_id, "request_id")
-        self._correlation_id = _correlation(correlation_id)
+        check = checked_text if isinstance(correlation_id, str | bytes) else checked_number
+        self._correlation_id: int | str = check(correlation_id, "correlation_id")
         self._inputs = list(inputs)
         self._outputs = _names(requested_output_names)
         self._model_name = checked_text(model_name, "model_name")
@@ -368,12 +369,6 @@ def _names(given: Iterable[object]) -> list[str]:
     if isinstance(given, str | bytes):
         raise TritonModelException("requested_output_names must be a list of names")
     return [checked_text(name, "the name of a requested output") for name in given]
-
-
-def _correlation(given: object) -> int | str:
-    if isinstance(given, str | bytes):
-        return checked_text(given, "correlation_id")
-    return checked_number(given, "correlation_id")
 
 
 def _checked(parameters: Mapping[str, ParameterValue] | None) -> dict[str, ParameterValue]:
