@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mypy_extensions import mypyc_attr
 
 from oriel_gateway.api_docs.pages import ApiDocs
+from oriel_gateway.call.kept_open import KeepAlive
 from oriel_gateway.call.unread import Unread
 from oriel_gateway.clock import DeadlineClock
 from oriel_gateway.documents.in_force import DocumentsInForce
@@ -110,6 +111,7 @@ class Gateway:
         self.refusing = False
         self.endpoint_watch = Watch(lambda: (*self.pools.values(), *self.left_pools))
         self.clock = DeadlineClock()
+        self.keep_alive = KeepAlive(self.clock)
         self.overload = Overload(self.fronts, lambda: self.records.stats.ended)
         self._ids = TraceIds()
         self._leftovers = _Leftovers()
@@ -311,6 +313,7 @@ class Gateway:
         self.records.stats.count()
         self.routing.close()
         self.clock.stop()
+        self.keep_alive.stop()
         await self.endpoint_watch.close()
         await self.limiter.close()
         for gate in (*self.pools.values(), *self.left_pools):

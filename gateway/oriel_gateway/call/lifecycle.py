@@ -377,7 +377,7 @@ class Lifecycle:
         """End the call with an error; once the answer has begun, all that is left is to cut it."""
         if self.state == DONE or (self.receiver is not None and self.receiver.refused(self, refused)):
             return
-        begun = self.state == ANSWERING
+        begun = self.state == ANSWERING or self.stream is not None
         demand = self.gate.demand
         if demand is not None and (refused.outcome in _NO_CAPACITY or self.state == QUEUED):
             if not self.queued_s:

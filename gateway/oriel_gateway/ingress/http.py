@@ -11,6 +11,7 @@ from oriel_gateway.call.answers import refusal_body, refusal_bytes
 from oriel_gateway.call.cors import cors_lines, dressed, is_preflight
 from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
 from oriel_gateway.call.http import Call
+from oriel_gateway.call.kept_open import go_on_over_http1
 from oriel_gateway.call.stream import begin_stream
 from oriel_gateway.call.unread import NOTED_BYTES
 from oriel_gateway.core import Gateway
@@ -297,6 +298,8 @@ class ClientConnection(ServerConnection):
 
     def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
         """Write the head of an upstream's answer, and the bytes of its body that are here. See `contracts.Client`."""
+        if call.stream is not None:
+            return go_on_over_http1(self, call, call.stream, head, data, complete, now)
         start: bytes | None = None
         close = False
         if complete:
@@ -448,6 +451,15 @@ class ClientConnection(ServerConnection):
             self.gateway.records.turned_away(refused, mark, None, method, monotonic(), status=status)
         http = self.gateway.snapshot.http
         self.cors = cors_lines(head.get("origin"), http.cors_origins) if head is not None and http.cors_origins else b""
+        self._write_refusal(refused, status, mark, v2, NOT_QUEUED, close=True)
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
+        """Write a whole error answer. The caller calls `answered` afterwards."""
+        timing = f"gateway-queue;dur={queued_s * 1e3:.3f}"
+        self._write_refusal(refused, STATUS[refused.outcome], mark, v2, timing, close=self.must_close)
+
+    def _write_refusal(self, refused: Refused, status: int, mark: Mark, v2: bool, timing: str, *, close: bool) -> None:
+        head = self.head
         self._write(
             refusal_bytes(
                 refused,
@@ -455,26 +467,9 @@ class ClientConnection(ServerConnection):
                 v2=v2,
                 request_id=mark.request_id,
                 trace=mark.traceresponse(),
-                timing=NOT_QUEUED,
+                timing=timing,
                 date_line=self.server.date_line,
-                close=True,
-                head_only=method == "HEAD",
-            )
-        )
-
-    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
-        """Write a whole error answer. The caller calls `answered` afterwards."""
-        head = self.head
-        self._write(
-            refusal_bytes(
-                refused,
-                status=STATUS[refused.outcome],
-                v2=v2,
-                request_id=mark.request_id,
-                trace=mark.traceresponse(),
-                timing=f"gateway-queue;dur={queued_s * 1e3:.3f}",
-                date_line=self.server.date_line,
-                close=self.must_close,
+                close=close,
                 head_only=head is not None and head.line.method == "HEAD",
             )
         )

@@ -9,6 +9,7 @@ from oriel_gateway.call.cors import cors_lines, dressed, is_preflight
 from oriel_gateway.call.events import events_of
 from oriel_gateway.call.heads import answer_lines
 from oriel_gateway.call.http import Call
+from oriel_gateway.call.kept_open import go_on_over_http2
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
@@ -234,6 +235,8 @@ class Http2Client:
 
     def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
         """See `contracts.Client`."""
+        if call.stream is not None:
+            return go_on_over_http2(self, call, call.stream, head, data, complete, now)
         if call.extras is not None:
             head = head.copy()
             call.extras.response(call, head, data, complete)
@@ -258,7 +261,7 @@ class Http2Client:
             f"traceresponse: {mark.traceresponse()}\r\nserver-timing: gateway-queue;dur={queued_s * 1e3:.3f}, "
             f"gateway-upstream;dur={(now - call.sent_s) * 1e3:.3f}{timing}"
         )
-        self._send(start + tail.encode("latin-1"), data, complete)
+        self.send(start + tail.encode("latin-1"), data, complete)
         return False
 
     def write_more(self, call: Call, data: bytes, complete: bool) -> None:
@@ -278,7 +281,7 @@ class Http2Client:
             lines = dressed(lines, self.cors)
         if not any(line[:5].lower() == b"date:" for line in lines):
             lines.append(self.connection.server.date)
-        self._send(b"\r\n".join(lines), body, True)
+        self.send(b"\r\n".join(lines), body, True)
         return False
 
     def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
@@ -318,9 +321,9 @@ class Http2Client:
         if self.cors:
             status, _, rest = head.partition(b"\r\n")
             head = b"\r\n".join((status, self.cors, rest))
-        self._send(head, body, True)
+        self.send(head, body, True)
 
-    def _send(self, head: bytes, body: bytes, complete: bool) -> None:
+    def send(self, head: bytes, body: bytes, complete: bool) -> None:
         """Send the head of an answer, which is that of HTTP/1.1, and the body that is here."""
         lines = head.split(b"\r\n")
         parts = [literal(b":status", lines[0][9:12])]

@@ -1,0 +1,190 @@
+"""Comments that keep a stream of events open until its first event comes.
+
+Balancers end connections that are silent for a minute, and a call may wait for longer: for the first server of its
+pool, for its turn, or for the first token. A client that asked for a stream of events and has waited for KEEP_ALIVE_S
+gets the head of its answer with a comment, and a further comment each time. Its status has been sent then: an error
+is the last event of the stream.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from itertools import islice
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from oriel_gateway.call.events import Events, events_of
+from oriel_gateway.call.http import Call
+from oriel_gateway.call.lifecycle import LIMITED, QUEUED, SENDING
+from oriel_gateway.call.stream import AnswerStream
+from oriel_wire.chunked import chunk
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.h1_response import UNBUFFERED, ResponseHead
+from oriel_wire.h2.streams import Stream
+
+__all__ = ["KEEP_ALIVE_S", "KeepAlive", "go_on_over_http1", "go_on_over_http2", "wants_events"]
+
+KEEP_ALIVE_S = 15.0
+MAX_READ_BYTES: Final = 64 * 1024  # of a body that is read for whether it asks for a stream
+_AT_ONCE: Final = 100  # calls that are looked at in one turn of the loop
+_COMMENT: Final = b": waiting\n\n"
+_WAITING: Final = frozenset({LIMITED, QUEUED, SENDING})
+_decode = msgspec.json.Decoder(msgspec.defstruct("Asked", [("stream", Any, None)])).decode
+
+
+class OverHttp1(Protocol):
+    """The client of a call, as far as its answer over HTTP/1.1 is concerned."""
+
+    transport: Any
+    server: HttpServer
+    cors: bytes
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer ends its connection."""
+
+
+class OverHttp2(Protocol):
+    """The client of a call, as far as its answer over HTTP/2 is concerned."""
+
+    connection: Any
+    stream: Stream
+    cors: bytes
+
+    def send(self, head: bytes, body: bytes, complete: bool) -> None:
+        """Send the head of an answer, which is that of HTTP/1.1, and the body that is here."""
+
+
+class KeepAlive:
+    """Looks at all waiting calls of a gateway each KEEP_ALIVE_S.
+
+    watched: what has a deadline, calls among it. rounds: the times that it has begun to look.
+    """
+
+    def __init__(self, watched: Iterable[object]) -> None:
+        self.rounds = 0
+        self._watched = watched
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._poll)
+
+    def stop(self) -> None:
+        """Send no more comments."""
+        self._timer.cancel()
+
+    def _poll(self) -> None:
+        self.rounds += 1
+        since_s = monotonic() - KEEP_ALIVE_S
+        calls = (each for each in (*self._watched,) if isinstance(each, Call) and each.received_s <= since_s)
+        self._go_through(iter(calls))
+
+    def _go_through(self, calls: Any) -> None:
+        some = [*islice(calls, _AT_ONCE)]
+        for call in some:
+            if call.state in _WAITING and (call.stream is not None or wants_events(call)):
+                _comment(call)
+        if len(some) == _AT_ONCE:
+            self._timer = self._loop.call_later(0.0, self._go_through, calls)
+        else:
+            self._timer = self._loop.call_later(KEEP_ALIVE_S, self._poll)
+
+
+def wants_events(call: Call) -> bool:
+    """Return whether a waiting call asks for a stream of events, which it alone gets."""
+    target, head = call.target, call.head
+    if call.protocol != "http" or call.client is None or call.receiver is not None or target.keepable:
+        return False
+    if call.client.http_version == "1.1" and not head.line.minor:
+        return False
+    if head.line.path.endswith("/generate_stream") or "text/event-stream" in (head.get("accept") or ""):
+        return True
+    if target.kind != "service" or call.body_bytes > MAX_READ_BYTES or b'"stream"' not in (body := call.body()):
+        return False
+    try:
+        decoded: Any = _decode(body)
+        return decoded.stream is True
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _comment(call: Call) -> None:
+    """Send a comment, with the head of the answer before the first."""
+    client: Any = call.client
+    stream, start = call.stream, b""
+    if stream is None:
+        stream = call.stream = AnswerStream(call.received_s)
+        stream.events, stream.rechunk, stream.close = Events(), client.http_version != "2", client.must_close
+        lines = [b"HTTP/1.1 200 OK", b"content-type: text/event-stream; charset=utf-8"]
+        lines += [f"{name}: {value}".encode() for name, value in UNBUFFERED]
+        lines += [f"x-request-id: {call.mark.request_id}".encode("latin-1"), b"traceresponse: "]
+        lines[-1] += call.mark.traceresponse().encode()
+        lines += [client.cors] if client.cors else []
+        start = b"\r\n".join(lines)
+    if client.http_version == "2":
+        http2: OverHttp2 = client
+        if start:
+            http2.send(start, _COMMENT, False)
+        else:
+            http2.connection.send_data(http2.stream, _COMMENT, False)
+        return
+    http1: OverHttp1 = client
+    if start:
+        close = b"connection: close\r\n" if stream.close else b""
+        start += b"\r\ntransfer-encoding: chunked\r\n%b%b\r\n" % (close, http1.server.date_line)
+    http1.transport.write(start + chunk(_COMMENT))
+
+
+def _rest(call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool) -> bytes | None:
+    """Return what a stream that was kept open goes on with: the answer's events, or a whole answer of another kind as
+    one event. None: it can be neither.
+    """
+    if call.extras is not None:
+        head = head.copy()
+        call.extras.response(call, head, data, complete)
+    if events_of(head, b"") is not None:
+        return data
+    return b"".join([b"data: %b\n" % line for line in data.splitlines()]) + b"\n" if complete else None
+
+
+def _goes_on(call: Call, stream: AnswerStream, now: float) -> None:
+    stream.unbounded, stream.data_s = True, now
+    call.watch_until(stream.ends_s(call.tenant.tier, now))
+
+
+def _broken(call: Call) -> None:
+    """Cut an answer that is no stream of events and not whole either."""
+    client = call.client
+    assert client is not None
+    client.abort()
+    asyncio.get_running_loop().call_soon(call.client_left)
+
+
+def go_on_over_http1(
+    client: OverHttp1, call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool, now: float
+) -> bool:
+    """Write the beginning of an upstream's answer behind comments. Returns whether the connection ends with it."""
+    rest = _rest(call, stream, head, data, complete)
+    if rest is None:
+        _broken(call)
+        return False
+    if not complete:
+        _goes_on(call, stream, now)
+    stream.write(client.transport, rest, complete)
+    return stream.close
+
+
+def go_on_over_http2(
+    client: OverHttp2, call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool, now: float
+) -> bool:
+    """Write the beginning of an upstream's answer behind comments."""
+    rest = _rest(call, stream, head, data, complete)
+    if rest is None:
+        _broken(call)
+        return False
+    if not complete:
+        _goes_on(call, stream, now)
+    if stream.events is not None:
+        stream.events.sent(rest)
+    if rest or complete:
+        client.connection.send_data(client.stream, rest, complete)
+    return False
