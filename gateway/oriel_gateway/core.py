@@ -16,8 +16,8 @@ from oriel_gateway.clock import DeadlineClock
 from oriel_gateway.documents.in_force import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.keys import identify, still_valid
+from oriel_gateway.identity.tenant_buckets import OtherRequests, TenantBuckets
 from oriel_gateway.limits import Limiter
-from oriel_gateway.observe.client_traces import ClientTraces
 from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.tracing import Mark
@@ -78,13 +78,14 @@ class Gateway:
         self.snapshot = snapshot
         self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
         self.routing.canaries.changed = self.apply_rollbacks
-        self.targets = TargetCache(snapshot, self.routing.canaries.adopt(snapshot.routes))
+        self.others = OtherRequests()
+        self.targets = TargetCache(snapshot, self.routing.canaries.adopt(snapshot.routes), self.others)
         self.limiter = limiter
         self.sink = sink
         self.sampling = sampling or sink.sampling
         self.recaller: Recaller | None = None
         self._threshold = self.sampling.hex_threshold
-        self._client_traces = ClientTraces()
+        self._client_traces = TenantBuckets()
         self.records = Records(sink)
         self.spending = Spending(limiter, snapshot)
         self.records.stats.spend_by(self.spending)
@@ -141,7 +142,7 @@ class Gateway:
         self.snapshot, self.pools = snapshot, pools
         self.scaled.adopt(pools, snapshot.tiers)
         routes = self.routing.canaries.adopt(snapshot.routes, whole=good)
-        replaced, self.targets = self.targets, TargetCache(snapshot, routes)
+        replaced, self.targets = self.targets, TargetCache(snapshot, routes, self.others)
         self.routing.adopted()
         self._rank_tiers()
         self._leftovers.free(*replaced.remembered, *decoded(old), old.served)
@@ -152,7 +153,7 @@ class Gateway:
     def apply_rollbacks(self) -> None:
         """Give canaries that were rolled back no more calls. A call that has begun keeps its side."""
         routes = self.routing.canaries.adopt(self.snapshot.routes, whole=False)
-        replaced, self.targets = self.targets, TargetCache(self.snapshot, routes)
+        replaced, self.targets = self.targets, TargetCache(self.snapshot, routes, self.others)
         self._leftovers.free(*replaced.remembered)
         self.forget_credentials()
 

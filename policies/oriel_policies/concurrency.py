@@ -26,6 +26,9 @@ Targets. A higher limit is tried only if answers would still come within `most_s
 rungs below have shown free capacity. While a wait in the pool is no longer than HARMLESS_S, as with very quick servers,
 the limit rises as far as that allows: the order hardly matters there, and fewer calls have to queue.
 
+Return. What an incident has taught is unlearned while the pool is not full: every RETURN_S the base rises by one rung,
+as far as the limit that a pool begins with. The limit is never below the number of servers, or some would be idle.
+
 Load reports (ORCA) only decide which neighbour is tried first. Latencies decide the rest, so a false report does no
 harm.
 """
@@ -46,6 +49,7 @@ HARMLESS_S = 0.004
 LEAST_CALLS = 16
 LEAST_S = 0.05
 START = 8
+RETURN_S = 1.0
 _OVER, _FIRST, _BELOW, _UP, _DOWN = range(5)
 
 
@@ -65,7 +69,9 @@ class LearnedLimit:
         self._rungs = ladder(max(1, ceiling))
         self._most_s = most_s
         self._harmless_s = min(HARMLESS_S, most_s / 5.0)
-        self._base = max(index for index, rung in enumerate(self._rungs) if rung <= max(1, start))
+        self._start = self._base = max(index for index, rung in enumerate(self._rungs) if rung <= max(1, start))
+        self._floor = 0  # the lowest rung that may be the limit
+        self._returned_s = 0.0  # when the base rose last because the pool was not full
         self._tried = self._base
         self._rates = [0.0] * len(self._rungs)
         self._seen = [0] * len(self._rungs)
@@ -104,6 +110,24 @@ class LearnedLimit:
         else:
             self._begin(self._from)
 
+    def keep_at_least(self, servers: int) -> None:
+        """Keep the limit at or above the number of servers, as far as the ceiling allows."""
+        self._floor = next((index for index, rung in enumerate(self._rungs) if rung >= servers), len(self._rungs) - 1)
+        if self._tried < self._floor or self._base < self._floor:
+            self._restart(self._from)
+
+    @property
+    def lowered(self) -> bool:
+        """Return whether the adopted limit is below the one that a pool begins with."""
+        return self._base < self._start
+
+    def has_room(self, now: float) -> None:
+        """Record that a call ended while none waited."""
+        if self._base < self._start and now - max(self._returned_s, self._from) >= RETURN_S:
+            self._returned_s = now
+            self._base += 1
+            self._restart(now)
+
     def reported(self, side: int) -> None:
         """Record a load report: the server has free capacity (1), too much work (-1), or neither (0)."""
         self._side = side
@@ -132,7 +156,7 @@ class LearnedLimit:
             return False
         before = self.limit
         if 2 * self._late > self._count:
-            self._base = max(0, min(self._base, self._tried) - 2)
+            self._base = min(self._base, self._tried) - 2
             self._restart(now)
         elif self._good:
             self._window(self.limit * self._good / max(self._sum_s, 1e-9), now)
@@ -154,9 +178,9 @@ class LearnedLimit:
         self._begin(now)
 
     def _move(self, index: int, now: float) -> None:
-        self._base = index
+        self._base = max(index, self._floor)
         self._rest, self._rested = 1, 0
-        self._try(index, now)
+        self._try(self._base, now)
 
     def _window(self, rate: float, now: float) -> None:
         if self._step:
@@ -181,9 +205,9 @@ class LearnedLimit:
         index = self._base + (2 if self._step == _UP else -2)
         if self._step == _UP:
             index = min(index, len(self._rungs) - 1)
-        elif self._base:
-            index = max(index, 0)
-        if self._step == _OVER or index < 0 or self._seen[index] or not self._worth(index):
+        elif self._base > self._floor:
+            index = max(index, self._floor)
+        if self._step == _OVER or index < self._floor or self._seen[index] or not self._worth(index):
             self._step = _OVER
             self._move(self._lowest(), now)
         else:
@@ -219,7 +243,7 @@ class LearnedLimit:
             return
         beside = self._base + (self._side or next(self._offsets))
         self._side = 0
-        if 0 <= beside < len(self._rungs) and self._worth(beside):
+        if self._floor <= beside < len(self._rungs) and self._worth(beside):
             self._rested = 0
             self._try(beside, now)
         else:

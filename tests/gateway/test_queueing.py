@@ -251,3 +251,22 @@ async def test_grpc_is_judged_by_the_same_rules() -> None:
             core.pools["p"].wants_load_report = True
             await infer(request, timeout=30.0, metadata=metadata)
             assert backend.seen[0][2]["endpoint-load-metrics-format"] == "text"
+
+
+def test_a_pool_that_is_not_full_gets_its_permits_back_after_an_incident() -> None:
+    snapshot = compile_documents(documents([1, 2, 3], max_inflight=16))
+    tenant = snapshot.tenants["g"]
+    target = resolve("POST", INFER, "", tenant, RouteTable(snapshot.routes))
+    now = 1000.0
+    gate = PoolGate(snapshot.pools["p"], clock=lambda: now)
+    assert gate.learned is not None
+    for _ in range(2000):
+        now += 0.1
+        gate.learned.ended(0.05, now, good=False, late=True)
+    gate.admission.limit = gate.learned.limit
+    assert gate.admission.limit == 3, "one for each server"
+    for _ in range(100):
+        now += 0.1
+        assert gate.admission.enter()
+        gate.release_permit(target, tenant, None, 0.05, -1, 1, True)
+    assert gate.admission.limit == 8

@@ -152,3 +152,38 @@ def test_whatever_it_is_told_it_stays_within_its_bounds(told: list[tuple[object,
             case ("reported", int(side)):
                 limit.reported(side)
         assert 1 <= limit.limit <= ceiling and 1 <= limit.base <= ceiling
+
+
+def after_an_incident(limit: LearnedLimit) -> float:
+    """Let all calls of a full pool be late until the limit falls no further. Returns the time."""
+    now = 100.0
+    for _ in range(2000):
+        now += 0.1
+        limit.ended(0.05, now, good=False, late=True)
+    return now
+
+
+def test_an_incident_is_unlearned_while_the_pool_is_not_full() -> None:
+    """The limit stayed at 1 for as long as the load was light, so that the next burst found one permit."""
+    limit = LearnedLimit(CEILING)
+    now = after_an_incident(limit)
+    assert limit.limit == 1 and limit.lowered
+    limits = []
+    for _ in range(100):
+        now += 0.1
+        limit.has_room(now)
+        limits.append(limit.limit)
+    assert limits[5] <= 2 and limits[-1] == 8 and not limit.lowered, limits
+    limit.has_room(now + 60.0)
+    assert limit.limit == 8, "no further than a pool begins"
+
+
+@pytest.mark.parametrize("servers", [3, 4, 100])
+def test_the_limit_is_never_below_the_number_of_servers(servers: int) -> None:
+    limit = LearnedLimit(CEILING)
+    limit.keep_at_least(servers)
+    assert limit.limit >= min(servers, CEILING)
+    after_an_incident(limit)
+    assert min(servers, CEILING) <= limit.limit <= CEILING and limit.base >= min(servers, CEILING)
+    run(Rate(slots=1, service_s=0.020), limit, seconds=20.0)
+    assert limit.base >= min(servers, CEILING)

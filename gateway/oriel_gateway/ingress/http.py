@@ -128,7 +128,7 @@ class ClientConnection(ServerConnection):
                 line = head.line
                 if is_own(line.method, line.path):
                     page = own_page(head, gateway, self.memo)
-                    self.unwanted(head)
+                    self.unwanted(head, len(page.body))
                     mark = gateway.mark(head.request_id, None, None)
                     self._write(page_answer(page, head, mark, self.server.date_line, close=self.must_close))
                     self.answered(close=False)

@@ -83,6 +83,8 @@ class Http2Client:
             line = head.line
             if is_own(line.method, line.path):
                 page = own_page(head, gateway, server.memo)
+                if not head.credentials:
+                    connection.unwanted(len(page.body))
                 self._write(page_answer(page, head, mark, server.date_line, close=False))
                 return
             key = gateway.identify_fields(head.credentials, server.memo)

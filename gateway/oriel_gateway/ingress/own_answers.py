@@ -35,7 +35,9 @@ def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
         allow = (("allow", "GET, HEAD"),)
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes GET, HEAD, not {method}", headers=allow)
     if path in OF_TENANTS:
-        return use_page(path, gateway.identify_fields(head.credentials, memo).tenant, gateway)
+        tenant = gateway.identify_fields(head.credentials, memo).tenant
+        gateway.others.count(tenant)
+        return use_page(path, tenant, gateway)
     if not path.startswith(_HEALTH):
         return _documentation(head, gateway, memo)
     # Without a key: load balancers have none.
@@ -56,6 +58,7 @@ def _documentation(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
     path, tenant = head.line.path, None
     if path in KEYED and (head.credentials or path == SERVICES):
         tenant = gateway.identify_fields(head.credentials, memo).tenant
+        gateway.others.count(tenant)
     accept = head.get("accept") or ""
     return gateway.api_docs.page(path, accept, tenant, gateway.snapshot, gateway.targets.routes)
 

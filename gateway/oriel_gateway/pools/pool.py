@@ -174,6 +174,9 @@ class PoolGate:
         self._usable_changed()
 
     def _usable_changed(self) -> None:
+        if self.learned is not None:
+            self.learned.keep_at_least(max(len(self.endpoints.usable), len(self.grpc.usable)))
+            self.admission.limit = self.learned.limit
         cold = self.cold_start
         if cold is None:
             self.slow_s = self._slowest_s
@@ -367,6 +370,9 @@ class PoolGate:
             self.pump()
         else:
             self._full = False
+            if self.learned is not None and self.learned.lowered:
+                self.learned.has_room(self._clock())
+                admission.limit = self.learned.limit
             if self.to_resume:
                 self.pump()
         return actual_s

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity.tenant_buckets import OtherRequests
 from oriel_gateway.routing.targets import Kind, Target, resolve, resolve_grpc
 from oriel_policies.documents import Route, Snapshot, Tenant
 from oriel_policies.documents.promises import served_by
@@ -21,12 +22,18 @@ _LISTED = 8  # tiers, in a refusal
 class TargetCache:
     """Resolves and remembers what tenants ask for. tiers_differ: the tier of a call may depend on its route.
 
-    routes: those in force, if they are not the snapshot's own.
+    routes: those in force, if they are not the snapshot's own. others: counts the requests for what there is not.
     """
 
-    __slots__ = ("_blocks", "_lines", "_older", "_repeating", "_snapshot", "_targets", "routes", "tiers_differ")
+    __slots__ = (
+        *("_blocks", "_lines", "_older", "_others", "_repeating", "_snapshot", "_targets"),
+        *("routes", "tiers_differ"),
+    )
 
-    def __init__(self, snapshot: Snapshot, routes: Iterable[Route] | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, routes: Iterable[Route] | None = None, others: OtherRequests | None = None
+    ) -> None:
+        self._others = others or OtherRequests()
         self._snapshot = snapshot
         self.routes = RouteTable(snapshot.routes if routes is None else routes)
         self.tiers_differ = any(route.tier for route in snapshot.routes)
@@ -49,7 +56,11 @@ class TargetCache:
         found = self._known(key)
         if found is None:
             by_tier = partial(self.served, requested_tier=tier)
-            found = resolve(method, path, query, tenant, self.routes, by_tier, self.flexed)
+            try:
+                found = resolve(method, path, query, tenant, self.routes, by_tier, self.flexed)
+            except Refused as refused:
+                self._others.count_refused(tenant, refused)
+                raise
             self._remember(key, found)
         return found
 
@@ -62,7 +73,11 @@ class TargetCache:
         found = self._known(key)
         if found is None:
             by_tier = partial(self.served, requested_tier=tier)
-            found = resolve_grpc(kind, name, version, method, tenant, self.routes, by_tier)
+            try:
+                found = resolve_grpc(kind, name, version, method, tenant, self.routes, by_tier)
+            except Refused as refused:
+                self._others.count_refused(tenant, refused)
+                raise
             self._remember(key, found)
         return found
 

@@ -237,9 +237,10 @@ class ServerConnection(ServerHooks):
         head = self.head
         return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
 
-    def unwanted(self, head: RequestHead) -> None:
-        """Count a request of an unauthenticated sender; `drain_bytes` bounds the sum of them on one connection."""
-        self._drained += (head.content_length or 0) + sum([len(name) + len(value) for name, value in head.items()])
+    def unwanted(self, head: RequestHead, answer_bytes: int = 0) -> None:
+        """Count a request of a sender that is not known and its answer; `drain_bytes` bounds the sum per connection."""
+        head_bytes = sum([len(name) + len(value) for name, value in head.items()])
+        self._drained += answer_bytes + (head.content_length or 0) + head_bytes
         if self._drained + len(self._buffer) - self._start > self.limits.drain_bytes // 2:
             head.close = True
 

@@ -3,13 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_gateway.observe.client_traces import BURST, MAX_TENANTS, RATE_PER_S, ClientTraces
+from oriel_gateway.identity.tenant_buckets import BURST, MAX_TENANTS, RATE_PER_S, TenantBuckets
 
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=120))
 def test_no_window_has_more_than_the_burst_and_the_rate(gaps: list[float]) -> None:
-    traces, now, kept = ClientTraces(), 100.0, []
+    traces, now, kept = TenantBuckets(), 100.0, []
     for gap in gaps:
         now += gap
         if traces.allows("a", now):
@@ -20,14 +20,14 @@ def test_no_window_has_more_than_the_burst_and_the_rate(gaps: list[float]) -> No
 
 
 def test_a_burst_is_kept_and_another_tenant_has_its_own() -> None:
-    traces = ClientTraces()
+    traces = TenantBuckets()
     assert [traces.allows("a", 5.0) for _ in range(25)] == [True] * 20 + [False] * 5
     assert traces.allows("b", 5.0)
     assert traces.allows("a", 5.1 + 1e-9) and not traces.allows("a", 5.1 + 1e-9)
 
 
 def test_tenants_are_bounded_and_forgotten_when_their_bucket_is_empty() -> None:
-    traces = ClientTraces()
+    traces = TenantBuckets()
     for number in range(MAX_TENANTS):
         assert traces.allows(str(number), 1.0)
     assert not traces.allows("another", 1.0)
