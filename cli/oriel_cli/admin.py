@@ -1,11 +1,14 @@
-"""Reads the admin token with which commands reach the admin port of a gateway."""
+"""Reaches the admin port of a gateway, with the admin token of the environment."""
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
+from oriel_cli import probe
 from oriel_cli.errors import CommandFailed
 
+ANSWER_S = 10.0
 TOKEN: Final = "ORIEL_ADMIN_TOKEN or ORIEL_ADMIN_TOKEN_FILE"
 
 
@@ -18,3 +21,27 @@ def token_headers() -> tuple[tuple[str, str], ...]:
         except (OSError, UnicodeDecodeError) as error:
             raise CommandFailed("the file that ORIEL_ADMIN_TOKEN_FILE names cannot be read") from error
     return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def address(url: str) -> tuple[str, int]:
+    """Return host and port of `--admin`. Raises CommandFailed."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "http" or not parts.hostname or port is None:
+        raise CommandFailed(f"{url!r} is not http://HOST:PORT")
+    return parts.hostname, port
+
+
+async def document(host: str, port: int, path: str) -> dict[str, Any]:
+    """Return the JSON object that the admin port answers. Raises CommandFailed."""
+    answer = await probe.get(host, port, path, timeout_s=ANSWER_S, headers=token_headers())
+    if answer is None:
+        raise CommandFailed(f"no gateway answers on its admin port {host}:{port}")
+    if answer.status == 401:
+        raise CommandFailed(f"the gateway wants its admin token: set {TOKEN}")
+    if isinstance(answer.document, dict) and (answer.status == 200 or "decisions" in answer.document):
+        return answer.document
+    raise CommandFailed(f"what answers on {host}:{port} is not the admin port of a gateway (status {answer.status})")

@@ -5,14 +5,12 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from oriel_cli import probe, state
-from oriel_cli.admin import TOKEN, token_headers
-from oriel_cli.errors import CommandFailed
+from oriel_cli import state
+from oriel_cli.admin import TOKEN, address, document
 from oriel_cli.table import columns
 
-ANSWER_S = 10.0
 LISTED = 20  # tenants and targets in the table; --json has up to MOST
 MOST = 1000
 WINDOWS = ("5m", "1h", "30d")
@@ -31,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    host, port = _address(args.admin) if args.admin else ("127.0.0.1", state.pick(args.admin_port).admin_port)
+    host, port = address(args.admin) if args.admin else ("127.0.0.1", state.pick(args.admin_port).admin_port)
     report = asyncio.run(fetch(host, port, args.tenant, MOST if args.json else LISTED))
     if args.json:
         print(json.dumps(report))
@@ -43,17 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def fetch(host: str, port: int, tenant: str, limit: int) -> dict[str, Any]:
     """Return what `GET /slo` answers. Raises CommandFailed."""
-    path = f"/slo?limit={limit}&tenant={quote(tenant, safe='')}"
-    answer = await probe.get(host, port, path, timeout_s=ANSWER_S, headers=token_headers())
-    if answer is None:
-        raise CommandFailed(f"no gateway answers on its admin port {host}:{port}")
-    if answer.status == 401:
-        raise CommandFailed(f"the gateway wants its admin token: set {TOKEN}")
-    if answer.status != 200 or not isinstance(answer.document, dict):
-        raise CommandFailed(
-            f"what answers on {host}:{port} is not the admin port of a gateway (status {answer.status})"
-        )
-    return answer.document
+    return await document(host, port, f"/slo?limit={limit}&tenant={quote(tenant, safe='')}")
 
 
 def table(report: Mapping[str, Any], *, tenant: str = "") -> list[str]:
@@ -133,14 +121,3 @@ def _count(count: int) -> str:
 
 def _cut(name: str, most: int) -> str:
     return name if len(name) <= most else name[: most - 2] + ".."
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "http" or not parts.hostname or port is None:
-        raise CommandFailed(f"{url!r} is not http://HOST:PORT")
-    return parts.hostname, port

@@ -2,7 +2,8 @@
 
 Start: all at once; each must answer its readiness URL. A unit that dies before all are ready ends everything: the
 reason is on stderr, printed by the unit itself. Afterwards a unit that dies is started again, after 0.2 s doubling to
-5 s, and after 0.2 s again once it has been ready for 30 s. Stop: in the order of the list, SIGTERM to the unit,
+5 s, and after 0.2 s again once it has been ready for 30 s. Stop: in the order of the list, or all together if the
+gateway has no call, SIGTERM to the unit,
 SIGKILL to its process group when it has ended or the grace is over; a unit that takes longer than a second is named
 with its own report and the time it has left. Each unit leads a session of its own, so a Ctrl-C in the terminal
 reaches only the supervisor.
@@ -20,6 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from oriel_cli import probe
 from oriel_cli.scaled import ScaledUnit
 from oriel_cli.unit import Timings, Unit
 from oriel_cli.units import UnitSpec
@@ -127,10 +129,22 @@ class Supervisor:
         deadline = time.monotonic() + self._timings.grace_s
         names = ", then ".join(unit.name for unit in self.units if unit.pid or not unit.spec.pool)
         self._say(f"stopping {names}: at most {self._timings.grace_s:.0f} s, a second Ctrl-C ends them at once")
+        if await self._idle():
+            await asyncio.gather(*(unit.stop(deadline, self._say) for unit in self.units))
+            return
         for _, units in groupby(self.units, key=lambda unit: unit.spec.pool or unit.name):
             # A unit that used the whole grace must not take the time of those behind it to stop in an orderly way.
             until = max(deadline, time.monotonic() + self._timings.least_grace_s)
             await asyncio.gather(*(unit.stop(until, self._say) for unit in units))
+
+    async def _idle(self) -> bool:
+        """Return whether no call is under way, so that all units may stop together."""
+        admin = self.units[0].spec.addresses.get("admin")
+        found = None
+        if admin is not None and self.units[0].state == "ready":
+            found = await probe.get(admin.host, admin.port, "/queues", timeout_s=self._timings.idle_s)
+        pools = found.document if found is not None else None
+        return isinstance(pools, dict) and bool(pools) and not any(pool.get("calls", 1) for pool in pools.values())
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

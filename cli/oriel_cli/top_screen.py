@@ -48,8 +48,9 @@ def draw(
         (_CALLS, snapshot["calls"], "calls"),
     ]
     lines = [_title(snapshot, note, colour, width)]
-    canaries = [f"canary rolled back: {each}" for each in snapshot.get("rolled_back") or ()]
-    lines += [_painted(_fitted(each, width).rstrip(), RED, colour) for each in canaries]
+    notes = [f"canary rolled back: {each}" for each in snapshot.get("rolled_back") or ()]
+    notes += snapshot.get("troubles") or ()
+    lines += [_painted(_fitted(each, width).rstrip(), RED, colour) for each in notes]
     left = max(0, height - len(lines) - 2 * len(sections)) if height else None
     rooms = _rooms([len(rows) for _, rows, _ in sections], left)
     for (all_columns, rows, name), room in zip(sections, rooms, strict=True):

@@ -31,6 +31,7 @@ class Timings:
     grace_s: float = 30.0
     least_grace_s: float = 1.0
     say_after_s: float = 1.0
+    idle_s: float = 2.0
     say_every_s: float = 5.0
 
 

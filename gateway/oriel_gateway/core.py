@@ -114,6 +114,7 @@ class Gateway:
         self.clock = DeadlineClock()
         self.keep_alive = KeepAlive(self.clock)
         self.overload = Overload(self.fronts, lambda: self.records.stats.ended)
+        self.records.objectives.stood_still_s = self.overload.stood_still_s
         self._ids = TraceIds()
         self._leftovers = _Leftovers()
         self._trust(snapshot)

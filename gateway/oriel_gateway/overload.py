@@ -8,16 +8,19 @@ and their answers wait for a turn: until then their client has no streams for mo
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from time import monotonic
 from typing import Final
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.overload import TURN_S, LoopOverload, shares
+from oriel_policies.overload import BEAT_S, TURN_S, LoopOverload, shares
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.pulse import PAUSE_S
 
 __all__ = ["Overload", "too_busy"]
 
+_STALL_S: Final = 0.02
+_STALLS: Final = 128
 _GOING_ON_S: Final = TURN_S / 2  # of a turn, for calling those that go on
 _READ_AGAIN: Final = 256  # connections that go on in one turn when the loop is not behind any more
 
@@ -31,6 +34,7 @@ class Overload:
     """
 
     __slots__ = (
+        "_beat_s",
         "_count",
         "_ended",
         "_fronts",
@@ -38,6 +42,7 @@ class Overload:
         "_loop",
         "_queues",
         "_rule",
+        "_stood_still",
         "_stopping",
         "_turn_s",
         "_turning",
@@ -58,6 +63,8 @@ class Overload:
         self._last_turn_s = 0.0
         self.lag_s = 0.0
         self.times = 0
+        self._beat_s = inf
+        self._stood_still: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # the latest times, each from and until
 
     @property
     def behind(self) -> bool:
@@ -71,6 +78,9 @@ class Overload:
 
     def beat(self, late_s: float) -> None:
         """Judge a beat of the loop's timer."""
+        self._beat_s = now = monotonic()
+        if late_s >= _STALL_S:
+            self._stood_still.append((now - late_s, now))
         self.lag_s = late_s = max(late_s, self._last_turn_s)
         self._loop.call_soon(self._begin_turn)
         before, self._count = self._count, self._ended()
@@ -78,6 +88,14 @@ class Overload:
         if not self._stopping and self._rule.beat(late_s, self._count - before) != was:
             self.times += not was
             self._apply()
+
+    def stood_still_s(self, began_s: float, ended_s: float) -> float:
+        """Return how long the loop stood still between two moments, as far as that is kept."""
+        times = [
+            *self._stood_still,
+            (self._beat_s + BEAT_S, ended_s),
+        ]  # the beat of a stall comes after what it held up
+        return sum([max(0.0, min(ended_s, until) - max(began_s, since)) for since, until in times])
 
     def _begin_turn(self) -> None:
         self._loop.call_soon(self._end_turn, monotonic())

@@ -30,7 +30,10 @@ STAGES: Final = (
 # What a call that has no answer to wait for is lost to: the server's error, or a refusal that no waiting explains.
 UPSTREAM_ERROR: Final = "upstream_error"
 REFUSED: Final = "refused"
-CAUSES: Final = (*STAGES, UPSTREAM_ERROR, REFUSED)
+LOOP: Final = "loop"  # the gateway's own event loop stood still, while the call seemed to wait for somebody outside
+CAUSES: Final = (*STAGES, UPSTREAM_ERROR, REFUSED, LOOP)
+# The places in which a gateway that stands still itself seems to wait for others.
+OUTSIDE: Final = frozenset({"body", "limiter", "endpoint", "upstream", "network", "answer"})
 BODY, LIMITER, QUEUE, ENDPOINT, UPSTREAM, NETWORK, LOGIC_WAIT, LOGIC, MODEL_WAIT, MODEL, ANSWER = range(len(STAGES))
 ALPHA: Final = 0.05  # weight of the latest call in what is usual
 LEARN_EVERY: Final = 64  # one of so many calls that kept their promise is learned from
@@ -109,6 +112,8 @@ def inside(upstream_s: float, reported: Mapping[str, float]) -> tuple[float, ...
     whole = min(whole, upstream_s)
     busy = min(reported.get("logic-wait", 0.0), whole)
     called = min(sum([reported.get(stage, 0.0) for stage in MODEL_CALLS]), whole - busy)
+    if called and not waited and not worked:  # a model server that reports no times of its own
+        worked = called
     waited, worked = _within(called, waited, worked)
     hops = (upstream_s - whole) + (called - waited - worked)
     return 0.0, hops, busy, whole - busy - called, waited, worked

@@ -105,4 +105,4 @@ async def test_the_token_is_sent_and_the_report_comes_back(monkeypatch: pytest.M
     assert json.dumps(found) and asked["path"] == "/slo?limit=20&tenant=a%26b"
     assert asked["headers"] == (("authorization", "Bearer an-operators-token"),)
     with pytest.raises(CommandFailed, match="not http"):
-        slo._address("https://x")
+        slo.address("https://x")

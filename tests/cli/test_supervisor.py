@@ -8,9 +8,11 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from oriel_cli import probe
 from oriel_cli.supervisor import Supervisor
 from oriel_cli.unit import Timings, Unit
 from oriel_cli.units import Address, UnitSpec, free_ports, refuse_busy_ports
@@ -61,6 +63,29 @@ async def test_units_start_become_ready_and_stop_in_order() -> None:
         assert await stage.units["one"].models() == [{"name": "sample", "version": "1"}]
         stage.stop.set()
     assert not any(map(alive, pids)) and {unit.state for unit in stage.supervisor.units} == {"stopped"}
+
+
+async def test_units_without_a_call_stop_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three units waits half a second for probes before it ends, and nobody has a call for them."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    one = spec("one", "slow", str(gate))
+    stage = Stage(replace(one, addresses={**one.addresses, "admin": one.addresses["http"]}), spec("two"))
+    asked: list[str] = []
+
+    async def get(host: str, port: int, path: str, **more: Any) -> probe.Answer | None:
+        asked.append(path)
+        return probe.Answer(200, {"p": {"calls": 0}}) if path == "/queues" else await real(host, port, path, **more)
+
+    real = probe.get
+    monkeypatch.setattr(probe, "get", get)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        stage.stop.set()
+        await until(lambda: stage.units["two"].state == "stopped")
+        assert stage.units["one"].state == "stopping" and "/queues" in asked
+        await asyncio.to_thread(gate.write_bytes, b"x")
 
 
 async def test_a_unit_that_dies_is_started_again_and_said() -> None:
@@ -195,6 +220,7 @@ async def test_a_failed_preparation_is_a_refusal_to_start() -> None:
 KILLED = """
 import asyncio, os, sys
 sys.path[:0] = {path!r}
+from oriel_cli import probe
 from oriel_cli.supervisor import Supervisor
 from tests.cli.supervised import spec
 

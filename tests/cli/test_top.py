@@ -97,6 +97,11 @@ def test_a_screen_that_is_wide_enough_shows_which_answers_agree_where_they_are_c
     assert "AGREES" not in "".join(draw(made, width=110)) + "".join(draw(snapshot(), width=140))
 
 
+def test_troubles_are_named_below_the_title() -> None:
+    lines = draw(snapshot(troubles=["p: 127.0.0.1:1 is ejected (stuck)"]))
+    assert lines[1] == "p: 127.0.0.1:1 is ejected (stuck)"
+
+
 def test_canaries_that_were_rolled_back_are_named_below_the_title() -> None:
     made = snapshot(rolled_back=["digits: canary@8 (errors)", "x" * 200])
     for height in (0, 20):

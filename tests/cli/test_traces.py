@@ -1,8 +1,12 @@
+from typing import Any
+
 import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.applications import Starlette
 
+from oriel_cli import probe
+from oriel_cli.main import main
 from oriel_cli.traces import REQUEST_ID, StoredSpan, TraceStore, decode, routes
 from oriel_wire.engine.otel_settings import resource_of
 from oriel_wire.otlp import ProtobufEncoder
@@ -143,3 +147,29 @@ async def test_the_receiver_refuses_nonsense_and_too_much(body: bytes, status: i
 
 def test_an_empty_export_is_fine() -> None:
     assert list(decode(ExportTraceServiceRequest().SerializeToString())) == []
+
+
+def test_a_trace_of_a_gateway_without_a_supervisor_comes_from_its_decisions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = {"receive": 1.0, "queue": 20.0, "upstream": 70.0, "answer": 9.0, "total": 100.0}
+    decision = {"trace_id": "abc", "target": "model:digits", "tier": "gold", "reason": "answered", "status": 200}
+    timed = {"stages_ms": stages, "server_timing": "queue;dur=5.000, compute;dur=60.000"}
+    asked: list[tuple[str, int, str]] = []
+
+    async def get(host: str, port: int, path: str, **_: Any) -> probe.Answer:
+        asked.append((host, port, path))
+        return probe.Answer(200, {"decisions": [decision | timed]})
+
+    monkeypatch.setattr(probe, "get", get)
+    assert main(["trace", "r 1", "--admin", "http://gateway:8082"]) == 0
+    assert asked == [("gateway", 8082, "/decisions/r%201")]
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    assert ["queue", "gateway", "1.00", "20.00"] in rows and ["compute", "upstream", "26.00", "60.00"] in rows
+
+    async def nothing(*_: Any, **__: Any) -> probe.Answer:
+        return probe.Answer(404, {"decisions": []})
+
+    monkeypatch.setattr(probe, "get", nothing)
+    assert main(["trace", "r", "--admin", "http://gateway:8082"]) == 1
+    assert "has kept no call with this request id" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import httpx
@@ -21,15 +21,20 @@ from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDO
 from oriel_gateway.admin.console.reports import Report, Reports
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
 from oriel_gateway.admin.external_scaler import ExternalScaler
+from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
+from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.observe.decisions import NOT_REACHED, Decided, Decisions
 from oriel_gateway.observe.objectives import Judged, result_of
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.endpoint_state import Reach
 from oriel_policies.documents import compile_documents
+from oriel_policies.ejection import Cause
 from oriel_wire.errors import StartFailed
 
+from ..conformance.memory_ledger import MemoryLedger
 from ..waiting import until
 from .cold_pools import cold
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
@@ -376,6 +381,30 @@ async def test_replicas_are_shown_of_pools_that_something_scales() -> None:
         ExternalScaler(core.scaled)
         (pool,) = json.loads(Source(core).snapshot())["pools"]
         assert pool["wanted"] is not None
+
+
+async def test_ejected_servers_and_those_that_come_and_go_are_named() -> None:
+    async with gateway(documents([1, 2, 3])) as (_, core):
+        these = core.pools["p"].endpoints
+        assert json.loads(Source(core).snapshot())["troubles"] == []
+        these.eject(these[0], Cause.STUCK, monotonic())
+        for _ in range(3):
+            for reach in (Reach.READY, Reach.NOT_READY):
+                these.note_reach(these[1], reach)
+        named = ["p: 127.0.0.1:1 is ejected (stuck)", "p: 127.0.0.1:2 was lost 3 times in the last minute"]
+        assert json.loads(Source(core).snapshot())["troubles"] == named
+        transport = httpx.ASGITransport(admin_app(core))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as admin:
+            assert (await admin.get("/decisions")).json()["troubles"] == named
+
+
+async def test_a_ledger_that_does_not_answer_is_named() -> None:
+    limiter = SharedLimiter(MemoryLedger(lambda: 0.0).seat("g"))
+    async with gateway(documents([1]), limiter=limiter) as (_, core):
+        assert troubles(core) == []
+        for _ in range(5):
+            limiter.ledger_client._breaker.failed(monotonic())
+        assert troubles(core) == ["Redis does not answer: each gateway admits its share of the limits"]
 
 
 async def test_servers_are_asked_for_batches_version_provider_and_artefact() -> None:

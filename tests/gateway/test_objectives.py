@@ -173,6 +173,15 @@ def test_a_missed_call_is_lost_where_it_never_left_or_by_its_reason(ended: Any, 
     assert (Objectives().judge(ended, "model:m", 12.0, 0.0, 0.0) is EXCUSED) == excused
 
 
+@pytest.mark.parametrize(("stood_still_s", "cause"), [(0.0, "body"), (0.5, "body"), (1.2, "loop")])
+def test_a_loop_that_stood_still_itself_is_the_cause_and_not_the_client(stood_still_s: float, cause: str) -> None:
+    objectives = Objectives()
+    objectives.stood_still_s = lambda began_s, ended_s: stood_still_s
+    assert objectives.judge(call(Outcome.DEADLINE_EXCEEDED), "model:m", 12.0, 0.0, 0.0).cause == cause
+    waits = call(Outcome.DEADLINE_EXCEEDED, queued_s=10.1)
+    assert objectives.judge(waits, "model:m", 12.0, 0.0, 0.0).cause == "queue"
+
+
 def test_a_deadline_that_passed_in_a_server_that_tells_where_names_that_place() -> None:
     ended = call(Outcome.ANSWERED, queued_s=10.0, permit_s=10.0, sent_s=10.0, response_s=12.0)
     ended.status, ended.timing = 504, "logic;dur=1990, logic-wait;dur=1900"

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import grpc
 import httpx
@@ -195,3 +196,14 @@ async def test_a_call_whose_client_leaves_before_it_is_refused_is_forgotten() ->
         overload._turn()
         assert not overload.waiting
         assert not core.records.decisions.where(reason="queue_full")
+
+
+async def test_times_in_which_the_loop_stood_still_are_kept() -> None:
+    overload = Overload((), lambda: 0)
+    assert overload.stood_still_s(0.0, monotonic()) == 0.0
+    overload.beat(0.3)
+    ended_s = monotonic()
+    assert overload.stood_still_s(ended_s - 1.0, ended_s) == pytest.approx(0.3, abs=0.02)
+    assert overload.stood_still_s(ended_s - 0.1, ended_s) == pytest.approx(0.1, abs=0.02)
+    # the next beat is overdue: what was held up with it is judged before it comes
+    assert overload.stood_still_s(ended_s, ended_s + 1.0) == pytest.approx(0.95, abs=0.02)

@@ -132,6 +132,7 @@ def test_what_is_usual_follows_with_a_weight_of_a_twentieth() -> None:
         ({"app": 0.9, "total": 1.0}, "upstream"),  # another server's own words
         ({"queue": 0.2, "compute": 0.7}, "network model_wait model"),
         ({"logic": 0.9}, "network logic"),
+        ({"logic": 0.9, "logic-infer": 0.6}, "network logic model"),  # a model server that says nothing of itself
         ({"logic": 0.9, "logic-infer": 0.6, "gateway-queue": 0.3}, "network logic model_wait"),
         ({"logic": 0.9, "logic-infer": 0.1, "logic-infer-steps": 0.7, "compute": 0.8}, "network logic model"),
     ],
@@ -162,5 +163,5 @@ def test_a_call_that_never_left_a_place_was_lost_there() -> None:
         assert place_not_left(Stamps(*reached)) == place
 
 
-def test_there_are_thirteen_causes() -> None:
-    assert len(CAUSES) == len(set(CAUSES)) == 13
+def test_there_are_fourteen_causes() -> None:
+    assert len(CAUSES) == len(set(CAUSES)) == 14

@@ -23,6 +23,7 @@ from oriel_gateway.admin.queues import live_queues
 from oriel_gateway.admin.routing_metrics import RoutingCollector
 from oriel_gateway.admin.slo import LISTED, MOST_LISTED, slo_report
 from oriel_gateway.admin.token_metrics import TokenCollector
+from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.admin.wake import BODY_S, MOST_BYTES, refusal, wake_pool
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents.in_force import TokensReport
@@ -165,7 +166,7 @@ def _decisions(gateway: Gateway, found: Sequence[Decided], trace_url: str) -> Re
         if trace_url:
             each["trace_url"] = trace_url.replace("{trace_id}", each["trace_id"])
         decisions.append(each)
-    return JSONResponse({"decisions": decisions}, status_code=status)
+    return JSONResponse({"decisions": decisions, "troubles": troubles(gateway)}, status_code=status)
 
 
 def _cost(gateway: Gateway, decided: Decided, offset_s: float) -> dict[str, str] | None:

@@ -44,6 +44,7 @@ def _pool(gateway: Gateway, gate: PoolGate, now: float) -> dict[str, Any]:
     top = sorted(tenants.items(), key=lambda item: (-len(item[1]), item[0]))
     return {
         "permits": gate.admission.limit,
+        "calls": gate.calls,
         "inflight": gate.admission.inflight,
         "waiting": {name: queue.depth(band) for name, band in tiers},
         "waiting_bytes": gate.held_bytes,

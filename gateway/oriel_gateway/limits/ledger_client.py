@@ -124,9 +124,13 @@ class LedgerClient:
         """Return whether the ledger is asked at all: the circuit breaker is closed."""
         return self._breaker.closed
 
+    def doubtful(self, now: float) -> bool:
+        """Return whether the ledger has answered again for a short time only."""
+        return self._breaker.on_probation(now)
+
     def patience_s(self, now: float) -> float:
         """Return how long a call waits for an answer."""
-        return min(DOUBTFUL_S, self._budget_s) if self._breaker.on_probation(now) else self._budget_s
+        return min(DOUBTFUL_S, self._budget_s) if self.doubtful(now) else self._budget_s
 
     def activate(self, meter: Reporting) -> None:
         """Tick this meter until it is quiet."""

@@ -18,6 +18,8 @@ from oriel_gateway.observe.budgets import Budgets, Key
 from oriel_gateway.observe.top_names import NAMED, OTHER, Counts, TopNames
 from oriel_policies.documents import Tenant
 from oriel_policies.objectives import (
+    LOOP,
+    OUTSIDE,
     REFUSED,
     STAGES,
     UPSTREAM_ERROR,
@@ -133,6 +135,8 @@ class Objectives:
         )
         self.budgets = Budgets()
         self.attainment: dict[tuple[str, str], int] = {}
+        # returns how long the gateway's loop stood still between two moments
+        self.stood_still_s: Callable[[float, float], float] = lambda began_s, ended_s: 0.0
 
     # Judging ---------------------------------------------------------------------------------------------------
 
@@ -165,6 +169,8 @@ class Objectives:
             cause = place_not_left(stamps)
             place = STAGES.index(cause)
             excess_s = max(0.0, times[place] - (usual.times[place] if usual is not None else 0.0))
+        if cause in OUTSIDE and excess_s and 2.0 * self.stood_still_s(call.received_s, answered_s) >= excess_s:
+            cause = LOOP
         return Judged("late" if late else "missed", cause, excess_s, passed_in(times, tier.target_s))
 
     def refused(self, outcome: Outcome, tenant: Tenant, left_s: float) -> Judged:

@@ -1,5 +1,6 @@
 """One address of a pool: what is known about it, and its connections over HTTP/1.1."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from time import monotonic
@@ -18,6 +19,7 @@ _OF_MODELS = "/v2/health/ready"
 _MODELS_MISSING = 400  # the answer there while a model is not ready; a server that stops gives another one
 _OF_SERVICES = "/health/ready"
 INDEX_EVERY_S = 0.25
+FLAPS, FLAPS_WITHIN_S = 3, 60.0  # a server that is lost so often in this time comes and goes
 
 
 class Reach(StrEnum):
@@ -59,6 +61,7 @@ class EndpointState:
         self.doubted_s = 0.0
         self.probe_due_s = 0.0
         self.probe_misses = 0
+        self.lost_s: deque[float] = deque(maxlen=16)  # when it could not be used any more, the latest times
         self.probed_s = 0.0  # when the probe under way began
         self._index_due_s = 0.0  # when the index of its models may be read again
 

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar
 
 from oriel_gateway.errors import Outcome, Refused
@@ -186,6 +187,7 @@ class EndpointSet(Generic[E]):
                 return False
             self.ejections[cause] = self.ejections.get(cause, 0) + 1
             _log.warning("%s:%d is ejected: %s", *endpoint.address, cause.value)
+            endpoint.lost_s.append(now)
         endpoint.ejection.eject(cause, now)
         endpoint.trial = 0
         self.refresh()
@@ -204,6 +206,8 @@ class EndpointSet(Generic[E]):
         """Note what a probe or an attempt to connect has shown."""
         if endpoint.reach is not reach:
             before, endpoint.reach = endpoint.reach, reach
+            if before is Reach.READY:
+                endpoint.lost_s.append(monotonic())
             if reach is not Reach.READY:
                 endpoint.probe_due_s = 0.0  # probe it again soon
             if reach is not Reach.READY or before is not Reach.UNKNOWN:

@@ -16,6 +16,7 @@ from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
 from oriel_gateway.admin.console.reports import Report
 from oriel_gateway.admin.console.snapshot import SECTIONS, snapshot
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
+from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.decisions import Decided
@@ -80,6 +81,7 @@ def read(
             f"{each.route}: {each.side} ({each.reason})"[:_CANARY_TEXT]
             for each in islice(gateway.routing.canaries.shown(), _CANARIES)
         ],
+        "troubles": [each[:_CANARY_TEXT] for each in troubles(gateway)],
         "tenants_known": len(gateway.snapshot.tenants),
     }
     gates = [*gateway.pools.values(), *gateway.left_pools]

@@ -67,7 +67,7 @@ const Header = () => {
   const {data} = store;
   const state = chosen.paused ? "paused" : store.link;
   const notes = [store.problem, data && data.behind ? "the event loop is behind" : "", data && data.draining ? "the gateway is stopping" : "",
-    ...(data && data.rolled_back || []).map((each) => `canary rolled back: ${each}`)].filter(Boolean);
+    ...(data && data.rolled_back || []).map((each) => `canary rolled back: ${each}`), ...(data && data.troubles || [])].filter(Boolean);
   return html`<header class="top">
     <h1>Oriel</h1>
     <p class=${`link-state is-${state}`} role="status"><span aria-hidden="true">${state === "live" ? "●" : state === "paused" ? "‖" : "○"}</span> ${
