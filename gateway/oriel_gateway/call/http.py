@@ -287,7 +287,7 @@ class Call(Lifecycle):
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
-        if self.gateway.tickets is not None and self.target.kind == "service":
+        if self.target.kind == "service" and self.gateway.tickets is not None:
             tail += self.gateway.tickets.line(self.tenant, mark.request_id, self.deadline - now)
         if self.gate.wants_load_report:
             self.gate.wants_load_report, self.asks_report = False, True
