@@ -148,6 +148,22 @@ def test_a_stream_that_is_cut_off_before_its_cost_came_is_estimated(used: str, d
     assert usage.of("a", NOON)["day"]["device_ns"] == 0
 
 
+def test_of_a_batch_only_calls_that_were_sent_for_their_own_tenant_are_cut_off() -> None:
+    """A service's model call is part of its own call, and one that was not sent has used nothing."""
+    usage = Usage(NOON)
+    call = Decided(2.5, None, "POST", "http", tenant("a"), target("m"), LEFT, 0, "", 1.0)  # type: ignore[arg-type]
+    call = call._replace(sent_s=2.0, answered_s=2.5, bytes_in=10, beside=1)
+    others = (
+        call._replace(sent_s=0.0),
+        call._replace(tenant=tenant("a", caller="service")),
+        call._replace(outcome=BROKEN, response_s=2.1, status=200),
+        call._replace(outcome=LATE, response_s=2.1, status=503),
+    )
+    usage.count([*others, call, *others], NOON)
+    day = usage.of("a", NOON)["day"]
+    assert (day["requests"], day["bytes_in"], day["device_ns"]) == (1, 10, 500_000_000)
+
+
 def test_days_and_months_begin_at_midnight_utc() -> None:
     usage = Usage(NOON)
     note(usage, "a", "m", "dev=500;cpu=0;class=h100")
