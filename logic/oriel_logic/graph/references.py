@@ -20,7 +20,7 @@ ROOTS = {"request": ("json", "text", "body", "query"), "ctx": ("tier", "tenant")
 NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 REFERENCE = re.compile(rf"({NAME})((?:\.{NAME})*)\Z")
 QUOTED = re.compile(r"'([^']*)'\Z")
-CONDITION = re.compile(rf"\s*({NAME}(?:\.{NAME})*)\s*(==|!=|<=|>=|<|>)\s*(\S.*?)\s*\Z")
+CONDITION = re.compile(rf"\s*({NAME}(?:\.{NAME})*)\s*(==|!=|<=|>=|<|>)\s*(\S.*)\Z")
 MAX_LENGTH = 256
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -89,7 +89,7 @@ def parse_source(text: object) -> Reference | Fixed:
 
 def parse_condition(text: str) -> Condition:
     """Parse a condition. Raises ValueError with a text for the author."""
-    match = CONDITION.match(text) if len(text) <= MAX_LENGTH else None
+    match = CONDITION.match(text.rstrip()) if len(text) <= MAX_LENGTH else None
     if match is None:
         raise ValueError(f"{text[:64]!r} is not a condition: write step.output >= 0.5, with ==, !=, <, <=, > or >=")
     source = parse_source(match[1])
