@@ -1,6 +1,6 @@
 """Cost of an HTTP/1.1 request of 1 KB in the gateway's own code, without sockets: CPU-microseconds per request.
 
-    python benchmarks/cost.py gateway [--heads varying] [--connections 32] [--requests 60000] [--rounds 5] [--profile]
+    python benchmarks/cost.py gateway [--heads clients] [--connections 32] [--requests 60000] [--rounds 5] [--profile]
 
 The real connections of both sides on the real loop, over transports that drop what is written. In each turn every
 client connection reads one request, with a head as `gateway_hop` sends it, and each connection to the upstream reads an

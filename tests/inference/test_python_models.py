@@ -112,6 +112,10 @@ async def test_statistics_say_what_the_processes_occupy(http: httpx.AsyncClient,
     assert not stats["memory_usage"]
 
 
+async def test_what_a_model_has_loaded_is_not_walked_again_and_again(http: httpx.AsyncClient) -> None:
+    assert await say(http, "walked") == "0"
+
+
 async def test_a_request_carries_what_its_client_said(http: httpx.AsyncClient, root: Path) -> None:
     parameters = {"mood": "good", "level": 3, "sequence_id": 7, "sequence_start": True, "timeout": 9_000_000}
     answer = await ask(http, "about", id="r-1", parameters=parameters, outputs=[{"name": "said"}])

@@ -1,5 +1,6 @@
 """Heads of a known shape say what a full parse would, or are left to it."""
 
+import gc
 from itertools import count
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
 from oriel_wire.h1_response import ResponseMemo, parse_response_head
-from oriel_wire.h1_similar import SIZE, SimilarHeads
+from oriel_wire.h1_similar import SIZE, HeadShape, SimilarHeads
 
 LINES = (
     b"POST /v2/models/digits/infer HTTP/1.1",
@@ -193,7 +194,38 @@ def test_a_line_that_comes_again_becomes_known() -> None:
     assert not any(line.startswith(b"X-Note: only") for line in server.memo.young)
     for _ in range(4):
         head = server.read(*LINES[:8], b"X-Note: again")
-    assert head.varying == [] and b"X-Note: again" in head.forward
+    assert b"X-Note: again" in server.memo.young and b"X-Note: again" in head.forward
+
+
+def test_clients_that_differ_in_lines_that_are_passed_on_share_a_shape() -> None:
+    """Thousands of programs and languages made a shape each, so that none was there when it was wanted."""
+    server = Server(SECRET)
+    for number in range(2000):
+        mine = b"User-Agent: %d" % (number % 100), b"accept-language: %d" % (number % 20)
+        head = server.read(*LINES[:2], *mine, b"X-Twice: 1", b"X-Twice: 2", b"Content-Length: 1", SECRET)
+        if number > 100:
+            assert head.lines, number
+            assert said(head) == judged(server.memo, b"\r\n".join((*LINES[:2], *head.lines[2:7], SECRET)))
+            assert head.varying == [*mine, b"X-Twice: 1", b"X-Twice: 2"]
+    assert sum(map(len, server.heads._shapes.values())) <= 8
+
+
+def test_a_head_and_its_shape_are_gone_without_the_collector() -> None:
+    server = Server().learn(*LINES)
+
+    def kept() -> int:
+        return sum(type(each) in (RequestHead, HeadShape) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        for number in range(20):
+            server.read(*LINES[:8], *[b"X-Other: 1"] * number)
+        server.heads = SimilarHeads(server.memo)
+        assert kept() < before, "those that were known before are gone too"
+    finally:
+        gc.enable()
 
 
 def test_shapes_and_decisions_are_bounded() -> None:

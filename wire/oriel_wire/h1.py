@@ -137,6 +137,9 @@ _USED: Final = int(Kind.USED)
 _FORWARDED: Final = int(Kind.FORWARDED)
 _HEADER_LENGTH: Final = int(Kind.HEADER_LENGTH)
 PASSED_ON: Final = frozenset({0, _CONTENT_LENGTH, _CONTENT_ENCODING, _HEADER_LENGTH})
+# A server may decide by the type of the body whose call a request is, so two types make two shapes (`h1_similar`).
+SAME: Final = frozenset({"content-type"})
+_BY_NAME: Final = frozenset({0, _INTERNAL, _FORWARDED})
 _PER_REQUEST: Final = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST, _USED})
 MAX_LINE, _MAX_NAMED = 256, 8  # bytes, names in one Connection line
 
@@ -195,16 +198,21 @@ class _Line:
 
 
 class LineMemo:
-    """Header lines and request lines that have been validated, in two generations."""
+    """Header lines and request lines that have been validated, in two generations.
+
+    parts: what each young line says of the shape of a head (`h1_similar`): its field, or its name if nothing but the
+    name counts.
+    """
 
     SIZE = 2048
 
-    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "young")
+    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "parts", "young")
 
     def __init__(self, *, response: bool = False) -> None:
         self.kinds = _RESPONSE_KINDS if response else _REQUEST_KINDS
         self.young: dict[bytes, Field] = {}
         self.old: dict[bytes, Field] = {}
+        self.parts: dict[bytes, Field | str] = {}
         self.lines: dict[bytes, _Line] = {}
         self.old_lines: dict[bytes, _Line] = {}
         self.credentials: dict[bytes, Field] = {}
@@ -260,8 +268,9 @@ class LineMemo:
 
     def _put(self, field: Field) -> None:
         if len(self.young) >= self.SIZE:
-            self.old, self.young = self.young, {}
+            self.old, self.young, self.parts = self.young, {}, {}
         self.young[field.line] = field
+        self.parts[field.line] = field.name if field.kind in _BY_NAME and field.name not in SAME else field
 
     def classify(self, line: bytes) -> Field:
         """Validate one header line. Raises BadMessage."""

@@ -1,16 +1,20 @@
 """Recognises heads that differ from earlier ones in a few lines only: ids, the length of the body, credentials.
 
 A client's heads are the same line by line but for such lines, and so are the heads of many clients of one program.
-What the memo has for each line of a head, nothing for those it does not know, is the key of the head's *shape*: where
-the unknown lines stand and how each of them begins. A head of a known shape is read without looking at its other lines
-again; one whose unknown lines are not what the shape says is left to the parser. Shapes are shared by all connections
-of a server, and are made only of heads whose sender is authenticated.
+What the memo has for each line of a head (`LineMemo.parts`), nothing for those it does not know, is the key of the
+head's *shape*: where the unknown lines stand and how each of them begins. A head of a known shape is read without
+looking at its other lines again; one whose unknown lines are not what the shape says is left to the parser. Shapes are
+shared by all connections of a server, and are made only of heads whose sender is authenticated and whose lines of other
+kinds than those that may differ came before: any other key may never come again.
 
 What a server decides about a head whatever the lines are in which its shape lets it differ, it may keep for the shape
 and the credentials. A credential is recognised by its hash (`LineMemo.find_credential`), and no bytes of it are kept.
 
-A line that a proxy passes on may differ as well. One that comes again is put into the memo, so that each of a few
-clients gets a shape of its own, whose lines are all known; one that never comes again does not fill the memo.
+A line that a proxy only passes on may differ as well: if the memo has it, it counts by its name, so that clients with
+other programs and languages share a shape. One that comes again is put into the memo, where it needs no check; one that
+never comes again does not fill the memo.
+
+A shape keeps no head: a head has its shape, and what only the garbage collector can free stops all calls meanwhile.
 """
 
 from collections.abc import Mapping
@@ -18,7 +22,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from oriel_wire.errors import TooLarge
-from oriel_wire.h1 import PASSED_ON, Field, Kind, LineMemo, RequestHead, parse_lines
+from oriel_wire.h1 import PASSED_ON, SAME, Field, Kind, LineMemo, RequestHead, parse_lines
 
 SIZE: Final = 1024  # shapes, and decisions, in each of two generations
 _MAX_ALIKE: Final = 4  # shapes with one key
@@ -37,9 +41,6 @@ _VARIES: Final = frozenset(
         *(Kind.REQUEST_ID, Kind.TRACEPARENT, Kind.TRACESTATE),
     )
 )
-# A server may decide by the type of the body whose call a request is, so two types make two shapes.
-_SAME: Final = frozenset({"content-type"})
-
 Key = tuple[Any, ...]
 Slot = tuple[int, int, bytes, str]  # number of the line, kind, how it begins, name
 
@@ -47,39 +48,45 @@ Slot = tuple[int, int, bytes, str]  # number of the line, kind, how it begins, n
 class HeadShape:
     """The common part of the heads of one shape; see `shape_of`.
 
-    varying: numbers of the lines that a proxy passes on and that differ.
+    slots: the lines that may differ. unknown: those of them that the memo does not have. varying, new: numbers of the
+    lines among both that a proxy passes on.
     """
 
-    __slots__ = ("_credential", "_fields", "_forward", "_head", "_names", "_plain", "_recent", "_slots", "varying")
+    __slots__ = (
+        *("_chunked", "_credential", "_fields", "_forward", "_line", "_named", "_names", "_plain", "_recent", "_slots"),
+        *("_unknown", "new", "varying"),
+    )
 
-    def __init__(self, head: RequestHead, slots: list[Slot], credential: int) -> None:
+    def __init__(self, head: RequestHead, slots: list[Slot], unknown: list[Slot], credential: int) -> None:
         self._credential = credential  # number of its line, 0 if there is none
-        self._head = head
+        self._line = head.line
+        self._chunked = head.chunked
         self._slots = slots
+        self._unknown = unknown
         self._fields = head.fields
         self._names = head.by_name()
-        unknown = {number: kind for number, kind, _, _ in slots}
+        numbers = {number for number, _, _, _ in slots}
         # What a proxy passes on: lines, and the numbers of those that differ.
         self._forward: list[bytes | int] = [
-            number if number in unknown else field.line
+            number if number in numbers else field.line
             for number, field in enumerate(self._fields, 1)
             if field.kind in PASSED_ON
         ]
         self.varying = tuple(number for number, kind, _, _ in slots if kind == 0)
+        self.new = tuple(number for number, kind, _, _ in unknown if kind == 0)
         self._recent: set[int] = set()  # hashes of lines at these numbers
-        named = (head.timeout, head.tier, head.content_encoding, head.header_length)
-        self._plain = named == (None, None, None, None) and not head.chunked
+        self._named = (head.timeout, head.tier, head.content_encoding, head.header_length)
+        self._plain = self._named == (None, None, None, None) and not head.chunked
 
     def read(self, lines: list[bytes], credentials: Mapping[bytes, Field]) -> RequestHead | None:
         """The head in `lines`, whose bytes are kept but for the credential; None if it has to be parsed."""
-        common = self._head
-        head = RequestHead(common.line)
+        head = RequestHead(self._line)
         if self._credential:
             field = credentials.get(sha256(lines[self._credential]).digest())
             if field is None:
                 return None
             head.credentials = [field]
-        for number, kind, start, _ in self._slots:
+        for number, kind, start, _ in self._unknown:
             line = lines[number]
             if not line.startswith(start):
                 return None
@@ -101,15 +108,14 @@ class HeadShape:
         head.lines = lines
         head.shape = self
         if not self._plain:
-            head.chunked = common.chunked
-            head.timeout, head.tier = common.timeout, common.tier
-            head.content_encoding, head.header_length = common.content_encoding, common.header_length
+            head.chunked = self._chunked
+            head.timeout, head.tier, head.content_encoding, head.header_length = self._named
         return head
 
     def repeated(self, head: RequestHead) -> list[Field]:
-        """The varying fields of a head that came like that before: the memo had better know their lines."""
+        """The new fields of a head that came like that before: the memo had better know their lines."""
         found = []
-        for number in self.varying:
+        for number in self.new:
             latest = hash(head.lines[number])
             if latest in self._recent:
                 found.append(head.fields[number - 1])
@@ -138,7 +144,7 @@ class HeadShape:
     def names_of(self, head: RequestHead) -> dict[str, str]:
         """`RequestHead.by_name` of a head that was read."""
         names = self._names.copy()
-        for number, _, start, name in self._slots:
+        for number, _, start, name in reversed(self._slots):  # of a name that is there twice the first counts
             names[name] = head.lines[number][len(start) :].decode("latin-1").strip(" \t")
         return names
 
@@ -147,19 +153,23 @@ def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
     """The shape of a parsed head; None if heads like it have to be parsed every time."""
     if head.close or head.expect_continue or head.dropped:
         return None
-    slots = []
+    slots, unknown = [], []
     credential = 0
     names = [field.name for field in head.fields]
     for number, field in enumerate(head.fields, 1):
+        slot = (number, field.kind, field.line[: len(field.name) + 1], field.name)
         if key[number] is not None:
+            if key[number] == field.name:
+                slots.append(slot)
             continue
         if field.kind == _CREDENTIAL and field.owner is not None and not credential:
             credential = number
-        elif field.kind in _VARIES and field.name not in _SAME and names.count(field.name) == 1:
-            slots.append((number, field.kind, field.line[: len(field.name) + 1], field.name))
+        elif field.kind in _VARIES and field.name not in SAME and names.count(field.name) == 1:
+            slots.append(slot)
+            unknown.append(slot)
         else:
             return None
-    return HeadShape(head, slots, credential)
+    return HeadShape(head, slots, unknown, credential)
 
 
 class SimilarHeads:
@@ -180,9 +190,9 @@ class SimilarHeads:
         if len(lines) > max_fields + 1:
             raise TooLarge(f"more than {max_fields} header fields")
         memo = self._memo
-        known: list[Any] = list(map(memo.young.get, lines))
-        known[0] = memo.lines.get(lines[0])
-        key = tuple(known)
+        parts: list[Any] = list(map(memo.parts.get, lines))
+        parts[0] = memo.lines.get(lines[0])
+        key = tuple(parts)
         for shape in self._shapes.get(key) or self._find(key):
             head = shape.read(lines, memo.credentials)
             if head is not None:
@@ -191,10 +201,10 @@ class SimilarHeads:
                 head.decision = self._decisions.get(of)
                 if head.decision is None and of in self._old_decisions:
                     self.decide(head, self._old_decisions[of])
-                if shape.varying and head.decision is not None:
+                if shape.new and head.decision is not None:
                     memo.keep(shape.repeated(head))
                 return head
-        head = parse_lines(lines, known, memo)
+        head = parse_lines(lines, list(map(memo.young.get, lines)), memo)
         if key[0] is not None and len(block) <= _MAX_BYTES:
             head.key = key
         return head

@@ -6,6 +6,7 @@ model file can at most kill it. It exits at the end of its input.
 """
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -35,6 +36,7 @@ def main() -> None:
     os.nice(NICENESS)
     if len(sys.argv) > 1:
         _import(sys.argv[1])
+    gc.freeze()  # what lives now lives until the end: no collection walks it
     for line in sys.stdin.buffer:
         reason, runs = _judge(json.loads(line))
         os.write(answers, json.dumps({"reason": reason, "runs": runs}).encode() + b"\n")

@@ -33,6 +33,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         # If the machine runs out of memory, the kernel should kill this process and not the server.
         Path("/proc/self/oom_score_adj").write_text("1000")
+    gc.freeze()  # what lives now lives until the end: it is not walked after each request
     read = sys.stdin.buffer.read
     while len(head := read(FRAME.size)) == FRAME.size:
         # The process ends itself if its parent is no longer there to kill it.

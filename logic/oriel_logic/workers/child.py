@@ -1,5 +1,6 @@
 """A worker process: sets the services up, then runs one job after another until its socket ends."""
 
+import gc
 import os
 import socket
 import sys
@@ -44,6 +45,8 @@ def run(
         link = Link(sock, limit_bytes=limit_bytes)
         report["pid"] = os.getpid()
         report["problems"] |= set_up(services, definitions)
+        gc.collect()
+        gc.freeze()  # what the services have loaded lives until the end: no collection walks it
         link.send(Kind.READY, report)
         runner = JobRunner(link, services, MemoryBound())
         more = True

@@ -1,5 +1,6 @@
 """Does what the first word of its text says, and answers with text."""
 
+import gc
 import json
 import os
 import signal
@@ -16,10 +17,15 @@ def said(text, **more):
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("said", array)], **more)
 
 
+class Kept:
+    """What a model loads."""
+
+
 class TritonPythonModel:
     def initialize(self, args):
         self.args = args
         self.executions = 0
+        self.kept = [Kept() for _ in range(1000)]
         if "fail" in json.loads(args["model_config"])["parameters"]:
             raise ValueError("no weights here")
         if "path" in json.loads(args["model_config"])["parameters"]:
@@ -46,6 +52,8 @@ class TritonPythonModel:
     def one(self, request, text):
         word, _, rest = text.partition(" ")
         match word:
+            case "walked":  # objects that a collection walks
+                return said(sum(type(each) is Kept for each in gc.get_objects()))
             case "pid":
                 return said(os.getpid())
             case "size":

@@ -6,6 +6,7 @@ another, and finalises it. What user code raises is reported to the server; any 
 
 import asyncio
 import ctypes
+import gc
 import importlib.util
 import inspect
 import json
@@ -71,6 +72,8 @@ def main() -> None:
         reason = printed(_where(error, Path(load.file)) + _last_line(error))
         runtime.send(Failed(reason, printed(traceback.format_exc())[-8000:]))
         sys.exit(1)
+    gc.collect()
+    gc.freeze()  # what the model has loaded lives until the end: no collection walks it
     runtime.send(Ready())
     instance.serve()
 
