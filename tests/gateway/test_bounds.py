@@ -152,6 +152,24 @@ async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.
         assert await first.code() is grpc.StatusCode.OK
 
 
+@pytest.mark.parametrize("size", [20_000, 30_000, 40_000, 60_000])
+@pytest.mark.parametrize("method", ["ModelInfer", "ServerLive"])
+async def test_a_call_with_too_much_metadata_leaves_the_others_of_its_connection_alone(method: str, size: int) -> None:
+    """Above 32 KiB it ended the connection with every call on it; calls that need no key had twice the limit."""
+    async with stack(Backend()) as (address, _), aio.insecure_channel(address) as channel:
+        open_stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, None)
+        stream = open_stream(metadata=(("x-api-key", GOLD),))
+        message = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+        await stream.write(message)
+        assert await stream.read()
+        metadata = [("x-api-key", GOLD), *[(f"x-{number}", "x" * 10_000) for number in range(size // 10_000)]]
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(message, metadata=metadata)
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, await call.details()
+        await stream.write(message)
+        assert await stream.read(), "the stream goes on"
+        stream.cancel()
+
+
 async def test_a_grpc_connection_that_does_not_begin_is_closed() -> None:
     """A connection that never sends HTTP/2's preface is closed within the time of a head, not after two minutes."""
     async with stack(Backend(), limits=HttpLimits(head_timeout_s=0.2)) as (address, _), asyncio.timeout(60):

@@ -111,13 +111,14 @@ class GrpcClient(Stream):
         self._rpc, self._received_s = rpc, connection.arrived_s
         self._mark = gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
         line = self._line = METHODS.get(rpc.path)
+        if rpc.list_bytes > GrpcLimits.MAX_METADATA_BYTES:
+            self.turn_away(too_much_metadata())
+            return
         if line is None:
             if not answered_here(self, rpc.path, self._mark, end):
                 self.turn_away(Refused(Outcome.NOT_FOUND, "this gRPC method is not served here"), grpc.UNIMPLEMENTED)
             return
         try:
-            if rpc.list_bytes > GrpcLimits.MAX_METADATA_BYTES:
-                raise too_much_metadata()
             self._identify()
             connection.authenticated(self, None if self.other else rpc)
             if end:

@@ -212,7 +212,7 @@ def test_interim_answers() -> None:
 
 @pytest.mark.parametrize(
     ("size", "count"),
-    [(0, 33), (1, 33), (16384, 2), (40000, 1)],
+    [(0, 33), (1, 33), (16384, 8), (40000, 4)],
 )
 def test_continuations_without_end(size: int, count: int) -> None:
     made = flooded()
@@ -222,9 +222,27 @@ def test_continuations_without_end(size: int, count: int) -> None:
     assert list(made.seen) == [1]
 
 
-def test_a_header_block_that_is_too_large_is_not_decoded() -> None:
+def test_a_header_block_that_is_too_large_concerns_its_stream() -> None:
+    """It ended the connection, and with it the calls of others that a proxy had put on it."""
     made = flooded(max_block_bytes=1000)
-    assert frames_until_failure(made, lambda _: frame(HEADERS, 5, 3, b"\xff" * 1001)) == 0
+    assert made.decoder.stateless
+    large = b"\xff" * 1001
+    made.receive(frame(HEADERS, 5, 3, large) + request(REQUEST, stream_id=5), 0.0)
+    made.receive(frame(HEADERS, 0, 7, large) + frame(CONTINUATION, 0, 7, large), 1.0)
+    assert made.kept_bytes < 3000 and made.unfinished_since == 1.0
+    made.receive(frame(CONTINUATION, 4, 7, large) + request(REQUEST, stream_id=9), 0.0)
+    assert made.failed is None and list(made.seen) == [1, 3, 5, 7, 9]
+    assert [made.seen[number].fields for number in (3, 7)] == [[], []] and made.seen[9].fields == REQUEST
+    assert frames_until_failure(made, lambda _: frame(HEADERS, 5, 11, b"\xff" * 4001)) == 0
+
+
+def test_a_header_block_that_is_too_large_ends_a_connection_whose_table_depends_on_it() -> None:
+    made = server(max_block_bytes=1000)
+    made.receive(frame(HEADERS, 5, 1, b"\x82" * 1001), 0.0)
+    assert made.failed is not None
+    made = server(max_block_bytes=1000)
+    made.receive(frame(SETTINGS, 1, 0) + frame(HEADERS, 5, 1, b"\x20" + b"\xff" * 1000), 0.0)
+    assert made.failed is None and made.seen[1].fields == [], "it gives its table up with this block"
 
 
 def test_replies_that_are_never_read() -> None:

@@ -37,6 +37,8 @@ MORE = 2  # CONTINUATION
 # A flag of our own: an error of the stream only, so its header block has to be decoded all the same.
 _SELF_DEPENDENT = 0x100
 _LEARN_EVERY = 16  # blocks that were decoded
+_SKIPPED = 4  # times the largest block that is decoded is received, to be refused
+_NO_TABLE = b"\x20"  # the begin of a block: its sender has no dynamic table any more
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -80,38 +82,47 @@ class HeaderBlocks(Control):
                 if int.from_bytes(block[at : at + 4], "big") & MAX_ID == stream_id and len(block) >= at + 5:
                     flags |= _SELF_DEPENDENT
             block = bytes(unpadded(flags, block, flags & PRIORITISED != 0))
-        if len(block) > self._max_block:
-            raise H2Error(ENHANCE_YOUR_CALM, "a header block is too large")
-        if flags & END_HEADERS:
-            self._decode(flags, stream_id, block)
-            return
         self._expects = MORE
         self._block_s = self.now
-        self._block_id, self._block_flags, self._block_bytes = stream_id, flags, len(block)
-        self._block.append(block)
+        self._block_id, self._block_flags, self._block_bytes = stream_id, flags, 0
+        self._gather(flags, block)
 
     def _continuation(self, flags: int, stream_id: int, block: bytes) -> None:
         if self._expects != MORE:
             raise H2Error(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
-        self._block_bytes += len(block)
-        if self._block_bytes > self._max_block or len(self._block) > self.limits.max_continuations:
-            raise H2Error(ENHANCE_YOUR_CALM, "a header block is too large or in too many frames")
-        self._block.append(block)
-        if flags & END_HEADERS:
-            block = b"".join(self._block)
-            self._block.clear()
-            self._expects = ANY
-            self._decode(self._block_flags, stream_id, block)
+        if len(self._block) > self.limits.max_continuations:
+            raise H2Error(ENHANCE_YOUR_CALM, "a header block is in too many frames")
+        self._gather(flags, block)
 
-    def _decode(self, flags: int, stream_id: int, block: bytes) -> None:
-        """Handle a whole header block."""
+    def _gather(self, flags: int, piece: bytes) -> None:
+        """Take one more frame of a header block.
+
+        Too large a block concerns its stream only, and is not kept, if no dynamic table depends on it.
+        """
+        self._block.append(piece)
+        self._block_bytes += len(piece)
+        too_large = self._block_bytes > self._max_block
+        if too_large:
+            if self._block[0][:1] == _NO_TABLE:
+                self.decoder.decode(_NO_TABLE)
+            if not self.decoder.stateless or self._block_bytes > self._max_block * _SKIPPED:
+                raise H2Error(ENHANCE_YOUR_CALM, "a header block is too large")
+            self._block = [b""] * len(self._block)
+        if flags & END_HEADERS:
+            block = None if too_large else b"".join(self._block)
+            self._block = []
+            self._expects = ANY
+            self._decode(self._block_flags, self._block_id, block)
+
+    def _decode(self, flags: int, stream_id: int, block: bytes | None) -> None:
+        """Handle a whole header block; None: one that is too large to be decoded."""
         stream = self.streams.get(stream_id)
         swallow = stream is None and self._swallows(stream_id)
         if swallow and self._table_gone:
             self._charge(1)
             return
         fields: list[Field] | None = None
-        if self._recent and self.decoder.stateless and not swallow and not flags & _SELF_DEPENDENT:
+        if block is not None and self._recent and self.decoder.stateless and not swallow and not flags & _SELF_DEPENDENT:
             for shape in self._recent:
                 values = shape.read(block, self.limits.max_header_list_bytes)
                 if values is not None:
@@ -122,13 +133,15 @@ class HeaderBlocks(Control):
                         self._more_headers(stream, shape.fields_of(values), flags & END_STREAM != 0, shape)
                     return
         try:
-            fields = self.decoder.decode(block)
+            fields = self.decoder.decode(b"" if block is None else block)
         except HeaderListTooLarge:
             pass
         except HpackError as error:
             raise H2Error(COMPRESSION_ERROR, error.message) from None
         self._table_gone = self.settings_acknowledged
-        if fields is not None:
+        if block is None:
+            fields = None
+        elif fields is not None:
             self._judged = (block, fields)
         if swallow:
             self._charge(1)

@@ -16,7 +16,8 @@ class H2Limits:
     send_frame_bytes: of one DATA frame that we send, if the peer allows as much.
     max_header_list_bytes, max_fields: of one decoded header list, as RFC 9113 counts its size. A larger one concerns
     its stream only.
-    max_block_bytes, max_continuations: of one header block as received, before it is decoded.
+    max_block_bytes, max_continuations: of one header block as received, before it is decoded. One of up to four times
+    as many bytes concerns its stream only, once the peer has no dynamic table.
     reset_burst, resets_per_s: resets within `rapid_reset_s` of the stream's begin, and frames that make us reset a
     stream. Each stream that ends properly allows one more.
     control_burst, controls_per_s: SETTINGS (each setting counts), PING, PRIORITY, WINDOW_UPDATE, interim answers,
