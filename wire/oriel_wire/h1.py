@@ -139,7 +139,6 @@ _HEADER_LENGTH: Final = int(Kind.HEADER_LENGTH)
 PASSED_ON: Final = frozenset({0, _CONTENT_LENGTH, _CONTENT_ENCODING, _HEADER_LENGTH})
 # A server may decide by the type of the body whose call a request is, so two types make two shapes (`h1_similar`).
 SAME: Final = frozenset({"content-type"})
-_BY_NAME: Final = frozenset({0, _INTERNAL, _FORWARDED})
 _PER_REQUEST: Final = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST, _USED})
 MAX_LINE, _MAX_NAMED = 256, 8  # bytes, names in one Connection line
 
@@ -198,14 +197,9 @@ class _Line:
 
 
 class LineMemo:
-    """Header lines and request lines that have been validated, in two generations.
-
-    parts: what each young line says of the shape of a head (`h1_similar`): its field, or its name if nothing but the
-    name counts.
-    """
+    """Header lines and request lines that have been validated, in two generations. parts: see `h1_similar`."""
 
     SIZE = 2048
-
     __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "parts", "young")
 
     def __init__(self, *, response: bool = False) -> None:
@@ -231,12 +225,8 @@ class LineMemo:
                 self._put(field)
 
     def find_credential(self, line: bytes) -> Field | None:
-        """The field of a credential line that was authenticated before, recognised by its SHA-256; None for other
-        lines.
-        """
-        if line[:1] not in b"aAxX":
-            return None
-        if line[:14].lower() == b"authorization:" or line[:10].lower() == b"x-api-key:":
+        """The field of a credential line that was authenticated before, by its SHA-256; None for other lines."""
+        if line[:1] in b"aAxX" and (line[:14].lower() == b"authorization:" or line[:10].lower() == b"x-api-key:"):
             return self.credentials.get(sha256(line).digest())
         return None
 
@@ -270,7 +260,8 @@ class LineMemo:
         if len(self.young) >= self.SIZE:
             self.old, self.young, self.parts = self.young, {}, {}
         self.young[field.line] = field
-        self.parts[field.line] = field.name if field.kind in _BY_NAME and field.name not in SAME else field
+        by_name = field.kind in (0, _INTERNAL, _FORWARDED) and field.name not in SAME
+        self.parts[field.line] = field.name if by_name else field
 
     def classify(self, line: bytes) -> Field:
         """Validate one header line. Raises BadMessage."""

@@ -112,8 +112,7 @@ class GrpcClient(Stream):
         self._mark = gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
         line = self._line = METHODS.get(rpc.path)
         if rpc.list_bytes > GrpcLimits.MAX_METADATA_BYTES:
-            self.turn_away(too_much_metadata())
-            return
+            return self.turn_away(too_much_metadata())
         if line is None:
             if not answered_here(self, rpc.path, self._mark, end):
                 self.turn_away(Refused(Outcome.NOT_FOUND, "this gRPC method is not served here"), grpc.UNIMPLEMENTED)
@@ -273,15 +272,13 @@ class GrpcClient(Stream):
         """Return the model and version that a message names, if this tenant may use it; "" only where that means all
         models. Raises Refused.
         """
-        line = self._line
-        assert line is not None
         if self.rpc.path not in MODEL_PATHS:
             return "", ""
         try:
             name, version = peek_model(message)
         except BadMessage as error:
             raise Refused(Outcome.INVALID_REQUEST, error.message) from error
-        if not name and line.method == "ModelStatistics" and "operator" in tenant.scopes:
+        if not name and self.rpc.path.endswith(b"/ModelStatistics") and "operator" in tenant.scopes:
             return name, version
         check_model(tenant, name, version)
         return name, version
@@ -392,6 +389,9 @@ class GrpcClient(Stream):
         self.unwatch()
         if self._incoming is not None:
             self._incoming.drop()
+            self._incoming = None
+        if isinstance(web := self.other, GrpcWebOverH2):  # they refer to each other
+            self.other, self.connection = None, web.connection
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()

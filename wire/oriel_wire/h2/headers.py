@@ -122,7 +122,13 @@ class HeaderBlocks(Control):
             self._charge(1)
             return
         fields: list[Field] | None = None
-        if block is not None and self._recent and self.decoder.stateless and not swallow and not flags & _SELF_DEPENDENT:
+        if (
+            block is not None
+            and self._recent
+            and self.decoder.stateless
+            and not swallow
+            and not flags & _SELF_DEPENDENT
+        ):
             for shape in self._recent:
                 values = shape.read(block, self.limits.max_header_list_bytes)
                 if values is not None:
