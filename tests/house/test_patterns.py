@@ -18,7 +18,6 @@ MOST_AT_ONCE = 2000  # steps for the short one
 # By the file: the names of its patterns, or of the variables and functions around those that have none.
 # Texts of callers.
 CALLERS = {
-    "gateway/oriel_gateway/admin/guard.py": "_HOST",
     "gateway/oriel_gateway/api_docs/document.py": "_id",
     "gateway/oriel_gateway/call/cors.py": "_NAMES",
     "gateway/oriel_gateway/identity/named_models.py": "_MODEL_NAME _NAMES_MODELS _JSON_TYPE _FORM_TYPE _DISPOSITION _KEY",  # noqa: E501
@@ -33,6 +32,7 @@ CALLERS = {
     "wire/oriel_wire/allowed.py": "_SENTENCE _STEP",
     "wire/oriel_wire/chunked.py": "_SIZE _TRAILER",
     "wire/oriel_wire/context.py": "_REQUEST_ID _NAME _COST _TOKENS",
+    "wire/oriel_wire/engine/loopback.py": "_HOST",
     "wire/oriel_wire/h1.py": "_FIELD _REQUEST_LINE _ABSOLUTE _HOST_VALUE",
     "wire/oriel_wire/h2/fields.py": "_TOKEN _HOST_VALUE",
     "wire/oriel_wire/h2/grpc.py": "_ESCAPED _CODED",
@@ -67,7 +67,7 @@ OPERATORS = {
     "cli/oriel_cli/tune/command.py": "_DURATION",
     "cli/oriel_cli/tune/config_text.py": "_TOKEN",
     "cli/oriel_cli/tune/objective.py": "_GOAL _BOUND _FOR _TIER _RATE",
-    "gateway/oriel_gateway/settings.py": "_OVERRIDE",
+    "gateway/oriel_gateway/settings.py": "_OVERRIDE _prefix",
     "inference/oriel_inference/settings.py": "_DEVICE _CLASS",
     "policies/oriel_policies/artefacts/comparison.py": "_TOLERANCE",
     "policies/oriel_policies/artefacts/devices.py": "_CAPABILITY",
