@@ -143,7 +143,7 @@ async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Cha
 
 
 async def test_methods_this_server_does_not_have_are_unimplemented(channel: grpc.aio.Channel) -> None:
-    absent = channel.unary_unary(f"/{SERVICE}/CudaSharedMemoryStatus")
+    absent = channel.unary_unary(f"/{SERVICE}/CudaSharedMemoryRegister")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await absent(b"")
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -134,7 +134,7 @@ async def test_refusal_carries_identity_and_its_reason(kept_http: httpx.AsyncCli
         ("GET", "/v2/models/absent"),
         ("GET", INFER),
         ("GET", "/v2/nothing"),
-        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/systemsharedmemory/region/r/register"),
         ("POST", "/v2/models/double/generate"),
         ("POST", "/v2/repository/models/double/load"),
     ],

@@ -216,15 +216,14 @@ def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> 
         raise too_many(found, MAX_TENSORS, "outputs")
     for each in found:
         what = f"output {quoted(each.name)}"
-        if each.name in outputs:
-            raise BadMessage(f"{what} is requested more than once")
         parameters = each.parameters or {}
         if len(parameters) > MAX_PARAMETERS:
             raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
         if "shared_memory_region" in parameters:
             raise BadMessage(f"{what}: shared memory is not supported, leave it out")
         binary = take_flag(parameters, "binary_data", binary_default, what)
-        outputs[each.name] = RequestedOutput(each.name, binary, take_classes(parameters, what), parameters)
+        wanted = RequestedOutput(each.name, binary, take_classes(parameters, what), parameters)
+        outputs.setdefault(each.name, wanted)  # requested again, it is still one output
     return list(outputs.values())
 
 

@@ -248,12 +248,11 @@ def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
         raise too_many(found, MAX_TENSORS, "outputs")
     for each in found:
         what = f"output {quoted(each.name)}"
-        if each.name in outputs:
-            raise BadMessage(f"{what} is requested more than once")
         parameters = _parameters(each.parameters, what)
         if "shared_memory_region" in parameters:
             raise BadMessage(f"{what}: shared memory is not supported, leave it out")
-        outputs[each.name] = RequestedOutput(each.name, True, take_classes(parameters, what), parameters)
+        wanted = RequestedOutput(each.name, True, take_classes(parameters, what), parameters)
+        outputs.setdefault(each.name, wanted)  # requested again, it is still one output
     return list(outputs.values())
 
 
