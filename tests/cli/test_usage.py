@@ -245,3 +245,8 @@ def test_a_difference_is_judged_by_the_time_that_a_device_was_busy(off_ns: int, 
     hour = DeviceHour(tenants_ns=60_000 + off_ns, unbilled_ns=40_000, busy_ns=100_000, wall_ns=10**10)
     assert (hour.difference_ns, hour.good) == (off_ns, good)
     assert DeviceHour(wall_ns=10**10).good and DeviceHour(wall_ns=10**10).ratio == 0.0
+
+
+def test_amounts_around_zero_have_their_own_sign() -> None:
+    texts = [decimal_text(nano) for nano in (-(10**9), -1, 0, 1, 10**9)]
+    assert texts == ["-1.000000000", "-0.000000001", "0.000000000", "0.000000001", "1.000000000"]
