@@ -139,7 +139,6 @@ POSTS: dict[str, Post] = {
     "datatype of 1 MB": Post(tensor(datatype="f" * 1_000_000)),
     "id of 1 MB": Post(document(X, id="i" * 1_000_000), also=200),
     "input twice": Post(document(X, X)),
-    "output twice": Post(document(X, outputs=[{"name": "y"}, {"name": "y"}])),
     "outputs 10^5": Post(document(X, outputs=[{"name": str(n)} for n in range(100_000)])),
     "outputs 10^5 of one name": Post(document(X, outputs=[{"name": "y"}] * 100_000)),
     "inputs 50,000": Post(
@@ -402,5 +401,4 @@ CALLS: dict[str, Callable[[], bytes]] = {
     "timeout 2^64 - 1": lambda: parameter(uint64_param=2**64 - 1),
     "timeout without a value": lambda: parameter(),
     "timeout negative": lambda: parameter(int64_param=-1),
-    "output twice": lambda: rawly([1, 4], b"\0" * 16) + sized(6, sized(1, b"y")) * 2,
 }  # fmt: skip
