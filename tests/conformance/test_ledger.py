@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from time import time
 
 import pytest
@@ -16,6 +18,7 @@ from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 from .memory_ledger import MemoryLedger
 from .redis_server import PASSWORD, redis_server
 
+ROOT = Path(__file__).resolve().parents[2]
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 
@@ -390,6 +393,30 @@ async def test_a_user_of_redis_who_may_run_scripts_but_not_load_them_counts_all_
         assert (await few.examine())[0]
         ((answer,),) = [found or [] for found in await every.ask([("t", [ask])])]
         assert answer.used == 3.0
+        for each in (every, few):
+            await each.close()
+
+
+async def test_the_rights_that_the_page_names_are_all_that_a_user_of_redis_needs() -> None:
+    (sentence,) = re.findall(r"A user of Redis needs,.*?SCRIPT", (ROOT / "docs" / "policies.md").read_text(), re.DOTALL)
+    commands = re.findall(r"\b[A-Z]{3,}\b", sentence.removesuffix("SCRIPT"))
+    async with redis_server() as server:
+        every = RedisLedger(server.url, holder="one", password=PASSWORD)
+        rights = ("on", ">few", f"~{PREFIX}*", f"&{PREFIX}*", "-@all", *(f"+{each.lower()}" for each in commands))
+        await every._redis.execute_command("ACL", "SETUSER", "few", *rights)
+        few = RedisLedger(server.url.replace("//", "//few@"), holder="two", password="few")
+        kinds = [
+            Ask(key=f"b{kind}", kind=kind, limit=10.0, step=1.0, need=1.0, want=1.0) for kind in (RATE, SLOTS, WINDOW)
+        ]
+        for _ in range(2):
+            ((found,),) = [await few.ask([("t", kinds)])]
+            assert found is not None and [each.granted for each in found] == [1.0] * 3
+            assert (await few.hello(1.0)).gateways == 1
+            assert await few.add_use("2026-11", 1, {"a": 1}, "", 1)
+            assert await few.exchange(b"record", edge=True) == {}
+            assert await few.lead("placement", b"state", for_s=1.0) == (True, b"state")
+        async with aclosing(few.edges()) as edges:
+            await anext(edges)
         for each in (every, few):
             await each.close()
 

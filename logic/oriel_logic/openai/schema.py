@@ -228,7 +228,7 @@ def check_supported(request: Generation) -> None:
 
 
 def stops_of(stop: str | list[str] | None) -> list[str]:
-    return [stop] if isinstance(stop, str) else list(stop or ())
+    return [stop] if stop and isinstance(stop, str) else list(stop or ())
 
 
 def texts_or_tokens(value: str | list[Any], param: str, *, most: int) -> list[str] | list[list[int]]:

@@ -22,6 +22,7 @@ from oriel_logic.openai.schema import (
     CompletionRequest,
     EmbeddingRequest,
     parse,
+    stops_of,
     texts_or_tokens,
 )
 from oriel_logic.openai.sequence import Delta
@@ -182,6 +183,7 @@ def test_what_is_null_or_empty_counts_as_absent_whether_this_server_knows_it_or_
         "web_search_options",
     )
     assert chat(**dict.fromkeys(optional, empty)) == chat()
+    assert [stops_of(chat(**{name: empty}).stop) for name in optional] == [[]] * len(optional)
     embedding = {"model": "m", "input": "a", "encoding_format": empty}
     assert parse(json.dumps(embedding).encode(), EmbeddingRequest).encoding_format == "float"
     assert refused(messages=empty)[0] == "messages" and refused(web_search_options=empty, x=1)[0] == "x"
