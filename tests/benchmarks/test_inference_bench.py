@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from fake_backend import FakeSession, Gate
 from harness.load import Failed, read_wrk
 from inference_bench import goodput_report, report
 from inference_bench.closed_loop import read_h2load, variants
@@ -20,7 +21,6 @@ from inference_bench.suite import html, markdown
 from inference_bench.targets import grpc_target, http_target
 from inference_bench.workloads import IN_PROCESS, Measured
 
-from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import ManualWorkers

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeSession, Gate
 
 from oriel_cli.main import main
 from oriel_inference.artefacts.compare import compare, take_turns
 from oriel_inference.backends import OutsideProfile
-from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import TensorInfo
 from oriel_inference.repository.load import LoadedVersion

@@ -8,10 +8,10 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 
 from oriel_inference.backends import Backend, Session, find_backend, lacks, usable_gpus
 from oriel_inference.backends.compilers import find_compiler
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.backends.openvino_cpu import MISSING
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from memory_store import MemoryStore
 
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.local import LocalStore
-from oriel_inference.stores.memory import MemoryStore
 from oriel_inference.stores.remote import RemoteStore
 
 from .memory_objects import MemoryObjects

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fake_backend import FakeBackend
 
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_inference.repository.check import CheckPool, CheckProcess
 from oriel_inference.settings import Settings

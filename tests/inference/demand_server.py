@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fake_backend import FakeBackend
 
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink

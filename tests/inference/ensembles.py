@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fake_backend import FakeSession, Gate
 
-from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
 from oriel_inference.batching.cores import Cores

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import numpy as np
+from fake_backend import FakeBackend, FakeStreamSession
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import Backend, find_backend
-from oriel_inference.backends.fake import FakeBackend, FakeStreamSession
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink

@@ -12,12 +12,12 @@ from typing import Any
 import grpc.aio
 import httpx
 import pytest
+from fake_backend import FakeBackend
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import Outcome
 from oriel_inference.model import TensorInfo
 from oriel_inference.servers import access_log

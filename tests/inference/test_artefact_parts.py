@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeSession, Gate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -24,7 +25,6 @@ from oriel_inference.artefacts.folder import (
 )
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import find_backend
-from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.errors import BackendFailed, LoadFailed
 from oriel_inference.model import TensorInfo

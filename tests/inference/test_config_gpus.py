@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_inference.backends import find_backend
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import Gpu, TensorInfo
 from oriel_inference.repository.defaults import LoadDefaults

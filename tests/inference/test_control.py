@@ -12,10 +12,10 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
+from fake_backend import FakeBackend
 from onnx import TensorProto, external_data_helper, save_model
 from tritonclient.utils import InferenceServerException
 
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.repository.load import Loading, load_model
 
 from ..waiting import until

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from onnx import TensorProto, helper, numpy_helper, save_model
 
 from oriel_inference.backends.device_tensor import DeviceTensor
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.backends.gpu_work import BATCHES, DRAIN_S, OPENINGS, Gate, capturing
 from oriel_inference.backends.graph_session import GraphSession
 from oriel_inference.backends.onnx_runtime import GpuSession, OnnxRuntime, _GraphRuntime, _quiet

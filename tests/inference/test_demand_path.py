@@ -11,10 +11,10 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
+from fake_backend import FakeBackend
 from tritonclient.utils import InferenceServerException
 
 from oriel_inference import app
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import Outcome
 from oriel_inference.model import Gpu, TensorInfo
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from fake_backend import FakeBackend
 from tritonclient.utils import InferenceServerException
 
 from oriel_inference.app import open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fake_backend import FakeBackend, FakeSession, Gate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_inference.backends.fake import FakeBackend, FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores

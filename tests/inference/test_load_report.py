@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc.aio
 import httpx
 import pytest
+from fake_backend import FakeBackend
 
 from oriel_inference.app import Unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS, parse_report
 

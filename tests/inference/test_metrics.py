@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from fake_backend import FakeBackend, Gate
 
 from oriel_inference.app import Unit
 from oriel_inference.backends import nvml
-from oriel_inference.backends.fake import FakeBackend, Gate
 from oriel_inference.batching.statistics import MAX_TIERS, OTHER_TIERS
 from oriel_inference.errors import Outcome
 from oriel_inference.lifecycle import Entry

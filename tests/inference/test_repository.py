@@ -3,9 +3,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 
 from oriel_inference.backends import Backend, find_backend
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import TensorInfo
 from oriel_inference.repository.config import MAX_FALLBACKS, fallback_versions, parse, select_versions

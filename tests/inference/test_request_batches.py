@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from fake_backend import FakeRequestSession, Gate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.backends import Execution
-from oriel_inference.backends.fake import FakeRequestSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer
 from oriel_inference.batching.cores import Cores

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from fake_backend import FakeSession, Gate
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oriel_inference.backends.fake import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.scheduler import Scheduler

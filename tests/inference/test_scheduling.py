@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
+from fake_backend import FakeBackend
 
 from oriel_inference.app import Unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.batching.call import Call
 from oriel_inference.errors import Outcome
 from oriel_wire.engine.buffered import Exchange

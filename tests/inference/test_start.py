@@ -15,12 +15,12 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
+from fake_backend import FakeBackend
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from oriel_inference.app import open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.lifecycle import Entry
 from oriel_inference.model import ModelState
 from oriel_inference.repository.defaults import LoadDefaults

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import grpc
 import httpx
 import pytest
+from fake_backend import FakeBackend
 
 from oriel_cli.units import free_ports
 from oriel_inference.app import open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import Outcome, ServerStopping
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.settings import Settings

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from oriel_inference.backends.fake import FakeBackend
+from fake_backend import FakeBackend
 
 from ..waiting import until
 from ..wall_clock import JUMPS, YEAR_S, WallClock

@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from memory_store import MemoryStore
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.config import validate
 from oriel_inference.repository.engines import _REFUSED, needs
 from oriel_inference.stores.local import LocalStore
-from oriel_inference.stores.memory import MemoryStore
 from oriel_wire.v2.metadata import parse_config_text
 
 from . import models

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+from fake_backend import FakeBackend
 
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 
 from ..gateway.special_routes import metric

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 import httpx
+from fake_backend import FakeBackend
 
 from oriel_gateway.admin.external_scaler import ExternalScaler
 from oriel_gateway.core import Gateway
@@ -17,7 +18,6 @@ from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.app import open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.client.upstreams import MAX_CONNECTIONS

@@ -4,9 +4,9 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
+from fake_backend import FakeBackend
 
 from oriel_inference.app import open_unit
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
 from oriel_logic.client.upstreams import Upstreams

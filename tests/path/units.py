@@ -9,10 +9,11 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+from fake_backend import FakeBackend
+
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import ClientConnection, serve_public
 from oriel_gateway.limits import EmbeddedLimiter
-from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_logic.app import Unit as LogicUnit
 from oriel_logic.loading.listing import read_listing, together
