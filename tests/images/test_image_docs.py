@@ -69,7 +69,7 @@ def test_each_secret_that_the_platform_can_name_has_its_command_and_its_name_in_
     variables = (ROOT / "terraform/modules/platform/variables.tf").read_text()
     inputs = set(re.findall(r"\b(tls_secret|credentials|\w+_secret_ref|pull_secret)\s+= optional", variables))
     inputs = {each.removeprefix("redis_") for each in inputs}  # terraform/local's redis.auth_secret_ref
-    assert len(inputs) == 6 and all(f"{each} = " in told for each in inputs)
+    assert len(inputs) == 7 and all(f"{each} = " in told for each in inputs)
     for name, key in re.findall(r'name = "(\w+)", key = "(\w+)"', told):
         assert any(f" {name} --from-literal={key}=" in line for line in made), name
 
