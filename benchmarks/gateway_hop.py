@@ -25,6 +25,7 @@ get an environment of their own under build/bench-proxies, with pinned versions.
 """
 
 import argparse
+import os
 import platform
 import statistics
 import sys
@@ -36,8 +37,9 @@ from pathlib import Path
 
 from gateway_bench.contenders import CONTENDERS, start, upstream
 from gateway_bench.traffic import grpc_calls, http_requests
+from harness.environments import commit, machine
 from harness.load import Failed, Run, require
-from harness.pages import write_page
+from harness.pages import conditions, write_page
 from harness.processes import cpu_s, free_port
 
 OURS = ("oriel", "oriel compiled")
@@ -193,13 +195,15 @@ def main() -> None:
     require("nginx", "nginx-light")
     require("haproxy")
     require("wrk")
+    where = machine(os.cpu_count() or 1)
     cases = {name: case(name, args.rounds, args.seconds, args.who) for name in args.cases}
     text = as_markdown(cases)
     print(text)
     if args.out is not None:
+        held = conditions(where, commit(), "the column `min-max`")
         about = f"`python benchmarks/gateway_hop.py`, {args.rounds} rounds of {args.seconds} s; {platform.platform()}."
         document = {"rounds": args.rounds, "seconds": args.seconds, "cases": cases}
-        write_page(args.out, "gateway-hop", "One hop through the gateway", about, text, document)
+        write_page(args.out, "gateway-hop", "One hop through the gateway", f"{held}\n\n{about}", text, document)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.environments import machine, python_of, versions
+from harness.environments import commit, machine, python_of, versions
 from harness.load import open_loop
 from harness.processes import ROOT, cpu_s
 from inference_bench.models import Model
@@ -287,6 +287,7 @@ def main() -> None:
     document = {
         "date": date,
         "machine": where,
+        "commit": commit(),
         "versions": versions(["triton-python"] if "triton" in servers else []),
         "seconds": args.seconds,
         "layers": args.layers,

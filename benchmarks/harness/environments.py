@@ -89,3 +89,11 @@ def machine(cores: int) -> str:
     kib = int(Path("/proc/meminfo").read_text().split()[1])
     found = f"{model}, {cores} cores, {kib / 2**20:.0f} GiB, Linux {platform.release().split('-')[0]}"
     return f"{found}, load average before the run {os.getloadavg()[0]:.2f}"
+
+
+def commit() -> str:
+    """The commit of this checkout, in short."""
+    said = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    return said.stdout.strip() or "no repository"

@@ -51,8 +51,14 @@ def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
+def conditions(where: str, commit: str, spread: str) -> str:
+    """The line under which a page's figures hold. where: of `environments.machine`. spread: where it is shown."""
+    processor, _, load = where.partition(", load average ")
+    return f"Conditions: processor: {processor}. Commit: {commit}. Load: average {load}. Spread: {spread}."
+
+
 def write_page(folder: Path, name: str, title: str, about: str, text: str, document: Mapping[str, Any]) -> None:
-    """Write DATE-NAME.md and the figures, DATE-NAME.json. about: one paragraph above the text."""
+    """Write DATE-NAME.md and the figures, DATE-NAME.json. about: the conditions and one paragraph above the text."""
     day = today()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{day}-{name}.md").write_text(f"# {title}, {day}\n\n{about}\n\n{text}")

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.environments import PACKAGES, machine, python_of, versions
-from harness.pages import Bar, Panel, html_page, table, today, word
+from harness.environments import PACKAGES, commit, machine, python_of, versions
+from harness.pages import Bar, Panel, conditions, html_page, table, today, word
 from harness.processes import ROOT
 
 from inference_bench import goodput_report, report
@@ -51,18 +51,12 @@ def environments() -> list[str]:
     return made
 
 
-def commit() -> str:
-    said = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    return said.stdout.strip() or "no repository"
-
-
 def markdown(document: Mapping[str, Any]) -> str:
     about = document["about"]
     shown = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     parts = [
         f"# {TITLE}, {about['date']}",
+        conditions(about["machine"], about["commit"], "not noted (medians)"),
         f"`benchmarks/inference_server.py suite`, commit {about['commit']}. {about['machine']}; load generators on the "
         f"same cores. {shown}.",
     ]

@@ -32,9 +32,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from harness.environments import TRITON, UVICORN, machine, versions
+from harness.environments import TRITON, UVICORN, commit, machine, versions
 from harness.load import require, wrk
-from harness.pages import today, write_page
+from harness.pages import conditions, today, write_page
 from harness.processes import ROOT, cpu_s, inference, pss_mb
 
 from logic_bench.contenders import CONTENDERS, DIRECT, start
@@ -105,4 +105,5 @@ def main() -> None:
         "pss_mb": {name: f["pss_mb"] for name, f in memory[0].items()},
         "targets": [{"target": v.target, "found": v.found, "met": v.met} for v in verdicts(figures)],
     }
-    write_page(args.out, "logic-call", "A service with one model call", about, text, document)
+    held = conditions(where, commit(), "the columns of least and most")
+    write_page(args.out, "logic-call", "A service with one model call", f"{held}\n\n{about}", text, document)

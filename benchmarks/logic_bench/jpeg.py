@@ -29,9 +29,9 @@ from typing import Any
 
 import httpx
 import numpy as np
-from harness.environments import machine
+from harness.environments import commit, machine
 from harness.load import post, wrk
-from harness.pages import targets, write_page
+from harness.pages import conditions, targets, write_page
 from harness.processes import PEERS, free_ports, serving, status_of
 from PIL import Image
 
@@ -154,4 +154,5 @@ def main() -> None:
         about = f"`python benchmarks/logic_server.py jpeg`, {args.rounds} rounds of {args.seconds} s; "
         about += f"{where}."
         document = {"seconds": args.seconds, "rounds": rounds, "share": share}
-        write_page(args.out, "logic-jpeg", "1 MB JPEG to a tensor", about, text, document)
+        held = conditions(where, commit(), "not noted (medians)")
+        write_page(args.out, "logic-jpeg", "1 MB JPEG to a tensor", f"{held}\n\n{about}", text, document)

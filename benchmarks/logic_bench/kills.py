@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
-from harness.environments import machine
-from harness.pages import targets, write_page
+from harness.environments import commit, machine
+from harness.pages import conditions, targets, write_page
 from harness.processes import PEERS, free_ports, serving, status_of
 
 from oriel_wire.engine.client import HttpClient
@@ -143,4 +143,5 @@ def main() -> None:
     if args.out is not None:
         about = f"`python benchmarks/faults.py worker`; {where}."
         document = {"rate": rate, "kills": bench.kills, "outcomes": bench.outcomes, "replaced_ms": bench.replaced_ms}
-        write_page(args.out, "logic-kills", "Workers killed under load", about, text, document)
+        held = conditions(where, commit(), "not noted (one run)")
+        write_page(args.out, "logic-kills", "Workers killed under load", f"{held}\n\n{about}", text, document)

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from harness.pages import conditions
+
 from sla_bench.promises import DRIFT, drift
 
 __all__ = ["CONTROLS", "markdown", "plot"]
@@ -26,6 +28,8 @@ def _number(value: float | None) -> str:
 def markdown(document: Mapping[str, Any]) -> str:
     lines = [
         "# What the gateway keeps under load",
+        "",
+        conditions(document["machine"], document["commit"], "not noted (each phase once)"),
         "",
         f"{document['date']}, {document['machine']}. Made by `python benchmarks/gateway_sla.py"
         f" --seconds {document['seconds']:g} --layers {document['layers']}`, which says how in its head; Poisson"

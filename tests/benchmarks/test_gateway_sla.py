@@ -112,7 +112,8 @@ def test_page_and_plot_show_what_was_found() -> None:
     tiers = {name: {"target_ms": tier.target_ms} for name, tier in tiers_for(0.0125).items()}
     document = {
         "date": "2000-01-01",
-        "machine": "one",
+        "machine": "one, load average before the run 1.00",
+        "commit": "abc1234",
         "seconds": 10.0,
         "layers": 60,
         "tiers": tiers,
