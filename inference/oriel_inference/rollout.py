@@ -6,7 +6,7 @@ Rules.
 2. What serves continues to serve when newer files of it are refused; the index shows the reason. If nothing serves yet
    and the newest version is refused, the newest one that works serves in its place.
 3. One load per model at a time, MAX_SLOTS models at a time, each in a thread; everything else runs on the loop. A load
-   that has begun is finished. A load that hangs holds one slot until its check gives up. A load that fetches its files
+   that has begun is finished. A load that takes long leaves its slot to the next one, and one that fetches its files
    from an object store holds no slot meanwhile, see `load_slots`.
 4. An ensemble serves while every model of its steps serves and fits. Whenever one of them changes, the ensemble is
    checked again in the same turn of the loop, so that no request sees the new model with the old result. An ensemble
