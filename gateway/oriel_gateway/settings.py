@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from oriel_gateway.documents.source import store_location
 from oriel_wire.engine.shared_settings import usage_flag, usage_store_flag
-from oriel_wire.flags import Flag, flag
+from oriel_wire.flags import Flag, flag, setting
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
 
@@ -102,32 +102,19 @@ class Settings:
             "az://account/container/prefix; credentials come from the environment",
         )
     )
-    host: str = field(
-        default="127.0.0.1", metadata=flag("--host", help="address of the public ports (default %(default)s)")
+    host: str = setting("127.0.0.1", "--host", help="address of the public ports (default %(default)s)")
+    http_port: int = setting(8080, "--http-port", type=int, help="public HTTP (default %(default)s)")
+    grpc_port: int = setting(8081, "--grpc-port", type=int, help="public gRPC (default %(default)s)")
+    admin_host: str = setting("127.0.0.1", "--admin-host", help="address of the admin port (default %(default)s)")
+    admin_port: int = setting(8082, "--admin-port", type=int, help="health, metrics, queues (default %(default)s)")
+    internal_host: str = setting(
+        "127.0.0.1", "--internal-host", help="address of the internal port, never a public one (default %(default)s)"
     )
-    http_port: int = field(
-        default=8080, metadata=flag("--http-port", type=int, help="public HTTP (default %(default)s)")
-    )
-    grpc_port: int = field(
-        default=8081, metadata=flag("--grpc-port", type=int, help="public gRPC (default %(default)s)")
-    )
-    admin_host: str = field(
-        default="127.0.0.1", metadata=flag("--admin-host", help="address of the admin port (default %(default)s)")
-    )
-    admin_port: int = field(
-        default=8082, metadata=flag("--admin-port", type=int, help="health, metrics, queues (default %(default)s)")
-    )
-    internal_host: str = field(
-        default="127.0.0.1",
-        metadata=flag("--internal-host", help="address of the internal port, never a public one (default %(default)s)"),
-    )
-    internal_port: int = field(
-        default=8084,
-        metadata=flag(
-            "--internal-port",
-            type=int,
-            help="model calls of logic servers, by ticket; open if there are ticket keys (default %(default)s)",
-        ),
+    internal_port: int = setting(
+        8084,
+        "--internal-port",
+        type=int,
+        help="model calls of logic servers, by ticket; open if there are ticket keys (default %(default)s)",
     )
     ticket_keys: tuple[bytes, ...] = field(
         default=(),
@@ -141,56 +128,43 @@ class Settings:
             "(default: those in ORIEL_TICKET_KEYS; without keys there are no tickets)",
         ),
     )
-    scaler_port: int = field(
-        default=0,
-        metadata=flag(
-            "--scaler-port", type=int, help="KEDA's external scaler on --host, usually 8083; 0: none (default)"
-        ),
+    scaler_port: int = setting(
+        0, "--scaler-port", type=int, help="KEDA's external scaler on --host, usually 8083; 0: none (default)"
     )
-    scaler_client_ca: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--scaler-client-ca",
-            type=Path,
-            metavar="FILE",
-            help="serve the scaler over TLS with --tls-cert, to clients with a certificate of this authority, PEM",
-        ),
+    scaler_client_ca: Path | None = setting(
+        None,
+        "--scaler-client-ca",
+        type=Path,
+        metavar="FILE",
+        help="serve the scaler over TLS with --tls-cert, to clients with a certificate of this authority, PEM",
     )
-    admin_pages: str = field(
-        default="token",
-        metadata=flag(
-            "--admin-pages",
-            choices=("token", "loopback"),
-            help="where --admin-host is wider than loopback and there is no token: do not start, or show queues, "
-            "decisions and policies to this machine only (default %(default)s)",
-        ),
+    admin_pages: str = setting(
+        "token",
+        "--admin-pages",
+        choices=("token", "loopback"),
+        help="where --admin-host is wider than loopback and there is no token: do not start, or show queues, "
+        "decisions and policies to this machine only (default %(default)s)",
     )
-    tls_cert: Path | None = field(
-        default=None,
-        metadata=flag("--tls-cert", type=Path, metavar="FILE", help="certificate chain of both public ports, PEM"),
+    tls_cert: Path | None = setting(
+        None, "--tls-cert", type=Path, metavar="FILE", help="certificate chain of both public ports, PEM"
     )
-    tls_key: Path | None = field(
-        default=None,
-        metadata=flag("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change"),
+    tls_key: Path | None = setting(
+        None, "--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change"
     )
-    keep_alive_s: float = field(
-        default=75.0,
-        metadata=flag(
-            "--keep-alive-s",
-            type=_seconds,
-            metavar="S",
-            help="seconds for which a public connection stays open without a request: more than a load balancer "
-            "keeps its own (default %(default)g)",
-        ),
+    keep_alive_s: float = setting(
+        75.0,
+        "--keep-alive-s",
+        type=_seconds,
+        metavar="S",
+        help="seconds for which a public connection stays open without a request: more than a load balancer "
+        "keeps its own (default %(default)g)",
     )
-    cache_bytes: int = field(
-        default=64 << 20,
-        metadata=flag(
-            "--cache-bytes",
-            type=_count,
-            metavar="N",
-            help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
-        ),
+    cache_bytes: int = setting(
+        64 << 20,
+        "--cache-bytes",
+        type=_count,
+        metavar="N",
+        help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
     )
     endpoints: Addresses = field(default_factory=dict, metadata=_addresses("--endpoint", "HTTP"))
     grpc_endpoints: Addresses = field(default_factory=dict, metadata=_addresses("--grpc-endpoint", "gRPC"))
@@ -207,59 +181,46 @@ class Settings:
             "embedded)",
         ),
     )
-    limiter_prefix: str = field(
-        default="oriel:",
-        metadata=flag(
-            "--limiter-prefix",
-            type=_prefix,
-            metavar="TEXT",
-            help="of all keys in Redis: environments on one database need one each (default %(default)s)",
-        ),
+    limiter_prefix: str = setting(
+        "oriel:",
+        "--limiter-prefix",
+        type=_prefix,
+        metavar="TEXT",
+        help="of all keys in Redis: environments on one database need one each (default %(default)s)",
     )
-    limiter_replicas: int = field(
-        default=1,
-        metadata=flag(
-            "--limiter-replicas",
-            type=int,
-            metavar="N",
-            help="gateways that share the limiter, until it says how many there are (default %(default)s)",
-        ),
+    limiter_replicas: int = setting(
+        1,
+        "--limiter-replicas",
+        type=int,
+        metavar="N",
+        help="gateways that share the limiter, until it says how many there are (default %(default)s)",
     )
-    limiter_ca: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--limiter-ca",
-            type=Path,
-            metavar="FILE",
-            help="who signs for a rediss:// limiter, PEM; if there is no such file: whom this machine trusts",
-        ),
+    limiter_ca: Path | None = setting(
+        None,
+        "--limiter-ca",
+        type=Path,
+        metavar="FILE",
+        help="who signs for a rediss:// limiter, PEM; if there is no such file: whom this machine trusts",
     )
-    access_log: str = field(
-        default="",
-        metadata=flag(
-            "--access-log", metavar="PATH|-", help="a JSON line per request; - is standard output (default none)"
-        ),
+    access_log: str = setting(
+        "", "--access-log", metavar="PATH|-", help="a JSON line per request; - is standard output (default none)"
     )
-    quota_file: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--quota-file",
-            type=Path,
-            metavar="FILE",
-            help="where the embedded limiter keeps its quotas over a restart (default: quotas.db in ORIEL_STATE or "
-            "~/.local/state/oriel); 'none' keeps nothing",
-        ),
+    quota_file: Path | None = setting(
+        None,
+        "--quota-file",
+        type=Path,
+        metavar="FILE",
+        help="where the embedded limiter keeps its quotas over a restart (default: quotas.db in ORIEL_STATE or "
+        "~/.local/state/oriel); 'none' keeps nothing",
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag())
     usage_store: Location | None = field(default=None, metadata=usage_store_flag())
-    trace_tail: str = field(
-        default="gateway",
-        metadata=flag(
-            "--trace-tail",
-            choices=("gateway", "collector"),
-            help="who keeps the traces of late and failed requests: the gateway asks the servers for their spans, or a "
-            "collector of your own gets the spans of all requests and chooses (default %(default)s)",
-        ),
+    trace_tail: str = setting(
+        "gateway",
+        "--trace-tail",
+        choices=("gateway", "collector"),
+        help="who keeps the traces of late and failed requests: the gateway asks the servers for their spans, or a "
+        "collector of your own gets the spans of all requests and chooses (default %(default)s)",
     )
     limiter_password: str | None = field(default=None, repr=False)
     state: Path | None = None

@@ -15,7 +15,7 @@ from typing import Literal
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.engine.shared_settings import LOOPBACK, object_store, trusted_peer_flag, usage_flag, usage_store_flag
-from oriel_wire.flags import Flag, flag, flags, number, switch
+from oriel_wire.flags import Flag, flag, flags, number, setting, switch
 from oriel_wire.objects.client import Location
 
 _DEVICE = re.compile(r"host|gpu[0-9]{1,3}")
@@ -120,171 +120,139 @@ class Settings:
             "store: s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (repeatable)",
         )
     )
-    model_cache: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--model-cache",
-            group="models",
-            type=Path,
-            metavar="DIR",
-            help="where versions from object stores are kept, one server per folder (default: ~/.cache/oriel/models)",
-        ),
+    model_cache: Path | None = setting(
+        None,
+        "--model-cache",
+        group="models",
+        type=Path,
+        metavar="DIR",
+        help="where versions from object stores are kept, one server per folder (default: ~/.cache/oriel/models)",
     )
-    max_cache_bytes: int = field(
-        default=32 << 30,
-        metadata=flag(
-            "--model-cache-bytes",
-            group="models",
-            type=number(int, 1 << 20, (1 << 50) - 1),
-            metavar="N",
-            help="size limit of that folder; the least recently used versions are removed, never those that serve "
-            "(default 32 GiB)",
-        ),
+    max_cache_bytes: int = setting(
+        32 << 30,
+        "--model-cache-bytes",
+        group="models",
+        type=number(int, 1 << 20, (1 << 50) - 1),
+        metavar="N",
+        help="size limit of that folder; the least recently used versions are removed, never those that serve "
+        "(default 32 GiB)",
     )
-    artefact_folder: Path | None = field(
-        default=None,
-        metadata=flag(
-            "--artefact-folder",
-            group="models",
-            type=Path,
-            metavar="DIR",
-            help="where compiled artefacts of models with oriel.compile are kept; servers may share it (default: "
-            "~/.cache/oriel/artefacts)",
-        ),
+    artefact_folder: Path | None = setting(
+        None,
+        "--artefact-folder",
+        group="models",
+        type=Path,
+        metavar="DIR",
+        help="where compiled artefacts of models with oriel.compile are kept; servers may share it (default: "
+        "~/.cache/oriel/artefacts)",
     )
-    max_artefact_bytes: int = field(
-        default=16 << 30,
-        metadata=flag(
-            "--artefact-folder-bytes",
-            group="models",
-            type=_whole_bytes,
-            metavar="N",
-            help="size limit of that folder; the least recently used artefacts are removed, never those in use here "
-            "(default 16 GiB)",
-        ),
+    max_artefact_bytes: int = setting(
+        16 << 30,
+        "--artefact-folder-bytes",
+        group="models",
+        type=_whole_bytes,
+        metavar="N",
+        help="size limit of that folder; the least recently used artefacts are removed, never those in use here "
+        "(default 16 GiB)",
     )
-    artefact_store: Location | None = field(
-        default=None,
-        metadata=flag(
-            "--artefact-store",
-            group="models",
-            type=object_store,
-            metavar="URL",
-            help="object store through which servers that share no folder build each artefact once: "
-            "s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (default: none)",
-        ),
+    artefact_store: Location | None = setting(
+        None,
+        "--artefact-store",
+        group="models",
+        type=object_store,
+        metavar="URL",
+        help="object store through which servers that share no folder build each artefact once: "
+        "s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (default: none)",
     )
-    artefact_build_s: float = field(
-        default=600.0,
-        metadata=flag(
-            "--artefact-build-secs",
-            group="models",
-            type=number(float, 1, 86_400),
-            metavar="S",
-            help="time for one build, and for one check of its outputs (default 600)",
-        ),
+    artefact_build_s: float = setting(
+        600.0,
+        "--artefact-build-secs",
+        group="models",
+        type=number(float, 1, 86_400),
+        metavar="S",
+        help="time for one build, and for one check of its outputs (default 600)",
     )
-    artefact_build_bytes: int = field(
-        default=0,
-        metadata=flag(
-            "--artefact-build-memory",
-            group="models",
-            type=_whole_bytes,
-            metavar="N",
-            help="address space of the process that builds or checks (default: 2 GiB and 8 times the model's files)",
-        ),
+    artefact_build_bytes: int = setting(
+        0,
+        "--artefact-build-memory",
+        group="models",
+        type=_whole_bytes,
+        metavar="N",
+        help="address space of the process that builds or checks (default: 2 GiB and 8 times the model's files)",
     )
-    access_log: str = field(
-        default="",
-        metadata=flag(
-            "--access-log",
-            group="models",
-            metavar="PATH",
-            help="append one JSON line per request to this file, or to standard output for - (default: none)",
-        ),
+    access_log: str = setting(
+        "",
+        "--access-log",
+        group="models",
+        metavar="PATH",
+        help="append one JSON line per request to this file, or to standard output for - (default: none)",
     )
-    control_mode: str = field(
-        default="none",
-        metadata=flag(
-            "--model-control-mode",
-            group="models",
-            type=str.lower,
-            choices=("none", "poll", "explicit", "demand"),
-            help="none: load everything at start; poll: also follow changes; explicit: load on request only; demand: "
-            "load a model when the first call for it comes, and follow changes",
-        ),
+    control_mode: str = setting(
+        "none",
+        "--model-control-mode",
+        group="models",
+        type=str.lower,
+        choices=("none", "poll", "explicit", "demand"),
+        help="none: load everything at start; poll: also follow changes; explicit: load on request only; demand: "
+        "load a model when the first call for it comes, and follow changes",
     )
-    model_memory_bytes: int = field(
-        default=0,
-        metadata=flag(
-            "--model-memory-budget",
-            group="models",
-            type=_whole_bytes,
-            metavar="N",
-            help="bytes of memory for all models; those on demand are taken out of memory for one another (default: no "
-            "limit)",
-        ),
+    model_memory_bytes: int = setting(
+        0,
+        "--model-memory-budget",
+        group="models",
+        type=_whole_bytes,
+        metavar="N",
+        help="bytes of memory for all models; those on demand are taken out of memory for one another (default: no "
+        "limit)",
     )
-    gpu_memory_bytes: int = field(
-        default=0,
-        metadata=flag(
-            "--gpu-model-memory-budget",
-            group="models",
-            type=_whole_bytes,
-            metavar="N",
-            help="the same for the memory of each GPU (default: no limit)",
-        ),
+    gpu_memory_bytes: int = setting(
+        0,
+        "--gpu-model-memory-budget",
+        group="models",
+        type=_whole_bytes,
+        metavar="N",
+        help="the same for the memory of each GPU (default: no limit)",
     )
-    poll_s: float = field(
-        default=15.0,
-        metadata=flag(
-            "--repository-poll-secs",
-            group="models",
-            type=number(float, 0.01, 86_400),
-            metavar="S",
-            help="time between scans in modes poll and demand; a change counts when a second scan finds the same files",
-        ),
+    poll_s: float = setting(
+        15.0,
+        "--repository-poll-secs",
+        group="models",
+        type=number(float, 0.01, 86_400),
+        metavar="S",
+        help="time between scans in modes poll and demand; a change counts when a second scan finds the same files",
     )
-    load_models: tuple[str, ...] = field(
-        default=(),
-        metadata=flag(
-            "--load-model",
-            group="models",
-            action="append",
-            metavar="NAME",
-            help="modes explicit and demand: load this model at start (repeatable; * for all)",
-        ),
+    load_models: tuple[str, ...] = setting(
+        (),
+        "--load-model",
+        group="models",
+        action="append",
+        metavar="NAME",
+        help="modes explicit and demand: load this model at start (repeatable; * for all)",
     )
-    load_threads: int = field(
-        default=0,
-        metadata=flag(
-            "--model-load-thread-count",
-            group="models",
-            type=_whole,
-            metavar="N",
-            help="models that are loaded at once, at most 16 (default: as many as cores, at least 2)",
-        ),
+    load_threads: int = setting(
+        0,
+        "--model-load-thread-count",
+        group="models",
+        type=_whole,
+        metavar="N",
+        help="models that are loaded at once, at most 16 (default: as many as cores, at least 2)",
     )
-    exit_on_error: bool = field(
-        default=False,
-        metadata=flag(
-            "--exit-on-error",
-            group="models",
-            type=switch,
-            metavar="BOOL",
-            help="end with code 2 if a model of the start cannot be loaded (default false: the others serve)",
-        ),
+    exit_on_error: bool = setting(
+        False,
+        "--exit-on-error",
+        group="models",
+        type=switch,
+        metavar="BOOL",
+        help="end with code 2 if a model of the start cannot be loaded (default false: the others serve)",
     )
-    strict_readiness: bool | Literal["any"] = field(
-        default=True,
-        metadata=flag(
-            "--strict-readiness",
-            group="models",
-            type=_readiness,
-            metavar="BOOL",
-            help="ready only while every model of the start serves (default true); false: once the first load has "
-            "ended; any: then, if one model serves or the start had none",
-        ),
+    strict_readiness: bool | Literal["any"] = setting(
+        True,
+        "--strict-readiness",
+        group="models",
+        type=_readiness,
+        metavar="BOOL",
+        help="ready only while every model of the start serves (default true); false: once the first load has "
+        "ended; any: then, if one model serves or the start had none",
     )
     load_defaults: LoadDefaults = field(
         default_factory=LoadDefaults,
@@ -316,15 +284,13 @@ class Settings:
             ),
         ),
     )
-    http_host: str = field(
+    http_host: str = setting(
+        "127.0.0.1",
+        "--host",
+        group="ports",
+        dest="host",
         default="127.0.0.1",
-        metadata=flag(
-            "--host",
-            group="ports",
-            dest="host",
-            default="127.0.0.1",
-            help="address of every port without an address flag of its own",
-        ),
+        help="address of every port without an address flag of its own",
     )
     http_port: int | None = field(default=8000, metadata=flags(_port("http", 8000), _host("http"), _allow("http")))
     grpc_host: str = "127.0.0.1"
@@ -333,90 +299,73 @@ class Settings:
     metrics_port: int | None = field(
         default=8002, metadata=flags(_port("metrics", 8002), _host("metrics"), _allow("metrics"))
     )
-    gpu_metrics: bool = field(
-        default=True,
-        metadata=flag(
-            "--allow-gpu-metrics",
-            group="ports",
-            type=switch,
-            metavar="BOOL",
-            help="false: the metrics port does not show the load of GPUs (default true)",
-        ),
+    gpu_metrics: bool = setting(
+        True,
+        "--allow-gpu-metrics",
+        group="ports",
+        type=switch,
+        metavar="BOOL",
+        help="false: the metrics port does not show the load of GPUs (default true)",
     )
-    grpc_max_age_ms: int | None = field(
-        default=None,
-        metadata=flag(
-            "--grpc-max-connection-age",
-            group="ports",
-            type=_whole,
-            metavar="MS",
-            help="age at which the client of a gRPC connection is asked to open another (default: none)",
-        ),
+    grpc_max_age_ms: int | None = setting(
+        None,
+        "--grpc-max-connection-age",
+        group="ports",
+        type=_whole,
+        metavar="MS",
+        help="age at which the client of a gRPC connection is asked to open another (default: none)",
     )
     trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag("ports"))
-    server_id: str = field(
-        default="oriel",
-        metadata=flag("--id", group="ports", metavar="NAME", help="name in the server's metadata (default oriel)"),
+    server_id: str = setting(
+        "oriel", "--id", group="ports", metavar="NAME", help="name in the server's metadata (default oriel)"
     )
-    cores: int = field(
-        default=1,
-        metadata=flag(
-            "--cores",
-            group="bounds",
-            type=int,
-            default=0,
-            metavar="N",
-            help="cores that running batches share (default: all available)",
-        ),
+    cores: int = setting(
+        1,
+        "--cores",
+        group="bounds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="cores that running batches share (default: all available)",
     )
-    default_timeout_s: float = field(
-        default=60.0,
-        metadata=flag(
-            "--default-timeout-s", group="bounds", type=float, metavar="S", help="deadline of requests that set none"
-        ),
+    default_timeout_s: float = setting(
+        60.0, "--default-timeout-s", group="bounds", type=float, metavar="S", help="deadline of requests that set none"
     )
-    max_body_bytes: int = field(
-        default=64 << 20,
-        metadata=flag(
-            "--max-body-bytes",
-            "--http-max-input-size",
-            group="bounds",
-            type=_whole,
-            metavar="N",
-            help="largest request (HTTP body or gRPC message)",
-        ),
+    max_body_bytes: int = setting(
+        64 << 20,
+        "--max-body-bytes",
+        "--http-max-input-size",
+        group="bounds",
+        type=_whole,
+        metavar="N",
+        help="largest request (HTTP body or gRPC message)",
     )
-    max_queue_items: int = field(
-        default=10_000,
-        metadata=flag(
-            "--max-queue-items", group="bounds", type=int, metavar="N", help="requests that may wait per model version"
-        ),
+    max_queue_items: int = setting(
+        10_000,
+        "--max-queue-items",
+        group="bounds",
+        type=int,
+        metavar="N",
+        help="requests that may wait per model version",
     )
-    max_queue_bytes: int = field(
-        default=256 << 20,
-        metadata=flag(
-            "--max-queue-bytes",
-            group="bounds",
-            type=int,
-            metavar="N",
-            help="bytes of requests that may wait per model version",
-        ),
+    max_queue_bytes: int = setting(
+        256 << 20,
+        "--max-queue-bytes",
+        group="bounds",
+        type=int,
+        metavar="N",
+        help="bytes of requests that may wait per model version",
     )
-    max_batch_bytes: int = field(
-        default=64 << 20,
-        metadata=flag(
-            "--max-batch-bytes", group="bounds", type=int, metavar="N", help="bytes of the requests of one batch"
-        ),
+    max_batch_bytes: int = setting(
+        64 << 20, "--max-batch-bytes", group="bounds", type=int, metavar="N", help="bytes of the requests of one batch"
     )
-    drain_s: float = field(
-        default=25.0,
-        metadata=flag(
-            "--exit-timeout-secs",
-            group="bounds",
-            type=number(float, 0, 86_400),
-            metavar="S",
-            help="stop: how long requests in flight may take to finish (default 25)",
-        ),
+    drain_s: float = setting(
+        25.0,
+        "--exit-timeout-secs",
+        group="bounds",
+        type=number(float, 0, 86_400),
+        metavar="S",
+        help="stop: how long requests in flight may take to finish (default 25)",
     )
     log: Mapping[str, bool | int | str] = field(
         default_factory=dict,
@@ -443,16 +392,14 @@ class Settings:
             ),
         ),
     )
-    device_classes: tuple[tuple[str, str], ...] = field(
-        default=(),
-        metadata=flag(
-            "--device-class",
-            group="bounds",
-            type=_device_class,
-            action="append",
-            metavar="DEVICE=CLASS",
-            help="the class for which a device has a price: host=c7i or gpu0=h100 (repeatable; default: cpu, gpu)",
-        ),
+    device_classes: tuple[tuple[str, str], ...] = setting(
+        (),
+        "--device-class",
+        group="bounds",
+        type=_device_class,
+        action="append",
+        metavar="DEVICE=CLASS",
+        help="the class for which a device has a price: host=c7i or gpu0=h100 (repeatable; default: cpu, gpu)",
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag("usage"))
     usage_store: Location | None = field(default=None, metadata=usage_store_flag("usage"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oriel_wire.engine.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
-from oriel_wire.flags import flag
+from oriel_wire.flags import flag, setting
 from oriel_wire.objects.client import Location
 
 
@@ -30,20 +30,15 @@ class Settings:
     services: tuple[Path, ...] = field(
         metadata=flag("--services", action="append", type=Path, metavar="DIR", help="folder of services; repeatable")
     )
-    named: tuple[str, ...] = field(
-        default=(),
-        metadata=flag(
-            "--service",
-            action="append",
-            metavar="MODULE:NAME",
-            help="a service that is installed; repeatable, beside those of the entry points 'oriel.services'",
-        ),
+    named: tuple[str, ...] = setting(
+        (),
+        "--service",
+        action="append",
+        metavar="MODULE:NAME",
+        help="a service that is installed; repeatable, beside those of the entry points 'oriel.services'",
     )
-    watch: bool = field(
-        default=True,
-        metadata=flag(
-            "--watch", action=argparse.BooleanOptionalAction, help="set up what changes in the folders; default yes"
-        ),
+    watch: bool = setting(
+        True, "--watch", action=argparse.BooleanOptionalAction, help="set up what changes in the folders; default yes"
     )
     inference: tuple[tuple[str, int], ...] = field(
         metadata=flag(
@@ -54,40 +49,34 @@ class Settings:
             "for the pods of a service; repeatable; default 127.0.0.1:8000",
         )
     )
-    inference_grpc: tuple[tuple[str, int], ...] = field(
-        default=(),
-        metadata=flag(
-            "--inference-grpc",
-            action="append",
-            metavar="HOST:PORT",
-            help="the same servers' gRPC, for models.stream; repeatable; default 127.0.0.1:8001",
-        ),
+    inference_grpc: tuple[tuple[str, int], ...] = setting(
+        (),
+        "--inference-grpc",
+        action="append",
+        metavar="HOST:PORT",
+        help="the same servers' gRPC, for models.stream; repeatable; default 127.0.0.1:8001",
     )
-    gateway: tuple[tuple[str, int], ...] = field(
-        default=(),
-        metadata=flag(
-            "--gateway",
-            action="append",
-            metavar="HOST:PORT",
-            help="internal port of a gateway: call models through it and not at --inference, so that they may be "
-            "scaled to zero; repeatable",
-        ),
+    gateway: tuple[tuple[str, int], ...] = setting(
+        (),
+        "--gateway",
+        action="append",
+        metavar="HOST:PORT",
+        help="internal port of a gateway: call models through it and not at --inference, so that they may be "
+        "scaled to zero; repeatable",
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag())
     usage_store: Location | None = field(default=None, metadata=usage_store_flag())
-    host: str = field(default="127.0.0.1", metadata=flag("--host", help="address to listen on"))
-    http_port: int = field(default=8090, metadata=flag("--http-port", type=int))
-    admin_port: int = field(default=8092, metadata=flag("--admin-port", type=int, help="health and metrics"))
+    host: str = setting("127.0.0.1", "--host", help="address to listen on")
+    http_port: int = setting(8090, "--http-port", type=int)
+    admin_port: int = setting(8092, "--admin-port", type=int, help="health and metrics")
     trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag())
-    workers: int = field(default=2, metadata=flag("--workers", type=int, help="worker processes for CPU work"))
-    worker_environment: str = field(
-        default="",
-        metadata=flag(
-            "--worker-environment",
-            metavar="NAME,...",
-            help="environment variables that services see beside those that interpreters need; NAME* for all that "
-            "begin so (default: ORIEL_WORKER_ENVIRONMENT)",
-        ),
+    workers: int = setting(2, "--workers", type=int, help="worker processes for CPU work")
+    worker_environment: str = setting(
+        "",
+        "--worker-environment",
+        metavar="NAME,...",
+        help="environment variables that services see beside those that interpreters need; NAME* for all that "
+        "begin so (default: ORIEL_WORKER_ENVIRONMENT)",
     )
     poll_s: float = 0.5
     release_drain_s: float = 60.0

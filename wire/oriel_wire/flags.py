@@ -2,7 +2,7 @@
 
 A field of a `Settings` dataclass lists its flags in its metadata:
 
-    http_port: int = field(default=8080, metadata=flag("--http-port", type=int, help="public HTTP"))
+    http_port: int = setting(8080, "--http-port", type=int, help="public HTTP")
 
 `add_flags` gives them to a parser in the order of the fields, and `values` reads the fields back from what was parsed.
 A flag belongs to the field it is listed at. It sets that field, unless it names a `dest` of its own: then the unit's
@@ -10,9 +10,12 @@ command combines it with others.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,11 @@ class Flag:
 def flag(*names: str, group: str = "", **options: Any) -> dict[str, tuple[Flag, ...]]:
     """The metadata of a field with one flag. The flag's default is the field's unless the options name one."""
     return {"flags": (Flag(names, group, options),)}
+
+
+def setting(initial: T, *names: str, group: str = "", **options: Any) -> T:
+    """A field with one flag. initial: the field's default."""
+    return dataclasses.field(default=initial, metadata=flag(*names, group=group, **options))
 
 
 def flags(*several: Mapping[str, tuple[Flag, ...]]) -> dict[str, tuple[Flag, ...]]:
