@@ -3,10 +3,15 @@
 Passive outlier detection, after Envoy's (`envoy.config.cluster.v3.OutlierDetection`): an endpoint is judged by its
 answers in comparison with the rest of its pool, never by itself; it comes back by a probe, after a time that doubles;
 and at most half of a pool is ejected (the panic threshold), because an error that all share is not the endpoints' own.
+
+Answers are compared model by model. An endpoint is ejected if it is worse for all the models it answers for; if it is
+worse for some of them only, these models' calls alone go to other endpoints.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import Final
 
 BROKEN_IN_A_ROW = 3
@@ -118,10 +123,31 @@ def outliers(records: Sequence[Record]) -> list[tuple[int, Cause]]:
     return out
 
 
-def silent_for_too_long(record: Record, now: float) -> bool:
+def outliers_by_model(endpoints: Sequence[Mapping[str, Record]]) -> list[tuple[int, str, Cause]]:
+    """(index, model, cause) of the endpoints that fail or are slow for a model; model "": for all they answer for.
+
+    endpoints: the records of each by model; "" for calls that name none.
+    """
+    judged: dict[int, int] = defaultdict(int)
+    worse: dict[int, list[tuple[str, Cause]]] = defaultdict(list)
+    for model in dict.fromkeys(chain.from_iterable(endpoints)):
+        having = [index for index, records in enumerate(endpoints) if model in records]
+        for index in having:
+            judged[index] += endpoints[index][model].answers >= MIN_ANSWERS
+        for place, cause in outliers([endpoints[index][model] for index in having]):
+            worse[having[place]].append((model, cause))
+    out = []
+    for index, found in worse.items():
+        all_of_them = len(found) == judged[index]
+        out.extend([(index, "", found[0][1])] if all_of_them else [(index, model, cause) for model, cause in found])
+    return out
+
+
+def silent_for_too_long(record: Record, now: float, by_model: Iterable[Record] = ()) -> bool:
     """Return whether an endpoint with work, but without a probe, is silent for longer than its answers ever took.
 
     Needs a history: the first call of a slow model looks the same as a stuck server.
+    by_model: the records of its models; the slowest of them is the measure.
     """
-    silence_s = now - record.heard_s
-    return record.answers >= MIN_ANSWERS and silence_s > max(SILENT_S, SILENT_ANSWERS * record.mean_s)
+    silence_s, slowest_s = now - record.heard_s, max([each.mean_s for each in (record, *by_model)])
+    return record.answers >= MIN_ANSWERS and silence_s > max(SILENT_S, SILENT_ANSWERS * slowest_s)

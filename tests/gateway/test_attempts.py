@@ -73,7 +73,7 @@ async def test_after_a_failure(error: UpstreamError, given: dict[str, bool], exp
     full_budget(gate)
     attempts = Attempts(gate.endpoints, gate.retries, MODEL)
     first, second = gate.endpoints
-    note_failure(gate.endpoints, first, error, NOW)
+    note_failure(gate.endpoints, first, error, NOW, "digits")
     decision = failed(attempts, first, error, **given)
     assert reason(decision) == expected
     if isinstance(decision, Send):

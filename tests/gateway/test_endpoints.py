@@ -3,17 +3,18 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 from scripted_discovery import ScriptedDiscovery
 
 from oriel_gateway.call.lifecycle import Lifecycle
-from oriel_gateway.pools.endpoint_state import Reach
+from oriel_gateway.pools.endpoint_state import MAX_RECORDS, Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.pools.health import Watch
+from oriel_gateway.pools.health import COMPARE_EVERY, Watch
 from oriel_policies import ejection
 from oriel_policies.ejection import Cause
 from oriel_wire.engine.discovery import Address, DiscoveryFailed
@@ -224,6 +225,66 @@ async def test_a_gateway_is_not_ready_before_it_has_asked(two: tuple[Upstream, U
         go.set()
         await until(lambda: core.ready)
         assert (await client.ask("/v2/health/ready", key=None, method="GET")).status == 200
+
+
+async def test_an_endpoint_that_fails_for_one_model_keeps_the_calls_for_others() -> None:
+    these = endpoints(2)
+    bad, good = these
+    watch = Watch(lambda: ())
+    gate = SimpleNamespace(pool=pool(2))
+
+    def answers(of_slow: Callable[[], None]) -> None:
+        for _ in range(30):
+            of_slow()
+            these.note_answer(good, monotonic(), 0.01, "slow")
+            for one in these:
+                these.note_answer(one, monotonic(), 0.01, "well")
+
+    for of_slow, cause in (
+        (lambda: these.note_answer(bad, monotonic(), 3.0, "slow"), Cause.LATENCY),
+        (lambda: these.note_error(bad, 500, monotonic(), 0.01, model="slow"), Cause.ERRORS),
+        (lambda: these.note_broken(bad, monotonic(), "slow"), Cause.BROKEN),
+    ):
+        answers(of_slow)
+        if cause is Cause.BROKEN:
+            for _ in range(3):
+                of_slow()
+        watch._ticks = COMPARE_EVERY
+        watch._look_after(gate, these, None)  # type: ignore[arg-type]
+        assert bad.ejection.cause is None and not these.ejections, cause
+        now = monotonic()
+        assert {these.pick(now, (), "slow") for _ in range(20)} == {good}, cause
+        assert these.model_locations.among(these.usable, "well", now) == [bad, good], cause
+        these.restore(bad, now)
+        bad.trial = 0
+        these.model_locations.assigned([], [])
+    await watch.close()
+    await these.close()
+
+
+async def test_a_model_that_fails_everywhere_does_not_eject_an_endpoint_again() -> None:
+    these = endpoints(2)
+    back, other = these
+    for _ in range(10):
+        these.note_error(other, 500, 1.0, 0.01, model="broken")
+    these.eject(back, Cause.STUCK, 1.0)
+    these.restore(back, 2.0)
+    these.note_answer(back, 2.0, 0.01, "well")
+    these.note_error(back, 500, 2.0, 0.01, model="broken")
+    these.note_broken(back, 2.0, "broken")
+    assert back.ejection.cause is None and back.trial
+    these.note_error(back, 500, 2.0, 0.01, model="well")
+    assert back.ejection.cause is Cause.ERRORS
+    await these.close()
+
+
+async def test_records_of_models_are_bounded() -> None:
+    these = endpoints(1)
+    for n in range(MAX_RECORDS + 9):
+        these.note_answer(these[0], 1.0, 0.01, f"m{n}")
+        these.note_error(these[0], 404, 1.0, 0.01, model=f"none{n}")
+    assert list(these[0].records) == [f"m{n}" for n in range(9, MAX_RECORDS + 9)]
+    await these.close()
 
 
 async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_again(

@@ -244,7 +244,7 @@ async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once
     decision = attempts.another(1.0, Because.UNREACHABLE)
     while isinstance(decision, Send):
         asked.append(decision.endpoint)
-        note_failure(gate.endpoints, decision.endpoint, down, 1.0)
+        note_failure(gate.endpoints, decision.endpoint, down, 1.0, "digits")
         decision = attempts.failed(decision.endpoint, down, 1.0, kept=True, sent=False, twice=False)
         assert len(attempts.tried) == 1
     assert len(asked) == len(set(asked)) == 1000

@@ -12,6 +12,7 @@ from oriel_policies.ejection import (
     Record,
     most_ejected,
     outliers,
+    outliers_by_model,
     silent_for_too_long,
 )
 
@@ -39,6 +40,16 @@ def test_an_error_all_servers_share_is_not_the_servers() -> None:
 def test_one_server_that_is_slow_among_others_that_are_not() -> None:
     assert outliers([record(), record(latency_s=0.5), record()]) == [(1, Cause.LATENCY)]
     assert outliers([record(latency_s=0.001), record(latency_s=0.05)]) == []  # less than 0.1 s more is nothing
+
+
+def test_a_server_is_ejected_only_for_all_its_models() -> None:
+    slow, fails = record(latency_s=3.0), record(error_every=1)
+    assert outliers_by_model([{"a": slow, "b": record()}, {"a": record(), "b": record()}]) == [(0, "a", Cause.LATENCY)]
+    assert outliers_by_model([{"a": slow, "b": fails}, {"a": record(), "b": record()}]) == [(0, "", Cause.LATENCY)]
+    assert outliers_by_model([{"a": fails}, {"a": record(), "b": record()}]) == [(0, "", Cause.ERRORS)]
+    assert outliers_by_model([{"a": slow}, {"b": record()}]) == [], "they have nothing in common"
+    # a model that only this server has speaks for the server
+    assert outliers_by_model([{"a": slow, "own": record()}, {"a": record()}]) == [(0, "a", Cause.LATENCY)]
 
 
 def test_too_few_answers_say_nothing() -> None:
@@ -91,3 +102,4 @@ def test_silence_is_judged_by_what_answers_usually_take() -> None:
     assert not silent_for_too_long(quick, 100.5) and silent_for_too_long(quick, 100.7)
     assert not silent_for_too_long(slow, 109.0) and silent_for_too_long(slow, 110.5)
     assert not silent_for_too_long(new, 200.0)
+    assert not silent_for_too_long(quick, 109.0, [slow]), "one of its models takes that long"

@@ -112,24 +112,27 @@ class GiveUp:
 Decision = Send | Wait | GiveUp
 
 
-def note_answer(endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, head: Any, now: float, s: float) -> None:
-    """Tell the endpoints that a whole answer of `endpoint` came, `s` seconds after the request."""
+def note_answer(
+    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, head: Any, now: float, s: float, model: str
+) -> None:
+    """Tell the endpoints that a whole answer of `endpoint` came, `s` seconds after the request for `model`."""
     status = head.status
     if status < 400:
-        endpoints.note_answer(endpoint, now, s)
+        endpoints.note_answer(endpoint, now, s, model)
     else:
-        wait_s = head.get("retry-after") or "" if status in (429, 503) else ""
-        endpoints.note_error(endpoint, status, now, s, float(wait_s) if wait_s.isdecimal() and len(wait_s) < 6 else 0.0)
+        after = head.get("retry-after") or "" if status in (429, 503) else ""
+        wait_s = float(after) if after.isdecimal() and len(after) < 6 else 0.0
+        endpoints.note_error(endpoint, status, now, s, wait_s, model)
 
 
 def note_failure(
-    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, error: UpstreamError, now: float
+    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, error: UpstreamError, now: float, model: str
 ) -> None:
     """Tell the endpoints that no answer of `endpoint` came."""
     if isinstance(error, UpstreamUnreachable):
         endpoints.note_reach(endpoint, Reach.UNREACHABLE)
     elif not isinstance(error, UpstreamUnread):
-        endpoints.note_broken(endpoint, now)
+        endpoints.note_broken(endpoint, now, model)
 
 
 def why_failed(error: UpstreamError) -> str:

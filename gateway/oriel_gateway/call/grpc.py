@@ -291,7 +291,7 @@ class GrpcCall(Call):
             self.gate.note_load_report(answer.get(LOAD_METRICS))
         if answer.status >= 500 and self.endpoint is not None:
             now = monotonic()
-            self.endpoints.note_error(self.endpoint, answer.status, now, now - self.sent_s)
+            self.endpoints.note_error(self.endpoint, answer.status, now, now - self.sent_s, model=self.target.sought)
         self.response_data(b"", True)
 
     def finish(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:

@@ -221,9 +221,9 @@ class GrpcStreamCall(GrpcCall):
         self.state = ANSWERING
         self.status = head.status
         if head.status < 400:
-            self.endpoints.note_answer(endpoint, now, now - self.sent_s)
+            self.endpoints.note_answer(endpoint, now, now - self.sent_s, self.target.sought)
         else:
-            self.endpoints.note_error(endpoint, head.status, now, now - self.sent_s)
+            self.endpoints.note_error(endpoint, head.status, now, now - self.sent_s, model=self.target.sought)
             if self.classify(head, data) in DENIED:
                 self.endpoints.model_locations.note_denied(endpoint, self.target.sought, now)
         self.stream = AnswerStream(now, unbounded=True)

@@ -105,7 +105,7 @@ class Hedge:
         refused = head.status >= 500 or (head.status >= 400 and call.classify(head, data) is not AnswerKind.ANSWER)
         if refused and call.first_flying:
             now = monotonic()
-            note_answer(call.endpoints, endpoint, head, now, now - self.sent_s)
+            note_answer(call.endpoints, endpoint, head, now, now - self.sent_s, call.target.sought)
             if complete:
                 self.connection = None
                 self.endpoint = None
@@ -123,7 +123,7 @@ class Hedge:
         self.connection = None
         self.endpoint = None
         if endpoint is not None:
-            note_failure(call.endpoints, endpoint, error, monotonic())
+            note_failure(call.endpoints, endpoint, error, monotonic(), call.target.sought)
             call.copy_ended(self, endpoint, why_failed(error))
         if not call.first_flying:
             call.failed(error)

@@ -332,7 +332,7 @@ class Call(Lifecycle):
                 if self.in_trouble().after_failure(endpoint, error, now):
                     return
             else:
-                self.endpoints.note_broken(endpoint, now)
+                self.endpoints.note_broken(endpoint, now, self.target.sought)
         outcome = Outcome.UPSTREAM_UNREACHABLE if isinstance(error, UpstreamUnreachable) else Outcome.UPSTREAM_BROKEN
         if self.state == SENDING and isinstance(error, UpstreamUnread) and spill(self, outcome, now):
             return
@@ -447,10 +447,10 @@ class Call(Lifecycle):
         endpoint = self.endpoint
         assert endpoint is not None
         if status < 400:
-            self.endpoints.note_answer(endpoint, now, now - self.sent_s)
+            self.endpoints.note_answer(endpoint, now, now - self.sent_s, self.target.sought)
         else:
             if self._trouble is None or not self._trouble.settled:
-                note_answer(self.endpoints, endpoint, head, now, now - self.sent_s)
+                note_answer(self.endpoints, endpoint, head, now, now - self.sent_s, self.target.sought)
             if complete and self.elsewhere(endpoint, head, data, now):
                 return
         self.no_copy()

@@ -273,7 +273,7 @@ class Trouble:
     def after_failure(self, endpoint: HttpEndpoint, error: UpstreamError, now: float) -> bool:
         """Go on after no answer came from `endpoint`; False: the failure is the call's."""
         call = self._call
-        note_failure(self.endpoints, endpoint, error, now)
+        note_failure(self.endpoints, endpoint, error, now, call.target.sought)
         if call.sent_s and not isinstance(error, (UpstreamUnreachable, UpstreamUnread)):
             self.unsure = True
         if self._copy_flying:

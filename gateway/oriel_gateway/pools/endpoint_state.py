@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from enum import StrEnum
 from time import monotonic
 
@@ -19,6 +20,7 @@ _OF_MODELS = "/v2/health/ready"
 _MODELS_MISSING = 400  # the answer there while a model is not ready; a server that stops gives another one
 _OF_SERVICES = "/health/ready"
 INDEX_EVERY_S = 0.25
+MAX_RECORDS = 64
 FLAPS, FLAPS_WITHIN_S = 3, 60.0  # a server that is lost so often in this time comes and goes
 
 
@@ -35,6 +37,8 @@ class EndpointState:
     """The state of one address in its pool, whatever its protocol. Its connections are the endpoint's other half.
 
     outstanding: requests under way.
+    record: of all its answers.
+    records: the same by model, for up to `MAX_RECORDS` of them; with one model its record is `record` itself.
     trial: answers that are missing until the endpoint is trusted again after an ejection; 0 if it is trusted.
     doubted_s: the time until which the endpoint is suspected to be dying.
     leaving: whether the discovery does not name the address any more.
@@ -50,6 +54,7 @@ class EndpointState:
         self.address = address
         self.cost = PeakEwma()
         self.record = Record()
+        self.records: dict[str, Record] = {}
         self.ejection = Ejection()
         # Calls that are held for a server which is ready have to wait for its first probe.
         self.reach = Reach.UNREACHABLE if pool.scaling is not None and pool.probe else Reach.UNKNOWN
@@ -64,6 +69,19 @@ class EndpointState:
         self.lost_s: deque[float] = deque(maxlen=16)  # when it could not be used any more, the latest times
         self.probed_s = 0.0  # when the probe under way began
         self._index_due_s = 0.0  # when the index of its models may be read again
+
+    def record_of(self, model: str) -> Record:
+        """Return the record of a model's answers, a new one if there is none; the oldest is dropped if they are too
+        many.
+        """
+        records = self.records
+        if model not in records:
+            if len(records) == 1:
+                records[next(iter(records))] = copy(self.record)
+            elif len(records) >= MAX_RECORDS:
+                del records[next(iter(records))]
+            records[model] = Record() if records else self.record
+        return records[model]
 
     def reads_index(self) -> bool:
         """Return whether a server that is not ready is asked for the states of its models, now and not just before."""

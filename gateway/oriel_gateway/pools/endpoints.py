@@ -24,7 +24,7 @@ from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.model_locations import ModelLocations
 from oriel_gateway.routing.sticky import StickyChoice
 from oriel_policies.documents import Tenant
-from oriel_policies.ejection import SUSPECT_S, Cause, Record, most_ejected
+from oriel_policies.ejection import ERROR_RATE, MIN_ANSWERS, SUSPECT_S, Cause, Record, most_ejected
 from oriel_policies.picking import two_of
 from oriel_policies.shares import Holding, Shares
 from oriel_wire.engine.discovery import Address
@@ -193,11 +193,18 @@ class EndpointSet(Generic[E]):
         self.refresh()
         return True
 
+    def withhold(self, endpoint: E, model: str, cause: Cause, now: float) -> None:
+        """Send a model's calls to other endpoints for a while: this one is worse for them, and well for others."""
+        record = endpoint.record_of(model)
+        record.answers, record.broken = MIN_ANSWERS - 1, 0  # its next answer decides
+        _log.warning("%s:%d gets no calls for model %r for a while: %s", *endpoint.address, model, cause.value)
+        self.model_locations.note_denied(endpoint, model, now)
+
     def restore(self, endpoint: E, now: float) -> None:
         """Restore an ejected endpoint after a good probe: it gets one call at a time until it has proven itself."""
         endpoint.ejection.admit(now)
         endpoint.trial = TRIAL_ANSWERS
-        endpoint.record = Record()
+        endpoint.record, endpoint.records = Record(), {}
         endpoint.record.heard_s = now
         _log.info("%s:%d is on trial again", *endpoint.address)
         self.refresh()
@@ -216,14 +223,19 @@ class EndpointSet(Generic[E]):
 
     # Results of calls --------------------------------------------------------------------------------------------
 
-    def note_answer(self, endpoint: E, now: float, latency_s: float) -> None:
+    def note_answer(self, endpoint: E, now: float, latency_s: float, model: str = "") -> None:
         """Note the head of a good answer."""
         endpoint.cost.observed(latency_s, now)
-        endpoint.record.answered(latency_s)
+        record = endpoint.record
+        record.answered(latency_s)
+        if endpoint.records.get(model) is not record and (own := endpoint.record_of(model)) is not record:
+            own.answered(latency_s)
         if endpoint.trial:
             endpoint.trial -= 1
 
-    def note_error(self, endpoint: E, status: int, now: float, latency_s: float, wait_s: float = 0.0) -> None:
+    def note_error(
+        self, endpoint: E, status: int, now: float, latency_s: float, wait_s: float = 0.0, model: str = ""
+    ) -> None:
         """Note an answer of 4xx or 5xx; 500 and 502 are failures of the server, which `health` compares with the
         others'.
 
@@ -236,11 +248,15 @@ class EndpointSet(Generic[E]):
         elif status in (500, 502):
             cost.observed(max(latency_s, min(60.0, cost.cost_s * 1.5 + 0.001)), now)
             record.erred()
-            if endpoint.trial:
+            if (own := endpoint.record_of(model)) is not record:
+                own.erred()
+            if endpoint.trial and not self._fails_elsewhere(endpoint, model):
                 self.eject(endpoint, Cause.ERRORS, now)
         else:
             cost.failed(latency_s, now, typical_s=0.0 if record.answers else self._typical_s())
             record.declined()
+            if (found := endpoint.records.get(model, record)) is not record:
+                found.declined()
             if status < 500 and endpoint.trial:
                 endpoint.trial -= 1
 
@@ -249,11 +265,25 @@ class EndpointSet(Generic[E]):
         some = sorted(cost_s for member in islice(self.members, _SOME) if (cost_s := member.record.mean_s))
         return some[len(some) // 2] if some else 0.0
 
-    def note_broken(self, endpoint: E, now: float) -> None:
+    def note_broken(self, endpoint: E, now: float, model: str = "") -> None:
         """Note an exchange that ended without a whole answer."""
         endpoint.doubted_s = now + SUSPECT_S
-        if endpoint.record.broke() or endpoint.trial:
+        record, own = endpoint.record, endpoint.record_of(model)
+        too_many = record.broke()
+        if own is not record:
+            own.broke()
+            if model and (own.broken >= record.broken or self._fails_elsewhere(endpoint, model)):
+                if too_many:  # all of them were this model's
+                    self.withhold(endpoint, model, Cause.BROKEN, now)
+                    record.broken = 0
+                return
+        if too_many or endpoint.trial:
             self.eject(endpoint, Cause.BROKEN, now)
+
+    def _fails_elsewhere(self, endpoint: E, model: str) -> bool:
+        """Return whether the model fails at another endpoint too, so that its failures are not this endpoint's."""
+        others = [member.records.get(model) for member in islice(self.members, _SOME) if member is not endpoint]
+        return any(other is not None and other.error_rate > ERROR_RATE for other in others)
 
     # Picking ---------------------------------------------------------------------------------------------------
 

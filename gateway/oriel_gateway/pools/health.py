@@ -30,7 +30,7 @@ from typing import Any
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach, patience_s
 from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
 from oriel_gateway.pools.pool import PoolGate
-from oriel_policies.ejection import SUSPECT_S, Cause, outliers, silent_for_too_long
+from oriel_policies.ejection import SUSPECT_S, Cause, outliers_by_model, silent_for_too_long
 from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, DnsDiscovery
 from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
 
@@ -173,7 +173,9 @@ class Watch:
             elif silence_s > SUSPECT_S:
                 if path:
                     self._probe(these, member, path, SUSPECT_ANSWER_S, suspect=True)
-                elif silent_for_too_long(member.record, now) and self._others_are_well(these, member, now):
+                elif silent_for_too_long(member.record, now, member.records.values()) and self._others_are_well(
+                    these, member, now
+                ):
                     these.eject(member, Cause.STUCK, now)
             elif path and now >= member.probe_due_s:
                 self._probe(these, member, path, self.probe_timeout_s)
@@ -184,9 +186,11 @@ class Watch:
                     again_s = min(again_s, max(self.again_s, share))
                 member.probe_due_s = now + again_s * (0.9 + 0.2 * random())
         if tidy and several:
-            for index, cause in outliers([member.record for member in these.members]):
+            for index, model, cause in outliers_by_model([member.records for member in these.members]):
                 member = these.members[index]
-                if member.ejection.cause is None:
+                if member.ejection.cause is None and model:
+                    these.withhold(member, model, cause, now)
+                elif member.ejection.cause is None:
                     these.eject(member, cause, now)
 
     def _follow(self, gate: PoolGate, these: EndpointSet[Any], name: Address) -> None:

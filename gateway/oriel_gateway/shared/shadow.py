@@ -182,7 +182,7 @@ class _ShadowCopy:
         call.state = ANSWERING
         call.response_s = now = monotonic()
         if call.endpoint is not None:
-            note_answer(call.endpoints, call.endpoint, head, now, now - call.sent_s)
+            note_answer(call.endpoints, call.endpoint, head, now, now - call.sent_s, call.target.sought)
         call.status = head.status
         self._own = Fingerprint(call, head)
         call.cost_us = head.cost_us

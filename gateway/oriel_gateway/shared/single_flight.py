@@ -189,7 +189,7 @@ class _Work:
         call.response_s = now = monotonic()
         endpoint, took_s = call.endpoint, now - call.sent_s
         if head.status >= 400 and complete and endpoint is not None and call.elsewhere(endpoint, head, data, now):
-            note_answer(call.endpoints, endpoint, head, now, took_s)
+            note_answer(call.endpoints, endpoint, head, now, took_s, call.target.sought)
             return True
         call.no_copy()
         if not _shareable(head):
@@ -257,7 +257,8 @@ class _Work:
             del members[0]
         else:
             if call.endpoint is not None:
-                note_answer(call.endpoints, call.endpoint, head, call.response_s, call.response_s - call.sent_s)
+                took_s = call.response_s - call.sent_s
+                note_answer(call.endpoints, call.endpoint, head, call.response_s, took_s, call.target.sought)
             call.finish(Outcome.CALLER_LEFT)
         if good:
             _in_turns(members, _alone)
