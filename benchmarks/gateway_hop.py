@@ -11,6 +11,7 @@ work: key, limits, admission, deadline, trace context, tier headers, metrics; th
     varying         1 KB each way, 32 connections, no two heads alike: request ids of 8 to 36 characters, a trace
                     context in each, a tracestate in some
     mixed           the same from eight kinds of clients in turns on each connection, as behind a load balancer
+    clients         the same from 500 programs in eight languages, as of an ordinary public clientele
     grpc            1 KB, 64 calls at a time on 8 connections, ids as in `varying`
     tls             `varying` over kept TLS connections
     same            1 KB, heads that repeat byte by byte
@@ -65,6 +66,7 @@ class Load:
 LOADS = {
     "varying": Load(),
     "mixed": Load(heads="mixed"),
+    "clients": Load(heads="clients"),
     "grpc": Load(contenders=(*PROXIES, "grpc.aio"), connections=8, streams=8),
     "tls": Load(tls=True, contenders=(*OURS, "nginx", "haproxy", "tcp floor")),
     "same": Load(heads="same", contenders=(*FAST, "starlette+aiohttp", "starlette+httpx")),
