@@ -23,7 +23,7 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1_response import UNBUFFERED, ResponseHead
 from oriel_wire.h2.streams import Stream
 
-__all__ = ["KEEP_ALIVE_S", "KeepAlive", "go_on_over_http1", "go_on_over_http2", "wants_events"]
+__all__ = ["KEEP_ALIVE_S", "KeepAlive", "rest_of", "wants_events"]
 
 KEEP_ALIVE_S = 15.0
 MAX_READ_BYTES: Final = 64 * 1024  # of a body that is read for whether it asks for a stream
@@ -134,57 +134,25 @@ def _comment(call: Call) -> None:
     http1.transport.write(start + chunk(_COMMENT))
 
 
-def _rest(call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool) -> bytes | None:
+def rest_of(
+    call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool, now: float
+) -> bytes | None:
     """Return what a stream that was kept open goes on with: the answer's events, or a whole answer of another kind as
-    one event. None: it can be neither.
+    one event.
+
+    None: it is no stream of events and not whole either, so the client was cut off.
     """
     if call.extras is not None:
         head = head.copy()
         call.extras.response(call, head, data, complete)
-    if events_of(head, b"") is not None:
-        return data
-    return b"".join([b"data: %b\n" % line for line in data.splitlines()]) + b"\n" if complete else None
-
-
-def _goes_on(call: Call, stream: AnswerStream, now: float) -> None:
-    stream.unbounded, stream.data_s = True, now
-    call.watch_until(stream.ends_s(call.tenant.tier, now))
-
-
-def _broken(call: Call) -> None:
-    """Cut an answer that is no stream of events and not whole either."""
-    client = call.client
-    assert client is not None
-    client.abort()
-    asyncio.get_running_loop().call_soon(call.client_left)
-
-
-def go_on_over_http1(
-    client: OverHttp1, call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool, now: float
-) -> bool:
-    """Write the beginning of an upstream's answer behind comments. Returns whether the connection ends with it."""
-    rest = _rest(call, stream, head, data, complete)
-    if rest is None:
-        _broken(call)
-        return False
+    if events_of(head, b"") is None:
+        if not complete:
+            assert call.client is not None
+            call.client.abort()
+            asyncio.get_running_loop().call_soon(call.client_left)
+            return None
+        data = b"".join([b"data: %b\n" % line for line in data.splitlines()]) + b"\n"
     if not complete:
-        _goes_on(call, stream, now)
-    stream.write(client.transport, rest, complete)
-    return stream.close
-
-
-def go_on_over_http2(
-    client: OverHttp2, call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool, now: float
-) -> bool:
-    """Write the beginning of an upstream's answer behind comments."""
-    rest = _rest(call, stream, head, data, complete)
-    if rest is None:
-        _broken(call)
-        return False
-    if not complete:
-        _goes_on(call, stream, now)
-    if stream.events is not None:
-        stream.events.sent(rest)
-    if rest or complete:
-        client.connection.send_data(client.stream, rest, complete)
-    return False
+        stream.unbounded, stream.data_s = True, now
+        call.watch_until(stream.ends_s(call.tenant.tier, now))
+    return data

@@ -11,7 +11,7 @@ from oriel_gateway.call.answers import refusal_body, refusal_bytes
 from oriel_gateway.call.cors import cors_lines, dressed, is_preflight
 from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
 from oriel_gateway.call.http import Call
-from oriel_gateway.call.kept_open import go_on_over_http1
+from oriel_gateway.call.kept_open import rest_of
 from oriel_gateway.call.stream import begin_stream
 from oriel_gateway.call.unread import NOTED_BYTES
 from oriel_gateway.core import Gateway
@@ -299,7 +299,10 @@ class ClientConnection(ServerConnection):
     def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
         """Write the head of an upstream's answer, and the bytes of its body that are here. See `contracts.Client`."""
         if call.stream is not None:
-            return go_on_over_http1(self, call, call.stream, head, data, complete, now)
+            rest = rest_of(call, call.stream, head, data, complete, now)
+            if rest is not None:
+                call.stream.write(self.transport, rest, complete)
+            return rest is not None and call.stream.close
         start: bytes | None = None
         close = False
         if complete:

@@ -9,7 +9,7 @@ from oriel_gateway.call.cors import cors_lines, dressed, is_preflight
 from oriel_gateway.call.events import events_of
 from oriel_gateway.call.heads import answer_lines
 from oriel_gateway.call.http import Call
-from oriel_gateway.call.kept_open import go_on_over_http2
+from oriel_gateway.call.kept_open import rest_of
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
@@ -238,7 +238,12 @@ class Http2Client:
     def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
         """See `contracts.Client`."""
         if call.stream is not None:
-            return go_on_over_http2(self, call, call.stream, head, data, complete, now)
+            rest = rest_of(call, call.stream, head, data, complete, now)
+            if rest is not None and call.stream.events is not None:
+                call.stream.events.sent(rest)
+            if rest is not None and (rest or complete):
+                self.connection.send_data(self.stream, rest, complete)
+            return False
         if call.extras is not None:
             head = head.copy()
             call.extras.response(call, head, data, complete)
