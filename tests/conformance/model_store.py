@@ -51,7 +51,7 @@ class ModelStoreSuite:
         repository.put("m/01/model.onnx", b"")
         repository.put("m/next/model.onnx", b"")
         repository.put("m/0/model.onnx", b"")
-        assert list(repository.store.versions("m")) == [1, 3, 12]
+        assert list(repository.store.versions("m")) == [0, 1, 3, 12]
         with pytest.raises(LoadFailed):
             repository.store.versions("absent")
 
