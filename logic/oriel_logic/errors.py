@@ -30,6 +30,7 @@ from enum import Enum
 from typing import ClassVar
 
 MAX_MESSAGE = 500
+MAX_RETRY_S = 86_400.0
 
 
 class Outcome(Enum):
@@ -62,14 +63,17 @@ class Outcome(Enum):
 
 
 class LogicError(Exception):
-    """Root of these errors. `message` may be shown to the caller; `retry_after_s` is set if a later try may succeed."""
+    """Root of these errors. `message` may be shown to the caller.
+
+    retry_after_s: seconds until a later try may succeed, at most a day; None if it would not.
+    """
 
     outcome: ClassVar[Outcome] = Outcome.HANDLER_FAILED
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(message[:MAX_MESSAGE])
-        self.message = message[:MAX_MESSAGE]
-        self.retry_after_s = retry_after_s
+        self.message = str(message)[:MAX_MESSAGE]
+        super().__init__(self.message)
+        self.retry_after_s = None if retry_after_s is None else min(max(0.0, retry_after_s), MAX_RETRY_S)
 
 
 class BadRequest(LogicError):

@@ -53,7 +53,7 @@ SERVERS = {
     "wire/oriel_wire/objects/s3.py": "_MD5",
     "wire/oriel_wire/objects/s3_http.py": "_REGION",
     "wire/oriel_wire/orca.py": "_NAME _NUMBER",
-    "wire/oriel_wire/server_timing.py": "_ENTRY",
+    "wire/oriel_wire/server_timing.py": "_ODD _ENTRY",
     "wire/oriel_wire/usage.py": "_SEGMENT",
     "wire/oriel_wire/v2/metadata.py": "_ENUM _FIELD",
 }

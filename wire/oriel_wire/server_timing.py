@@ -2,14 +2,27 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 MOST: Final = 8192  # characters that are read
 WRITTEN: Final = 1536  # characters that one server writes: with those of a gateway before it, less than 2 KiB
 _OTHER: Final = "other"  # the sum of the stages that have no room
+NAME: Final = 48  # characters of a name that comes from outside this project
+_ODD: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _ENTRY: Final = re.compile(
     r'(?:^|,)\s*([A-Za-z0-9_.-]{1,64})\s*(?:;(?:[^,;"]|"[^"]*")*)*?;\s*dur=([0-9]{1,12}(?:\.[0-9]{1,9})?)'
 )
+
+
+def entry_name(text: str) -> str:
+    """Return the name of an entry for any text: at most 48 characters, with "_" for those that do not fit a header."""
+    return _entry_name(text[:NAME])
+
+
+@lru_cache(1024)
+def _entry_name(text: str) -> str:
+    return _ODD.sub("_", text) or "_"
 
 
 def server_timing(stages: Sequence[tuple[str, float]]) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from oriel_logic.errors import LogicError
 from oriel_wire.context import parse_cost
-from oriel_wire.server_timing import read_server_timing
+from oriel_wire.server_timing import entry_name, read_server_timing
 from oriel_wire.trace import TraceContext, child
 
 Kind = Literal["client", "internal"]
@@ -150,8 +150,8 @@ class Ledger:
         other.cost_us = other.device_ns = other.cpu_ns = 0
 
     def stage(self, name: str, *, kind: Kind = "internal") -> Stage:
-        """Make a stage, which begins when it is entered with `with`."""
-        stage = Stage(name, kind, self.root, self._clock)
+        """Make a stage, which begins when it is entered with `with`. name: any text; it is shown by `entry_name`."""
+        stage = Stage(entry_name(name), kind, self.root, self._clock)
         self.stages.append(stage)
         return stage
 

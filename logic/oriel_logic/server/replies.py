@@ -101,16 +101,20 @@ def retry_after(error: LogicError) -> tuple[tuple[str, str], ...]:
 def error_facts(status: int, message: str, reason: str, request_id: str, **facts: str | None) -> dict[str, Any]:
     """Return the value of an error body in the form of the OpenAI API, with our own members."""
     kind = "requests" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    message = message.encode(errors="backslashreplace").decode()  # it may quote text that is not valid UTF-8
     error = {
-        "message": message,
+        "message": plain(message),
         "type": kind,
         "param": None,
         "code": reason,
         "reason": reason,
         "request_id": request_id,
     }
-    return {"error": {**error, **facts}}
+    return {"error": {**error, **{name: value and plain(value) for name, value in facts.items()}}}
+
+
+def plain(text: object) -> str:
+    """Return text that services made up as valid UTF-8: it may quote what is not."""
+    return str(text).encode(errors="backslashreplace").decode()
 
 
 def error_body(status: int, message: str, reason: str, request_id: str) -> bytes:

@@ -98,7 +98,10 @@ class Context:
         return self._call.remaining_s(self._clock())
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        """Time a part of a handler: `with ctx.stage("rank"):` shows in `Server-Timing` and in the trace."""
+        """Time a part of a handler: `with ctx.stage("rank"):` shows in `Server-Timing`, the metrics and the trace.
+
+        name: letters, digits and `_.-`, at most 48; other characters are shown as "_".
+        """
         return self._ledger.stage(name)
 
     async def run(self, function: Callable[P, R], /, *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -117,7 +120,7 @@ class Context:
         if limits is not None:
             (rows,) = arguments
             with self._ledger.stage(stage) as timed:
-                done = await self._workers.batched(reference, rows, limits, call=self._call, stage=stage)
+                done = await self._workers.batched(reference, rows, limits, call=self._call, stage=timed.name)
                 return cast(R, self._accounted(done, timed))
         bounds = {"run_s": self._run_s, "memory_mb": self._memory_mb}
         return cast(R, await self.work(reference, arguments, stage, **bounds))
@@ -127,7 +130,7 @@ class Context:
         `memory_mb`.
         """
         with self._ledger.stage(stage) as timed:
-            done = await self._workers.call(reference, arguments, call=self._call, stage=stage, **terms)
+            done = await self._workers.call(reference, arguments, call=self._call, stage=timed.name, **terms)
             return self._accounted(done, timed)
 
     def _accounted(self, done: Finished, timed: Stage) -> Any:
