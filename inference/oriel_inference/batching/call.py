@@ -205,7 +205,7 @@ class Call:
         request body included, that only the garbage collector would find.
         """
         self.reply = _nobody
-        self.emit = None
+        self.emit = self.relay = None
         self.ticket.payload = None
 
     def parked(self, until_s: float) -> Ticket:

@@ -163,7 +163,7 @@ class ServiceConnection(ServerConnection):
             self.transport.abort()
         finally:
             if self._task is task:
-                self._task = None
+                self._task = self._body = None
                 self._release()
 
     async def _stream(self, reply: Reply) -> None:

@@ -171,6 +171,8 @@ class Envelope:
             visit.outcome = error.outcome
             if isinstance(error, HandlerFailed) and error.__cause__ is not None:
                 _log.error("request %s: service '%s' failed", visit.call.request_id, visit.service, exc_info=error)
+            for each in filter(None, (error, error.__cause__, error.__context__)):
+                each.__traceback__ = None  # its frames may hold the error, and only the collector would free them
             return error_reply(error, visit.call.request_id)
 
     async def _begun(self, pieces: AsyncIterator[bytes], visit: Visit) -> AsyncIterator[bytes]:

@@ -142,6 +142,7 @@ class Batcher:
             if self._queue.remove(ticket):
                 self._left(member)
                 self._jobs.tally.dropped["left"] += 1
+            ticket.payload = None  # the two are a circle
 
     def close(self) -> None:
         """Fail every waiting call with WorkerDied; nothing more is released."""

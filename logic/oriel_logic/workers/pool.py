@@ -277,7 +277,7 @@ class WorkerPool:
         self._arm()
 
     def _leave(self, job: Job) -> None:
-        """Remove a job whose caller has its answer or has left."""
+        """Remove a job whose caller has its answer or has left, and undo the circle of job and ticket."""
         if not job.started:
             queue = self._long.queue if self._long.holds(job) else self._queue
             self.tally.dropped["left"] += queue.remove(job.ticket)
@@ -285,6 +285,7 @@ class WorkerPool:
         elif job.worker is not None:
             job.future.cancel()
             job.worker.abandon(job)
+        job.ticket.payload = None
 
     def expire(self) -> None:
         """Fail every queued job whose deadline has passed; called by the pool's own timer."""

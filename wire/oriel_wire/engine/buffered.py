@@ -90,7 +90,7 @@ class Exchange:
             raise RuntimeError("this request was answered before")
         if self.started:
             raise RuntimeError("this answer has begun: only `write` and `end` are possible now")
-        self._connection = None
+        self._connection = self.on_abort = self.on_writable = None
         connection.write_answer(status, headers, body, head_only=self.head.line.method == "HEAD")
 
     def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
@@ -111,6 +111,7 @@ class Exchange:
     def end(self, trailers: str = "") -> None:
         """Complete the started answer. trailers: lines, each with its CRLF, for a client that understands chunks."""
         connection, self._connection = self._connection, None
+        self.on_abort = self.on_writable = None
         if connection is not None:
             connection.end_answer(last_chunk(trailers) if self._chunked else b"")
 
@@ -128,7 +129,7 @@ class Exchange:
             return
         self._connection = None
         self.aborted = True
-        callback, self.on_abort = self.on_abort, None
+        callback, self.on_abort, self.on_writable = self.on_abort, None, None
         if callback is not None:
             callback()
 

@@ -1,0 +1,119 @@
+"""No kind of request leaves objects that only the garbage collector can free, for which it would stop all requests."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from ..uncollected import left_by
+
+SERVICES = """
+    from collections.abc import AsyncIterator, Iterator
+
+    from oriel_logic import Refused, Request, batched, service
+
+    def backwards(text):
+        return text[::-1]
+
+    @service
+    async def beside(request: Request, ctx) -> dict:
+        with ctx.stage("rank"):
+            return {"length": len(request.body)}
+
+    @service
+    def inside(request: Request) -> dict:
+        return {"length": len(request.body)}
+
+    @service
+    async def runs(request: Request, ctx) -> dict:
+        return {"text": await ctx.run(backwards, request.text())}
+
+    @batched(max_rows=1)
+    def doubled(rows: list[int]) -> list[int]:
+        return [2 * row for row in rows]
+
+    @service
+    async def batches(request: Request, ctx) -> dict:
+        return {"rows": await ctx.run(doubled, [1])}
+
+    @service
+    async def asks(request: Request, models) -> dict:
+        return {"y": (await models.infer("double", {"x": [[1.0, 2.0]]}))["y"].tolist()}
+
+    @service
+    def asks_inside(request: Request, models) -> dict:
+        return {"y": models.infer("double", {"x": [[1.0, 2.0]]})["y"].tolist()}
+
+    @service
+    async def counts(upto: int) -> AsyncIterator[int]:
+        for each in range(upto):
+            yield each
+
+    @service
+    def counts_inside(upto: int) -> Iterator[int]:
+        yield from range(upto)
+
+    @service
+    async def breaks_off(upto: int) -> AsyncIterator[int]:
+        yield upto
+        raise Refused("no more")
+
+    @service
+    async def refuses(request: Request) -> dict:
+        raise Refused("not this one")
+
+    @service
+    def refuses_inside(request: Request) -> dict:
+        raise Refused("not this one")
+
+    @service
+    async def fails(request: Request) -> dict:
+        raise ZeroDivisionError
+
+    @service
+    def fails_inside(request: Request) -> dict:
+        raise ZeroDivisionError
+"""
+KINDS: dict[str, tuple[bytes, dict[str, str], int]] = {
+    "beside": (b"{}", {}, 200),
+    "inside": (b"{}", {}, 200),
+    "runs": (b"abc", {}, 200),
+    "batches": (b"", {}, 200),
+    "asks": (b"", {}, 200),
+    "asks_inside": (b"", {}, 200),
+    "counts": (b'{"upto": 3}', {"content-type": "application/json"}, 200),
+    "counts_inside": (b'{"upto": 3}', {"content-type": "application/json"}, 200),
+    "breaks_off": (b'{"upto": 3}', {"content-type": "application/json"}, 200),
+    "refuses": (b"{}", {}, 422),
+    "refuses_inside": (b"{}", {}, 422),
+    "fails": (b"{}", {}, 500),
+    "fails_inside": (b"{}", {}, 500),
+    "missing": (b"{}", {}, 404),
+    "beside?large": (bytes(300_000), {}, 200),
+    "beside?encoded": (b"{}", {"content-encoding": "gzip"}, 415),
+    "beside?late": (b"{}", {"x-oriel-timeout-ms": "0"}, 504),
+    "counts?wrong": (b"{", {"content-type": "application/json"}, 422),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_leaves_nothing_in_cycles(stack: Any, services: Any, kind: str) -> None:
+    logic = await stack(services(kinds=SERVICES))
+    body, headers, status = KINDS[kind]
+
+    async def ask() -> None:
+        answer = await logic.client.post(f"/v1/services/{kind}", content=body, headers=headers)
+        assert answer.status_code == status, answer.text
+
+    assert await left_by(ask) == {}
+
+
+async def test_a_reader_who_leaves_a_stream_leaves_nothing_in_cycles(stack: Any, services: Any) -> None:
+    logic = await stack(services(kinds=SERVICES))
+    await left_a_stream(logic.client)
+    assert await left_by(lambda: left_a_stream(logic.client)) == {}
+
+
+async def left_a_stream(client: httpx.AsyncClient) -> None:
+    async with client.stream("POST", "/v1/services/counts", json={"upto": 100_000}) as answer:
+        await anext(answer.aiter_bytes())
