@@ -29,7 +29,7 @@ class Door:
     body: bytes
 
     def request(self, timeout_ms: int) -> bytes:
-        head = f"POST {self.path} HTTP/1.1\r\nhost: unit\r\n{self.fields}{self.timeout}: {timeout_ms}\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\n{self.fields}{self.timeout}: {timeout_ms}\r\n"
         return f"{head}content-length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 

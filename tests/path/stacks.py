@@ -14,6 +14,8 @@ from typing import Any
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 START_S = 240.0
 STOP_S = 120.0
+# A variable that all processes of a stack keep, also those with users' code, which forget most others.
+MARK = "LC_ORIEL_TEST"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Stack:
 
     def processes(self) -> list[int]:
         """Return the living processes with this stack's mark in their environment, whoever their parents are."""
-        mark = f"ORIEL_STATE={self.environ['ORIEL_STATE']}".encode()
+        mark = f"{MARK}={self.environ[MARK]}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -70,7 +72,7 @@ def picture(digit: int) -> bytes:
 @contextlib.contextmanager
 def started(state: Path, words: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Iterator[Stack]:
     """Run a stack. words: further flags. variables: further environment variables."""
-    own = {"ORIEL_STATE": str(state), "PYTHONPATH": os.pathsep.join(sys.path)}
+    own = {"ORIEL_STATE": str(state), MARK: str(state), "PYTHONPATH": os.pathsep.join(sys.path)}
     environ = {**os.environ, **own, **(variables or {})}
     process = subprocess.Popen(
         command("up", "--demo", "--free-ports", "--json", *words), env=environ, stdout=subprocess.PIPE, text=True

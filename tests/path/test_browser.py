@@ -73,7 +73,8 @@ def test_a_key_shows_its_services_and_tries_them_with_their_samples(page: Page, 
     assert {"digits", "checked_digit", "/v2/models/digits/infer", "/v1/completions"} <= set(described(page))
     for service, label in (("digits", 7), ("checked_digit", 3)):
         assert page.run(f"document.querySelector('#service-{service} select').value") == "image/png", "the sample's"
-        assert send(page, f"service-{service}").startswith("200 ")
+        sent = send(page, f"service-{service}")
+        assert sent.startswith("200 "), answer(page, f"service-{service}")
         assert f'"label": {label}' in answer(page, f"service-{service}")
     assert send(page, "model-digits").startswith("200 ") and '"model_name": "digits"' in answer(page, "model-digits")
     curl = page.run("document.querySelector('#service-digits form > pre').textContent")

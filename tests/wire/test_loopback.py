@@ -21,6 +21,8 @@ from oriel_wire.engine.loopback import is_loopback, page_refusal
         ({"host": "127.0.0.1:8000", "origin": "https://evil.example"}, "no pages of other sites"),
         ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8001"}, "no pages of other sites"),
         ({"host": "127.0.0.1:8000", "origin": "null"}, "no pages of other sites"),
+        ({"host": "127.0.0.1:8090", "origin": "http://127.0.0.1:8080", "x-oriel-tier": "gold"}, ""),
+        ({"host": "evil.example", "origin": "http://evil.example", "x-oriel-tier": "gold"}, "no loopback address"),
         ({"host": ""}, "no loopback address"),
         ({"origin": "https://evil.example"}, "no pages of other sites"),
     ],

@@ -1,12 +1,15 @@
 """Protects ports that only this machine may use from pages in a browser of this machine.
 
 A page can send requests to loopback addresses, and reads the answers too if it lets its own name resolve to one. Then
-the `Host` is that name. A request that it may only send says where it comes from (`Origin`).
+the `Host` is that name. A request that it may only send says where it comes from (`Origin`). A gateway passes on the
+`Origin` of its own pages' calls, together with the tier, a header that no page may send elsewhere without a preflight.
 """
 
 import re
 from collections.abc import Callable
 from ipaddress import ip_address
+
+from oriel_wire.context import TIER
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(?::[0-9]{1,5})?\Z")
 
@@ -28,6 +31,7 @@ def page_refusal(get: Callable[[str], str | None]) -> str:
     match = None if host is None else _HOST.match(host)
     if host is not None and (match is None or not is_loopback(match[1])):
         return "this port serves this machine only, and the Host is no loopback address: use one, such as 127.0.0.1"
-    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+    own = origin is None or origin in (f"http://{host}", f"https://{host}")
+    if not own and get(TIER) is None:
         return "this port serves this machine only, and no pages of other sites: send the request from a program"
     return ""
