@@ -1,5 +1,7 @@
 """Bounded concurrency and the deadline wheel."""
 
+from math import nextafter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,3 +84,26 @@ def test_nothing_expires_early_and_nothing_is_forgotten(items: list[tuple[float,
         assert not [d for d in watched.values() if d < now - 0.011]
         assert len(wheel) == len(watched)
     assert not watched
+
+
+@given(st.integers(0, 10**6), st.floats(0.0, 20.0), st.sampled_from([0.005, 0.001, 0.25]))
+def test_an_item_is_kept_until_the_moment_of_its_deadline_and_no_tick_longer_than_one(
+    ticks: int, after_s: float, resolution_s: float
+) -> None:
+    """Looked at right before its deadline, at it, and a tick later; the times between are as good as these."""
+    start = 50.0 + ticks * resolution_s
+    deadline = start + after_s
+    wheel: DeadlineWheel[str] = DeadlineWheel(resolution_s)
+    wheel.add("call", deadline, start)
+    if (before := nextafter(deadline, 0.0)) >= start:
+        assert wheel.due(before) == []
+    assert wheel.due(deadline) + wheel.due(deadline + resolution_s * 1.001) == ["call"]
+
+
+@given(st.integers(1, 10**6), st.integers(0, 1000))
+def test_a_deadline_on_a_tick_is_not_over_one_tick_early(start: int, after: int) -> None:
+    """Ticks of a quarter of a second, which floats hold exactly."""
+    wheel: DeadlineWheel[str] = DeadlineWheel(0.25)
+    wheel.add("call", (start + after) / 4, start / 4)
+    assert not any(wheel.due((start + tick) / 4) for tick in range(after + 1))
+    assert wheel.due((start + after + 1) / 4) == ["call"]

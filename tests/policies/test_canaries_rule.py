@@ -191,3 +191,17 @@ def test_explain_says_when_the_canary_is_rolled_back() -> None:
     (rule,) = [each for each in found if "rolled back if more of its calls" in each]
     assert "by more than 2 %" in rule and "from 100 calls of each side on" in rule
     assert any("less than 90 % of their rows" in step.says for step in steps)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["met", "late", "missed"])), max_size=80))
+def test_every_call_counts_once_and_on_its_side(calls: list[tuple[bool, str]]) -> None:
+    watch = CanaryWatch(Rollback(canary="canary", min_calls=100))
+    for canary, result in calls:
+        watch.ended(canary=canary, result=result)
+    for side, counted in zip((True, False), watch.counts, strict=True):
+        results = [result for canary, result in calls if canary is side]
+        assert (counted.calls, counted.failed, counted.late) == (
+            len(results),
+            results.count("missed"),
+            results.count("late"),
+        )

@@ -2,6 +2,7 @@
 
 from math import ceil, inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +80,8 @@ def test_no_call_is_held_beyond_its_budget_or_its_own_deadline(
 
 def test_a_pool_without_permits_says_when_to_come_back() -> None:
     assert Admission(limit=0, queue=SlaQueue(max_items=1, max_bytes=1)).retry_after_s() == 1
+
+
+@pytest.mark.parametrize(("requested_until", "until"), [(inf, 105.0), (106.0, 105.0), (105.0, 105.0), (104.0, 104.0)])
+def test_a_call_is_held_for_its_time_or_until_its_callers_deadline(requested_until: float, until: float) -> None:
+    assert hold_until(100.0, 5.0, requested_until) == until

@@ -187,3 +187,11 @@ def test_the_limit_is_never_below_the_number_of_servers(servers: int) -> None:
     assert min(servers, CEILING) <= limit.limit <= CEILING and limit.base >= min(servers, CEILING)
     run(Rate(slots=1, service_s=0.020), limit, seconds=20.0)
     assert limit.base >= min(servers, CEILING)
+
+
+def test_a_call_that_began_with_the_window_belongs_to_it_and_an_earlier_one_does_not() -> None:
+    """The first limit of 8 is measured over sixteen calls."""
+    limit = LearnedLimit(CEILING)
+    assert not limit.ended(1.0, 1.0)  # the window begins when the first call of the limit has ended
+    assert not any(limit.ended(0.75, 1.5) for _ in range(100)), "these began before it"
+    assert [limit.ended(0.5, 1.5) for _ in range(16)] == [False] * 15 + [True]

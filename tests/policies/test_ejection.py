@@ -1,5 +1,6 @@
 """Which endpoints are ejected, and for how long."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +104,14 @@ def test_silence_is_judged_by_what_answers_usually_take() -> None:
     assert not silent_for_too_long(slow, 109.0) and silent_for_too_long(slow, 110.5)
     assert not silent_for_too_long(new, 200.0)
     assert not silent_for_too_long(quick, 109.0, [slow]), "one of its models takes that long"
+
+
+@pytest.mark.parametrize(
+    ("middle_s", "slow_s", "slow"),
+    [(1.0, 5.0, False), (1.0, 5.001, True), (0.01, 0.11, False), (0.01, 0.111, True), (0.001, 0.1, False)],
+)
+def test_a_server_is_slow_if_it_takes_more_than_five_times_as_long_and_a_tenth_of_a_second_more(
+    middle_s: float, slow_s: float, slow: bool
+) -> None:
+    found = outliers([record(latency_s=each) for each in (middle_s, middle_s, slow_s)])
+    assert found == ([(2, Cause.LATENCY)] if slow else [])

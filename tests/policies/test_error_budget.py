@@ -91,3 +91,8 @@ def test_a_count_that_does_not_fit_stays_at_its_most() -> None:
     slots.add(0.0, 0xFFFFFFFF, 1)
     slots.add(0.0, 5, 5)
     assert slots.over(300.0, 299.0) == (0xFFFFFFFF, 6)
+
+
+def test_the_slots_are_kept_for_as_long_as_the_longest_window_that_they_answer() -> None:
+    assert SHORT[0] * SHORT[1] == WINDOWS["3d"] and LONG[0] * LONG[1] == WINDOWS["30d"]
+    assert (SHORT[0], LONG[0]) == (WINDOWS["5m"], WINDOWS["1h"]), "the shortest windows are one slot"

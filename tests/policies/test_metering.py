@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_policies.metering.device_clock import DeviceClock
+from oriel_policies.metering.prices import Amounts, Price, amounts
 from oriel_policies.metering.shares import split
 from oriel_policies.metering.usage import OTHER, UsageBook, UsageKey, by_label, unbilled_ns
 
@@ -137,3 +138,10 @@ def test_rows_that_nobody_uses_make_room_and_lose_no_time() -> None:
         book.added()
     assert [row.key.tenant for row in book.rows()] == ["a"]
     assert (book.generation, book.device_ns) == (1, 6)
+
+
+def test_what_has_no_price_costs_nothing() -> None:
+    assert Amounts() == Amounts(0, 0, 0, 0, 0) and Amounts().total == 0
+    free = Price(name="x", device_class="", currency="EUR", valid_from="2026-11-01")
+    use = {"device_ns": 10**15, "cpu_ns": 10**15, "bytes_out": 10**15, "tokens_in": 10**12, "tokens_out": 10**12}
+    assert amounts(free, **use) == Amounts()

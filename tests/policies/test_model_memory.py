@@ -309,3 +309,9 @@ def test_what_loads_reserve_never_exceeds_a_budget(sizes: list[tuple[int, int]])
             fits = memory.used_bytes(GPU) - planned + needed <= 20
             assert bool(memory.resize(share, {GPU: needed})) == (not fits)
         assert memory.used_bytes(GPU) <= 20
+
+
+def test_a_load_for_a_model_that_nobody_called_is_worth_the_one_call_that_asks_for_it() -> None:
+    memory = ModelMemory({HOST: 20}, young_s=60.0)
+    assert memory.worth(memory.request("new", {HOST: 10}), 0.0) == 1.0
+    assert memory.worth(memory.request("kept", {HOST: 10}, pinned=True), 0.0) == float("inf")

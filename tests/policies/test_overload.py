@@ -102,3 +102,24 @@ def test_it_ends_when_nothing_has_waited_or_was_refused_for_a_while() -> None:
         assert rule.refuses(2) and rule.beat(0.0, 10)
     rule.went_on(2, 1, 0.0)
     assert [rule.beat(0.0, 10) for _ in range(QUIET_BEATS)] == [True] * (QUIET_BEATS - 1) + [False]
+
+
+def test_each_rank_has_half_the_room_of_the_one_before_it() -> None:
+    """A turn has room for 32 at first; those of rank 0 need none of it."""
+    for rank, room in ((1, 32), (2, 16), (3, 8), (6, 1), (7, 0), (40, 0)):
+        rule = behind()
+        assert [rule.crowds(rank) for _ in range(33)] == [False] * room + [True] * (33 - room)
+
+
+def test_a_turn_that_took_its_time_has_half_the_room_and_a_short_full_one_a_little_more() -> None:
+    rule, room = behind(), 32
+    assert rule.turn(2.0 * TURN_S) == room
+    for _ in range(room - 1):
+        rule.crowds(1)
+    assert rule.turn(0.0) == room  # one less than there was room for
+    for _ in range(room):
+        rule.crowds(1)
+    assert rule.turn(TURN_S) == room  # full, and neither short nor long
+    rule.went_on(1, room, 0.0)
+    assert rule.turn(0.0) == room + LEAST
+    assert rule.turn(2.0 * TURN_S + 1e-9) == (room + LEAST) // 2

@@ -130,3 +130,11 @@ def test_what_fits_nowhere_is_named() -> None:
     with pytest.raises(DoesNotFit, match="big"):
         pack([[Need(service="big", cpu_millis=2000, memory_mib=1, replicas=1)]], [small])
     assert pack([], [small]).price == 0
+
+
+@pytest.mark.parametrize(("replicas", "price"), [(1, 2), (4, 7), (5, 9), (8, 14)])
+def test_the_lower_bound_is_what_the_dearest_resource_costs_rounded_up(replicas: int, price: int) -> None:
+    """Four replicas fill the processors of a node for 7, and a part of its memory."""
+    node = NodeKind(name="n", cpu_millis=4000, memory_mib=64_000, price=7, accelerator="", accelerators=0)
+    need = Need(service="s", cpu_millis=1000, memory_mib=1000, replicas=replicas, accelerator="", accelerators=0)
+    assert lower_bound([need], [node]) == price

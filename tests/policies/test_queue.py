@@ -352,3 +352,31 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
             assert q.depth(band) == sum(w.band == band for w in waiting)
     finished.extend(drain(q))
     assert len(finished) == len(set(map(id, finished))) == len(everything)  # each exactly once
+
+
+def test_the_tickets_that_expire_next_are_found_among_many_flows_whose_first_deadline_fell() -> None:
+    """Each earlier deadline adds an entry; the stale ones are dropped once they are four in five."""
+    q = queue(max_items=1000)
+    for deadline in range(200, 100, -1):
+        q.push(ticket(tenant="falls", deadline=float(deadline)))
+    for number in range(5):
+        q.push(ticket(tenant=f"t{number}", deadline=90.0 + number))
+    for deadline in range(80, 60, -1):
+        q.push(ticket(tenant="falls", deadline=float(deadline)))
+    assert q.next_deadline() == 61.0
+    expired = [each.deadline for each in q.expire(1000.0)]
+    assert expired == sorted(expired) and len(expired) == 125 and q.next_deadline() is None
+
+
+def test_the_time_in_which_a_tenant_had_nothing_waiting_is_no_turn_of_it() -> None:
+    q = queue()
+    for now in (10.0, 1010.0, 2010.0):
+        q.push(ticket())
+        q.pop(now)
+    backlog, _, _ = q.backlog(0, "a")
+    assert backlog is not None and backlog.turns == 0
+    for _ in range(3):
+        q.push(ticket())
+    for now in (2010.5, 2011.0, 2011.5):
+        q.pop(now)
+    assert (backlog.turns, backlog.turn_s) == (2, 0.5)

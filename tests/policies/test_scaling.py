@@ -78,6 +78,15 @@ def test_a_steady_urgent_rate_gets_what_the_queueing_formula_says() -> None:
     assert replicas_wanted(pool(), [tight], 10) > 13
 
 
+@pytest.mark.parametrize("rate", [50.0, 100.0, 300.0])
+def test_calls_that_can_wait_for_a_new_replica_get_none_in_reserve(rate: float) -> None:
+    """The urgent tier gets its reserve for its own calls, not for those that go after them."""
+    nothing = [0.0] * 24
+    gold, bronze = TierLoad(GOLD, SERVICE, nothing, 5.0), TierLoad(BRONZE, SERVICE, nothing, rate)
+    assert replicas_wanted(pool(), [gold], 10) == 2
+    assert replicas_wanted(pool(), [gold, bronze], 10) <= math.ceil((5.0 + rate) * 0.1)
+
+
 @pytest.mark.parametrize("exactly_a_tenth_counts", [True, False])
 @given(st.integers(0, 400), st.integers(0, 400))
 def test_the_autoscaler_follows_the_reported_value(exactly_a_tenth_counts: bool, replicas: int, wanted: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oriel_policies.documents import compile_documents
 from oriel_policies.tokens import MAX_TOKENS, READ_BYTES, Wanted, prompt_tokens, reserved, wanted
 
 
@@ -73,3 +74,23 @@ def test_a_reservation_holds_the_prompt_and_the_longest_answer_within_its_bound(
         assert found == min(prompt, MAX_TOKENS), "it has no answer of tokens"
     elif most is not None:
         assert found == min(prompt + most * answers, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("limit", "counts"),
+    [
+        ("tokens_per_minute = 5", False),
+        ("concurrency = 5", True),
+        ("tokens_per_minute = 5, concurrency = 5", True),
+        ("tokens_per_minute = 5, requests_per_s = 1.0", True),
+        ("tokens_per_minute = 5, bytes_per_s = 5", True),
+        ("tokens_per_minute = 5, requests_per_day = 5", True),
+        ("tokens_per_minute = 5, requests_per_month = 5", True),
+        ("tokens_per_minute = 5, compute_ms_per_day = 5", True),
+        ("tokens_per_minute = 5, compute_ms_per_month = 5", True),
+    ],
+)
+def test_a_limit_of_tokens_alone_admits_only_calls_that_take_tokens(limit: str, counts: bool) -> None:
+    text = f"[tiers.gold]\nband = 0\ntarget_ms = 5\n[tenants.t]\ntier = 'gold'\nlimit = {{ {limit} }}\n"
+    (allowance,) = compile_documents({"a.toml": text.encode()}).tenants["t"].allowances
+    assert allowance.counts(tokens=False) is counts and allowance.counts(tokens=True)
