@@ -357,13 +357,11 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
 def test_the_tickets_that_expire_next_are_found_among_many_flows_whose_first_deadline_fell() -> None:
     """Each earlier deadline adds an entry; the stale ones are dropped once they are four in five."""
     q = queue(max_items=1000)
-    for deadline in range(200, 100, -1):
-        q.push(ticket(tenant="falls", deadline=float(deadline)))
     for number in range(5):
-        q.push(ticket(tenant=f"t{number}", deadline=90.0 + number))
-    for deadline in range(80, 60, -1):
+        q.push(ticket(tenant=f"t{number}", deadline=90.5 + number))
+    for deadline in range(200, 80, -1):
         q.push(ticket(tenant="falls", deadline=float(deadline)))
-    assert q.next_deadline() == 61.0
+    assert q.next_deadline() == 81.0
     expired = [each.deadline for each in q.expire(1000.0)]
     assert expired == sorted(expired) and len(expired) == 125 and q.next_deadline() is None
 

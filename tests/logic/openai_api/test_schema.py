@@ -1,0 +1,198 @@
+"""The bounds of the OpenAI API's parameters: the least and the most are taken, one step beyond each is refused."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from oriel_logic.errors import InputTooLarge, ParameterWrong
+from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse, stops_of, texts_or_tokens
+
+UP, DOWN = math.inf, -math.inf
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**more: Any) -> ChatRequest:
+    return parse(json.dumps({**CHAT, **more}).encode(), ChatRequest)
+
+
+def refused(param: str, **more: Any) -> str:
+    """Return the reason for which this chat is refused; it names the parameter."""
+    with pytest.raises(ParameterWrong) as caught:
+        chat(**more)
+    assert caught.value.param is not None and caught.value.param.startswith(param)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "below", "above"),
+    [
+        ("temperature", 0, 2, math.nextafter(0.0, DOWN), math.nextafter(2.0, UP)),
+        ("top_p", 5e-324, 1, 0, math.nextafter(1.0, UP)),
+        ("top_k", 0, 2**40, -1, None),
+        ("n", 1, 8, 0, 9),
+        ("max_tokens", 1, 2**40, 0, None),
+        ("max_completion_tokens", 1, 2**40, 0, None),
+        ("seed", -(2**63), 2**63 - 1, None, 2**63),
+        ("frequency_penalty", -2, 2, math.nextafter(-2.0, DOWN), math.nextafter(2.0, UP)),
+        ("presence_penalty", -2, 2, math.nextafter(-2.0, DOWN), math.nextafter(2.0, UP)),
+    ],
+)
+def test_a_number_is_taken_to_its_ends(name: str, least: float, most: float, below: float, above: float) -> None:
+    for number in (least, most):
+        assert getattr(chat(**{name: number}), name) == number
+    for number in (below, above):
+        if number is not None:
+            refused(name, **{name: number})
+
+
+def test_a_bias_is_taken_from_minus_100_to_100_for_300_tokens_of_nine_digits() -> None:
+    assert chat(logit_bias={"999999999": 100, "0": -100}).logit_bias == {"999999999": 100.0, "0": -100.0}
+    for number in (math.nextafter(100.0, UP), math.nextafter(-100.0, DOWN)):
+        refused("logit_bias", logit_bias={"1": number})
+    chat(logit_bias={str(token): 1 for token in range(300)})
+    refused("logit_bias", logit_bias={str(token): 1 for token in range(301)})
+    for token in ("1000000000", "-1", "", "1.0", "\N{ARABIC-INDIC DIGIT ONE}"):
+        refused("logit_bias", logit_bias={token: 1})
+
+
+def test_a_token_that_is_none_is_named_by_its_first_32_letters() -> None:
+    said = "abcdefgh" * 8
+    assert refused("logit_bias", logit_bias={said: 1}).startswith(f"'{said[:32]}' is not a token id")
+
+
+def test_four_stop_strings_of_256_characters_are_taken() -> None:
+    longest = ["x" * 256] * 4
+    assert stops_of(chat(stop=longest).stop) == longest and stops_of(chat(stop=longest[0]).stop) == longest[:1]
+    refused("stop", stop=[*longest, "x"])
+    refused("stop", stop=["x" * 257])
+    refused("stop", stop="x" * 257)
+    refused("stop", stop=["x", ""])
+    assert stops_of("") == stops_of(None) == stops_of([]) == []
+
+
+def test_a_chat_has_1_to_512_messages_of_at_most_512_parts() -> None:
+    message, part = CHAT["messages"][0], {"type": "text", "text": "a"}
+    assert len(chat(messages=[message] * 512).messages) == 512
+    refused("messages", messages=[message] * 513)
+    refused("messages", messages=[])
+    (found,) = chat(messages=[{"role": "user", "content": [part] * 512}]).messages
+    assert found.text == "a" * 512
+    refused("messages", messages=[{"role": "user", "content": [part] * 513}])
+
+
+def test_an_array_has_131072_entries_and_a_body_4_mib() -> None:
+    def embedded(count: int) -> EmbeddingRequest:
+        return parse(b'{"model": "m", "input": [%s]}' % b",".join([b"1"] * count), EmbeddingRequest)
+
+    assert len(embedded(131_072).input) == 131_072
+    for count in (0, 131_073):
+        with pytest.raises(ParameterWrong, match="input"):
+            embedded(count)
+    body = json.dumps(CHAT).encode()
+    parse(body.ljust(4 << 20), ChatRequest)
+    with pytest.raises(InputTooLarge, match="4194305"):
+        parse(body.ljust((4 << 20) + 1), ChatRequest)
+
+
+@pytest.mark.parametrize(("marks", "taken"), [(32_767, True), (32_768, True), (32_769, False)])
+def test_a_body_of_at_most_32768_marks_gets_a_second_try(marks: int, taken: bool) -> None:
+    """An empty text for a number is absent; it is found by the second try. An escaped quote is no mark."""
+    head = b'{"model":"m","n":"","prompt":[['
+    ends = marks - head.count(b'"') - head.count(b"{") - head.count(b"[")
+    body = head + b"1]" + b",[2]" * ends + b"]}"
+    if taken:
+        assert len(parse(body, CompletionRequest).prompt) == ends + 1
+        return
+    with pytest.raises(ParameterWrong, match="'n' is wrong"):
+        parse(body, CompletionRequest)
+
+
+def test_an_escaped_quote_does_not_count_against_the_second_try() -> None:
+    text = rb"\"" * 40_000
+    found = parse(b'{"model":"m","n":"","prompt":"%s"}' % text, CompletionRequest)
+    assert found.prompt == '"' * 40_000 and found.n is None
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "found"),
+    [
+        ("a", 1, ["a"]),
+        (["a", "b"], 2, ["a", "b"]),
+        ([1, 2, 3], 1, [[1, 2, 3]]),
+        ([[1, 2], [3]], 2, [[1, 2], [3]]),
+        (["a", "b"], 1, None),
+        ([[1], [2]], 1, None),
+        (["a", 1], 2, None),
+        (["a", ""], 2, None),
+        ([[1], []], 2, None),
+        ("", 1, None),
+        ([], 1, None),
+    ],
+)
+def test_texts_or_tokens_are_all_of_one_kind_and_not_more_than_allowed(value: Any, most: int, found: Any) -> None:
+    if found is not None:
+        assert texts_or_tokens(value, "input", most=most) == found
+        return
+    with pytest.raises(ParameterWrong) as caught:
+        texts_or_tokens(value, "input", most=most)
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"best_of": 1}, None),
+        ({"best_of": 3, "n": 3}, None),
+        ({"best_of": 3, "n": 2}, "best_of"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": False}, None),
+        ({"echo": True}, "echo"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"suffix": ""}, None),
+        ({"suffix": "x"}, "suffix"),
+        ({"stream": True, "stream_options": {}}, None),
+        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_a_parameter_that_cannot_be_honoured_is_refused_unless_it_is_off(given: Any, param: str | None) -> None:
+    body = json.dumps({"model": "m", "prompt": "p", **given}).encode()
+    if param is None:
+        parse(body, CompletionRequest)
+        return
+    with pytest.raises(ParameterWrong) as caught:
+        parse(body, CompletionRequest)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"logprobs": False, "modalities": ["text"], "response_format": {"type": "text"}, "tools": []}, None),
+        ({"modalities": [], "response_format": {}}, None),
+        ({"logprobs": True}, "logprobs"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{}]}, "tools"),
+    ],
+)
+def test_a_chat_is_refused_for_what_this_server_cannot_do(given: Any, param: str | None) -> None:
+    if param is None:
+        chat(**given)
+    else:
+        refused(param, **given)
+
+
+def test_only_the_assistant_may_leave_its_content_out() -> None:
+    answered = {
+        "role": "assistant",
+        "content": None,
+        "refusal": "no",
+        "tool_calls": [],
+        "annotations": [],
+        "audio": None,
+    }
+    assert [each.text for each in chat(messages=[answered, CHAT["messages"][0]]).messages] == ["", "hi"]
+    refused("messages[1].content", messages=[answered, {"role": "user"}])
+    refused("messages[0].annotations", messages=[{"role": "user", "content": "hi", "annotations": [1]}])
