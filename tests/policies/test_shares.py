@@ -167,10 +167,12 @@ def test_the_work_per_newcomer_does_not_grow_with_the_tenants_that_hold() -> Non
 
 
 def test_a_tenant_that_held_nothing_for_a_while_is_found_again_by_the_little_it_holds() -> None:
-    """Its level of 0.5 is all that the band has."""
-    shares = Shares(1)
-    for _ in range(2):
-        little, urgent = Holding(1, "a", 2.0), Holding(0, "b", 1.0)
-        assert shares.take(little, 1) == () and shares.take(urgent, 1) == [little]
-        assert shares.take(Holding(1, "c", 1.0), 1) is None, "nothing is left that could be displaced"
-        shares.release(urgent)
+    """While it held nothing, another search passed it over."""
+    shares = Shares(2)
+    a, c, urgent = Holding(1, "a", 2.0), Holding(1, "c", 4.0), Holding(0, "b", 1.0)
+    assert shares.take(a, 1) == () and shares.take(c, 1) == ()
+    shares.release(a)
+    assert shares.take(urgent, 2) == [c]
+    shares.release(urgent)
+    again, later = Holding(1, "a", 2.0), Holding(0, "b", 1.0)
+    assert shares.take(again, 1) == () and shares.take(later, 2) == [again]
