@@ -246,7 +246,7 @@ class Connection:
     async def call(cls, port: int, service: str, body: bytes, *, declared: int | None = None) -> "Connection":
         connection = cls(*await asyncio.open_connection("127.0.0.1", port))
         size = len(body) if declared is None else declared
-        head = f"POST /v1/services/{service} HTTP/1.1\r\nhost: logic\r\ncontent-length: {size}\r\n\r\n"
+        head = f"POST /v1/services/{service} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n"
         connection.writer.write(head.encode() + body)
         return connection
 
@@ -440,7 +440,7 @@ async def test_the_cost_of_a_stream_follows_its_last_piece_and_only_trusted_peer
     async def raw(unbilled: str = "") -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", logic.port)
         more = f"x-oriel-unbilled: {unbilled}\r\n" if unbilled else ""
-        writer.write(f"GET /stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}\r\n".encode())
+        writer.write(f"GET /stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{more}\r\n".encode())
         answer = (await reader.read()).decode()
         writer.close()
         head, _, body = answer.partition("\r\n\r\n")
