@@ -14,6 +14,7 @@ import msgspec
 from oriel_gateway.api_docs.published import PoolFacts
 from oriel_gateway.api_docs.reading import MAX_NAMES, ModelFacts, ServiceFacts, Tensor
 from oriel_gateway.http_status import STATUS
+from oriel_gateway.observe.usage import SHOWN
 from oriel_gateway.routing.targets import OPENAI_SERVICES
 from oriel_policies.documents import Tenant
 from oriel_policies.documents.promises import fits
@@ -30,52 +31,45 @@ _STRANGERS = (
     "Send a key or token (Authorization: Bearer KEY, or x-api-key: KEY) to see the services and models it may use."
 )
 _KNOWN = "What this key may use. Whatever else there is answers like what does not exist."
-_V2_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {"type": "string", "description": "a sentence for people"},
-        "reason": {"type": "string", "description": "for programs: one of docs/errors.md"},
-        "request_id": {"type": "string"},
-    },
-}
-_TENSORS = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["name", "shape", "datatype"],
-        "properties": {
-            "name": {"type": "string"},
-            "shape": {"type": "array", "items": {"type": "integer"}},
-            "datatype": {"type": "string", "examples": ["FP32", "INT64", "BYTES"]},
-            "parameters": {"type": "object"},
-            "data": {"type": "array", "items": {}, "description": "the elements, flat or nested as the shape"},
-        },
-    },
-}
-_INFER = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": {"type": "object"},
-        "inputs": _TENSORS,
-        "outputs": {
-            "type": "array",
-            "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
-        },
-    },
-}
-_INFERRED = {
-    "type": "object",
-    "required": ["model_name", "outputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "model_name": {"type": "string"},
-        "model_version": {"type": "string"},
-        "outputs": _TENSORS,
-    },
-}
+_TEXT: dict[str, Any] = {"type": "string"}
+_INTEGER: dict[str, Any] = {"type": "integer"}
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object with these properties."""
+    always = {"required": list(required)} if required else {}
+    return {"type": "object", **always, "properties": properties}
+
+
+def _list(items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _parameter(name: str, where: str, schema: Mapping[str, Any], description: str = "") -> dict[str, Any]:
+    """Return a parameter of operations. where: "path", or "header", which may be left out."""
+    made = {"name": name, "in": where, "required": where == "path", "schema": schema}
+    return made | {"description": description} if description else made
+
+
+_V2_ERROR = _object(
+    "error",
+    error={**_TEXT, "description": "a sentence for people"},
+    reason={**_TEXT, "description": "for programs: one of docs/errors.md"},
+    request_id=_TEXT,
+)
+_TENSORS = _list(
+    _object(
+        *("name", "shape", "datatype"),
+        name=_TEXT,
+        shape=_list(_INTEGER),
+        datatype={**_TEXT, "examples": ["FP32", "INT64", "BYTES"]},
+        parameters=_OBJECT,
+        data={**_list({}), "description": "the elements, flat or nested as the shape"},
+    )
+)
+_INFER = _object("inputs", id=_TEXT, parameters=_OBJECT, inputs=_TENSORS, outputs=_list(_object("name", name=_TEXT)))
+_INFERRED = _object("model_name", "outputs", id=_TEXT, model_name=_TEXT, model_version=_TEXT, outputs=_TENSORS)
 _WHY = {
     400: "The request cannot be read, or carries two credentials.",
     401: "There is no key or token, or it does not count. `WWW-Authenticate` names the fault of a token that its "
@@ -104,80 +98,51 @@ _HEADERS = {
 }
 _COMMON = (400, 401, 403, 404, 413, 429, 502, 503, 504)
 _OF_SERVICES = (*_COMMON, 406, 415, 422)
-_DEADLINE = {
-    "name": "x-request-timeout-ms",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "integer", "minimum": 1},
-    "description": "the deadline of this request, at most the tier's own",
-}
-_TIER = {
-    "name": "x-request-tier",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string"},
-    "description": "a tier below the one that would serve this request",
-}
+_DEADLINE = _parameter(
+    "x-request-timeout-ms",
+    "header",
+    {**_INTEGER, "minimum": 1},
+    "the deadline of this request, at most the tier's own",
+)
+_TIER = _parameter("x-request-tier", "header", _TEXT, "a tier below the one that would serve this request")
 _CALL_HEADERS = (_DEADLINE, _TIER)
-_JSON_SIZE = {
-    "name": "inference-header-content-length",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "integer", "minimum": 0},
-    "description": "of a binary body: the size in bytes of the JSON before the tensors",
-}
-_OBJECT = {"type": "object"}
-_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-_VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-_COUNTS = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
-_PERIOD = {
-    "type": "object",
-    "properties": {
-        "begins": {"type": "string", "format": "date-time"},
-        **{name: {"type": "integer"} for name in _COUNTS},
-        "targets": {"type": "array", "items": {"type": "object"}, "description": "the same, by model or service"},
+_JSON_SIZE = _parameter(
+    "inference-header-content-length",
+    "header",
+    {**_INTEGER, "minimum": 0},
+    "of a binary body: the size in bytes of the JSON before the tensors",
+)
+_MODEL = _parameter("model", "path", _TEXT)
+_VERSION = _parameter("version", "path", _TEXT)
+_TIME = {**_TEXT, "format": "date-time"}
+_PERIOD = _object(
+    begins=_TIME,
+    **dict.fromkeys(SHOWN, _INTEGER),
+    targets={**_list(_OBJECT), "description": "the same, by model or service"},
+)
+_USED = _object(
+    *("tenant", "day", "month"),
+    tenant=_TEXT,
+    since={**_TIME, "description": "when this gateway began to count"},
+    day=_PERIOD,
+    month=_PERIOD,
+    budgets=_list(_OBJECT),
+)
+_LEFT = _object(
+    *("tenant", "tier", "limits"),
+    tenant=_TEXT,
+    tier=_TEXT,
+    deadline={
+        **_object(most_ms=_INTEGER, set_by=_TEXT, more_ms={"type": "object", "additionalProperties": _INTEGER}),
+        "description": "the most time of a call, who sets it, and the tiers that give more",
     },
-}
-_USED = {
-    "type": "object",
-    "required": ["tenant", "day", "month"],
-    "properties": {
-        "tenant": {"type": "string"},
-        "since": {"type": "string", "format": "date-time", "description": "when this gateway began to count"},
-        "day": _PERIOD,
-        "month": _PERIOD,
-        "budgets": {"type": "array", "items": {"type": "object"}},
-    },
-}
-_LEFT = {
-    "type": "object",
-    "required": ["tenant", "tier", "limits"],
-    "properties": {
-        "tenant": {"type": "string"},
-        "tier": {"type": "string"},
-        "deadline": {
-            "type": "object",
-            "description": "the most time of a call, who sets it, and the tiers that give more",
-            "properties": {
-                "most_ms": {"type": "integer"},
-                "set_by": {"type": "string"},
-                "more_ms": {"type": "object", "additionalProperties": {"type": "integer"}},
-            },
-        },
-        "limits": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    **{name: {"type": "string"} for name in ("name", "kind", "unit", "per")},
-                    **{name: {"type": "number"} for name in ("limit", "left", "per_second", "more_in_s")},
-                },
-            },
-        },
-    },
-}
+    limits=_list(
+        _object(
+            **dict.fromkeys(("name", "kind", "unit", "per"), _TEXT),
+            **dict.fromkeys(("limit", "left", "per_second", "more_in_s"), {"type": "number"}),
+        )
+    ),
+)
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -266,9 +231,7 @@ def _refusal(status: int, schema: str) -> dict[str, Any]:
         "content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
     }
     if status in _HEADERS:
-        made["headers"] = {
-            name: {"description": what, "schema": {"type": "string"}} for name, what in _HEADERS[status].items()
-        }
+        made["headers"] = {name: {"description": what, "schema": _TEXT} for name, what in _HEADERS[status].items()}
     return made
 
 
@@ -276,8 +239,8 @@ def _refusals(statuses: Sequence[int], prefix: str = "") -> dict[str, Any]:
     return {str(status): {"$ref": f"#/components/responses/{prefix}{status}"} for status in statuses}
 
 
-def _json(schema: Mapping[str, Any] | None = None, description: str = "the answer") -> dict[str, Any]:
-    return {"description": description, "content": {_JSON: {"schema": schema or {}}}}
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": "the answer", "content": {_JSON: {"schema": schema}}}
 
 
 # What every gateway has -------------------------------------------------------------------------------------
@@ -288,13 +251,9 @@ def _own_paths() -> dict[str, Any]:
         made = {"tags": ["Gateway"], "summary": summary, "responses": {"200": answer, **more}}
         return {"get": made if needs_key else made | {"security": []}}
 
-    row = {
-        "type": "object",
-        "required": ["name", "path"],
-        "properties": {each: {"type": "string"} for each in ("name", "path", "description")},
-    }
+    row = _object("name", "path", **dict.fromkeys(("name", "path", "description"), _TEXT))
     page = {"description": "a page", "content": {"text/html": {}}}
-    services = {"type": "object", "properties": {"services": {"type": "array", "items": row}}}
+    services = _object(services=_list(row))
     return {
         SERVICES: own("The services this key may use", _json(services), needs_key=True, **_refusals((400, 401, 503))),
         "/v1/usage": own(
@@ -303,9 +262,7 @@ def _own_paths() -> dict[str, Any]:
         "/v1/limits": own(
             "The limits of this key's tenant and what is left", _json(_LEFT), needs_key=True, **_refusals((401, 503))
         ),
-        OPENAPI: own(
-            "This document: with a key, what that key may use", _json({"type": "object"}), **_refusals((401,))
-        ),
+        OPENAPI: own("This document: with a key, what that key may use", _json(_OBJECT), **_refusals((401,))),
         DOCS: own("A page to try it on", page),
         "/v2/health/live": own("Whether the gateway runs", {"description": "it runs"}),
         "/v2/health/ready": own(
@@ -315,7 +272,7 @@ def _own_paths() -> dict[str, Any]:
 
 
 def _service_template() -> dict[str, Any]:
-    parameters = [{"name": "service", "in": "path", "required": True, "schema": {"type": "string"}}, *_CALL_HEADERS]
+    parameters = [_parameter("service", "path", _TEXT), *_CALL_HEADERS]
     return {f"{SERVICES}/{{service}}": {"post": _service("", None) | {"parameters": parameters}}}
 
 
@@ -340,7 +297,7 @@ def _model_templates() -> dict[str, Any]:
         }.items():
             made = _of_tensors(summary) if verb == "/infer" else _of_model(summary, _OBJECT)
             if verb == "/generate_stream":
-                made["responses"]["200"]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+                made["responses"]["200"]["content"] = {"text/event-stream": {"schema": _TEXT}}
             found[base + verb] = {"post": made | {"parameters": [*parameters, *made.get("parameters", _CALL_HEADERS)]}}
     return found
 
@@ -411,7 +368,7 @@ def _service(name: str, facts: ServiceFacts | None) -> dict[str, Any]:
     made: dict[str, Any] = {"tags": ["Services"]}
     if facts is None:
         made["summary"] = name or "Call a service"
-        anything: dict[str, Any] = {_JSON: {"schema": {}}, "text/plain": {"schema": {"type": "string"}}}
+        anything: dict[str, Any] = {_JSON: {"schema": {}}, "text/plain": {"schema": _TEXT}}
         made["requestBody"] = {"content": {**anything, _BYTES: {"schema": BINARY}}}
         made["responses"] = {"200": {"description": "the answer", "content": {"*/*": {}}}}
     else:

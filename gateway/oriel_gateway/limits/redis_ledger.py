@@ -248,24 +248,12 @@ class RedisLedger:
         now = monotonic()
         since = now - self._heard_s if self._heard_s else -1.0
         bounds = (self._presence_s, int(MISSED_S), WHOLE_SHARE)
-        try:
-            count, silent, alone = await self._redis.eval(
-                _HELLO, 1, self._present, self._holder, share, *bounds, since, STEP_S
-            )
-            self._heard_s = now
-            return Presence(int(count), int(silent), float(alone))
-        except (RedisError, OSError) as error:
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise _lost(error) from error
+        count, silent, alone = await self._eval(_HELLO, [self._present], share, *bounds, since, STEP_S)
+        self._heard_s = now
+        return Presence(int(count), int(silent), float(alone))
 
     async def exchange(self, records: bytes, *, edge: bool = False) -> dict[str, tuple[bytes, float]]:
-        try:
-            found = await self._redis.eval(
-                _EXCHANGE, 1, self._demand, self._holder, records, int(MISSED_S), STEP_S, int(edge)
-            )
-        except (RedisError, OSError) as error:
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise _lost(error) from error
+        found = await self._eval(_EXCHANGE, [self._demand], records, int(MISSED_S), STEP_S, int(edge))
         return {holder.decode(): (record, float(age_s)) for holder, age_s, record in found}
 
     async def edges(self) -> AsyncGenerator[None]:
@@ -283,26 +271,16 @@ class RedisLedger:
             raise _lost(error) from error
 
     async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
-        keys = f"{self._prefix}{{{role}}}holder", f"{self._prefix}{{{role}}}state"
-        try:
-            holder, found = await self._redis.eval(
-                _LEAD, 2, *keys, self._holder, round(for_s * 1000), state, int(MISSED_S)
-            )
-        except (RedisError, OSError) as error:
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise _lost(error) from error
+        keys = [f"{self._prefix}{{{role}}}holder", f"{self._prefix}{{{role}}}state"]
+        holder, found = await self._eval(_LEAD, keys, round(for_s * 1000), state, int(MISSED_S))
         return holder == self._holder.encode(), found
 
     async def add_use(
         self, month: str, number: int, sums: Mapping[str, int], after: str, since_s: int
     ) -> tuple[dict[str, int], str]:
-        keys = f"{self._prefix}{{use}}{month}", f"{self._prefix}{{use}}{month}:log"
+        keys = [f"{self._prefix}{{use}}{month}", f"{self._prefix}{{use}}{month}:log"]
         added = [each for pair in sums.items() for each in pair]
-        try:
-            place, found = await self._redis.eval(_USE, 2, *keys, self._holder, number, after, since_s, MONTH_S, *added)
-        except (RedisError, OSError) as error:
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise _lost(error) from error
+        place, found = await self._eval(_USE, keys, number, after, since_s, MONTH_S, *added)
         sums_of: Counter[str] = Counter()
         for name, value in zip(found[::2], found[1::2], strict=True):
             sums_of[name.decode("utf-8", "replace")] += int(value)
@@ -328,6 +306,14 @@ class RedisLedger:
         except (RedisError, OSError, TimeoutError):
             pass  # the entry expires after MISSED_S
         await self._redis.aclose()
+
+    async def _eval(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        """Run a script. Raises LedgerLost, and no waiting connection is used again: it may lead to the wrong server."""
+        try:
+            return await self._redis.eval(script, len(keys), *keys, self._holder, *arguments)
+        except (RedisError, OSError) as error:
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise _lost(error) from error
 
     def _unreadable(self, tenant: str) -> None:
         if tenant not in self._named and len(self._named) < _NAMED:
