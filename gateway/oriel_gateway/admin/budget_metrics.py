@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from oriel_gateway.admin.families import gauge
 from oriel_gateway.core import Gateway
 
 
@@ -16,16 +17,12 @@ class BudgetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         self._gateway.records.stats.count()
-        labels = ["tenant", "budget"]
-        spent = GaugeMetricFamily(
-            "oriel_gateway_budget_spent_ratio", "Share of a tenant's budget that is spent.", labels=labels
+        labels = ("tenant", "budget")
+        spent = gauge("oriel_gateway_budget_spent_ratio", "Share of a tenant's budget that is spent.", *labels)
+        warn = gauge(
+            "oriel_gateway_budget_warn_ratio", "Share of a tenant's budget from which a warning is due.", *labels
         )
-        warn = GaugeMetricFamily(
-            "oriel_gateway_budget_warn_ratio", "Share of a tenant's budget from which a warning is due.", labels=labels
-        )
-        stops = GaugeMetricFamily(
-            "oriel_gateway_budget_stops", "1 if calls are refused once the budget is spent.", labels=labels
-        )
+        stops = gauge("oriel_gateway_budget_stops", "1 if calls are refused once the budget is spent.", *labels)
         for fill in self._gateway.spending.fills():
             names = [fill.tenant, fill.budget]
             spent.add_metric(names, fill.ratio)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from time import time
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from oriel_gateway.admin.families import counter, gauge, histogram
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
 from oriel_gateway.core import Gateway
 from oriel_gateway.observe.budgets import Key
@@ -38,22 +39,25 @@ class GatewayCollector(Collector):
 
     def _calls(self) -> Iterator[Metric]:
         stats, exemplars = self._gateway.records.stats, self._gateway.records.exemplars
-        calls = HistogramMetricFamily(
+        calls = histogram(
             "oriel_gateway_request_duration_seconds",
             "From a complete head to the last upstream byte.",
-            labels=["pool", "route", "tier", "outcome", "status"],
+            "pool",
+            "route",
+            "tier",
+            "outcome",
+            "status",
         )
-        upstream = HistogramMetricFamily(
+        upstream = histogram(
             "oriel_gateway_upstream_duration_seconds",
             "Time from the request's last byte to the upstream's head.",
-            labels=["pool", "route"],
+            "pool",
+            "route",
         )
-        received = CounterMetricFamily(
-            "oriel_gateway_received_bytes", "Bytes of bodies that clients sent.", labels=["pool", "route", "tier"]
+        received = counter(
+            "oriel_gateway_received_bytes", "Bytes of bodies that clients sent.", "pool", "route", "tier"
         )
-        sent = CounterMetricFamily(
-            "oriel_gateway_sent_bytes", "Bytes of bodies that upstreams answered.", labels=["pool", "route", "tier"]
-        )
+        sent = counter("oriel_gateway_sent_bytes", "Bytes of bodies that upstreams answered.", "pool", "route", "tier")
         moved: dict[tuple[str, str, str], tuple[int, int]] = {}
         heads: dict[tuple[str, str], Histogram] = {}
         for (pool, route, tier, outcome, status), series in stats.series.items():
@@ -66,17 +70,20 @@ class GatewayCollector(Collector):
         for key, (came, went) in moved.items():
             received.add_metric(key, came)
             sent.add_metric(key, went)
-        for pair, histogram in heads.items():
-            upstream.add_metric(list(pair), histogram.buckets(), histogram.total)
-        waits = HistogramMetricFamily(
-            "oriel_gateway_queue_wait_seconds", "Time in the queue, of calls that had to wait.", labels=["pool", "tier"]
+        for pair, durations in heads.items():
+            upstream.add_metric(list(pair), durations.buckets(), durations.total)
+        waits = histogram(
+            "oriel_gateway_queue_wait_seconds", "Time in the queue, of calls that had to wait.", "pool", "tier"
         )
-        for pair, histogram in stats.waits.items():
-            waits.add_metric(list(pair), histogram.buckets(), histogram.total)
-        spilled = CounterMetricFamily(
+        for pair, durations in stats.waits.items():
+            waits.add_metric(list(pair), durations.buckets(), durations.total)
+        spilled = counter(
             "oriel_gateway_spilled_calls",
             "Calls that went on to a further pool of their route.",
-            labels=["route", "from", "to", "reason"],
+            "route",
+            "from",
+            "to",
+            "reason",
         )
         for four, count in stats.spills.items():
             spilled.add_metric(four, count)
@@ -84,47 +91,47 @@ class GatewayCollector(Collector):
 
     def _promises(self) -> Iterator[Metric]:
         gateway = self._gateway
-        attainment = CounterMetricFamily(
-            "oriel_gateway_attainment", "Requests by what became of the tier's promise.", labels=["tier", "result"]
+        attainment = counter(
+            "oriel_gateway_attainment", "Requests by what became of the tier's promise.", "tier", "result"
         )
         objectives = gateway.records.stats.objectives
         reached = objectives.attainment
         for tier in gateway.snapshot.tiers:
             for result in RESULTS:
                 attainment.add_metric([tier, result], reached.get((tier, result), 0))
-        objective = GaugeMetricFamily(
-            "oriel_gateway_tier_objective", "The share that should be answered within the target.", labels=["tier"]
+        objective = gauge(
+            "oriel_gateway_tier_objective", "The share that should be answered within the target.", "tier"
         )
-        target = GaugeMetricFamily("oriel_gateway_tier_target_seconds", "The tier's target.", labels=["tier"])
+        target = gauge("oriel_gateway_tier_target_seconds", "The tier's target.", "tier")
         for name, documented in gateway.snapshot.tiers.items():
             objective.add_metric([name], documented.objective)
             target.add_metric([name], documented.target_s)
-        tenants = CounterMetricFamily(
-            "oriel_gateway_tenant_requests",
-            "Requests of the busiest tenants.",
-            labels=["tenant", "result"],
-        )
+        tenants = counter("oriel_gateway_tenant_requests", "Requests of the busiest tenants.", "tenant", "result")
         for tenant, counts in objectives.tenants.read().items():
             for result, count in counts.items():
                 tenants.add_metric([tenant, result], count)
-        refused = CounterMetricFamily(
-            "oriel_gateway_refused", "Requests refused before they reached a pool.", labels=["reason"]
-        )
+        refused = counter("oriel_gateway_refused", "Requests refused before they reached a pool.", "reason")
         for outcome, count in gateway.records.stats.refused.items():
             refused.add_metric([outcome.value], count)
         yield from (attainment, objective, target, tenants, refused)
         yield from self._objectives(objectives)
 
     def _objectives(self, objectives: Objectives) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
+        requests = counter(
             "oriel_gateway_slo_requests",
             "Requests by what became of the tier's promise.",
-            labels=["tenant", "tier", "target", "result"],
+            "tenant",
+            "tier",
+            "target",
+            "result",
         )
-        bad = CounterMetricFamily(
+        bad = counter(
             "oriel_gateway_slo_bad",
             "Late and missed requests by the place that they lost their time in.",
-            labels=["tenant", "tier", "target", "cause"],
+            "tenant",
+            "tier",
+            "target",
+            "cause",
         )
         examples = self._gateway.records.bad_exemplars
         shown: set[tuple[Key, str]] = set()
@@ -143,10 +150,10 @@ class GatewayCollector(Collector):
                     if count:
                         shown.add((key, cause))
         self._shown = shown
-        left = GaugeMetricFamily(
+        left = gauge(
             "oriel_gateway_slo_budget_remaining_ratio",
             "The share of the tier's error budget of 30 days that is left, by the calls of this gateway.",
-            labels=["tier"],
+            "tier",
         )
         now = time()
         for name, tier in self._gateway.snapshot.tiers.items():
@@ -155,13 +162,11 @@ class GatewayCollector(Collector):
 
     def _pools(self) -> Iterator[Metric]:
         gateway = self._gateway
-        inflight = GaugeMetricFamily("oriel_gateway_inflight", "Permits that are out.", labels=["pool"])
-        permits = GaugeMetricFamily("oriel_gateway_permits", "Permits there are.", labels=["pool"])
-        size = GaugeMetricFamily("oriel_gateway_waiting_bytes", "Bytes that calls hold.", labels=["pool"])
-        oldest = GaugeMetricFamily(
-            "oriel_gateway_oldest_wait_seconds", "How long the oldest waiting call has waited.", labels=["pool"]
-        )
-        waiting = GaugeMetricFamily("oriel_gateway_waiting", "Calls that wait for a permit.", labels=["pool", "tier"])
+        inflight = gauge("oriel_gateway_inflight", "Permits that are out.", "pool")
+        permits = gauge("oriel_gateway_permits", "Permits there are.", "pool")
+        size = gauge("oriel_gateway_waiting_bytes", "Bytes that calls hold.", "pool")
+        oldest = gauge("oriel_gateway_oldest_wait_seconds", "How long the oldest waiting call has waited.", "pool")
+        waiting = gauge("oriel_gateway_waiting", "Calls that wait for a permit.", "pool", "tier")
         for name, gate in gateway.pools.items():
             admission = gate.admission
             inflight.add_metric([name], admission.inflight)
@@ -174,15 +179,11 @@ class GatewayCollector(Collector):
         yield from (inflight, permits, size, oldest, waiting)
 
     def _endpoints(self) -> Iterator[Metric]:
-        parked = GaugeMetricFamily(
-            "oriel_gateway_waiting_for_endpoint", "Calls that wait because no endpoint is usable.", labels=["pool"]
-        )
-        usable = GaugeMetricFamily("oriel_gateway_endpoints_usable", "Endpoints that are asked.", labels=["pool"])
-        known = GaugeMetricFamily("oriel_gateway_endpoints", "Endpoints that are known.", labels=["pool"])
-        repeats = CounterMetricFamily("oriel_gateway_repeats", "Second copies of calls, sent.", labels=["pool"])
-        ejected = CounterMetricFamily(
-            "oriel_gateway_ejections", "Endpoints left alone for a while.", labels=["pool", "cause"]
-        )
+        parked = gauge("oriel_gateway_waiting_for_endpoint", "Calls that wait because no endpoint is usable.", "pool")
+        usable = gauge("oriel_gateway_endpoints_usable", "Endpoints that are asked.", "pool")
+        known = gauge("oriel_gateway_endpoints", "Endpoints that are known.", "pool")
+        repeats = counter("oriel_gateway_repeats", "Second copies of calls, sent.", "pool")
+        ejected = counter("oriel_gateway_ejections", "Endpoints left alone for a while.", "pool", "cause")
         for name, gate in self._gateway.pools.items():
             parked.add_metric([name], gate.endpoints.parked + gate.grpc.parked)
             usable.add_metric([name], len(gate.endpoints.usable) + len(gate.grpc.usable))
@@ -194,18 +195,14 @@ class GatewayCollector(Collector):
         yield from (parked, usable, known, repeats, ejected)
 
     def _scaling(self) -> Iterator[Metric]:
-        wanted = GaugeMetricFamily("oriel_gateway_scaling_wanted", "Replicas that are planned.", labels=["pool"])
-        replicas = GaugeMetricFamily("oriel_gateway_scaling_replicas", "Replicas there are.", labels=["pool"])
-        active = GaugeMetricFamily("oriel_gateway_scaling_active", "1 while one replica is needed.", labels=["pool"])
-        held = GaugeMetricFamily("oriel_gateway_scaling_held", "Calls that wait.", labels=["pool"])
-        running = GaugeMetricFamily("oriel_gateway_scaling_in_flight", "Calls that do not wait.", labels=["pool"])
-        rate = GaugeMetricFamily("oriel_gateway_scaling_rate", "Planned calls per second.", labels=["pool", "tier"])
-        work = GaugeMetricFamily(
-            "oriel_gateway_scaling_work", "Device-seconds per second of the planned calls.", labels=["pool", "tier"]
-        )
-        refused = GaugeMetricFamily(
-            "oriel_gateway_scaling_refused", "Calls of a minute that lacked capacity.", labels=["pool", "tier"]
-        )
+        wanted = gauge("oriel_gateway_scaling_wanted", "Replicas that are planned.", "pool")
+        replicas = gauge("oriel_gateway_scaling_replicas", "Replicas there are.", "pool")
+        active = gauge("oriel_gateway_scaling_active", "1 while one replica is needed.", "pool")
+        held = gauge("oriel_gateway_scaling_held", "Calls that wait.", "pool")
+        running = gauge("oriel_gateway_scaling_in_flight", "Calls that do not wait.", "pool")
+        rate = gauge("oriel_gateway_scaling_rate", "Planned calls per second.", "pool", "tier")
+        work = gauge("oriel_gateway_scaling_work", "Device-seconds per second of the planned calls.", "pool", "tier")
+        refused = gauge("oriel_gateway_scaling_refused", "Calls of a minute that lacked capacity.", "pool", "tier")
         for name, plan in self._gateway.scaled.plans.items():
             latest, total = plan.latest, plan.demand.total
             wanted.add_metric([name], latest.wanted)
@@ -222,21 +219,16 @@ class GatewayCollector(Collector):
         yield from (wanted, replicas, active, held, running, rate, work, refused)
 
     def _cold_starts(self) -> Iterator[Metric]:
-        phases = GaugeMetricFamily(
-            "oriel_gateway_cold_start_phase", "1 for the phase of the pool's first server.", labels=["pool", "phase"]
-        )
-        took = GaugeMetricFamily(
-            "oriel_gateway_cold_start_seconds", "How long the latest starts took.", labels=["pool", "quantile"]
-        )
-        starts = CounterMetricFamily("oriel_gateway_cold_starts", "Starts from no address to ready.", labels=["pool"])
-        loaded = GaugeMetricFamily(
+        phases = gauge("oriel_gateway_cold_start_phase", "1 for the phase of the pool's first server.", "pool", "phase")
+        took = gauge("oriel_gateway_cold_start_seconds", "How long the latest starts took.", "pool", "quantile")
+        starts = counter("oriel_gateway_cold_starts", "Starts from no address to ready.", "pool")
+        loaded = gauge(
             "oriel_gateway_cold_start_bytes",
             "Bytes of model files that the pool's first server has loaded, and has to load, while it loads them.",
-            labels=["pool", "of"],
+            "pool",
+            "of",
         )
-        refused = CounterMetricFamily(
-            "oriel_gateway_cold_start_refused", "Calls that could not wait for a start.", labels=["pool"]
-        )
+        refused = counter("oriel_gateway_cold_start_refused", "Calls that could not wait for a start.", "pool")
         for name, gate in self._gateway.pools.items():
             cold = gate.cold_start
             if cold is None:
@@ -252,12 +244,10 @@ class GatewayCollector(Collector):
         yield from (phases, took, starts, refused, loaded)
 
     def _placements(self) -> Iterator[Metric]:
-        steps = CounterMetricFamily(
-            "oriel_gateway_placement_steps", "Loads and unloads that this gateway asked for.", labels=["pool", "result"]
+        steps = counter(
+            "oriel_gateway_placement_steps", "Loads and unloads that this gateway asked for.", "pool", "result"
         )
-        decides = GaugeMetricFamily(
-            "oriel_gateway_placement_decides", "1 while this gateway places the pool's models.", labels=["pool"]
-        )
+        decides = gauge("oriel_gateway_placement_decides", "1 while this gateway places the pool's models.", "pool")
         for name, placement in self._gateway.placements.pools.items():
             decides.add_metric([name], placement.leads)
             for result in ("load", "unload", "failed"):

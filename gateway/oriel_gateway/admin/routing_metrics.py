@@ -4,9 +4,10 @@ bounded number.
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from oriel_gateway.admin.families import counter, gauge
 from oriel_gateway.shared.state import RoutingState
 
 
@@ -18,35 +19,35 @@ class RoutingCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()
-        sides = CounterMetricFamily(
-            "oriel_gateway_split_calls", "Calls by the side of a split they went to.", labels=["route", "side"]
-        )
+        sides = counter("oriel_gateway_split_calls", "Calls by the side of a split they went to.", "route", "side")
         for (route, side), count in list(state.side_counts.items()):
             sides.add_metric([route, side], count)
-        shadows = CounterMetricFamily(
-            "oriel_gateway_shadow_copies", "Copies by how their answer compares.", labels=["route", "pool", "result"]
+        shadows = counter(
+            "oriel_gateway_shadow_copies", "Copies by how their answer compares.", "route", "pool", "result"
         )
         for (route, pool, result), count in list(state.shadow_counts.items()):
             shadows.add_metric([route, pool, result], count)
-        answers = CounterMetricFamily(
-            "oriel_gateway_cache_answers", "Answers of deterministic routes by source.", labels=["route", "source"]
+        answers = counter(
+            "oriel_gateway_cache_answers", "Answers of deterministic routes by source.", "route", "source"
         )
         for (route, how), count in list(state.cache_counts.items()):
             answers.add_metric([route, how], count)
-        size = GaugeMetricFamily("oriel_gateway_cache_bytes", "Bytes of kept answers.")
+        size = gauge("oriel_gateway_cache_bytes", "Bytes of kept answers.")
         size.add_metric([], state.cache.size_bytes)
-        evicted = CounterMetricFamily("oriel_gateway_cache_evicted", "Kept answers that made room for others.")
+        evicted = counter("oriel_gateway_cache_evicted", "Kept answers that made room for others.")
         evicted.add_metric([], state.cache.evicted)
-        flights = GaugeMetricFamily("oriel_gateway_flights", "Calls that are being made for one or more callers.")
+        flights = gauge("oriel_gateway_flights", "Calls that are being made for one or more callers.")
         flights.add_metric([], len(state.flights))
-        copies = GaugeMetricFamily("oriel_gateway_shadow_copies_inflight", "Copies that are on their way.")
+        copies = gauge("oriel_gateway_shadow_copies_inflight", "Copies that are on their way.")
         copies.add_metric([], state.shadows)
         yield from (sides, shadows, answers, size, evicted, flights, copies)
         yield from _compared(state)
-        rolled_back = GaugeMetricFamily(
+        rolled_back = gauge(
             "oriel_gateway_canary_rolled_back",
             "1 for a side of a split that gets no calls any more, until its route changes.",
-            labels=["route", "side", "reason"],
+            "route",
+            "side",
+            "reason",
         )
         for found in state.canaries.shown():
             rolled_back.add_metric([found.route, found.side, found.reason], 1)
@@ -54,16 +55,12 @@ class RoutingCollector(Collector):
 
 
 def _compared(state: RoutingState) -> Iterator[Metric]:
-    labels = ["model", "with"]
-    ratio = GaugeMetricFamily(
-        "oriel_model_agreement_ratio", "Share of rows with the same class, of answers compared lately.", labels=labels
+    labels = ("model", "with")
+    ratio = gauge(
+        "oriel_model_agreement_ratio", "Share of rows with the same class, of answers compared lately.", *labels
     )
-    error = GaugeMetricFamily(
-        "oriel_model_largest_error", "Largest difference of an element, of answers compared lately.", labels=labels
-    )
-    counts = CounterMetricFamily(
-        "oriel_model_compared", "Pairs of answers by how their values compare.", labels=[*labels, "result"]
-    )
+    error = gauge("oriel_model_largest_error", "Largest difference of an element, of answers compared lately.", *labels)
+    counts = counter("oriel_model_compared", "Pairs of answers by how their values compare.", *labels, "result")
     for (model, compared_with), latest in list(state.agreement.latest.items()):
         if latest.ratio is not None and latest.error is not None:
             ratio.add_metric([model, compared_with], latest.ratio)

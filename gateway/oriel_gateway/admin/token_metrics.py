@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from oriel_gateway.admin.families import counter, gauge
 from oriel_gateway.core import Gateway
 
 
@@ -18,16 +19,12 @@ class TokenCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         usage = self._gateway.records.stats.usage
-        tokens = CounterMetricFamily(
-            "oriel_gateway_tokens", "Tokens that calls read and wrote.", labels=["tenant", "route", "type"]
-        )
+        tokens = counter("oriel_gateway_tokens", "Tokens that calls read and wrote.", "tenant", "route", "type")
         for (tenant, route), counts in usage.tokens.read().items():
             for kind, count in counts.items():
                 tokens.add_metric([tenant, route, kind], count)
-        left = GaugeMetricFamily(
-            "oriel_gateway_token_limit_left_ratio",
-            "Share of a tenant's token limit that is free.",
-            labels=["tenant", "limit"],
+        left = gauge(
+            "oriel_gateway_token_limit_left_ratio", "Share of a tenant's token limit that is free.", "tenant", "limit"
         )
         for each in self._gateway.spending.tokens_left():
             left.add_metric([each.tenant, each.limit], each.ratio)

@@ -195,9 +195,7 @@ class MeteredLimiter(ABC):
         undecided: list[Meter] = []
         terms = [grant.terms]
         for allowance in target.allowances:
-            account = self._accounts.get((tenant.name, allowance.name))
-            if account is None or account.allowance is not allowance:
-                account = self._account(tenant.name, allowance, now)
+            account = self._account(tenant.name, allowance, now)
             for meter in account.later:
                 if meter.bound.counts is not Counts.TOKENS:
                     continue
@@ -220,9 +218,7 @@ class MeteredLimiter(ABC):
         for allowance in tenant.allowances:
             if not allowance.budgets:
                 continue
-            account = self._accounts.get((tenant.name, allowance.name))
-            if account is None or account.allowance is not allowance:
-                account = self._account(tenant.name, allowance, now)
+            account = self._account(tenant.name, allowance, now)
             for meter in (*account.meters, *account.later):
                 if used := units.get(meter.bound.name):
                     meter.charge(used, now)
@@ -315,6 +311,8 @@ class MeteredLimiter(ABC):
     def _account(self, tenant: str, allowance: Allowance, now: float) -> _Account:
         key = (tenant, allowance.name)
         known = self._accounts.get(key)
+        if known is not None and known.allowance is allowance:
+            return known
         old = {} if known is None else {meter.bound.name: meter for meter in known.all_meters()}
         a = allowance
         plan = _plan(

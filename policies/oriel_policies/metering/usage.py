@@ -5,7 +5,8 @@ Rows only grow, so that metrics can show them. The usage ledger writes what was 
 of the rows are taken, those without use for QUIET rounds of `added` are dropped; no call lasts that long.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 MAX_ROWS = 20_000
@@ -15,6 +16,9 @@ MAX_PAIRS = 500
 OTHER = "other"
 FIELDS = ("requests", "rows", "device_ns", "cpu_ns", "bytes_in", "bytes_out", "tokens_in", "tokens_out")
 UNBILLED = ("failed", "left", "warmup", "probe", "shadow", "repeat", "untenanted")
+
+
+_values: Callable[[Any], tuple[int, ...]] = attrgetter(*FIELDS)
 
 
 class UsageKey(NamedTuple):
@@ -41,15 +45,6 @@ class UsageRow:
 
     __slots__ = (*FIELDS, "key", "quiet", "written")
 
-    requests: int
-    rows: int
-    device_ns: int
-    cpu_ns: int
-    bytes_in: int
-    bytes_out: int
-    tokens_in: int
-    tokens_out: int
-
     def __init__(self, key: UsageKey) -> None:
         self.key = key
         self.requests = self.rows = self.device_ns = self.cpu_ns = 0
@@ -59,16 +54,7 @@ class UsageRow:
 
     def values(self) -> tuple[int, ...]:
         """Return the counters in the order of FIELDS."""
-        return (
-            self.requests,
-            self.rows,
-            self.device_ns,
-            self.cpu_ns,
-            self.bytes_in,
-            self.bytes_out,
-            self.tokens_in,
-            self.tokens_out,
-        )
+        return _values(self)
 
     def add(self, values: tuple[int, ...]) -> None:
         """Add counters in the order of FIELDS."""
