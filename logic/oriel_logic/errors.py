@@ -123,14 +123,15 @@ class InputTooLarge(Refused):
 class ParameterWrong(Refused):
     """One parameter of an OpenAI-compatible request is wrong.
 
-    param: its path, None for the whole body. code: the error code that the API defines for this case, or None.
+    param: its path, cut like the message; None for the whole body.
+    code: the error code that the API defines for this case, or None.
     """
 
     outcome = Outcome.PARAMETER_WRONG
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = param and param[:MAX_MESSAGE]
         self.code = code
 
 

@@ -31,7 +31,7 @@ STATE_BYTES = 8 * 1024 * 1024  # the most bytes of a body of `/v1/responses` who
 _STATE = frozenset({"previous_response_id", "conversation", "prompt"})  # members that name what is stored
 _PART_HEAD_BYTES = 4096
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){0,3}\Z")
-_NAMES_MODELS = re.compile("model|lora|adapter|fallback", re.IGNORECASE)
+_NAMES_MODELS = ("model", "lora", "adapter", "fallback")
 _JSON_TYPE = re.compile(r'application/json[ \t]*(?:;[ \t]*charset="?utf-8"?)?\Z', re.IGNORECASE)
 _FORM_TYPE = re.compile(r"""multipart/form-data[ \t]*;[ \t]*boundary=("?)([A-Za-z0-9_-]{1,70})\1\Z""", re.I)
 _DISPOSITION = re.compile(
@@ -181,7 +181,7 @@ def _object(body: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
     except (ValueError, RecursionError):
         raise _refused("the body is not one JSON object in UTF-8" if data else "the body is empty") from None
     for name in fields:
-        if name != "model" and _NAMES_MODELS.search(name) is not None:
+        if name != "model" and any(map(name.casefold().__contains__, _NAMES_MODELS)):
             raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
     # Each key `model` is this object's or lies within one of its values; a decoder keeps the last of equal keys.
     if len(_KEY.findall(data)) != ("model" in fields) + sum(len(_KEY.findall(raw)) for raw in fields.values()):
@@ -234,7 +234,7 @@ def _named_in_form(body: bytes, boundary: bytes) -> str | None:
             if is_file or not all(_plain_text(line) for line in more):
                 raise _refused("the part `model` has to be a plain text")
             named.append(data)
-        elif _NAMES_MODELS.search(name) is not None:
+        elif any(map(name.casefold().__contains__, _NAMES_MODELS)):
             raise _refused(f"the part {name[:64]!r} may name a model: this key names one, in `model`")
     if len(named) > 1:
         raise _refused("the part `model` is there more than once")

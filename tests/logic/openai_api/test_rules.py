@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from oriel_logic.errors import MAX_MESSAGE, ParameterWrong
 from oriel_logic.openai.answers import event
 from oriel_logic.openai.detokenize import DecoderUnknown, Detokenizer, Vocabulary, pieces_of
 from oriel_logic.openai.pooling import normalised, plan, pooled, shortened
 from oriel_logic.openai.sampling import Sampler, Sampling, candidates
+from oriel_logic.openai.schema import CompletionRequest, parse
 from oriel_logic.openai.stops import StopScanner
 
 LETTERS = st.text("ab\n", max_size=30)
@@ -182,3 +184,9 @@ def test_an_event_is_one_line_of_json(value: dict[str, str | int]) -> None:
     data = event(value)
     assert data.startswith(b"data: ") and data.endswith(b"\n\n") and data.count(b"\n") == 2 and b"\r" not in data
     assert msgspec.json.decode(data[6:]) == value
+
+
+def test_an_unknown_parameter_comes_back_cut() -> None:
+    with pytest.raises(ParameterWrong) as wrong:
+        parse(b'{"model": "m", "prompt": "p", "%b": 1}' % (b"x" * 100_000), CompletionRequest)
+    assert wrong.value.param == "x" * MAX_MESSAGE and len(wrong.value.message) == MAX_MESSAGE
