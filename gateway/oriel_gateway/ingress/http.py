@@ -23,7 +23,7 @@ from oriel_gateway.ingress.grpc import GrpcClient
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1
 from oriel_gateway.ingress.h2 import Http2Connection
 from oriel_gateway.ingress.judging import open_call
-from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
+from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
 from oriel_gateway.ingress.tls_pieces import InPieces
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
@@ -128,7 +128,7 @@ class ClientConnection(ServerConnection):
                 line = head.line
                 if is_own(line.method, line.path):
                     page = own_page(head, gateway, self.memo)
-                    self.unwanted(head, len(page.body))
+                    self.unwanted(head, unpaid_bytes(head, page))
                     mark = gateway.mark(head.request_id, None, None)
                     self._write(page_answer(page, head, mark, self.server.date_line, close=self.must_close))
                     self.answered(close=False)

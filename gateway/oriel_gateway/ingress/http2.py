@@ -16,7 +16,7 @@ from oriel_gateway.http_status import STATUS
 from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.judging import open_call
-from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer
+from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
 from oriel_gateway.routing.targets import Target, chosen
@@ -83,8 +83,7 @@ class Http2Client:
             line = head.line
             if is_own(line.method, line.path):
                 page = own_page(head, gateway, server.memo)
-                if not head.credentials:
-                    connection.unwanted(len(page.body))
+                connection.unwanted(unpaid_bytes(head, page))
                 self._write(page_answer(page, head, mark, server.date_line, close=False))
                 return
             key = gateway.identify_fields(head.credentials, server.memo)

@@ -12,7 +12,7 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import Snapshot
 from oriel_wire.h1 import LineMemo, RequestHead
 
-__all__ = ["NOT_QUEUED", "is_own", "own_page", "page_answer", "preflight_answer"]
+__all__ = ["NOT_QUEUED", "is_own", "own_page", "page_answer", "preflight_answer", "unpaid_bytes"]
 
 NOT_QUEUED = "gateway-queue;dur=0.000"
 _HEALTH = "/v2/health/"
@@ -21,6 +21,12 @@ _HEALTH = "/v2/health/"
 def is_own(method: str, path: str) -> bool:
     """Return whether the gateway itself answers this request."""
     return path.startswith(_HEALTH) or path in PATHS or path in OF_TENANTS or (method == "OPTIONS" and path != "*")
+
+
+def unpaid_bytes(head: RequestHead, page: Page) -> int:
+    """Return the bytes of a page that go to a sender who may be anybody; 0 for a tenant, whose pages are counted."""
+    path = head.line.path
+    return 0 if head.credentials and (path in KEYED or path in OF_TENANTS) else len(page.body)
 
 
 def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
