@@ -146,7 +146,6 @@ GOOD = json.dumps(pair(2))
         GOOD.replace('"b"', '"a"'),
         GOOD.replace('"b"', '"c"'),
         GOOD[:-1] + ', "outputs": [{"name": "nothing"}]}',
-        GOOD[:-1] + ', "outputs": [{"name": "sum"}, {"name": "sum"}]}',
         GOOD[:-1] + ', "parameters": {"triton_x": 1}}',
         GOOD[:-1] + ', "parameters": {"timeout": NaN}}',
         GOOD[:-1] + ', "parameters": {"binary_data_output": 1}}',

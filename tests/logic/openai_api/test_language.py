@@ -235,7 +235,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 2.5}, "temperature", "parameter_wrong"),
     ({"top_p": 0}, "top_p", "parameter_wrong"),
     ({"stop": ["a"] * 5}, "stop", "parameter_wrong"),
-    ({"stop": ""}, "stop", "parameter_wrong"),
     ({"stop": "x" * 257}, "stop", "parameter_wrong"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "parameter_wrong"),
     ({"logit_bias": {"1": 101}}, "logit_bias[...]", "parameter_wrong"),
