@@ -115,7 +115,12 @@ class _Band:
         return None
 
     def forget_idle(self) -> None:
-        """Drop the accounts that hold nothing."""
+        """Drop the accounts that hold nothing, and their entries in the ranking."""
+        for each in self.accounts.values():
+            if not each.units and not each.newest:
+                each.ranked, each.entry = 0.0, 0
+        self.ranking = [each for each in self.ranking if each[2].entry == each[1]]
+        heapify(self.ranking)
         self.accounts = {tenant: each for tenant, each in self.accounts.items() if each.units or each.newest}
         self.room = max(_IDLE, 2 * len(self.accounts))
 
