@@ -254,7 +254,11 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
         (ISSUER.replace(b"https://i/keys", b"https://a:b@i/keys"), "issuers.i.jwks", "a URL with a password"),
         (ISSUER.replace(b"https://i/keys", b"../keys.json"), "issuers.i.jwks", "only its name"),
         (ISSUER.replace(b"https://i/keys", b"keys.json"), "issuers.i.jwks", "no file 'keys.json'"),
-        (ISSUER + ISSUER.replace(b"issuers.i", b"issuers.j"), "issuers.j.issuer", "another table has this issuer"),
+        (
+            ISSUER + b'tenants = ["acme"]\n' + ISSUER.replace(b"issuers.i", b"issuers.j") + b'tenants = ["acme"]\n',
+            "issuers.j.issuer",
+            "another table has this issuer",
+        ),
         (POOL + ROUTE, "routes[0]", "either a pool or a split"),
         (POOL + ROUTE + b"pool = 'p'\nsplit = [{ pool = 'p', weight = 1 }]", "routes[0]", "either a pool or a split"),
         (POOL + ROUTE + b"pool = 'p'\nservice = 's'", "routes[0]", "either a model or a service"),
