@@ -255,7 +255,9 @@ async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_give
             assert 32 * MIB < held <= budget + 128 * MIB, Counter(answers)
             backend.hold.set()
             await asyncio.gather(*asked)
-            assert set(answers) <= {"OK", "displaced", "queue_full"} and answers.count("OK") >= 40
+            assert answers.count("OK") >= 40
+            refused = set(answers) - {"OK"}
+            assert refused and refused <= {"displaced", "queue_full"}
             await until(lambda: process.rss_bytes() - before <= 0.2 * held)
             for channel in channels:
                 await channel.close()
