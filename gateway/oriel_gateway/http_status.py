@@ -27,7 +27,7 @@ STATUS = {
     Outcome.DEADLINE_EXCEEDED: 504,
     Outcome.SERVER_STOPPING: 503,
 }
-# What clients of the OpenAI API read of an error: `type` and `code`. The code of others is their reason.
+# The `type` and `code` that clients of the OpenAI API read. The code of other outcomes is their reason.
 _WORDS = {
     Outcome.UNAUTHENTICATED: ("invalid_request_error", "invalid_api_key"),
     Outcome.RATE_LIMITED: ("requests", "rate_limit_exceeded"),

@@ -65,7 +65,7 @@ class _Account:
 
     @property
     def level(self) -> float:
-        """What the tenant holds, measured by its share."""
+        """Return the units that the tenant holds, divided by its weight."""
         return self.units / self.weight
 
 

@@ -42,7 +42,7 @@ class DiscoverySuite(ABC):
 
 
 class FailingDiscoverySuite(DiscoverySuite):
-    """What a `Discovery` that asks somebody has to pass as well: its source may be away."""
+    """Further tests for a `Discovery` whose source may be away."""
 
     async def test_a_failure_is_a_discovery_failed_with_a_sentence(self) -> None:
         with pytest.raises(DiscoveryFailed) as failed:

@@ -42,7 +42,7 @@ class OverHttp1(Protocol):
 
     @property
     def must_close(self) -> bool:
-        """Whether the answer ends its connection."""
+        """Return whether the answer ends its connection."""
 
 
 class OverHttp2(Protocol):

@@ -1,4 +1,4 @@
-"""What a call whose time ran out tells its client: where it was, who bounded its time, and which tier gives more."""
+"""Errors of calls whose time ran out: where the call was, who bounded its time, and which tier gives more."""
 
 from typing import Any, Final, Protocol
 

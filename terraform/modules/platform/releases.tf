@@ -2,7 +2,7 @@
 # the platform, and last what needs the charts' custom resources. Destroyed the other way round.
 
 locals {
-  # What a Secret that is made here has, for those for whom none is named.
+  # The contents of each Secret that is made here because the inputs name none.
   keys_secret = "oriel-keys"
   own_key     = { for name in ["admin", "redis", "tickets"] : name => { name = local.keys_secret, key = name } }
 
