@@ -2,7 +2,7 @@
 # the platform, and last what needs the charts' custom resources. Destroyed the other way round.
 
 locals {
-  # The contents of each Secret that is made here because the inputs name none.
+  # The Secret with the keys that are made here, of which each is used where the inputs name no other.
   keys_secret = "oriel-keys"
   own_key     = { for name in ["admin", "redis", "tickets"] : name => { name = local.keys_secret, key = name } }
 
