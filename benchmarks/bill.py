@@ -5,6 +5,11 @@ Needs a running demo and its state folder:
     ORIEL_STATE=STATE oriel up --demo
     python benchmarks/bill.py --state STATE --seconds 1200 --rate 4
 
+Late calls of the model mlp_single are hedged and answered calls of mlp are copied to a shadow pool if the demo is
+started with `--policies DIR`, the folder that `python benchmarks/bill.py --write-policies DIR` makes, and beside it a
+second server with `ORIEL_STATE=STATE`: `oriel inference --model-repository STATE/demo-models-* --http-port 8003
+--grpc-port 8004 --metrics-port 8005`.
+
 The exit code is 1 if the gateway adds anything to what the servers recorded, if the tokens that it shows are others, or
 if `oriel usage reconcile` finds something. Device time of answers that were cut off is shown as an estimate, apart from
 that of the others.
@@ -15,6 +20,7 @@ import contextlib
 import http.client
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -27,11 +33,28 @@ from urllib.parse import urlsplit
 import numpy as np
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from oriel_cli.demo_assets import DEMO_KEYS
+from oriel_cli.demo_assets import DEMO_KEYS, find
 
 KEY = DEMO_KEYS["gold"]
 ORIEL = Path(sys.executable).with_name("oriel")
 SETTLE_S = 4.0  # both the second's lines of the ledger and those of the next
+MLP = {"inputs": [{"name": "x", "shape": [1, 1024], "datatype": "FP32", "data": [0.5] * 1024}]}
+ROUTES = """
+[pools.twins]
+endpoints = ["127.0.0.1:8000", "127.0.0.1:8003"]
+[pools.shadow]
+endpoints = ["127.0.0.1:8003"]
+[[routes]]
+model = "mlp_single"
+pool = "twins"
+idempotent = true
+hedge_ms = 1
+[[routes]]
+model = "mlp"
+pool = "twins"
+shadow = { pool = "shadow", percent = 50.0 }
+"""
+COPIES = ("oriel_gateway_shadow_copies_total", "oriel_gateway_repeats_total")
 INFER = {"inputs": [{"name": "image", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]}
 COUNTERS = ("device_ns", "tokens_in", "tokens_out")
 
@@ -49,6 +72,8 @@ class Mix:
             "streamed": lambda: self._chat(stream=True),
             "cut off": lambda: self._chat(cut=True, stream=True, max_tokens=200),
             "infer": lambda: self._ask("POST", "/v2/models/digits/infer", INFER, 200),
+            "hedged": lambda: self._ask("POST", "/v2/models/mlp_single/infer", MLP, 200),
+            "shadowed": lambda: self._ask("POST", "/v2/models/mlp/infer", MLP, 200),
             "gRPC": self._infer,
             "list": lambda: self._ask("GET", "/v1/models", None, 200),
             "metadata": lambda: self._ask("GET", "/v2/models/digits", None, 200),
@@ -123,15 +148,38 @@ def shown(mix_of: str) -> Counter[str]:
     return sums
 
 
+def write_policies(folder: Path) -> None:
+    """Write the demo's documents with routes that hedge and copy in front of its own: the first that fits wins."""
+    assets = find()
+    shutil.copytree(assets.policies, folder)
+    routes = folder / "routes.toml"
+    routes.write_text(ROUTES + routes.read_text())
+
+
+def copies(admin: str) -> dict[str, float]:
+    """Return how many shadow copies and repeated calls the gateway counts."""
+    connection = http.client.HTTPConnection(urlsplit(admin).netloc, timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    return {name: sum(float(line.split()[-1]) for line in lines if line.startswith(name)) for name in COPIES}
+
+
 def main() -> int:
     """Run the load and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", default="http://127.0.0.1:8080")
     parser.add_argument("--grpc", default="127.0.0.1:8081")
-    parser.add_argument("--state", required=True)
+    parser.add_argument("--admin", default="http://127.0.0.1:8082")
+    parser.add_argument("--write-policies", type=Path, metavar="DIR", help="write the documents, and end")
+    parser.add_argument("--state", help="the platform's ORIEL_STATE")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=4.0, help="calls per second")
     args = parser.parse_args()
+    if args.write_policies:
+        write_policies(args.write_policies)
+        return 0
+    if not args.state:
+        parser.error("--state is needed")
     mix, rng = Mix(args.base, args.grpc), random.Random(1)
     time.sleep(SETTLE_S)
     before, shown_before = rows(args.state), shown(args.base)
@@ -148,6 +196,7 @@ def main() -> int:
     servers = {name: units["inference"][name] + units["logic"][name] for name in COUNTERS}
     estimates = {name: units["gateway"][name] for name in COUNTERS}
     print("calls:", dict(mix.made), "odd:", dict(mix.odd))
+    print("copies:", copies(args.admin))
     print("servers recorded:", servers)
     print("gateway added:", estimates)
     print("GET /v1/usage shows of answered calls:", {name: page[name] for name in COUNTERS})
