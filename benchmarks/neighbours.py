@@ -7,6 +7,7 @@ http2             clients of the gateway that attack it over HTTP/2
 flood             more requests of a lower tier than the gateway can even refuse: who is in time
 bad-rows          one caller whose rows fail, in the same batches
 large-bodies      one body of 60 MiB: JSON, binary, gzip, a load request with a file
+on-demand         thirty models called by Zipf's law on a server with memory for seven
 hostile-requests  275 attacks on the inference server, one after the other
 """
 
@@ -18,6 +19,7 @@ CASES = {
     "flood": "gateway_bench.flood",
     "bad-rows": "inference_bench.bad_rows",
     "large-bodies": "inference_bench.large_bodies",
+    "on-demand": "inference_bench.on_demand",
     "hostile-requests": "inference_bench.hostile_requests",
 }
 
