@@ -5,7 +5,7 @@ that is loaded again continues to count; a version that leaves keeps its series 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from oriel_inference.artefacts.records import ArtefactCounts
@@ -103,8 +103,8 @@ def exposition(
         if family.name == "oriel_requests_total":
             yield from pieces(_refused(family.name, counts), size=PIECE_LINES)
         yield from pieces(lines, size=PIECE_LINES)
-    yield from pieces(_server(counts, catalog, host, openmetrics), size=PIECE_LINES)
-    yield from pieces(usage_lines(devices, openmetrics), size=PIECE_LINES)
+    own = (*_server(counts, catalog, host), *_usage(devices))
+    yield from pieces(_own(own, openmetrics), size=PIECE_LINES)
 
 
 def _sources(catalog: Catalog, exemplars: Exemplars[tuple[str, str, str]] | None) -> list[Source]:
@@ -322,61 +322,61 @@ FAMILIES = (
 
 # The server's own --------------------------------------------------------------------------------------------------
 
+Samples = Iterable[tuple[Mapping[str, str], float]]  # labels and value
+Own = tuple[str, str, str, Samples]  # a metric's name, kind and text
 
-def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics: bool) -> Iterator[str]:
-    def single(name: str, kind: str, text: str, value: float | None) -> Iterator[str]:
-        if value is not None:
-            yield head(name, kind, text, openmetrics=openmetrics) + f"{name} {value!r}\n"
 
-    memory = host.memory_bytes() or (None, None)
-    yield from single("nv_cpu_utilization", "gauge", "Busy share of the machine's processors", host.utilization())
-    yield from single("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine", memory[0])
-    yield from single("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", memory[1])
-    yield from _gpus(counts.gpus, openmetrics)
-    up = int(counts.repository_up)
-    yield from single("oriel_model_repository_up", "gauge", "Whether every model repository could be read", up)
-    name = "oriel_model_store_up"
-    yield head(name, "gauge", "Whether a model repository could be read", openmetrics=openmetrics)
-    for repository, each in counts.repositories_up.items():
-        yield f"{name}{{{label_text({'repository': repository})}}} {int(each)}\n"
-    stores = counts.stores
-    yield from single(
-        "oriel_model_store_read_bytes_total", "counter", "Bytes read from object stores", stores.read_bytes
+def _own(metrics: Iterable[Own], openmetrics: bool) -> Iterator[str]:
+    for name, kind, text, samples in metrics:
+        yield head(name, kind, text, openmetrics=openmetrics)
+        for labels, value in samples:
+            yield f"{name}{{{label_text(labels)}}} {value!r}\n" if labels else f"{name} {value!r}\n"
+
+
+def _by(label: str, values: Iterable[tuple[str, float]]) -> Samples:
+    return (({label: of}, value) for of, value in values)
+
+
+def _by_both(labels: tuple[str, str], values: Mapping[tuple[str, str], float]) -> Samples:
+    return ((dict(zip(labels, of, strict=True)), value) for of, value in sorted(values.items()))
+
+
+def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad) -> Iterator[Own]:
+    if (busy := host.utilization()) is not None:
+        yield "nv_cpu_utilization", "gauge", "Busy share of the machine's processors", [({}, busy)]
+    if (memory := host.memory_bytes()) is not None:
+        yield "nv_cpu_memory_total_bytes", "gauge", "Memory of the machine", [({}, memory[0])]
+        yield "nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", [({}, memory[1])]
+    yield from _gpus(counts.gpus)
+    stores, up = counts.stores, int(counts.repository_up)
+    each_up = _by("repository", ((name, int(each)) for name, each in counts.repositories_up.items()))
+    failed = _by_both(("model", "reason"), counts.failed_loads)
+    fallbacks = (
+        ({"model": found.name, "version": str(found.serving), "newest": str(found.newest)}, 1)
+        for found in catalog.fallbacks()
     )
-    yield from single(
-        "oriel_model_cache_bytes", "gauge", "Bytes from object stores kept on this machine", stores.cache_bytes
-    )
-    name = "oriel_model_store_failures_total"
-    yield head(name, "counter", "Failed reads from object stores by reason", openmetrics=openmetrics)
-    for reason, count in stores.failures.items():
-        yield f'{name}{{reason="{reason}"}} {count}\n'
-    name = "oriel_model_load_failures_total"
-    yield head(name, "counter", "Refused loads by reason", openmetrics=openmetrics)
-    for (model, reason), count in sorted(counts.failed_loads.items()):
-        yield f"{name}{{{label_text({'model': model, 'reason': reason})}}} {count}\n"
-    name = "oriel_model_unavailable"
-    yield head(name, "gauge", "1 if no version serves because one could not be loaded", openmetrics=openmetrics)
-    for model in catalog.unavailable():
-        yield f"{name}{{{label_text({'model': model})}}} 1\n"
-    name = "oriel_model_fallback"
-    yield head(
-        name, "gauge", "1 if an older version serves because the newest cannot be loaded", openmetrics=openmetrics
-    )
-    for found in catalog.fallbacks():
-        labels = {"model": found.name, "version": str(found.serving), "newest": str(found.newest)}
-        yield f"{name}{{{label_text(labels)}}} 1\n"
-    yield from _memory(counts, openmetrics)
-    yield from _artefacts(counts.artefacts, openmetrics)
-    dropped = counts.log_lines_dropped
-    yield from single("oriel_access_log_dropped_total", "counter", "Lines of the access log that were lost", dropped)
+    yield "oriel_model_repository_up", "gauge", "Whether every model repository could be read", [({}, up)]
+    yield "oriel_model_store_up", "gauge", "Whether a model repository could be read", each_up
+    text = "Bytes read from object stores"
+    yield "oriel_model_store_read_bytes_total", "counter", text, [({}, stores.read_bytes)]
+    text = "Bytes from object stores kept on this machine"
+    yield "oriel_model_cache_bytes", "gauge", text, [({}, stores.cache_bytes)]
+    text = "Failed reads from object stores by reason"
+    yield "oriel_model_store_failures_total", "counter", text, _by("reason", stores.failures.items())
+    yield "oriel_model_load_failures_total", "counter", "Refused loads by reason", failed
+    text = "1 if no version serves because one could not be loaded"
+    yield "oriel_model_unavailable", "gauge", text, _by("model", ((model, 1) for model in catalog.unavailable()))
+    text = "1 if an older version serves because the newest cannot be loaded"
+    yield "oriel_model_fallback", "gauge", text, fallbacks
+    yield from _memory(counts)
+    yield from _artefacts(counts.artefacts)
+    text = "Lines of the access log that were lost"
+    yield "oriel_access_log_dropped_total", "counter", text, [({}, counts.log_lines_dropped)]
     for family, text, values in counts.usage.families():
-        name = f"{family}_total"
-        yield head(name, "counter", text, openmetrics=openmetrics)
-        for what, count in values.items():
-            yield f'{name}{{what="{what}"}} {count}\n'
+        yield f"{family}_total", "counter", text, _by("what", values.items())
 
 
-def _gpus(gpus: Sequence[GpuLoad], openmetrics: bool) -> Iterator[str]:
+def _gpus(gpus: Sequence[GpuLoad]) -> Iterator[Own]:
     """Yield Triton's families of GPUs; none on a machine without one."""
     if not gpus:
         return
@@ -389,32 +389,42 @@ def _gpus(gpus: Sequence[GpuLoad], openmetrics: bool) -> Iterator[str]:
         ("nv_energy_consumption", "counter", "Energy that the GPU has taken, in joules", lambda gpu: gpu.energy),
     )
     for name, kind, text, read in families:
-        yield head(name, kind, text, openmetrics=openmetrics)
-        for gpu in gpus:
-            if (value := read(gpu)) is not None:
-                yield f"{name}{{{label_text({'gpu_uuid': gpu.uuid})}}} {value!r}\n"
+        values = [(gpu.uuid, value) for gpu in gpus if (value := read(gpu)) is not None]
+        yield name, kind, text, _by("gpu_uuid", values)
 
 
-def _artefacts(counts: ArtefactCounts, openmetrics: bool) -> Iterator[str]:
+def _memory(counts: ServerCounts) -> Iterator[Own]:
+    """Yield the families of models on demand and of their memory."""
+    by_device = (
+        ("oriel_model_memory_budget_bytes", "Memory that models may take"),
+        ("oriel_model_memory_used_bytes", "Memory of models that load, are loaded or have not left yet"),
+        ("oriel_model_memory_wanted_bytes", "Memory of models that found no room in the last minute"),
+    )
+    for index, (name, text) in enumerate(by_device):
+        sizes = [(device, each[index]) for device, each in sorted(counts.memory.items())]
+        yield name, "gauge", text, _by("device", sizes)
+    by_model = (
+        ("oriel_model_evictions_total", "counter", "Models taken out of memory for others", counts.evictions),
+        ("oriel_model_memory_refusals_total", "counter", "Loads that found no room", counts.memory_refusals),
+        ("oriel_model_load_queue_depth", "gauge", "Requests that wait for their model to load", counts.load_queues),
+    )
+    for name, kind, text, found in by_model:
+        yield name, kind, text, _by("model", sorted(found.items()))
+
+
+def _artefacts(counts: ArtefactCounts) -> Iterator[Own]:
     """Yield the families of compiled artefacts."""
-    name = "oriel_artefacts_total"
-    yield head(name, "counter", "Artefacts that were built, found or refused, by outcome", openmetrics=openmetrics)
-    for (compiler, outcome), count in sorted(counts.outcomes.items()):
-        yield f"{name}{{{label_text({'compiler': compiler, 'outcome': outcome})}}} {count}\n"
-    name = "oriel_artefact_build_seconds_total"
-    yield head(name, "counter", "Time of the builds that succeeded", openmetrics=openmetrics)
-    for compiler, seconds in sorted(counts.build_s.items()):
-        yield f"{name}{{{label_text({'compiler': compiler})}}} {seconds!r}\n"
-    name = "oriel_artefact_rollbacks_total"
-    yield head(name, "counter", "Artefacts that failed in service and were taken out of it", openmetrics=openmetrics)
-    for model, count in sorted(counts.rollbacks.items()):
-        yield f"{name}{{{label_text({'model': model})}}} {count}\n"
-    name = "oriel_artefact_folder_bytes"
-    yield head(name, "gauge", "Bytes of artefacts in their folder", openmetrics=openmetrics)
-    yield f"{name} {counts.size_bytes}\n"
+    outcomes = _by_both(("compiler", "outcome"), counts.outcomes)
+    yield "oriel_artefacts_total", "counter", "Artefacts that were built, found or refused, by outcome", outcomes
+    build_s = _by("compiler", sorted(counts.build_s.items()))
+    yield "oriel_artefact_build_seconds_total", "counter", "Time of the builds that succeeded", build_s
+    rollbacks = _by("model", sorted(counts.rollbacks.items()))
+    text = "Artefacts that failed in service and were taken out of it"
+    yield "oriel_artefact_rollbacks_total", "counter", text, rollbacks
+    yield "oriel_artefact_folder_bytes", "gauge", "Bytes of artefacts in their folder", [({}, counts.size_bytes)]
 
 
-def usage_lines(devices: Devices, openmetrics: bool) -> Iterator[str]:
+def _usage(devices: Devices) -> Iterator[Own]:
     """Yield the families of the use of devices. A tenant is charged when a batch ends, so what runs now is in the busy
     seconds alone.
     """
@@ -423,53 +433,21 @@ def usage_lines(devices: Devices, openmetrics: bool) -> Iterator[str]:
     for device in devices.all():
         busy_ns, its_charged_ns = device.read()
         charged_ns += its_charged_ns
-        busy.append((label_text({"device": device.name, "class": device.device_class}), busy_ns))
-    families: list[tuple[str, str, list[tuple[str, int]]]] = [
-        ("oriel_device_busy_seconds_total", "Time in which at least one batch ran on a device", busy),
-        (
-            "oriel_usage_device_seconds_total",
-            "Device time that tenants are charged for, without overlap",
-            [(usage_labels(row), row.device_ns) for row in by_label(book.rows())],
-        ),
-        (
-            "oriel_usage_unbilled_device_seconds_total",
-            "Device time that no tenant is charged for, by reason",
-            [(label_text({"why": why}), ns) for why, ns in unbilled_ns(book.rows()).items()],
-        ),
-    ]
-    for name, text, samples in families:
-        yield head(name, "counter", text, openmetrics=openmetrics)
-        for labels, ns in samples:
-            yield f"{name}{{{labels}}} {ns / 1e9!r}\n"
-    name = "oriel_usage_unreconciled_ratio"
-    yield head(name, "gauge", "Share of the charged device time that no row accounts for", openmetrics=openmetrics)
+        busy.append(({"device": device.name, "class": device.device_class}, busy_ns / 1e9))
+    text = "Time in which at least one batch ran on a device"
+    yield "oriel_device_busy_seconds_total", "counter", text, busy
+    charged = ((_usage_labels(row), row.device_ns / 1e9) for row in by_label(book.rows()))
+    text = "Device time that tenants are charged for, without overlap"
+    yield "oriel_usage_device_seconds_total", "counter", text, charged
+    unbilled = ((why, ns / 1e9) for why, ns in unbilled_ns(book.rows()).items())
+    text = "Device time that no tenant is charged for, by reason"
+    yield "oriel_usage_unbilled_device_seconds_total", "counter", text, _by("why", unbilled)
     ratio = abs(charged_ns - book.device_ns) / charged_ns if charged_ns else 0.0
-    yield f'{name}{{unit="inference"}} {ratio!r}\n'
+    text = "Share of the charged device time that no row accounts for"
+    yield "oriel_usage_unreconciled_ratio", "gauge", text, [({"unit": "inference"}, ratio)]
 
 
-def usage_labels(row: UsageRow) -> str:
+def _usage_labels(row: UsageRow) -> dict[str, str]:
     """Return the labels of a row of a tenant's use."""
     key = row.key
-    return label_text({"tenant": key.tenant, "tier": key.tier, "target": key.target, "class": key.device_class})
-
-
-def _memory(counts: ServerCounts, openmetrics: bool) -> Iterator[str]:
-    """Yield the families of models on demand and of their memory."""
-    by_device = (
-        ("oriel_model_memory_budget_bytes", "Memory that models may take"),
-        ("oriel_model_memory_used_bytes", "Memory of models that load, are loaded or have not left yet"),
-        ("oriel_model_memory_wanted_bytes", "Memory of models that found no room in the last minute"),
-    )
-    for index, (name, text) in enumerate(by_device):
-        yield head(name, "gauge", text, openmetrics=openmetrics)
-        for device, sizes in sorted(counts.memory.items()):
-            yield f"{name}{{{label_text({'device': device})}}} {sizes[index]}\n"
-    by_model = (
-        ("oriel_model_evictions_total", "counter", "Models taken out of memory for others", counts.evictions),
-        ("oriel_model_memory_refusals_total", "counter", "Loads that found no room", counts.memory_refusals),
-        ("oriel_model_load_queue_depth", "gauge", "Requests that wait for their model to load", counts.load_queues),
-    )
-    for name, kind, text, found in by_model:
-        yield head(name, kind, text, openmetrics=openmetrics)
-        for model, count in sorted(found.items()):
-            yield f"{name}{{{label_text({'model': model})}}} {count}\n"
+    return {"tenant": key.tenant, "tier": key.tier, "target": key.target, "class": key.device_class}
