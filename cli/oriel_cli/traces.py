@@ -20,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from oriel_wire.trace import Scalar
+
 REQUEST_ID = "oriel.request_id"
 MAX_BODY_BYTES = 4 << 20
 MAX_TRACES = 500
@@ -27,8 +29,6 @@ MAX_TRACE_SPANS = 256
 MAX_STORE_BYTES = 16 << 20
 MAX_TEXT = 256
 MAX_ATTRIBUTES = 32
-
-Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OfficialSpan
 
-from oriel_wire.otlp import SCHEMA_URL, JsonEncoder, ProtobufEncoder, Scalar, rejected_json, rejected_protobuf
-from oriel_wire.trace import Span, TraceContext, wall_ns
+from oriel_wire.otlp import SCHEMA_URL, JsonEncoder, ProtobufEncoder, _remembered
+from oriel_wire.trace import Scalar, Span, TraceContext, wall_ns
 
 KINDS = {"internal": 1, "server": 2, "client": 3}
 texts = st.text(max_size=300) | st.text(st.characters(codec="ascii"), max_size=20)
@@ -129,7 +129,7 @@ def test_true_one_and_one_point_zero_stay_apart() -> None:
     encoder = ProtobufEncoder({}, "1.2.3")
     for value in (1, True, 1.0, "1", 1, True, 0, False, 0.0, -0.0):
         span = Span(name="n", context=context, parent_id=0, start_s=1, end_s=2, attributes={"a": value})
-        check(OfficialSpan.FromString(encoder.span(span)), span)
+        check_request(ExportTraceServiceRequest.FromString(encoder.encode([span])), {}, [span])
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -138,9 +138,8 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(10_000):
         name = f"name {number}"
         span = Span(name=name, context=context, parent_id=0, start_s=1, end_s=2, attributes={"a": name, "b": number})
-        encoder.span(span)
-    assert len(encoder._names) <= 4096
-    assert len(encoder._remembered) <= 4096
+        encoder.encode([span])
+    assert _remembered.cache_info().currsize <= 4096
 
 
 @given(st.integers(0, (1 << 63) - 1), texts)
@@ -148,12 +147,12 @@ def test_a_partial_success_says_how_many_spans_were_rejected(count: int, why: st
     answer = ExportTraceServiceResponse()
     answer.partial_success.rejected_spans = count
     answer.partial_success.error_message = cleaned(why)
-    assert rejected_protobuf(answer.SerializeToString()) == count
-    assert rejected_json(json_format.MessageToJson(answer).encode()) == count
-    assert rejected_json(json.dumps({"partialSuccess": {"rejectedSpans": count}}).encode()) == count
+    assert ProtobufEncoder.rejected(answer.SerializeToString()) == count
+    assert JsonEncoder.rejected(json_format.MessageToJson(answer).encode()) == count
+    assert JsonEncoder.rejected(json.dumps({"partialSuccess": {"rejectedSpans": count}}).encode()) == count
 
 
 @given(st.binary(max_size=64))
 def test_an_answer_that_is_not_readable_rejects_nothing_or_a_number(body: bytes) -> None:
-    assert 0 <= rejected_protobuf(body) < 1 << 63
-    assert rejected_json(body) >= 0
+    assert 0 <= ProtobufEncoder.rejected(body) < 1 << 63
+    assert JsonEncoder.rejected(body) >= 0

@@ -8,7 +8,7 @@ import re
 from functools import lru_cache
 
 from oriel_wire.h2.grpc import CODES
-from oriel_wire.otlp import Scalar
+from oriel_wire.trace import Scalar
 
 __all__ = [
     "GEN_AI",

@@ -16,6 +16,8 @@ import msgspec
 from oriel_wire.sampling import ALWAYS, NEVER, Sampling
 from oriel_wire.unsampled import Unsampled
 
+Scalar = str | int | float | bool
+
 _BATCH = 128
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 # Ids need uniqueness, not secrecy: one generator seeded by the system, not a system call per request.
@@ -151,7 +153,7 @@ class Span:
     start_s: float
     end_s: float
     kind: Literal["server", "client", "internal"] = "internal"
-    attributes: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    attributes: Mapping[str, Scalar] = field(default_factory=dict)
     failed: bool = False
     error: str = ""
 
@@ -162,7 +164,7 @@ def server_span(
     parent_id: int,
     start_s: float,
     end_s: float,
-    attributes: Mapping[str, str | int | float | bool],
+    attributes: Mapping[str, Scalar],
     failed: bool,
 ) -> Span:
     """Return the span of a whole request in a server."""
@@ -183,7 +185,7 @@ def internal_span(
     parent: TraceContext,
     start_s: float,
     end_s: float,
-    attributes: Mapping[str, str | int | float | bool],
+    attributes: Mapping[str, Scalar],
     failed: bool = False,
 ) -> Span:
     """Return the span of a stage of a request. parent: the position of the span that it belongs to."""

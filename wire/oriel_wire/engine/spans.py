@@ -28,7 +28,6 @@ from oriel_wire.engine.otel_settings import (
     resource_of,
     sampling_of,
 )
-from oriel_wire.otlp import JsonEncoder, ProtobufEncoder, rejected_json, rejected_protobuf
 from oriel_wire.sampling import ALWAYS, Sampling
 from oriel_wire.telemetry import Histogram
 from oriel_wire.trace import NullSink, Span, SpanSink
@@ -36,6 +35,8 @@ from oriel_wire.unsampled import SEGMENTS, Unsampled
 
 if TYPE_CHECKING:
     import httpx
+
+    from oriel_wire.otlp import JsonEncoder, ProtobufEncoder
 
 __all__ = ["BUFFER_VARIABLE", "COLLECTOR_VARIABLES", "DROPPED", "ExportingSink", "Lane", "open_sink"]
 
@@ -82,8 +83,11 @@ def open_sink(
     unreachable_s: for so long spans are kept for a receiver that cannot be reached.
     """
     collector, buffer = collector_of(), buffer_of()
-    queue = queue_of()
-    resource = resource_of(unit)
+    queue, resource = queue_of(), resource_of(unit)
+    if collector is None and not buffer:
+        return NullSink()
+    from oriel_wire.otlp import JsonEncoder, ProtobufEncoder  # only if spans are sent: it takes time to load
+
     version = resource["service.version"]
     lanes: list[Lane] = []
     if buffer:
@@ -95,8 +99,6 @@ def open_sink(
         encoder = (JsonEncoder if collector.json else ProtobufEncoder)(resource, version)
         poster = Poster(collector, encoder, first_retry_s=first_retry_s, unreachable_s=unreachable_s)
         lanes.append(Lane(poster.deliver, interrupt=poster.interrupt, queue=queue))
-    if not lanes:
-        return NullSink()
     # Requests of services have stages, and so take twice the memory.
     segments = SEGMENTS // 2 if unit == "logic" else SEGMENTS
     return ExportingSink(lanes, sampling=sampling_of(), close_s=close_s, segments=segments)
@@ -265,7 +267,7 @@ class Poster:
     def __init__(
         self,
         collector: Collector,
-        encoder: ProtobufEncoder | JsonEncoder,
+        encoder: "ProtobufEncoder | JsonEncoder",
         *,
         trust_env: bool = True,
         first_retry_s: float = FIRST_RETRY_S,
@@ -285,7 +287,6 @@ class Poster:
         self._headers = {**collector.headers, "content-type": encoder.content_type, "user-agent": "oriel"}
         if collector.gzip:
             self._headers["content-encoding"] = "gzip"
-        self._rejected = rejected_json if collector.json else rejected_protobuf
         self._client = httpx.Client(
             verify=collector.tls if collector.tls is not None else False,
             timeout=collector.timeout_s,
@@ -311,7 +312,7 @@ class Poster:
         while True:
             answer = self._post(body, max(answered_by_s - now, 0.001))
             if answer is not None and answer.is_success:
-                return min(self._rejected(answer.content), len(spans))
+                return min(self._encoder.rejected(answer.content), len(spans))
             if answer is not None and answer.status_code not in _RETRIED:
                 raise NotDelivered
             retry_s = _retry_after_s(answer)
