@@ -73,6 +73,8 @@ def table(report: Mapping[str, Any], *, tenant: str = "") -> list[str]:
     more = report["more"] + len(report["targets"]) - len(targets)
     if more:
         lines.append(f"and {more} more (--json)")
+    if report.get("gateways", 1) > 1:
+        lines.append(f"(the calls of all gateways, {report['gateways']} at present)")
     if not report["kept"]:
         lines.append("(this gateway keeps its counts in memory: a restart forgets them)")
     return lines

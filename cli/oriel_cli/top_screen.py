@@ -48,6 +48,8 @@ def draw(
         (_CALLS, snapshot["calls"], "calls"),
     ]
     lines = [_title(snapshot, note, colour, width)]
+    if (gateways := snapshot.get("gateways", 1)) > 1:
+        lines.append(f"one of {gateways} gateways: 5 min and more, and budgets, are of all")
     notes = [f"canary rolled back: {each}" for each in snapshot.get("rolled_back") or ()]
     notes += snapshot.get("troubles") or ()
     lines += [_painted(_fitted(each, width).rstrip(), RED, colour) for each in notes]

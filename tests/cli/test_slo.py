@@ -67,6 +67,11 @@ def test_one_tenant_is_shown_by_target_alone() -> None:
     ]
 
 
+def test_the_gateways_whose_calls_these_are_are_named() -> None:
+    assert slo.table(report(gateways=3))[-1] == "(the calls of all gateways, 3 at present)"
+    assert slo.table(report(gateways=1)) == slo.table(report())
+
+
 def test_nothing_is_rounded_up_to_all() -> None:
     assert [slo._share(share) for share in (1.0, 0.99999, 0.9985, 0.0, -1.0, None)] == [
         "100 %", "99.99 %", "99.85 %", "0.00 %", "-100.00 %", "-",

@@ -102,6 +102,12 @@ def test_troubles_are_named_below_the_title() -> None:
     assert lines[1] == "p: 127.0.0.1:1 is ejected (stuck)"
 
 
+def test_one_of_several_gateways_says_which_figures_are_of_all() -> None:
+    lines = draw(snapshot(gateways=3))
+    assert lines[1] == "one of 3 gateways: 5 min and more, and budgets, are of all"
+    assert draw(snapshot(gateways=1)) == draw(snapshot())
+
+
 def test_canaries_that_were_rolled_back_are_named_below_the_title() -> None:
     made = snapshot(rolled_back=["digits: canary@8 (errors)", "x" * 200])
     for height in (0, 20):

@@ -1,4 +1,4 @@
-"""Several gateways show one sum of what a tenant used, and a new budget begins with it."""
+"""Several gateways show one sum of what a tenant used and of promises, and a new budget begins with the use."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,11 +15,13 @@ from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import Ledger, LedgerLost
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_gateway.observe import shared_use
+from oriel_gateway.observe.budgets import Budgets
 from oriel_gateway.observe.decisions import Decided
-from oriel_gateway.observe.objectives import Objectives
+from oriel_gateway.observe.objectives import Judged, Objectives
 from oriel_gateway.observe.shared_use import SharedUse
 from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.usage import Usage
+from oriel_policies.error_budget import WINDOWS
 
 from ..waiting import until
 from .desk import Desk
@@ -34,7 +36,8 @@ class Seat:
 
     def __init__(self, ledger: Ledger) -> None:
         self.usage = Usage()
-        self.shared = SharedUse(Stats(Objectives(), self.usage), ledger)
+        self.objectives = Objectives()
+        self.shared = SharedUse(Stats(self.objectives, self.usage), ledger)
 
     def call(self, tenant: str, target: str, ns: int, *, device_class: str = "h100", kind: str = "model") -> None:
         """Count one answered call."""
@@ -48,6 +51,20 @@ class Seat:
     def seen(self, tenant: str) -> dict[str, Any]:
         found = self.usage.of(tenant)
         return {period: found[period] for period in ("day", "month")}
+
+    def promise(self, tenant: str, *, met: int = 0, late: int = 0, target: str = "m") -> None:
+        """Count calls that kept their promise, and such that did not."""
+        cell = self.objectives.cell(tenant, "gold", target)
+        cell.met += met
+        if late:
+            cell.bad(Judged("late", "queue"), late)
+
+    def promises(self, *windows: str) -> Any:
+        """Return what `/slo` says of the tier and of each target, without what is not counted."""
+        budgets = self.objectives.budgets
+        listed, _ = budgets.of_pairs({"gold": 0.99}, time())
+        found = [("", budgets.of_tier("gold", 0.99, time())), *((":".join(key), of) for key, of in listed)]
+        return {name: {each: (of["calls"][each], of["bad"][each]) for each in windows or WINDOWS} for name, of in found}
 
 
 @asynccontextmanager
@@ -134,11 +151,75 @@ async def test_after_a_long_time_without_the_ledger_the_sums_are_read_anew(monke
         assert one.seen("a") == two.seen("a") and one.seen("a")["day"]["device_ns"] == 11
 
 
-@given(st.dictionaries(st.text(max_size=30), st.integers(-5, 5), max_size=5))
-def test_sums_that_no_gateway_wrote_are_left_out(sums: dict[str, int]) -> None:
-    usage = Usage()
-    usage.take_over(sums, whole=False)
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_every_gateway_shows_the_promises_of_all_also_after_some_have_ended(kind: str) -> None:
+    """`/slo` and the console showed the calls of one gateway only, and a new one began with an empty history."""
+    async with seats(kind) as seat:
+        one, two = Seat(seat("one")), Seat(seat("two"))
+        for each in (one, two, one, two):
+            await each.shared.exchange()
+            each.promise("a", met=45, late=5)
+        await two.shared.exchange()
+        one.promise("b", met=5)
+        for each in (one, two, one):
+            await each.shared.exchange()
+        assert one.promises() == two.promises()
+        assert one.promises("5m", "1h", "30d")[""] == dict.fromkeys(("5m", "1h", "30d"), (205, 20))
+        assert two.objectives.budgets.of_tier("gold", 0.99, time())["causes"] == {"queue": 20}
+        three = Seat(seat("three"))
+        three.promise("b", late=1)
+        for each in (three, one, two):
+            await each.shared.exchange()
+        assert three.promises("6h", "3d", "30d") == one.promises("6h", "3d", "30d") == two.promises("6h", "3d", "30d")
+        assert three.promises("1d")[""] == {"1d": (206, 21)} and three.promises("1d")["b:gold:m"] == {"1d": (6, 1)}
+
+
+async def test_promises_of_the_month_before_are_taken_over_and_nothing_is_counted_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with seats("memory") as seat:
+        one, two = Seat(seat("one")), Seat(seat("two"))
+        one.promise("a", met=7)
+        monkeypatch.setattr(Usage, "month", lambda self: "2026-11")
+        await one.shared.exchange()
+        monkeypatch.setattr(Usage, "month", lambda self: "2026-12")
+        monkeypatch.setattr(shared_use, "OUTDATED_S", -1.0)  # the sums are read anew each time
+        for each in (two, one, two):
+            each.promise("a", met=1, late=1)
+            await each.shared.exchange()
+        await one.shared.exchange()
+        assert one.promises("1d") == two.promises("1d")
+        assert one.promises("1d", "30d")[""] == {"1d": (13, 3), "30d": (13, 3)}
+
+
+@given(st.dictionaries(st.text(max_size=30), st.integers(-5, 5), max_size=5), st.booleans())
+def test_sums_that_no_gateway_wrote_are_left_out(sums: dict[str, int], whole: bool) -> None:
+    usage, budgets = Usage(), Budgets()
+    usage.take_over(sums, whole=whole)
+    budgets.take_over(sums, time(), whole=whole)
     assert usage.of("")["day"]["requests"] == 0
+
+
+@given(st.integers(-(10**9), 10**12), st.booleans(), st.sampled_from(["+calls", "+bad", "queue", ""]))
+def test_hours_that_no_window_has_change_nothing(hour: int, whole: bool, counter: str) -> None:
+    budgets, now = Budgets(max_pairs=2), 10_000_000.0
+    budgets.take_over({"\x1f".join(("slo", str(hour), "t", "gold", "m", counter)): 3}, now, whole=whole)
+    counted = now - WINDOWS["30d"] <= hour <= now + 3600 and counter in ("+calls", "+bad")
+    calls, bad = (int(counted and counter == each) * 3 for each in ("+calls", "+bad"))
+    budgets.add(("t", "gold", "m"), now, 1, 0, {})
+    listed, _ = budgets.of_pairs({"gold": 0.9}, now, tenant="t")
+    assert listed[0][1]["calls"]["30d"] <= 1 + calls and listed[0][1]["bad"]["30d"] <= bad
+    assert counted or listed[0][1]["calls"]["3d"] == 1
+
+
+def test_more_pairs_than_there_is_place_for_leave_the_latest() -> None:
+    budgets, now = Budgets(max_pairs=2), 10_010 * 86400.0
+    names = {
+        "\x1f".join(("slo", str(86400 * (10_000 + day)), f"t{day}", "gold", "m", "+calls")): day for day in range(1, 10)
+    }
+    budgets.take_over(names, now, whole=True)
+    listed, _ = budgets.of_pairs({"gold": 0.9}, now)
+    assert [(key[0], of["calls"]["30d"], of["calls"]["1h"]) for key, of in listed] == [("t9", 9, 0), ("t8", 8, 0)]
 
 
 BUDGET = 'budgets = [{{ amount = {amount}, unit = "device_seconds", period = "{period}" }}]'

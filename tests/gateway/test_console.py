@@ -402,6 +402,10 @@ async def test_a_ledger_that_does_not_answer_is_named() -> None:
     limiter = SharedLimiter(MemoryLedger(lambda: 0.0).seat("g"))
     async with gateway(documents([1]), limiter=limiter) as (_, core):
         assert troubles(core) == []
+        limiter.ledger_client.replicas = 3  # whose calls the longer windows have
+        transport = httpx.ASGITransport(admin_app(core))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as admins:
+            assert (await admins.get("/slo")).json()["gateways"] == json.loads(Source(core).snapshot())["gateways"] == 3
         for _ in range(5):
             limiter.ledger_client._breaker.failed(monotonic())
         assert troubles(core) == ["Redis does not answer: each gateway admits its share of the limits"]

@@ -5,6 +5,7 @@
     at          epoch seconds
     windows     {"5m": 300.0, ..., "30d": 2592000.0}: name -> seconds
     kept        whether the counts survive a restart
+    gateways    how many gateways share a limiter's Redis: the counts are those of all of them, also of those that ended
     tiers       one object per tier of the documents, by band
     targets     one object per tenant, tier and target: those with the most bad calls of 30 days first
     more        how many of those are not listed
@@ -20,17 +21,23 @@ of their own). Both have:
     causes          {cause: bad calls of the last hour}, the most frequent first
 
 Windows of up to 3 days are made of slots of 5 minutes, and the one of 30 days of hours; of the oldest slot, the part
-inside the window counts. Causes are those of this process: a restart forgets them.
+inside the window counts. Causes are those that came while this gateway runs: a restart forgets them.
 """
 
 from time import time
 from typing import Any, Final
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.limits.shared import SharedLimiter
 from oriel_policies.error_budget import WINDOWS
 
 LISTED: Final = 100
 MOST_LISTED: Final = 1000
+
+
+def gateways(gateway: Gateway) -> int:
+    """Return how many gateways count together with this one, itself among them."""
+    return gateway.limiter.ledger_client.replicas if isinstance(gateway.limiter, SharedLimiter) else 1
 
 
 def slo_report(gateway: Gateway, *, tenant: str = "", limit: int = LISTED) -> dict[str, Any]:
@@ -43,7 +50,8 @@ def slo_report(gateway: Gateway, *, tenant: str = "", limit: int = LISTED) -> di
     return {
         "at": round(now, 3),
         "windows": WINDOWS,
-        "kept": budgets.keeps,
+        "kept": budgets.keeps or budgets.unshared is not None,
+        "gateways": gateways(gateway),
         "tiers": [
             {
                 "tier": tier.name,

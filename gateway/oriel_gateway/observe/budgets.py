@@ -1,5 +1,8 @@
 """The error budgets of this gateway: calls of the last 30 days per tier, and per tenant, tier and target.
 
+Gateways that share a ledger have each other's calls in their histories; see `SharedUse`. The ledger keeps sums by the
+hour: a gateway that starts knows the hours before by their beginnings.
+
 A tier's history has every call of it. Histories of pairs of tenant and target are bounded: a new one takes the place of
 the one that had no calls for the longest time, if that is an hour or more, and is counted with the others otherwise.
 """
@@ -8,13 +11,16 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from oriel_policies.error_budget import SHORT, WINDOWS, BudgetHistory, attainment, burn, left
+from oriel_policies.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, attainment, burn, left
 
 MAX_PAIRS: Final = 500
 IDLE_S: Final = 3600.0
 CAUSES_S: Final = 3600  # for so long causes are remembered
 MAX_UNSAVED: Final = 20_000  # slots that wait to be written; the oldest ones are not written at all
 OTHER: Final = "other"
+SEPARATOR: Final = "\x1f"  # in the names of the ledger's sums
+_SHARED: Final = "slo"  # begins the names of sums of calls, which end with `CALLS`, `BAD` or the cause of bad calls
+CALLS, BAD = "+calls", "+bad"
 
 Key = tuple[str, str, str]  # (tenant, tier, target); of a whole tier: ("", tier, "")
 Row = tuple[str, str, str, int, int, int, int]  # key, width, first second, calls, bad calls
@@ -52,7 +58,11 @@ class _Series:
 
 
 class Budgets:
-    """All histories. Single writer: the gateway's loop."""
+    """All histories. Single writer: the gateway's loop.
+
+    keeps: whether somebody writes down what `take_unsaved` returns.
+    unshared: sums that the ledger has not got yet, None without a ledger.
+    """
 
     def __init__(self, *, max_pairs: int = MAX_PAIRS) -> None:
         self._max_pairs = max_pairs
@@ -60,13 +70,20 @@ class Budgets:
         self._pairs: OrderedDict[Key, _Series] = OrderedDict()  # the one without calls for the longest time first
         self._unsaved: dict[tuple[Key, int, int], tuple[int, int]] = {}
         self._dropped: list[Key] = []
-        self.keeps = False  # whether somebody writes down what `take_unsaved` returns
+        self.keeps = False
+        self.unshared: dict[str, int] | None = None
 
     def add(self, key: Key, now: float, total: int, bad: int, causes: Mapping[str, int]) -> None:
         """Count calls. now: seconds since the epoch."""
         _, tier, _ = key
         for of, series in (self._tier(("", tier, "")), self._of(key, now)):
             series.add(now, total, bad, causes)
+            if self.unshared is not None:
+                begin = (_SHARED, str(int(now // LONG[0] * LONG[0])), *of)
+                for counter, count in ((CALLS, total), (BAD, bad), *causes.items()):
+                    if count:
+                        name = SEPARATOR.join((*begin, counter))
+                        self.unshared[name] = self.unshared.get(name, 0) + count
             if self.keeps:
                 for width_s, start_s, calls, missed in series.history.rows(now):
                     self._unsaved[of, width_s, start_s] = (calls, missed)
@@ -96,24 +113,51 @@ class Budgets:
         self._pairs.move_to_end(key)
         return key, series
 
+    def take_over(self, sums: Mapping[str, int], now: float, *, whole: bool) -> None:
+        """Add what other gateways have counted. whole: the sums are those of all gateways, from which this one may
+        know a part, so that only the rest is added, but no causes.
+        """
+        missing: list[Row] = []
+        for name, value in sorted(sums.items(), reverse=True):  # the latest hours first, as there may be too many keys
+            begin, _, rest = name.partition(SEPARATOR)
+            hour, *names = rest.split(SEPARATOR)
+            if begin != _SHARED or len(names) != 4 or not (hour.isdecimal() and len(hour) < 12 and value > 0):
+                continue
+            start_s, (*of, counter) = int(hour), names
+            key = (of[0], of[1], of[2])
+            if not now - WINDOWS["30d"] <= start_s <= now + LONG[0]:
+                continue
+            counts = [value if counter == CALLS else 0, value if counter == BAD else 0]
+            if not whole:
+                _, series = self._of(key, now) if key[0] else self._tier(key)
+                at_s = now if now < start_s + LONG[0] else start_s
+                series.add(at_s, counts[0], counts[1], {} if any(counts) else {counter: value})
+            elif any(counts) and (kept := self._kept(key)) is not None:
+                begins_s, *known = kept.history.long.at(start_s)
+                if begins_s == start_s:
+                    counts = [max(0, each - before) for each, before in zip(counts, known, strict=True)]
+                missing += [(*key, width_s, start_s, counts[0], counts[1]) for width_s, _ in (SHORT, LONG)]
+        self.load(missing)
+
     # Over a restart --------------------------------------------------------------------------------------------
 
     def load(self, rows: Iterable[Row]) -> None:
-        """Take back what `take_unsaved` gave, before anything was added."""
+        """Add what `take_unsaved` gave before a restart, or what of the ledger's sums is missing."""
         for tenant, tier, target, width_s, start_s, total, bad in rows:
-            key = (tenant, tier, target)
-            series: _Series | None
-            if tenant in ("", OTHER):
-                _, series = self._tier(key)
-            else:
-                series = self._pairs.get(key)
-                if series is None:
-                    if len(self._pairs) >= self._max_pairs:
-                        continue
-                    series = self._pairs[key] = _Series()
+            series = self._kept((tenant, tier, target))
+            if series is None:
+                continue
             series.history.load(width_s, start_s, total, bad)
             series.latest_s = max(series.latest_s, float(start_s))
         self._pairs = OrderedDict(sorted(self._pairs.items(), key=lambda item: item[1].latest_s))
+
+    def _kept(self, key: Key) -> _Series | None:
+        """Return the history of a key; None if there is none and no place for one."""
+        if key[0] in ("", OTHER):
+            return self._tier(key)[1]
+        if key not in self._pairs and len(self._pairs) < self._max_pairs:
+            self._pairs[key] = _Series()
+        return self._pairs.get(key)
 
     def take_unsaved(self) -> tuple[list[Key], list[Row]]:
         """Return the keys whose histories were dropped, and then the slots that have changed, since the last time."""

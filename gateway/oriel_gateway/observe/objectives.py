@@ -212,12 +212,12 @@ class Objectives:
         idle = []
         for cell in self._cells.values():
             tenant, tier, target = key = cell.key
-            counts = {"met": cell.met, "late": cell.late, "missed": cell.missed, "excused": cell.excused}
             bad = cell.late + cell.missed
             total = cell.met + bad
             if not total and not cell.excused:
                 idle.append(key)
                 continue
+            counts = {"met": cell.met, "late": cell.late, "missed": cell.missed, "excused": cell.excused}
             causes, cell.causes = cell.causes, {}
             cell.met = cell.late = cell.missed = cell.excused = 0
             for result, count in counts.items():

@@ -1,12 +1,16 @@
-"""Exchanges what tenants used with the gateways that share a ledger, so that each of them shows one sum.
+"""Exchanges what tenants used, and which promises were kept, with the gateways that share a ledger, so that each of
+them shows one sum.
 
 A gateway adds what it has counted to the ledger's sums of the month, and takes over what the others have added since it
-asked last. At its start, and after a long time without the ledger, it takes over the sums themselves.
+asked last. At its start, and after a long time without the ledger, it takes over the sums themselves; those of promises
+also of the month before.
 """
 
 import asyncio
 import logging
-from time import monotonic
+from collections import Counter
+from datetime import date, timedelta
+from time import monotonic, time
 
 from oriel_gateway.limits.ledger import Ledger, LedgerLost
 from oriel_gateway.observe.stats import Stats
@@ -27,7 +31,8 @@ class SharedUse:
         self._number = 0  # of the addition under way, which the ledger takes once however often it is sent
         self._adding: dict[str, int] = {}
         self._heard_s = 0.0
-        self._unshared = stats.usage.unshared = {}
+        self._unshared: dict[str, int] = {}
+        stats.usage.unshared = stats.objectives.budgets.unshared = self._unshared
 
     async def run(self) -> None:
         """Exchange until this is cancelled."""
@@ -41,8 +46,8 @@ class SharedUse:
 
     async def exchange(self) -> bool:
         """Add and take over once; return whether there is more to add. Raises LedgerLost: nothing is counted twice."""
-        self._stats.count()
-        usage, waiting, now = self._stats.usage, self._unshared, monotonic()
+        usage, budgets = self._stats.usage, self._stats.objectives.budgets
+        waiting, now = self._unshared, monotonic()
         month = usage.month()
         if month != self._month or now > self._heard_s + OUTDATED_S:
             self._month, self._after = month, ""
@@ -50,7 +55,15 @@ class SharedUse:
             self._number += 1
             self._adding = {name: waiting.pop(name) for name in list(waiting)[:MAX_ADDED]}
         whole, since_s = not self._after, int(usage.since.timestamp())
+        before: dict[str, int] = {}
+        if whole:
+            last = (date.fromisoformat(f"{month}-01") - timedelta(days=1)).isoformat()[:7]
+            before, _ = await self._ledger.add_use(last, 0, {}, "", since_s)
+            before.pop("since", None)
         found, self._after = await self._ledger.add_use(month, self._number, self._adding, self._after, since_s)
         self._adding, self._heard_s = {}, now
+        if whole:
+            found = dict(Counter(before) + Counter(found) + Counter(waiting))
         usage.take_over(found, whole=whole)
+        budgets.take_over(found, time(), whole=whole)
         return bool(waiting)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.budgets import SEPARATOR
 from oriel_gateway.observe.decisions import Plain
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.top_names import OTHER, TopNames
@@ -26,7 +27,6 @@ from oriel_wire.usage import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
-_SEPARATOR: Final = "\x1f"
 MAX_CLASSES = 32  # of devices, of one target: servers name them
 TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
 # compiled, a member of an enum costs a look-up by name each time
@@ -281,9 +281,8 @@ class Usage:
         if whole:
             self._tenants = {}
             self.since = min(self.since, datetime.fromtimestamp(sums.get("since", self.since.timestamp()), UTC))
-            sums = Counter(sums) + Counter(self.unshared or {})
         for name, value in sums.items():
-            parts = name.split(_SEPARATOR)
+            parts = name.split(SEPARATOR)
             if len(parts) == 7 and parts[0][:7] == self._month and parts[6] in SHOWN:
                 day, tenant, kind, target, estimated, device_class, counter = parts
                 by_class = {device_class: value} if counter == "device_ns" else {}
@@ -307,7 +306,7 @@ class Usage:
                 *((device_class, "device_ns", ns) for device_class, ns in by_class.items()),
             ):
                 if value:
-                    name = _SEPARATOR.join((*begin, device_class, counter))
+                    name = SEPARATOR.join((*begin, device_class, counter))
                     self.unshared[name] = self.unshared.get(name, 0) + value
         targets = self._tenants.get(tenant)
         if targets is None:

@@ -16,6 +16,7 @@ from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
 from oriel_gateway.admin.console.reports import Report
 from oriel_gateway.admin.console.snapshot import SECTIONS, snapshot
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
+from oriel_gateway.admin.slo import gateways
 from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
@@ -72,6 +73,7 @@ def read(
     head = {
         "at": round(moment.wall, 3),
         "version": version,
+        "gateways": gateways(gateway),
         "covers_s": round(covers_s),
         "rates": _rates(recent.fresh, moment.since_s),
         "lag_ms": round(gateway.overload.lag_s * 1e3, 1),

@@ -73,7 +73,7 @@ const Header = () => {
     <p class=${`link-state is-${state}`} role="status"><span aria-hidden="true">${state === "live" ? "●" : state === "paused" ? "‖" : "○"}</span> ${
       chosen.paused ? "paused" : LINKS[store.link]}${notes.length ? html`<span class="ink-warn"> · ${notes.join(" · ")}</span>` : ""}</p>
     ${data ? html`<p class="soft facts">${data.version !== "unknown" ? html`<span>version ${data.version}</span>` : ""}<span>${
-      whole(data.tenants_known)} tenants</span><span>event loop ${data.lag_ms < 10 ? "on time" : `${durationText(data.lag_ms)} late`}</span></p>` : ""}
+      whole(data.tenants_known)} tenants</span>${data.gateways > 1 ? html`<span>one of ${whole(data.gateways)} gateways: shares of 5 minutes and more, budgets and use are of all, the rest is its own</span>` : ""}<span>event loop ${data.lag_ms < 10 ? "on time" : `${durationText(data.lag_ms)} late`}</span></p>` : ""}
     <div class="tools">
       <label class="search"><span class="hidden">search in all tables</span><input type="search" id="search" placeholder="search  /" value=${chosen.q}
         autocomplete="off" spellcheck="false" onInput=${(event) => choose({q: event.target.value})}/></label>
