@@ -96,14 +96,13 @@ class _Session:
             print(form(supervisor.units, models, self.assets, traces=traces, took_s=took_s), flush=True)
 
         # The trace buffer ends after the units, so that it still receives the last spans of their drain.
-        units_gone = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            group.create_task(serve_control(Starlette(routes=routes(TraceStore())), sock, units_gone))
+            buffer = group.create_task(serve_control(Starlette(routes=routes(TraceStore())), sock, asyncio.Event()))
             try:
                 await supervisor.run(stop, ready)
             finally:
                 state.forget(admin_port)
-                units_gone.set()
+                buffer.cancel()
 
     def _show(self, unit: ScaledUnit) -> None:
         if self.as_json:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+import uvicorn
 from prometheus_client import CollectorRegistry, Counter
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -51,6 +52,24 @@ async def test_stopping_closes_the_socket() -> None:
         await client.get("/health/live")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port)).close()
+
+
+async def test_stopping_waits_for_no_further_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn looked ten times a second for the end, in each server of `oriel up` one after the other."""
+    ticks = 0
+    on_tick = uvicorn.Server.on_tick
+
+    async def counted(server: uvicorn.Server, counter: int) -> bool:
+        nonlocal ticks
+        ticks += 1
+        return await on_tick(server, counter)
+
+    monkeypatch.setattr(uvicorn.Server, "on_tick", counted)
+    async with serving(ready()) as (client, stop):
+        assert (await client.get("/health/live")).headers["date"]
+        before = ticks
+        stop.set()
+    assert ticks == before
 
 
 async def test_cancelling_closes_the_socket() -> None:

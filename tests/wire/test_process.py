@@ -135,6 +135,21 @@ def test_a_unit_dumps_no_core(start: Start) -> None:
     assert line(unit) == "0"
 
 
+def test_the_interpreter_looks_for_no_garbage_at_the_end(start: Start) -> None:
+    unit = start(
+        """
+        import gc
+
+        async def main(stop):
+            say("up")
+
+        run_unit(main, unit="sample")
+        say(gc.get_freeze_count() > len(gc.get_objects()))
+        """
+    )
+    assert line(unit) == "up" and line(unit) == "True"
+
+
 def test_an_executor_thread_left_behind_does_not_hold_the_exit(start: Start) -> None:
     unit = start(
         """

@@ -76,12 +76,9 @@ async def serve_control(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    server = _Server(config)
+    server = _Server(config, stop)
     try:
-        async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_exit_on(stop, server))
-            await server.serve(sockets=[sock])
-            watcher.cancel()
+        await server.serve(sockets=[sock])
     finally:
         server.cut()
         sock.close()
@@ -197,6 +194,17 @@ class _Server(uvicorn.Server):
 
     servers: list[asyncio.Server] = []
 
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def main_loop(self) -> None:
+        """Serve until `stop` is set. uvicorn's own looks ten times a second; its `on_tick(0)` renews the date."""
+        while not self._stop.is_set():
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 1.0)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -209,11 +217,6 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
         for task in tuple(self.server_state.tasks):
             task.cancel()
-
-
-async def _exit_on(stop: asyncio.Event, server: uvicorn.Server) -> None:
-    await stop.wait()
-    server.should_exit = True
 
 
 def health_routes(ready: Callable[[], tuple[bool, str]], registry: CollectorRegistry | None = REGISTRY) -> list[Route]:

@@ -9,6 +9,7 @@ Exit codes: 0 stopped as asked, 1 crashed or was cut short, 2 could not start (o
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import resource
@@ -56,6 +57,8 @@ def run_unit(main: Callable[[asyncio.Event], Awaitable[None]], *, unit: str = ""
                 return 2
             _log.critical("the unit crashed", exc_info=crash)
             return 1
+        finally:
+            gc.freeze()  # or the interpreter looks for garbage in all of the memory before the process ends
 
 
 async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], grace_s: float) -> int:
