@@ -16,7 +16,7 @@ Rules, in this order:
 
 Bounds: `max_items` and `max_bytes`, both shared by the rule of `oriel_policies.shares`: when full, an arriving ticket
 displaces the newest ones of the least urgent bands, or of the tenant of its own band that has most above its share;
-otherwise it is refused and nothing changes.
+otherwise it is refused and nothing changes. Each band keeps `floor_share` of both from the others.
 A ticket that was `admitted` elsewhere takes no room, is never refused for it and never displaced.
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
@@ -32,7 +32,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from oriel_policies.backlog import Backlog
 from oriel_policies.flows import Expiry, Flow, Ticket
-from oriel_policies.shares import Holding, Shares
+from oriel_policies.shares import FLOOR_SHARE, Holding, Shares
 
 _EPSILON = 1e-9
 _IDLE_FLOWS = 1024
@@ -114,12 +114,12 @@ class SlaQueue:
     """Bounded queue of tickets in the order of this module's rules.
 
     items: tickets. slots, bytes: the budgets of `max_items` and `max_bytes` over all bands, by `Ticket.size_bytes`.
-    floor_share: turns per turn earned by each band that is passed over, 0 <= share < 1.
+    floor_share: turns per turn earned by each band that is passed over, and its part of both bounds, 0 <= share < 1.
     """
 
-    def __init__(self, *, max_items: int, max_bytes: int, floor_share: float = 0.05) -> None:
-        self.slots = Shares(max_items)
-        self.bytes = Shares(max_bytes)
+    def __init__(self, *, max_items: int, max_bytes: int, floor_share: float = FLOOR_SHARE) -> None:
+        self.slots = Shares(max_items, floor_share=floor_share)
+        self.bytes = Shares(max_bytes, floor_share=floor_share)
         self.floor_share = floor_share
         self.items = 0
         self._sequence = 0
@@ -176,11 +176,17 @@ class SlaQueue:
         """
         displaced: list[Ticket] = []
         if not ticket.admitted:
-            size = ticket.size_bytes
-            held = self.bytes
-            holding = Holding(ticket.band, ticket.tenant, ticket.weight, ticket) if size else None
-            if holding is not None and held.held + size > held.bound and not held.fits(holding, size):
-                return Pushed.FULL, displaced
+            if ticket.size_bytes:
+                if self.slots.held >= self.slots.bound and not self.slots.fits(ticket, 1):
+                    return Pushed.FULL, displaced
+                holding = Holding(ticket.band, ticket.tenant, ticket.weight, ticket)
+                losers = self.bytes.take(holding, ticket.size_bytes)
+                if losers is None:
+                    return Pushed.FULL, displaced
+                ticket.bytes = holding
+                displaced += [each.payload for each in losers]
+                for each in displaced:
+                    self._leave(each)
             losers = self.slots.take(ticket, 1)
             if losers is None:
                 return Pushed.FULL, displaced
@@ -188,13 +194,6 @@ class SlaQueue:
                 assert isinstance(loser, Ticket)
                 self._leave(loser)
                 displaced.append(loser)
-            if holding is not None:
-                ticket.bytes = holding
-                losers = held.take(holding, size)
-                assert losers is not None
-                for each in losers:
-                    self._leave(each.payload)
-                    displaced.append(each.payload)
         band = self._bands.get(ticket.band)
         if band is None:
             band = self._bands[ticket.band] = _Band(ticket.band)

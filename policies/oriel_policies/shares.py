@@ -4,8 +4,11 @@ A *holding* is what one call holds of the budget. It grows as its bytes arrive, 
 long as there is room, everybody gets what they ask for. When there is none, the one who asks gets it nevertheless if
 enough others can be displaced, in this order:
 
-1. Holdings of less urgent bands than the asking one, those of the least urgent band first.
-2. Holdings of its own band.
+1. Holdings of less urgent bands than the asking one, those of the least urgent band first. A band keeps its floor,
+   `floor_share` of the budget, and loses only while it holds more than that which can be displaced.
+2. Holdings of more urgent bands, while its own band holds no more than its floor; again the least urgent first, and
+   each keeps its own floor.
+3. Holdings of its own band.
 
 Inside a band the tenant with the most units per weight loses first, and of its holdings the newest. The asking tenant
 counts with what it asks for: when it is the one that has most, it loses its own newest holding, and if that is the one
@@ -23,6 +26,7 @@ from typing import Any, Final
 
 _NOBODY: Final[Sequence["Holding"]] = ()
 _IDLE: Final = 1024
+FLOOR_SHARE: Final = 0.05
 
 
 class Holding:
@@ -128,13 +132,16 @@ class _Band:
 class Shares:
     """A budget of `bound` units. held: of all holdings.
 
-    spared: the units that only the band `first`, and more urgent ones, may use.
+    spared: the units that only the band `first`, and more urgent ones, may use, and each band up to its floor.
+    floor_share: part of `bound` that each band keeps from the others, rounded down to whole units; less where many
+    bands would keep more than half of the budget together.
     """
 
-    __slots__ = ("_bands", "bound", "first", "held", "spared")
+    __slots__ = ("_bands", "bound", "first", "floor_share", "held", "spared")
 
-    def __init__(self, bound: int, *, spared: int = 0, first: int = 0) -> None:
+    def __init__(self, bound: int, *, spared: int = 0, first: int = 0, floor_share: float = FLOOR_SHARE) -> None:
         self.bound = bound
+        self.floor_share = floor_share
         self.spared = spared
         self.first = first
         self.held = 0
@@ -148,12 +155,9 @@ class Shares:
         if units <= 0:
             return _NOBODY
         most = self.bound if holding.band <= self.first else self.bound - self.spared
-        excess = self.held + units - most
-        if excess <= 0:
+        if self.held + units <= most:
             self._add(holding, units)
             return _NOBODY
-        if sum([band.loose for number, band in self._bands.items() if number >= holding.band]) < excess:
-            return None
         return self._displace(holding, units, most)
 
     def fits(self, holding: Holding, units: int) -> bool:
@@ -216,19 +220,29 @@ class Shares:
             account.band.rank(account, level)
 
     def _displace(self, holding: Holding, units: int, most: int) -> Sequence[Holding] | None:
+        bands, number = self._bands, holding.band
+        own_band = bands.get(number) or bands.setdefault(number, _Band())
+        floor = int(self.bound * min(self.floor_share, 0.5 / len(bands)))
+        last = number + 1  # the most urgent of the other bands that may have to give
+        if own_band.loose + units <= floor and (holding._account is None or holding in holding._account.newest):
+            most, last = self.bound, 0
+        others = [bands[each] for each in sorted(bands, reverse=True) if each >= last and each != number]
+        givers = [(each, floor) for each in others if each.loose > floor] + [(own_band, 0)]
+        if sum([band.loose for band, _ in givers]) < self.held + units - most:
+            return None
         displaced: list[Holding] = []
         self._add(holding, units)
         own = holding._account
         assert own is not None
-        for number in sorted([each for each in self._bands if each >= holding.band], reverse=True):
-            while self.held > most and (loser := self._bands[number].newest()) is not None:
+        for band, kept in givers:
+            while self.held > most and band.loose > kept and (loser := band.newest()) is not None:
                 account = loser._account
                 assert account is not None
                 if account is own:
                     if loser is holding or holding not in own.newest:
                         break
                 # one that has just as much keeps it, or two tenants would displace each other for ever
-                elif number == holding.band and account.level <= own.level:
+                elif band is own.band and account.level <= own.level:
                     break
                 self.release(loser)
                 displaced.append(loser)

@@ -110,6 +110,18 @@ def test_a_more_urgent_tier_waits_for_what_runs_at_most() -> None:
     assert max(pool.waits["gold"]) <= 2 * 3.0 * SERVICE_S
 
 
+def test_the_lowest_tier_gets_its_floor_beside_a_hog_of_the_highest_that_fills_the_queue() -> None:
+    """The more urgent tiers displaced all that waited in it, so that none of its calls was answered."""
+    pool = Pool()
+    hog, silver = Sender(tenant="hog", per_s=20_000.0, band=0), Sender(tenant="silver", per_s=20.0, band=1)
+    flood, quiet = Sender(tenant="flood", per_s=400.0, band=2), Sender(tenant="quiet", per_s=5.0, band=2)
+    pool.run([hog, silver, flood, quiet, Sender(tenant="gold", per_s=50.0, band=0)], 10.0)
+    work, total = pool.work, sum(pool.work.values())
+    assert work["flood"] + work["quiet"] >= 0.049 * total and work["silver"] >= 0.045 * total
+    assert len(pool.waits["quiet"]) >= 0.95 * quiet.sent
+    assert pool.in_time("gold") >= 0.99 and work["hog"] >= 0.75 * total, "the rest is the more urgent tier's"
+
+
 def test_calls_of_one_tenant_with_equal_time_are_not_overtaken() -> None:
     pool = Pool()
     pool.run([Sender(tenant="hog", per_s=20_000.0), Sender(tenant="quiet", per_s=90.0)], 5.0)

@@ -17,31 +17,40 @@ class Model:
 
     bound: int
     spared: int
+    floor_share: float
     holdings: dict[Holding, tuple[int, bool]] = field(default_factory=dict)
 
     def held(self) -> int:
         return sum(units for units, _ in self.holdings.values())
 
-    def most(self, band: int) -> int:
-        return self.bound if band == 0 else self.bound - self.spared
+    def most(self, band: int, within_floor: bool = False) -> int:
+        return self.bound if band == 0 or within_floor else self.bound - self.spared
+
+    def floor(self, bands: int) -> int:
+        return int(self.bound * min(self.floor_share, 0.5 / bands))
+
+    def loose(self, band: int) -> int:
+        return sum(units for each, (units, loose) in self.holdings.items() if loose and each.band == band)
 
     def level(self, of: Holding) -> float:
         units = [u for each, (u, _) in self.holdings.items() if (each.band, each.tenant) == (of.band, of.tenant)]
         return sum(units) / of.weight
 
-    def outcomes(self, asking: Holding, units: int) -> set[tuple[Holding, ...] | None]:
+    def outcomes(self, asking: Holding, units: int, floor: int) -> set[tuple[Holding, ...] | None]:
         """Return what may happen: who is displaced, or None. Several only where tenants hold equally much."""
-        after = Model(self.bound, self.spared, dict(self.holdings))
+        after = Model(self.bound, self.spared, self.floor_share, dict(self.holdings))
         before, loose = after.holdings.get(asking, (0, True))
-        after.holdings[asking] = (before + units, loose)
-        return after.displaced(asking)
-
-    def displaced(self, asking: Holding) -> set[tuple[Holding, ...] | None]:
-        if self.held() <= self.most(asking.band):
+        if self.held() + units <= self.most(asking.band):
             return {()}
-        loose = [each for each, (_, loose) in self.holdings.items() if loose and each.band >= asking.band]
-        last = max((each.band for each in loose), default=None)
-        these = [each for each in loose if each.band == last]
+        after.holdings[asking] = (before + units, loose)
+        return after.displaced(asking, floor, loose and after.loose(asking.band) <= floor)
+
+    def displaced(self, asking: Holding, floor: int, within_floor: bool) -> set[tuple[Holding, ...] | None]:
+        if self.held() <= self.most(asking.band, within_floor):
+            return {()}
+        others = [band for band in range(3) if band > asking.band or (within_floor and band != asking.band)]
+        last = max((band for band in others if self.loose(band) > floor), default=asking.band)
+        these = [each for each, (_, loose) in self.holdings.items() if loose and each.band == last]
         highest = max((self.level(each) for each in these), default=0.0)
         found: set[tuple[Holding, ...] | None] = set()
         for tenant in {each.tenant for each in these if self.level(each) == highest}:
@@ -52,15 +61,16 @@ class Model:
                 found.add(None)
                 continue
             rest = {each: held for each, held in self.holdings.items() if each is not loser}
-            further = Model(self.bound, self.spared, rest).displaced(asking)
+            further = Model(self.bound, self.spared, self.floor_share, rest).displaced(asking, floor, within_floor)
             found |= {None if each is None else (loser, *each) for each in further}
         return found or {None}
 
-    def share(self, of: Holding) -> float:
+    def share(self, of: Holding, floor: int) -> float:
         """Return what the tenant may hold at least, among those of its band that hold something or ask."""
         tenants = {each.tenant for each in self.holdings if each.band == of.band} | {of.tenant}
         urgent = sum(units for each, (units, _) in self.holdings.items() if each.band < of.band)
-        return (self.most(of.band) - urgent) * of.weight / sum(WEIGHTS[tenant] for tenant in tenants)
+        kept = sum(min(floor, self.loose(band)) for band in range(of.band + 1, 3))
+        return (self.most(of.band) - urgent - kept) * of.weight / sum(WEIGHTS[tenant] for tenant in tenants)
 
 
 STEPS = st.lists(
@@ -76,10 +86,12 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(4, 40), st.integers(0, 3), STEPS)
-def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: int, steps) -> None:
-    shares, model, ends = Shares(bound, spared=spared), Model(bound, spared), Counter[Holding]()
+@given(st.integers(4, 40), st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.15, 0.9]), STEPS)
+def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: int, floor_share: float, steps) -> None:
+    shares = Shares(bound, spared=spared, floor_share=floor_share)
+    model, ends = Model(bound, spared, floor_share), Counter[Holding]()
     everybody: list[Holding] = []
+    bands = set[int]()  # that have ever asked
     for action, band, tenant, units, pick in steps:
         present = list(model.holdings)
         if action in ("new", "fits") or not present:
@@ -87,6 +99,9 @@ def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: 
         else:
             holding = present[pick % len(present)]
         held, loose = model.holdings.get(holding, (0, True))
+        if action not in ("leave", "shrink", "fix"):
+            bands.add(holding.band)
+        floor = model.floor(len(bands)) if bands else 0
         if action == "leave":
             shares.release(holding)
             ends[holding] += model.holdings.pop(holding, None) is not None
@@ -102,15 +117,16 @@ def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: 
             if held:
                 model.holdings[holding] = (held, False)
         elif action == "fits":
-            expected = {each is not None for each in model.outcomes(holding, units)}
+            expected = {each is not None for each in model.outcomes(holding, units, floor)}
             assert shares.fits(holding, units) in expected
         else:
-            expected = model.outcomes(holding, units)
+            expected = model.outcomes(holding, units, floor)
             all_loose = all(loose for _, loose in model.holdings.values())
-            below = (model.level(holding) * holding.weight + units) < model.share(holding) - 1e-9
+            below = (model.level(holding) * holding.weight + units) < model.share(holding, floor) - 1e-9
+            within_floor = loose and model.loose(holding.band) + units <= floor
             displaced = shares.take(holding, units)
             assert (None if displaced is None else tuple(displaced)) in expected
-            assert displaced is not None or not (all_loose and below and not spared)
+            assert displaced is not None or not (all_loose and ((below and not spared) or within_floor))
             if displaced is not None:
                 everybody.append(holding)
                 for each in displaced:
@@ -141,6 +157,37 @@ def test_a_more_urgent_call_displaces_the_hog_and_not_the_quiet_tenants_newest()
     for each in (*hog, quiet):
         shares.take(each, 1)
     assert shares.take(gold, 1) == [hog[2]] and quiet.held
+
+
+def test_a_band_within_its_floor_displaces_the_hog_of_a_more_urgent_one_and_keeps_what_it_got() -> None:
+    shares = Shares(40)
+    hog = [Holding(0, "hog", 1.0) for _ in range(40)]
+    for each in hog:
+        assert shares.take(each, 1) == ()
+    bronze = [Holding(2, "bronze", 1.0) for _ in range(3)]
+    assert [shares.take(each, 1) for each in bronze] == [[hog[39]], [hog[38]], None], "its floor is two of forty"
+    assert shares.take(Holding(0, "hog", 1.0), 1) is None and shares.take(Holding(0, "quiet", 1.0), 1) == [hog[37]]
+    assert shares.take(Holding(1, "silver", 1.0), 1) == [hog[36]]
+    assert [each.held for each in bronze] == [True, True, False]
+
+
+def test_a_band_gives_what_it_has_above_its_floor_to_more_urgent_ones() -> None:
+    shares = Shares(40)
+    bronze = [Holding(2, "bronze", 1.0) for _ in range(40)]
+    for each in bronze:
+        shares.take(each, 1)
+    assert all(shares.take(Holding(0, "gold", 1.0), 1) for _ in range(38))
+    assert shares.take(Holding(0, "gold", 1.0), 1) is None
+    assert [each.held for each in bronze].index(False) == 2
+
+
+def test_many_bands_keep_half_of_the_budget_together_at_most() -> None:
+    shares = Shares(1000)
+    for band in range(1, 101):
+        for _ in range(10):
+            assert shares.take(Holding(band, "t", 1.0), 1) == ()
+    taken = [shares.take(Holding(0, "gold", 1.0), 1) is not None for _ in range(700)]
+    assert taken.index(False) == 600, "each of the others keeps four"
 
 
 def test_a_double_weight_is_a_double_share() -> None:
