@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from oriel_gateway.documents.source import store_location
 from oriel_wire.engine.shared_settings import usage_flag, usage_store_flag
-from oriel_wire.flags import Flag, flag, setting
+from oriel_wire.flags import Flag, flag, number, setting
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
 
@@ -49,22 +49,6 @@ def _policies(text: str) -> Path | Location:
         return store_location(text)
     except BadStoreUrl as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 15:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds <= 86_400.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
-    return seconds
 
 
 def _addresses(name: str, protocol: str) -> dict[str, tuple[Flag, ...]]:
@@ -154,7 +138,7 @@ class Settings:
     keep_alive_s: float = setting(
         75.0,
         "--keep-alive-s",
-        type=_seconds,
+        type=number(float, 1, 86_400),
         metavar="S",
         help="seconds for which a public connection stays open without a request: more than a load balancer "
         "keeps its own (default %(default)g)",
@@ -162,7 +146,7 @@ class Settings:
     cache_bytes: int = setting(
         64 << 20,
         "--cache-bytes",
-        type=_count,
+        type=number(int, 0, 10**15 - 1),
         metavar="N",
         help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
     )

@@ -15,11 +15,12 @@ from typing import Literal
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.engine.shared_settings import LOOPBACK, object_store, trusted_peer_flag, usage_flag, usage_store_flag
-from oriel_wire.flags import Flag, flag, flags, number, setting, switch
+from oriel_wire.flags import Flag, Group, flags, number, switch
 from oriel_wire.objects.client import Location
 
 _DEVICE = re.compile(r"host|gpu[0-9]{1,3}")
 _CLASS = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+MODELS, PORTS, BOUNDS, LOG, USAGE = map(Group, ("models", "ports", "bounds", "log", "usage"))
 _whole = number(int, 0, 2**31 - 1)
 _whole_bytes = number(int, 1, (1 << 50) - 1)
 
@@ -58,36 +59,20 @@ def _device_class(text: str) -> tuple[str, str]:
 
 def _host(name: str) -> dict[str, tuple[Flag, ...]]:
     dest = f"{name}_address"
-    return flag(f"--{name}-address", group="ports", dest=dest, metavar="HOST", help=argparse.SUPPRESS)
+    return PORTS.flag(f"--{name}-address", dest=dest, metavar="HOST", help=argparse.SUPPRESS)
 
 
 def _port(name: str, default: int) -> dict[str, tuple[Flag, ...]]:
-    return flag(
-        f"--{name}-port", group="ports", type=int, metavar="N", help=f"default {default}; 0 takes any free port"
-    )
+    return PORTS.flag(f"--{name}-port", type=int, metavar="N", help=f"default {default}; 0 takes any free port")
 
 
 def _allow(name: str) -> dict[str, tuple[Flag, ...]]:
-    return flag(
-        f"--allow-{name}",
-        group="ports",
-        dest=f"allow_{name}",
-        type=switch,
-        default=True,
-        metavar="BOOL",
-        help="false: the port is not opened",
-    )
+    dest, text = f"allow_{name}", "false: the port is not opened"
+    return PORTS.flag(f"--allow-{name}", dest=dest, type=switch, default=True, help=text)
 
 
 def _log(name: str) -> dict[str, tuple[Flag, ...]]:
-    return flag(
-        f"--log-{name}",
-        group="log",
-        dest=f"log_{name}",
-        type=switch,
-        metavar="BOOL",
-        help=f"{name} lines (default true)",
-    )
+    return LOG.flag(f"--log-{name}", dest=f"log_{name}", type=switch, help=f"{name} lines (default true)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +92,9 @@ class Settings:
     """
 
     repositories: tuple[Path | str, ...] = field(
-        metadata=flag(
+        metadata=MODELS.flag(
             "--model-repository",
             "--model-store",
-            group="models",
             dest="model_repository",
             metavar="DIR|URL",
             type=_repository,
@@ -120,135 +104,118 @@ class Settings:
             "store: s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (repeatable)",
         )
     )
-    model_cache: Path | None = setting(
+    model_cache: Path | None = MODELS.setting(
         None,
         "--model-cache",
-        group="models",
         type=Path,
         metavar="DIR",
         help="where versions from object stores are kept, one server per folder (default: ~/.cache/oriel/models)",
     )
-    max_cache_bytes: int = setting(
+    max_cache_bytes: int = MODELS.setting(
         32 << 30,
         "--model-cache-bytes",
-        group="models",
         type=number(int, 1 << 20, (1 << 50) - 1),
         metavar="N",
         help="size limit of that folder; the least recently used versions are removed, never those that serve "
         "(default 32 GiB)",
     )
-    artefact_folder: Path | None = setting(
+    artefact_folder: Path | None = MODELS.setting(
         None,
         "--artefact-folder",
-        group="models",
         type=Path,
         metavar="DIR",
         help="where compiled artefacts of models with oriel.compile are kept; servers may share it (default: "
         "~/.cache/oriel/artefacts)",
     )
-    max_artefact_bytes: int = setting(
+    max_artefact_bytes: int = MODELS.setting(
         16 << 30,
         "--artefact-folder-bytes",
-        group="models",
         type=_whole_bytes,
         metavar="N",
         help="size limit of that folder; the least recently used artefacts are removed, never those in use here "
         "(default 16 GiB)",
     )
-    artefact_store: Location | None = setting(
+    artefact_store: Location | None = MODELS.setting(
         None,
         "--artefact-store",
-        group="models",
         type=object_store,
         metavar="URL",
         help="object store through which servers that share no folder build each artefact once: "
         "s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (default: none)",
     )
-    artefact_build_s: float = setting(
+    artefact_build_s: float = MODELS.setting(
         600.0,
         "--artefact-build-secs",
-        group="models",
         type=number(float, 1, 86_400),
         metavar="S",
         help="time for one build, and for one check of its outputs (default 600)",
     )
-    artefact_build_bytes: int = setting(
+    artefact_build_bytes: int = MODELS.setting(
         0,
         "--artefact-build-memory",
-        group="models",
         type=_whole_bytes,
         metavar="N",
         help="address space of the process that builds or checks (default: 2 GiB and 8 times the model's files)",
     )
-    access_log: str = setting(
+    access_log: str = MODELS.setting(
         "",
         "--access-log",
-        group="models",
         metavar="PATH",
         help="append one JSON line per request to this file, or to standard output for - (default: none)",
     )
-    control_mode: str = setting(
+    control_mode: str = MODELS.setting(
         "none",
         "--model-control-mode",
-        group="models",
         type=str.lower,
         choices=("none", "poll", "explicit", "demand"),
         help="none: load everything at start; poll: also follow changes; explicit: load on request only; demand: "
         "load a model when the first call for it comes, and follow changes",
     )
-    model_memory_bytes: int = setting(
+    model_memory_bytes: int = MODELS.setting(
         0,
         "--model-memory-budget",
-        group="models",
         type=_whole_bytes,
         metavar="N",
         help="bytes of memory for all models; those on demand are taken out of memory for one another (default: no "
         "limit)",
     )
-    gpu_memory_bytes: int = setting(
+    gpu_memory_bytes: int = MODELS.setting(
         0,
         "--gpu-model-memory-budget",
-        group="models",
         type=_whole_bytes,
         metavar="N",
         help="the same for the memory of each GPU (default: no limit)",
     )
-    poll_s: float = setting(
+    poll_s: float = MODELS.setting(
         15.0,
         "--repository-poll-secs",
-        group="models",
         type=number(float, 0.01, 86_400),
         metavar="S",
         help="time between scans in modes poll and demand; a change counts when a second scan finds the same files",
     )
-    load_models: tuple[str, ...] = setting(
+    load_models: tuple[str, ...] = MODELS.setting(
         (),
         "--load-model",
-        group="models",
         action="append",
         metavar="NAME",
         help="modes explicit and demand: load this model at start (repeatable; * for all)",
     )
-    load_threads: int = setting(
+    load_threads: int = MODELS.setting(
         0,
         "--model-load-thread-count",
-        group="models",
         type=_whole,
         metavar="N",
         help="models that are loaded at once, at most 16 (default: as many as cores, at least 2)",
     )
-    exit_on_error: bool = setting(
+    exit_on_error: bool = MODELS.setting(
         False,
         "--exit-on-error",
-        group="models",
         type=switch,
-        metavar="BOOL",
         help="end with code 2 if a model of the start cannot be loaded (default false: the others serve)",
     )
-    strict_readiness: bool | Literal["any"] = setting(
+    strict_readiness: bool | Literal["any"] = MODELS.setting(
         True,
         "--strict-readiness",
-        group="models",
         type=_readiness,
         metavar="BOOL",
         help="ready only while every model of the start serves (default true); false: once the first load has "
@@ -257,24 +224,15 @@ class Settings:
     load_defaults: LoadDefaults = field(
         default_factory=LoadDefaults,
         metadata=flags(
-            flag(
+            MODELS.flag(
                 "--disable-auto-complete-config",
-                group="models",
                 dest="strict_model_config",
                 action="store_true",
                 help="refuse models whose configuration leaves out inputs or outputs",
             ),
-            flag(
-                "--strict-model-config",
-                group="models",
-                dest="strict_model_config",
-                type=switch,
-                metavar="BOOL",
-                help=argparse.SUPPRESS,
-            ),
-            flag(
+            MODELS.flag("--strict-model-config", dest="strict_model_config", type=switch, help=argparse.SUPPRESS),
+            MODELS.flag(
                 "--backend-config",
-                group="models",
                 dest="backend_config",
                 action="append",
                 default=[],
@@ -284,10 +242,9 @@ class Settings:
             ),
         ),
     )
-    http_host: str = setting(
+    http_host: str = PORTS.setting(
         "127.0.0.1",
         "--host",
-        group="ports",
         dest="host",
         default="127.0.0.1",
         help="address of every port without an address flag of its own",
@@ -299,70 +256,62 @@ class Settings:
     metrics_port: int | None = field(
         default=8002, metadata=flags(_port("metrics", 8002), _host("metrics"), _allow("metrics"))
     )
-    gpu_metrics: bool = setting(
+    gpu_metrics: bool = PORTS.setting(
         True,
         "--allow-gpu-metrics",
-        group="ports",
         type=switch,
-        metavar="BOOL",
         help="false: the metrics port does not show the load of GPUs (default true)",
     )
-    grpc_max_age_ms: int | None = setting(
+    grpc_max_age_ms: int | None = PORTS.setting(
         None,
         "--grpc-max-connection-age",
-        group="ports",
         type=_whole,
         metavar="MS",
         help="age at which the client of a gRPC connection is asked to open another (default: none)",
     )
-    trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag("ports"))
-    server_id: str = setting(
-        "oriel", "--id", group="ports", metavar="NAME", help="name in the server's metadata (default oriel)"
+    trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag(PORTS))
+    server_id: str = PORTS.setting(
+        "oriel", "--id", metavar="NAME", help="name in the server's metadata (default oriel)"
     )
-    cores: int = setting(
+    cores: int = BOUNDS.setting(
         1,
         "--cores",
-        group="bounds",
         type=int,
         default=0,
         metavar="N",
         help="cores that running batches share (default: all available)",
     )
-    default_timeout_s: float = setting(
-        60.0, "--default-timeout-s", group="bounds", type=float, metavar="S", help="deadline of requests that set none"
+    default_timeout_s: float = BOUNDS.setting(
+        60.0, "--default-timeout-s", type=float, metavar="S", help="deadline of requests that set none"
     )
-    max_body_bytes: int = setting(
+    max_body_bytes: int = BOUNDS.setting(
         64 << 20,
         "--max-body-bytes",
         "--http-max-input-size",
-        group="bounds",
         type=_whole,
         metavar="N",
         help="largest request (HTTP body or gRPC message)",
     )
-    max_queue_items: int = setting(
+    max_queue_items: int = BOUNDS.setting(
         10_000,
         "--max-queue-items",
-        group="bounds",
         type=int,
         metavar="N",
         help="requests that may wait per model version",
     )
-    max_queue_bytes: int = setting(
+    max_queue_bytes: int = BOUNDS.setting(
         256 << 20,
         "--max-queue-bytes",
-        group="bounds",
         type=int,
         metavar="N",
         help="bytes of requests that may wait per model version",
     )
-    max_batch_bytes: int = setting(
-        64 << 20, "--max-batch-bytes", group="bounds", type=int, metavar="N", help="bytes of the requests of one batch"
+    max_batch_bytes: int = BOUNDS.setting(
+        64 << 20, "--max-batch-bytes", type=int, metavar="N", help="bytes of the requests of one batch"
     )
-    drain_s: float = setting(
+    drain_s: float = BOUNDS.setting(
         25.0,
         "--exit-timeout-secs",
-        group="bounds",
         type=number(float, 0, 86_400),
         metavar="S",
         help="stop: how long requests in flight may take to finish (default 25)",
@@ -370,9 +319,8 @@ class Settings:
     log: Mapping[str, bool | int | str] = field(
         default_factory=dict,
         metadata=flags(
-            flag(
+            LOG.flag(
                 "--log-verbose",
-                group="log",
                 dest="log_verbose",
                 type=_level,
                 metavar="N",
@@ -386,23 +334,20 @@ class Settings:
     log_file: str = field(
         default="",
         metadata=flags(
-            flag("--log-file", group="log", metavar="FILE", help="append to this file instead of stderr"),
-            flag(
-                "--log-format", group="log", dest="log_format", choices=("default", "ISO8601"), help=argparse.SUPPRESS
-            ),
+            LOG.flag("--log-file", metavar="FILE", help="append to this file instead of stderr"),
+            LOG.flag("--log-format", dest="log_format", choices=("default", "ISO8601"), help=argparse.SUPPRESS),
         ),
     )
-    device_classes: tuple[tuple[str, str], ...] = setting(
+    device_classes: tuple[tuple[str, str], ...] = BOUNDS.setting(
         (),
         "--device-class",
-        group="bounds",
         type=_device_class,
         action="append",
         metavar="DEVICE=CLASS",
         help="the class for which a device has a price: host=c7i or gpu0=h100 (repeatable; default: cpu, gpu)",
     )
-    usage_folder: Path | None = field(default=None, metadata=usage_flag("usage"))
-    usage_store: Location | None = field(default=None, metadata=usage_store_flag("usage"))
+    usage_folder: Path | None = field(default=None, metadata=usage_flag(USAGE))
+    usage_store: Location | None = field(default=None, metadata=usage_store_flag(USAGE))
     without_effect: tuple[str, ...] = ()
     check_timeout_s: float = 60.0
     young_s: float = YOUNG_S

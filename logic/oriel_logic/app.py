@@ -6,12 +6,12 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import Metric
 from starlette.applications import Starlette
 
 from oriel_logic.client.upstreams import Upstreams
@@ -22,7 +22,7 @@ from oriel_logic.deploy.updates import Updates
 from oriel_logic.loading.folder_config import BadConfig
 from oriel_logic.loading.handlers import load, setup_problem
 from oriel_logic.loading.listing import Listing, read_listing
-from oriel_logic.observe.metrics import Metrics, Read
+from oriel_logic.observe.metrics import Metrics
 from oriel_logic.observe.usage import UNIT, Usage
 from oriel_logic.observe.watchdog import Watchdog
 from oriel_logic.server.connection import open_server
@@ -44,14 +44,15 @@ from oriel_policies.metering.usage import by_label
 from oriel_wire.engine.api_page import DOCS, OPENAPI
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.environment import STORES, forget_others
+from oriel_wire.engine.families import counter, gauge
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.recall import KEEP, Recaller
-from oriel_wire.engine.span_metrics import SpanCollector
+from oriel_wire.engine.span_metrics import span_metrics
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
-from oriel_wire.engine.usage_metrics import UsageLedgerCollector
+from oriel_wire.engine.usage_metrics import ledger_metrics
 from oriel_wire.trace import SpanSink
 from oriel_wire.usage import LedgerCounts
 
@@ -229,9 +230,9 @@ class Unit:
         self.envelope.ready = self.ready
         self.recaller = Recaller()
         self.dispatch.routes["POST", KEEP] = Keeping(sink, self.recaller)
-        self.metrics.registry.register(SpanCollector("logic", sink, lambda: self.envelope.kept, self.recaller))
+        self.metrics.watch(lambda: span_metrics("logic", sink, self.envelope.kept, self.recaller))
         self._totals = Totals()
-        self._watch_numbers()
+        self.metrics.watch(self._numbers)
 
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that arrive before they are ready wait."""
@@ -338,33 +339,24 @@ class Unit:
     def _pipeline(self, services: Services, pool: WorkerPool) -> Pipeline:
         return Pipeline(services, pool, self._upstreams.servers)
 
-    def _watch_numbers(self) -> None:
-        metrics, updates = self.metrics, self.updates
-
-        def pools() -> list[Pool]:
-            return [each.pool for each in updates.deployments]
-
-        metrics.watch("oriel_logic_in_flight", "Requests in flight", lambda: self.envelope.in_flight)
-        metrics.watch("oriel_logic_jobs_waiting", "Jobs waiting for a worker", lambda: sum(p.waiting for p in pools()))
-        metrics.watch("oriel_logic_workers_busy", "Workers running a job", lambda: sum(p.busy for p in pools()))
-        metrics.watch("oriel_logic_workers_ready", "Workers that are ready", lambda: sum(len(p.pids) for p in pools()))
-        metrics.watch_by("oriel_logic_releases", "Releases of services, by state", "state", updates.states)
-        metrics.registry.register(Read(self._used))
+    def _numbers(self) -> Iterator[Metric]:
+        pools: list[Pool] = [each.pool for each in self.updates.deployments]
+        yield gauge("oriel_logic_in_flight", "Requests in flight", "", self.envelope.in_flight)
+        waiting = sum(each.waiting for each in pools)
+        yield gauge("oriel_logic_jobs_waiting", "Jobs waiting for a worker", "", waiting)
+        yield gauge("oriel_logic_workers_busy", "Workers running a job", "", sum(each.busy for each in pools))
+        ready = sum(len(each.pids) for each in pools)
+        yield gauge("oriel_logic_workers_ready", "Workers that are ready", "", ready)
+        yield gauge("oriel_logic_releases", "Releases of services, by state", "state", self.updates.states().items())
+        text = "Processor time of workers that tenants are charged for"
+        charged = [
+            ((row.key.tenant, row.key.tier, row.key.target, row.key.device_class), row.cpu_ns / 1e9)
+            for row in by_label(self.usage.book.rows())
+        ]
+        yield counter("oriel_usage_cpu_seconds", text, "tenant tier target class", charged)
         usage = self._usage_ledger
-        metrics.registry.register(UsageLedgerCollector(LedgerCounts() if usage is None else usage.counts))
-        self._totals.offer(metrics, lambda: [pool.tally for pool in pools()])
-
-    def _used(self) -> CounterMetricFamily:
-        """Make the family of the processor time that tenants are charged for."""
-        family = CounterMetricFamily(
-            "oriel_usage_cpu_seconds",
-            "Processor time of workers that tenants are charged for",
-            labels=["tenant", "tier", "target", "class"],
-        )
-        for row in by_label(self.usage.book.rows()):
-            key = row.key
-            family.add_metric([key.tenant, key.tier, key.target, key.device_class], row.cpu_ns / 1e9)
-        return family
+        yield from ledger_metrics(LedgerCounts() if usage is None else usage.counts)
+        yield from self._totals.collect(each.tally for each in pools)
 
     def _report(self, deployment: Deployment, problems: Mapping[str, str]) -> None:
         """Take the releases out of service that a worker could not set up. problems: {service or file: reason}."""

@@ -16,7 +16,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.ledger import PRESENCE_S
 from oriel_gateway.limits.ledger_client import DEFAULTS, LedgerClientLimits
-from oriel_gateway.limits.metrics import LedgerClientCollector
+from oriel_gateway.limits.metrics import limiter_metrics
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_policies.ledger import Ask
 
@@ -183,7 +183,7 @@ async def test_r12_two_of_three_that_are_cut_off_exceed_nothing() -> None:
         others = [limiter.ledger_client for limiter in it.limiters[:2]]
         await until(lambda: third.ledger_client.rest < 1.0 and all(other.share >= 0.5 for other in others))
         assert third.ledger_client.rest == pytest.approx(0.5)
-        families = {family.name: family for family in LedgerClientCollector(third.ledger_client).collect()}
+        families = {family.name: family for family in limiter_metrics(third.ledger_client)}
         assert families["oriel_gateway_limiter_rest"].samples[0].value == third.ledger_client.rest
         await it.press(0.1)
         assert await it.press(0.7) <= 1.55 * HIGH * it.lasted_s + HIGH // 4, "when it has made room"
@@ -256,7 +256,7 @@ async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:
 async def test_metrics_say_whether_the_ledger_is_asked() -> None:
     async with rig(LOW) as it:
         await it.settled()
-        families = {family.name: family for family in LedgerClientCollector(it.limiters[0].ledger_client).collect()}
+        families = {family.name: family for family in limiter_metrics(it.limiters[0].ledger_client)}
         values = {name: family.samples[0].value for name, family in families.items()}
         assert values["oriel_gateway_limiter_rest"] == 1.0
         assert values["oriel_gateway_limiter_up"] == 1 and values["oriel_gateway_limiter_replicas"] == 2

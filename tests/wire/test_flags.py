@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oriel_wire.flags import add_flags, flag, flags, number, switch, values
+from oriel_wire.flags import Group, add_flags, flag, flags, number, switch, values
+
+NET = Group("net")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,9 +15,7 @@ class Settings:
     port: int = field(default=80, metadata=flag("--port", type=number(int, 0, 65535), help="where"))
     host: str = field(
         default="a",
-        metadata=flags(
-            flag("--host", group="net", help="address"), flag("--open", group="net", dest="opened", type=switch)
-        ),
+        metadata=flags(NET.flag("--host", help="address"), NET.flag("--open", dest="opened", type=switch)),
     )
     peers: tuple[str, ...] = field(default=("self",), metadata=flag("--peer", action="append"))
     name: str | None = field(default=None, metadata=flag("--name"))

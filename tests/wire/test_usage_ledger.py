@@ -16,7 +16,7 @@ import pytest
 
 from oriel_wire.engine.usage_files import UsageFiles, minute_of, read_segment, segments
 from oriel_wire.engine.usage_ledger import UsageLedger
-from oriel_wire.engine.usage_metrics import UsageLedgerCollector
+from oriel_wire.engine.usage_metrics import ledger_metrics
 from oriel_wire.objects.errors import StoreUnavailable
 from oriel_wire.usage import UsageLine, decode_line, encode_lines, merge, missing, parse_segment
 
@@ -290,7 +290,7 @@ async def test_lines_beyond_the_bound_are_lost_counted_and_reported_once(
     blocked.unlink()
     await server.ledger.write()
     assert [line.device_ns for _, line in everything(blocked, with_open=True)] == [4, 8]
-    families = {family.name: family for family in UsageLedgerCollector(server.ledger.counts).collect()}
+    families = {family.name: family for family in ledger_metrics(server.ledger.counts)}
     samples = [*families["oriel_usage_ledger_failures"].samples, *families["oriel_usage_ledger_lost"].samples]
     found = {(sample.name, sample.labels["what"]): sample.value for sample in samples}
     assert found["oriel_usage_ledger_failures_total", "write"] == 4

@@ -27,14 +27,25 @@ class Flag:
     options: Mapping[str, Any]
 
 
-def flag(*names: str, group: str = "", **options: Any) -> dict[str, tuple[Flag, ...]]:
-    """The metadata of a field with one flag. The flag's default is the field's unless the options name one."""
-    return {"flags": (Flag(names, group, options),)}
+class Group:
+    """The flags under one heading of `--help`. heading: "" for flags without one."""
+
+    def __init__(self, heading: str = "") -> None:
+        self._heading = heading
+
+    def flag(self, *names: str, **options: Any) -> dict[str, tuple[Flag, ...]]:
+        """The metadata of a field with one flag. The flag's default is the field's unless the options name one."""
+        if options.get("type") is switch:
+            options.setdefault("metavar", "BOOL")
+        return {"flags": (Flag(names, self._heading, options),)}
+
+    def setting(self, initial: T, *names: str, **options: Any) -> T:
+        """A field with one flag. initial: the field's default."""
+        return dataclasses.field(default=initial, metadata=self.flag(*names, **options))
 
 
-def setting(initial: T, *names: str, group: str = "", **options: Any) -> T:
-    """A field with one flag. initial: the field's default."""
-    return dataclasses.field(default=initial, metadata=flag(*names, group=group, **options))
+PLAIN = Group()
+flag, setting = PLAIN.flag, PLAIN.setting
 
 
 def flags(*several: Mapping[str, tuple[Flag, ...]]) -> dict[str, tuple[Flag, ...]]:

@@ -1,42 +1,44 @@
 """The gateway's control plane: health, metrics, and the calls in the queues."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oriel_gateway.admin.budget_metrics import BudgetCollector
+from oriel_gateway.admin.budget_metrics import budget_metrics
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, OnlyGet, Pages
 from oriel_gateway.admin.console.tenants import tenant_report
 from oriel_gateway.admin.guard import Guard
-from oriel_gateway.admin.metrics import CertificateCollector, GatewayCollector
+from oriel_gateway.admin.metrics import GatewayCollector, certificate_metrics
 from oriel_gateway.admin.queues import live_queues
-from oriel_gateway.admin.routing_metrics import RoutingCollector
+from oriel_gateway.admin.routing_metrics import routing_metrics
 from oriel_gateway.admin.slo import LISTED, MOST_LISTED, slo_report
-from oriel_gateway.admin.token_metrics import TokenCollector
+from oriel_gateway.admin.token_metrics import token_metrics
 from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.admin.wake import BODY_S, MOST_BYTES, refusal, wake_pool
 from oriel_gateway.core import Gateway
-from oriel_gateway.documents.in_force import TokensReport
+from oriel_gateway.documents.in_force import issuer_metrics
 from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import SharedLimiter
-from oriel_gateway.limits.metrics import LedgerClientCollector
+from oriel_gateway.limits.metrics import limiter_metrics
 from oriel_gateway.observe.decisions import ANSWERS, Decided, explain, use_of
 from oriel_gateway.pools.model_placement import shown
 from oriel_policies.metering.budgets import costs
 from oriel_wire.engine.control import health_routes
-from oriel_wire.engine.span_metrics import SpanCollector
+from oriel_wire.engine.families import Reading
+from oriel_wire.engine.span_metrics import span_metrics
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.engine.usage_metrics import UsageLedgerCollector
+from oriel_wire.engine.usage_metrics import ledger_metrics
 from oriel_wire.usage import LedgerCounts
 
 
@@ -59,23 +61,26 @@ def admin_app(
     usage: of the usage ledger, if there is one.
     trace_url: where a trace is shown, with `{trace_id}` in it; "" for nowhere.
     """
-    registry = CollectorRegistry()
-    registry.register(GatewayCollector(gateway))
-    if certificates is not None:
-        registry.register(CertificateCollector(certificates))
-    registry.register(RoutingCollector(lambda: gateway.routing))
-    registry.register(BudgetCollector(gateway))
-    registry.register(TokenCollector(gateway))
-    registry.register(UsageLedgerCollector(usage or LedgerCounts()))
-    registry.register(gateway.documents)
-    registry.register(SpanCollector("gateway", gateway.sink, lambda: gateway.records.kept, gateway.recaller))
+    registry, collected = CollectorRegistry(), GatewayCollector(gateway)
 
     def key_sets() -> list[dict[str, Any]]:
         return gateway.key_sets.report() if gateway.key_sets is not None else []
 
-    registry.register(TokensReport(gateway.tokens_refused, key_sets))
-    if isinstance(gateway.limiter, SharedLimiter):
-        registry.register(LedgerClientCollector(gateway.limiter.ledger_client))
+    def families() -> Iterator[Metric]:
+        yield from collected.collect()
+        if certificates is not None:
+            yield from certificate_metrics(certificates)
+        yield from routing_metrics(gateway.routing)
+        yield from budget_metrics(gateway)
+        yield from token_metrics(gateway)
+        yield from ledger_metrics(usage or LedgerCounts())
+        yield from gateway.documents.collect()
+        yield from span_metrics("gateway", gateway.sink, gateway.records.kept, gateway.recaller)
+        yield from issuer_metrics(gateway.tokens_refused, key_sets())
+        if isinstance(gateway.limiter, SharedLimiter):
+            yield from limiter_metrics(gateway.limiter.ledger_client)
+
+    registry.register(Reading(families))
 
     def ready() -> tuple[bool, str]:
         if gateway.draining:

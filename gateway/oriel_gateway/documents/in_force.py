@@ -1,16 +1,17 @@
 """The documents in force and the mistakes of those on disk, for the admin port and for metrics."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from time import time
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from oriel_gateway.documents.mirror import StoreState
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
+from oriel_wire.engine.families import counter, gauge
 
 
 class DocumentsInForce(Collector):
@@ -60,57 +61,29 @@ class DocumentsInForce(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        reloads = CounterMetricFamily(
-            "oriel_gateway_policy_reloads", "Times policy documents were taken or refused.", labels=["result"]
-        )
-        reloads.add_metric(["adopted"], self.adopted)
-        reloads.add_metric(["refused"], self.refused)
-        yield reloads
-        yield GaugeMetricFamily(
-            "oriel_gateway_policy_mistakes",
-            "Mistakes in the documents on disk; above 0 older ones are in force.",
-            value=len(self.mistakes),
-        )
-        yield GaugeMetricFamily(
-            "oriel_gateway_policy_withdrawn_keys",
-            "Keys of the documents in force that are refused: those on disk, which have mistakes, dropped them.",
-            value=self.withdrawn_keys,
-        )
-        yield GaugeMetricFamily(
-            "oriel_gateway_policy_adopted_timestamp_seconds",
-            "When the documents in force were adopted.",
-            value=self.adopted_at,
-        )
+        results = (("adopted", self.adopted), ("refused", self.refused))
+        text = "Times policy documents were taken or refused."
+        yield counter("oriel_gateway_policy_reloads", text, "result", results)
+        text = "Mistakes in the documents on disk; above 0 older ones are in force."
+        yield gauge("oriel_gateway_policy_mistakes", text, "", len(self.mistakes))
+        text = "Keys of the documents in force that are refused: those on disk, which have mistakes, dropped them."
+        yield gauge("oriel_gateway_policy_withdrawn_keys", text, "", self.withdrawn_keys)
+        text = "When the documents in force were adopted."
+        yield gauge("oriel_gateway_policy_adopted_timestamp_seconds", text, "", self.adopted_at)
         if self.store is not None:
-            yield GaugeMetricFamily(
-                "oriel_gateway_policy_store_up",
-                "1 while the object store of the policies answers, 0 while the documents in force are kept without it.",
-                value=0.0 if self.store.reason else 1.0,
+            text = (
+                "1 while the object store of the policies answers, 0 while the documents in force are kept without it."
             )
-            yield GaugeMetricFamily(
-                "oriel_gateway_policy_store_confirmed_timestamp_seconds",
-                "When the object store last said that the documents mirrored here are its own.",
-                value=self.store.confirmed_at,
-            )
+            yield gauge("oriel_gateway_policy_store_up", text, "", 0.0 if self.store.reason else 1.0)
+            text = "When the object store last said that the documents mirrored here are its own."
+            yield gauge("oriel_gateway_policy_store_confirmed_timestamp_seconds", text, "", self.store.confirmed_at)
 
 
-class TokensReport(Collector):
-    """Collects refused tokens by reason, and the keys of every issuer. key_sets: see `KeySets.report`."""
-
-    def __init__(self, refused: Mapping[str, int], key_sets: Callable[[], list[dict[str, Any]]]) -> None:
-        self._refused = refused
-        self._key_sets = key_sets
-
-    def collect(self) -> Iterator[Metric]:
-        refused = CounterMetricFamily("oriel_gateway_tokens_refused", "Tokens refused, by why.", labels=["reason"])
-        for reason, count in list(self._refused.items()):
-            refused.add_metric([reason], count)
-        keys = GaugeMetricFamily("oriel_gateway_issuer_keys", "Usable public keys of an issuer.", labels=["issuer"])
-        age = GaugeMetricFamily(
-            "oriel_gateway_issuer_keys_age_seconds", "Time since an issuer's keys were read.", labels=["issuer"]
-        )
-        for known in self._key_sets():
-            keys.add_metric([known["issuer"]], known["keys"])
-            if known["age_s"] is not None:
-                age.add_metric([known["issuer"]], known["age_s"])
-        yield from (refused, keys, age)
+def issuer_metrics(refused: Mapping[str, int], key_sets: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Yield refused tokens by reason, and the keys of every issuer. key_sets: see `KeySets.report`."""
+    yield counter("oriel_gateway_tokens_refused", "Tokens refused, by why.", "reason", refused.items())
+    keys = [(each["issuer"], each["keys"]) for each in key_sets]
+    yield gauge("oriel_gateway_issuer_keys", "Usable public keys of an issuer.", "issuer", keys)
+    ages = [(each["issuer"], each["age_s"]) for each in key_sets if each["age_s"] is not None]
+    text = "Time since an issuer's keys were read."
+    yield gauge("oriel_gateway_issuer_keys_age_seconds", text, "issuer", ages)

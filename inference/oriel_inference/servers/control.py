@@ -24,7 +24,8 @@ from oriel_inference.stores.remote import counts_of
 from oriel_policies.quality.drift import MIN_ROWS
 from oriel_wire.engine.control import health_routes, metrics_response
 from oriel_wire.engine.exposition import exposition as registry_text
-from oriel_wire.engine.span_metrics import SpanCollector
+from oriel_wire.engine.families import Reading
+from oriel_wire.engine.span_metrics import span_metrics
 from oriel_wire.telemetry import wants_openmetrics
 
 
@@ -54,7 +55,7 @@ def control_app(surface: Surface, gpus: GpuLoads | None) -> Starlette:
 
     host = HostLoad()
     spans = CollectorRegistry()
-    spans.register(SpanCollector("inference", surface.sink, lambda: surface.meter.kept, None))
+    spans.register(Reading(lambda: span_metrics("inference", surface.sink, surface.meter.kept, None)))
 
     async def metrics(request: Request) -> Response:
         openmetrics = wants_openmetrics(request.headers.get("accept", ""))

@@ -6,14 +6,15 @@ loaded, tiers and stages, whose names come from outside or from handlers, become
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as LibraryHistogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from oriel_logic.errors import Outcome
 from oriel_logic.observe.stages import Stage
+from oriel_wire.engine.families import Reading, counter, histogram
 from oriel_wire.telemetry import Histogram
 
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
@@ -48,16 +49,8 @@ class Metrics:
         self._tiers: set[str] = {""}
         self._updates: Counter[str] = Counter()
         self.registry.register(self)
-        self.watch_total(
-            "oriel_logic_updates", "Changes of handlers on the disk, by result", "result", lambda: self._updates
-        )
+        self.watch(self._counts)
         self._blocks: Counter[str] = Counter()
-        self.watch_total(
-            "oriel_logic_loop_blocked",
-            "Times the event loop was held for more than 50 ms, by the service that did",
-            "service",
-            lambda: self._blocks,
-        )
         self.loop_lag = LibraryHistogram(
             "oriel_logic_loop_lag_seconds",
             "How long the event loop took to answer the watchdog",
@@ -89,42 +82,33 @@ class Metrics:
         """A change of a handler was dealt with: "published", "failed", "removed" or "superseded"."""
         self._updates[result] += 1
 
-    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when it is scraped."""
-        self.registry.register(Read(lambda: GaugeMetricFamily(name, text, value=read())))
+    def watch(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Add families that `read` makes when they are scraped."""
+        self.registry.register(Reading(read))
 
-    def watch_by(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """The same with a label."""
-        self.registry.register(Read(lambda: labelled(GaugeMetricFamily(name, text, labels=[label]), read())))
-
-    def watch_total(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """A counter that somebody else keeps; label: "" if it has none, then read gives it under ""."""
-        labels = [label] if label else []
-        self.registry.register(Read(lambda: labelled(CounterMetricFamily(name, text, labels=labels), read())))
+    def _counts(self) -> Iterator[Metric]:
+        text = "Changes of handlers on the disk, by result"
+        yield counter("oriel_logic_updates", text, "result", self._updates.items())
+        text = "Times the event loop was held for more than 50 ms, by the service that did"
+        yield counter("oriel_logic_loop_blocked", text, "service", self._blocks.items())
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, as the registry asks for them."""
-        requests = CounterMetricFamily(
-            "oriel_logic_requests", "Requests by service and outcome", labels=["service", "outcome"]
-        )
-        seconds = HistogramMetricFamily(
-            "oriel_logic_request_seconds", "From the head of a request to its answer", labels=["service", "tier"]
-        )
-        stages = HistogramMetricFamily(
-            "oriel_logic_stage_seconds",
-            "Time in a stage, waiting for a worker included",
-            labels=["service", "stage", "tier"],
-        )
         outcomes: Counter[tuple[str, str]] = Counter()
-        for (service, tier), series in self._series.items():
+        for (service, _), series in self._series.items():
             for outcome, count in series.outcomes.items():
                 outcomes[service, outcome] += count
-            seconds.add_metric([service, tier], series.request.buckets(), series.request.total)
-            for stage, durations in series.stages.items():
-                stages.add_metric([service, stage, tier], durations.buckets(), durations.total)
-        for labels, count in outcomes.items():
-            requests.add_metric(list(labels), count)
-        yield from (requests, seconds, stages)
+        yield counter("oriel_logic_requests", "Requests by service and outcome", "service outcome", outcomes.items())
+        requests = [(of, series.request) for of, series in self._series.items()]
+        text = "From the head of a request to its answer"
+        yield histogram("oriel_logic_request_seconds", text, "service tier", requests)
+        stages = [
+            ((service, stage, tier), durations)
+            for (service, tier), series in self._series.items()
+            for stage, durations in series.stages.items()
+        ]
+        text = "Time in a stage, waiting for a worker included"
+        yield histogram("oriel_logic_stage_seconds", text, "service stage tier", stages)
 
     def _series_of(self, service: str, tier: str) -> Series:
         if tier not in self._tiers:
@@ -132,21 +116,3 @@ class Metrics:
                 tier = OTHER
             self._tiers.add(tier)
         return self._series.setdefault((service, tier), Series())
-
-
-def labelled(
-    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    for label, value in values.items():
-        family.add_metric([label] if label else [], value)
-    return family
-
-
-class Read:
-    """A family that is made when it is scraped."""
-
-    def __init__(self, make: Callable[[], Metric]) -> None:
-        self._make = make
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._make()

@@ -1,10 +1,12 @@
 """Counters of the worker pools, and their sums as metrics."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from oriel_logic.observe.metrics import Metrics
+from prometheus_client.core import Metric
+
+from oriel_wire.engine.families import counter
 
 
 @dataclass(slots=True)
@@ -45,38 +47,22 @@ class Totals:
         """Keep the counts of a pool that has been closed."""
         self._gone = added([self._gone, tally])
 
-    def offer(self, metrics: Metrics, living: Callable[[], Iterable[Tally]]) -> None:
-        """Register the counters. living: gives the tallies of the open pools."""
-
-        def total() -> Tally:
-            return added([self._gone, *living()])
-
-        metrics.watch_total("oriel_logic_jobs", "Jobs finished by a worker", "", lambda: {"": total().jobs})
-        metrics.watch_total(
-            "oriel_logic_worker_busy_seconds", "Time that workers spent on jobs", "", lambda: {"": total().busy_s}
-        )
-        metrics.watch_total(
-            "oriel_logic_job_wait_seconds",
-            "Time that jobs waited before they started",
-            "",
-            lambda: {"": total().waited_s},
-        )
-        metrics.watch_total(
-            "oriel_logic_jobs_dropped", "Jobs that were never started, by reason", "reason", lambda: total().dropped
-        )
-        metrics.watch_total(
-            "oriel_logic_workers_killed", "Workers that were killed, by reason", "reason", lambda: total().killed
-        )
-        metrics.watch_total(
-            "oriel_logic_workers_died",
-            "Workers that ended without being killed by the server",
-            "",
-            lambda: {"": total().died},
-        )
-        metrics.watch_total(
-            "oriel_logic_batches", "Micro-batches released, by reason", "reason", lambda: total().batches
-        )
-        metrics.watch_total("oriel_logic_batched_rows", "Rows in these batches", "", lambda: {"": total().batched_rows})
+    def collect(self, living: Iterable[Tally]) -> Iterator[Metric]:
+        """Yield the counters. living: the tallies of the open pools."""
+        total = added([self._gone, *living])
+        yield counter("oriel_logic_jobs", "Jobs finished by a worker", "", total.jobs)
+        yield counter("oriel_logic_worker_busy_seconds", "Time that workers spent on jobs", "", total.busy_s)
+        text = "Time that jobs waited before they started"
+        yield counter("oriel_logic_job_wait_seconds", text, "", total.waited_s)
+        text = "Jobs that were never started, by reason"
+        yield counter("oriel_logic_jobs_dropped", text, "reason", total.dropped.items())
+        text = "Workers that were killed, by reason"
+        yield counter("oriel_logic_workers_killed", text, "reason", total.killed.items())
+        text = "Workers that ended without being killed by the server"
+        yield counter("oriel_logic_workers_died", text, "", total.died)
+        text = "Micro-batches released, by reason"
+        yield counter("oriel_logic_batches", text, "reason", total.batches.items())
+        yield counter("oriel_logic_batched_rows", "Rows in these batches", "", total.batched_rows)
 
 
 def added(tallies: Iterable[Tally]) -> Tally:

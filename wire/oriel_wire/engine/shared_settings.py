@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from oriel_wire.flags import Flag, flag
+from oriel_wire.flags import PLAIN, Flag, Group
 from oriel_wire.objects.client import Location, location_of
 from oriel_wire.objects.errors import BadStoreUrl
 
@@ -12,11 +12,10 @@ TICKET_KEYS = "ORIEL_TICKET_KEYS"  # keys that sign the tickets of requests to l
 LOOPBACK = ("127.0.0.0/8", "::1")
 
 
-def usage_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
+def usage_flag(group: Group = PLAIN) -> dict[str, tuple[Flag, ...]]:
     """The metadata of the field that `usage_folder` fills."""
-    return flag(
+    return group.flag(
         "--usage",
-        group=group,
         dest="usage",
         metavar="DIR",
         help="where the usage of tenants is recorded (default: ORIEL_STATE, else ~/.local/state/oriel); 'none' "
@@ -24,10 +23,9 @@ def usage_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
     )
 
 
-def usage_store_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
-    return flag(
+def usage_store_flag(group: Group = PLAIN) -> dict[str, tuple[Flag, ...]]:
+    return group.flag(
         "--usage-store",
-        group=group,
         type=object_store,
         metavar="URL",
         help="object store that takes the records of each minute: s3://bucket/prefix, gs://bucket/prefix, "
@@ -43,10 +41,9 @@ def object_store(url: str) -> Location | None:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def trusted_peer_flag(group: str = "") -> dict[str, tuple[Flag, ...]]:
-    return flag(
+def trusted_peer_flag(group: Group = PLAIN) -> dict[str, tuple[Flag, ...]]:
+    return group.flag(
         "--trusted-peer",
-        group=group,
         action="append",
         metavar="NETWORK",
         help="address or network whose deadline and tier headers count (repeatable; default: loopback)",

@@ -2,21 +2,13 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
+from oriel_wire.engine.families import counter
 from oriel_wire.usage import LedgerCounts
 
 
-class UsageLedgerCollector(Collector):
-    """Collects the failures and losses of a ledger."""
-
-    def __init__(self, counts: LedgerCounts) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        for name, text, values in self._counts.families():
-            family = CounterMetricFamily(name, text, labels=["what"])
-            for what, count in values.items():
-                family.add_metric([what], count)
-            yield family
+def ledger_metrics(counts: LedgerCounts) -> Iterator[Metric]:
+    """Yield the failures and losses of a ledger."""
+    for name, text, values in counts.families():
+        yield counter(name, text, "what", values.items())
