@@ -58,9 +58,11 @@ async def test_the_service_port_is_ready_with_its_workers_and_not_before(service
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.port}", trust_env=False) as client:
             early = await client.get("/health/ready")
             assert (early.status_code, early.json()["reason"]) == (503, "the services are being set up")
+            assert (await client.get("/v2/health/ready")).status_code == 503  # probed where models share the pool
             await asyncio.to_thread(gate.write_text, "")
             await unit.pool.wait_ready()
-            assert (await client.get("/health/ready")).status_code == 200  # although no call may run
+            for path in ("/health/ready", "/v2/health/ready"):
+                assert (await client.get(path)).status_code == 200  # although no call may run
             stop.set()
             assert (await client.get("/health/ready")).status_code == 503
         assert unit.metrics.registry.get_sample_value("oriel_logic_in_flight") == 0

@@ -25,7 +25,8 @@ from oriel_wire.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]
-READY = "/health/ready"  # on the service port too: gateways probe the addresses that they call
+# On the service port too: gateways probe the addresses that they call, at the second path where models share the pool.
+READY = ("/health/ready", "/v2/health/ready")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +111,7 @@ class Envelope:
 
         Raises CallerLeft if nobody waits for the answer, and CancelledError: in both cases it has been counted.
         """
-        if inbound.path == READY and self.ready is not None:
+        if inbound.path in READY and self.ready is not None:
             is_ready, reason = self.ready()
             return reply_of({"ready": True}) if is_ready else not_ready(reason)
         self.in_flight += 1
