@@ -150,13 +150,41 @@ def test_shapes_are_made_of_what_is_in_the_memo_only() -> None:
 # Credentials ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_that_was_not_recognised_is_left_to_the_parser() -> None:
+def test_a_key_that_was_not_recognised_is_read_as_by_the_parser() -> None:
     server = Server(SECRET).learn(*LINES, SECRET)
     head = server.read(*LINES, SECRET)
     assert head.credentials is not None and head.credentials[0].owner == SECRET
     assert not any(b"secret" in line for line in head.lines), "a key is not kept"
-    other = server.read(*LINES, SECRET + b"s")
-    assert not other.lines and other.credentials is not None and other.credentials[0].owner is None
+    for line in (SECRET + b"s", b"x-api-key: secrets"):
+        for _ in range(4):  # the first ones make the other lines known
+            head = server.read(*LINES, line)
+            assert said(head) == judged(server.memo, b"\r\n".join((*LINES, line)))
+        assert head.lines
+        assert not any(b"secret" in each for each in head.lines)
+    with pytest.raises(BadMessage):
+        server.read(*LINES, b"Authorization: \0")
+    assert not server.read(*LINES, b"Other: secret").lines
+
+
+def test_each_of_many_keys_has_the_shape_of_the_first_and_its_bytes_are_in_none() -> None:
+    """A key that came for the first time made its head's shape anew; those of the others were dropped for it."""
+    server = Server()
+    for number in range(20):
+        lines = (*LINES[:3], b"User-Agent: one", b"Authorization: Bearer secret%d" % number)
+        head = server.read(*lines)
+        assert bool(head.lines) == (number > 1), number  # the second one found its request line in the memo
+        assert said(head) == judged(server.memo, b"\r\n".join(lines))
+    (shapes,) = server.heads._shapes.values()
+    assert len(shapes) == 1
+    kept = [shapes[0]._names, shapes[0]._forward, [(each.line, each.value) for each in shapes[0]._fields]]
+    assert "secret" not in repr(kept)
+
+
+def test_a_line_that_comes_again_with_another_key_each_time_becomes_known() -> None:
+    server = Server().learn(*LINES, SECRET)
+    for number in range(4):
+        server.read(*LINES[:8], b"X-Note: again", SECRET + b"%d" % number)
+    assert b"X-Note: again" in server.memo.young
 
 
 def test_a_decision_is_of_one_shape_and_one_credential() -> None:

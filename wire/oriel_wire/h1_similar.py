@@ -17,7 +17,6 @@ never comes again does not fill the memo.
 A shape keeps no head: a head has its shape, and what only the garbage collector can free stops all calls meanwhile.
 """
 
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
@@ -63,8 +62,11 @@ class HeadShape:
         self._chunked = head.chunked
         self._slots = slots
         self._unknown = unknown
-        self._fields = head.fields
-        self._names = head.by_name()
+        self._fields = [*head.fields]
+        self._names = head.by_name().copy()
+        if credential:  # each head has its own, and no bytes of it are kept
+            self._names.pop(self._fields[credential - 1].name)
+            self._fields[credential - 1] = Field(b"", "", "", _CREDENTIAL, -1)
         numbers = {number for number, _, _, _ in slots}
         # What a proxy passes on: lines, and the numbers of those that differ.
         self._forward: list[bytes | int] = [
@@ -78,12 +80,16 @@ class HeadShape:
         self._named = (head.timeout, head.tier, head.content_encoding, head.header_length)
         self._plain = self._named == (None, None, None, None) and not head.chunked
 
-    def read(self, lines: list[bytes], credentials: Mapping[bytes, Field]) -> RequestHead | None:
-        """The head in `lines`, whose bytes are kept but for the credential; None if it has to be parsed."""
+    def read(self, lines: list[bytes], memo: LineMemo) -> RequestHead | None:
+        """The head in `lines`, whose bytes are kept but for the credential; None if it has to be parsed.
+
+        Raises BadMessage for a credential that no head may have.
+        """
         head = RequestHead(self._line)
         if self._credential:
-            field = credentials.get(sha256(lines[self._credential]).digest())
-            if field is None:
+            line = lines[self._credential]
+            field = memo.credentials.get(sha256(line).digest()) or memo.classify(line)
+            if field.kind != _CREDENTIAL:
                 return None
             head.credentials = [field]
         for number, kind, start, _ in self._unknown:
@@ -146,6 +152,8 @@ class HeadShape:
         names = self._names.copy()
         for number, _, start, name in reversed(self._slots):  # of a name that is there twice the first counts
             names[name] = head.lines[number][len(start) :].decode("latin-1").strip(" \t")
+        if head.credentials is not None:
+            names[head.credentials[0].name] = head.credentials[0].value
         return names
 
 
@@ -162,7 +170,7 @@ def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
             if key[number] == field.name:
                 slots.append(slot)
             continue
-        if field.kind == _CREDENTIAL and field.owner is not None and not credential:
+        if field.kind == _CREDENTIAL and not credential:
             credential = number
         elif field.kind in _VARIES and field.name not in SAME and names.count(field.name) == 1:
             slots.append(slot)
@@ -194,7 +202,7 @@ class SimilarHeads:
         parts[0] = memo.lines.get(lines[0])
         key = tuple(parts)
         for shape in self._shapes.get(key) or self._find(key):
-            head = shape.read(lines, memo.credentials)
+            head = shape.read(lines, memo)
             if head is not None:
                 credentials = head.credentials
                 of = (shape, None if credentials is None else credentials[0])
@@ -210,7 +218,12 @@ class SimilarHeads:
         return head
 
     def authenticated(self, head: RequestHead) -> None:
-        """Make a shape of a head that was parsed, if heads like it can have one: its sender is authenticated."""
+        """Make a shape of a head that was parsed, if heads like it can have one: its sender is authenticated.
+
+        Of a head whose shape is known, what came before becomes known to the memo.
+        """
+        if head.shape is not None and head.decision is None:
+            self._memo.keep(head.shape.repeated(head))
         key, head.key = head.key, ()
         shape = shape_of(head, key) if key else None
         if shape is not None:
