@@ -6,15 +6,11 @@ Steps are calls of functions, which do not depend on the machine. Regular expres
 
 import asyncio
 import base64
-import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
 
 import pytest
 
+from ..steps import steps
 from ..wire.http2_attacks import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, literal, request_head
 from .grpc_stack import Backend, idle, infer, stack
 from .raw_grpc import framed, raw_call
@@ -23,26 +19,6 @@ from .stack import BRONZE, GOLD, Client, digest, documents, gateway, upstream
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 NO_NAMES = b"\x18\x00" * 2000  # fields of two bytes that name no model
-
-
-class Steps:
-    """Counts calls of functions in this thread."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, _: FrameType, event: str, __: Any) -> None:
-        self.count += event in ("call", "c_call")
-
-
-@contextmanager
-def steps() -> Iterator[Steps]:
-    counted = Steps()
-    sys.setprofile(counted)
-    try:
-        yield counted
-    finally:
-        sys.setprofile(None)
 
 
 async def in_single_bytes(address: str, path: str, body: bytes, key: str) -> tuple[bytes, int]:

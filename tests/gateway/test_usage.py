@@ -13,6 +13,7 @@ from oriel_gateway.observe.decisions import Decided
 from oriel_gateway.observe.objectives import Judged
 from oriel_gateway.observe.usage import MAX_CLASSES, Usage
 
+from ..steps import steps
 from .stack import LIMITED, Client, Seen, documents, gateway, upstream
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -187,6 +188,20 @@ def test_the_ledger_gets_bytes_and_estimates_and_a_restarted_gateway_its_own_not
     assert found["since"] == "2026-11-24T12:00:00Z"
     assert (found["month"]["device_ns"], found["month"]["requests"], found["day"]["requests"]) == (1500, 2, 0)
     assert usage.added("2026-11-24T12:01") == []
+
+
+def test_what_many_tenants_used_earlier_costs_the_ledger_nothing_later() -> None:
+    """It looked at 200,000 rows each second, which held the loop for a fifth of it."""
+    usage = Usage(NOON)
+    took = []
+    for _ in range(2):
+        for number in range(300 if not took else 1):
+            note(usage, f"t{number}", "m", "dev=500;cpu=0;class=h100")
+        with steps() as counted:
+            assert usage.added("2026-11-24T12:00")
+        took.append(counted.count)
+    assert took[1] < took[0] / 100
+    assert usage.of("t299", NOON)["month"]["device_ns"] == 500
 
 
 def test_device_time_is_known_by_class_in_a_batch_of_several_and_after_a_restart() -> None:

@@ -207,9 +207,14 @@ class Usage:
             self._note((tenant.name, target.kind, name, estimated), counters(counted), by_class, share=True)
 
     def added(self, minute: str) -> list[UsageLine]:
-        """Return what was used since the last call, as lines of the ledger."""
-        lines = [_line(minute, key, values) for key, values in self._written.added()]
-        for key, values in self._seen.added():
+        """Return what was used since the last call, as lines of the ledger.
+
+        The rows are dropped with it: nothing is done for tenants that were not served meanwhile.
+        """
+        written, self._written = self._written, UsageBook(max_rows=MAX_ROWS)
+        seen, self._seen = self._seen, UsageBook(max_rows=MAX_ROWS)
+        lines = [_line(minute, key, values) for key, values in written.added()]
+        for key, values in seen.added():
             estimated, why = bool(key.why), key.why
             key = key._replace(why=CUT_OFF if why == CUT_OFF else "")
             if estimated and why != CUT_OFF:
