@@ -117,7 +117,7 @@ async def test_large_answers_in_json_are_written_there(
 async def test_small_requests_go_nowhere_else(unit: Unit) -> None:
     async with client_of(unit.http_port) as http:
         assert (await http.post(PAIR, json=pair(4))).status_code == 200
-    assert (unit.large_json.converted, unit.large_json.pid) == (0, None)
+    assert (unit.large_json.converted, unit.large_json.pids) == (0, [])
 
 
 async def test_text_becomes_bytes_as_in_small_json(http: httpx.AsyncClient, converted: Callable[[], int]) -> None:
@@ -184,7 +184,7 @@ async def test_the_child_is_replaced_when_it_dies(
 ) -> None:
     for _ in range(2):
         assert (await http.post(PAIR, content=GOOD.encode() + PADDING)).status_code == 200
-        pid = kept_unit.large_json.pid
+        (pid,) = kept_unit.large_json.pids
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -317,12 +317,31 @@ async def test_large_texts_wait_in_the_order_of_tiers_and_tenants(large: LargeJs
 
         large.submit(Task.REQUEST, [SMALL], None, then, band=band, tenant=tenant)
 
-    for name in ("hog1", "hog2", "hog3", "hog4"):
+    submit("gold1", 0, "gold")  # of the most urgent tier: nothing runs beside it
+    for name in ("hog1", "hog2", "hog3"):
         submit(name, 2, "hog")
     submit("quiet", 2, "quiet")
-    submit("gold", 0, "gold")
+    submit("gold2", 0, "gold")
     await asyncio.wait_for(every.wait(), 60)
-    assert order == ["hog1", "gold", "hog2", "quiet", "hog3", "hog4"]
+    assert order == ["gold1", "gold2", "hog1", "quiet", "hog2", "hog3"]
+
+
+async def test_a_text_that_is_being_converted_holds_up_none_of_a_more_urgent_tier(large: LargeJson) -> None:
+    """One text of 64 MiB took the only child for seconds, and its answer again, whoever waited."""
+    begun, waiting, gold, silver = Waits(), Waits(), Waits(), Waits()
+    large.submit(Task.REQUEST, [SMALL], None, begun.then, band=2)
+    await begun.one()
+    (pid,) = large.pids
+    os.kill(pid, signal.SIGSTOP)  # a text that takes for ever
+    large.submit(Task.REQUEST, [SMALL], None, begun.then, band=2, tenant="hog")
+    large.submit(Task.REQUEST, [SMALL], None, waiting.then, band=2, tenant="quiet")
+    for _ in range(3):  # a call is two conversions, and a text of the hog that waits begins between none of them
+        large.submit(Task.REQUEST, [SMALL], None, gold.then, band=0)
+        large.submit(Task.REQUEST, [SMALL], None, silver.then, band=1)
+        assert isinstance(await gold.one(), tuple) and isinstance(await silver.one(), tuple)
+        assert begun.results == waiting.results == [] and len(large.pids) == 2
+    os.kill(pid, signal.SIGCONT)
+    assert isinstance(await begun.one(), tuple) and isinstance(await waiting.one(), tuple)
 
 
 async def test_a_tenant_that_fills_what_may_wait_makes_room_for_others() -> None:
@@ -330,10 +349,11 @@ async def test_a_tenant_that_fills_what_may_wait_makes_room_for_others() -> None
     hog = [Waits() for _ in range(4)]
     for each in hog:
         made.submit(Task.REQUEST, [SMALL], None, each.then, band=2, tenant="hog")
-    quiet, gold = Waits(), Waits()
+    quiet, begun, gold = Waits(), Waits(), Waits()
     with pytest.raises(QueueFull):
         made.submit(Task.REQUEST, [SMALL], None, quiet.then, band=2, tenant="hog")
     made.submit(Task.REQUEST, [SMALL], None, quiet.then, band=2, tenant="quiet")
+    made.submit(Task.REQUEST, [SMALL], None, begun.then, band=0, tenant="gold")  # beside the first of the hog
     made.submit(Task.REQUEST, [SMALL], None, gold.then, band=0, tenant="gold")
     assert isinstance(hog[3].results[0], QueueFull) and isinstance(hog[2].results[0], QueueFull)
     assert isinstance(await quiet.one(), tuple) and isinstance(await gold.one(), tuple)
@@ -367,9 +387,9 @@ async def test_memory_of_the_child_is_bounded() -> None:
     )
     with pytest.raises(RequestTooLarge, match="too much memory"):
         await made.convert(Task.REQUEST, [body])
-    pid = made.pid
+    pids = made.pids
     assert (await made.convert(Task.REQUEST, [SMALL]))[1] > 0
-    assert made.pid == pid  # it went on
+    assert made.pids == pids  # it went on
     await asyncio.to_thread(made.close)
 
 
@@ -385,17 +405,17 @@ async def test_time_of_one_text_is_bounded() -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, timeout_s=0.0)
     with pytest.raises(RequestTooLarge, match="took more than 0 s"):
         await made.convert(Task.REQUEST, [SMALL])
-    assert made.pid is None
+    assert made.pids == []
     await asyncio.to_thread(made.close)
 
 
 async def test_child_that_dies_at_work_fails_that_text_only(large: LargeJson) -> None:
     await large.convert(Task.REQUEST, [SMALL])
-    assert large.pid is not None
-    os.kill(large.pid, signal.SIGSTOP)
+    (pid,) = large.pids
+    os.kill(pid, signal.SIGSTOP)
     waits = Waits()
     large.submit(Task.REQUEST, [SMALL], None, waits.then)
-    os.kill(large.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     result = await waits.one()
     assert isinstance(result, BackendFailed | tuple)  # a tuple if the thread had not begun: then another child did it
     assert (await large.convert(Task.REQUEST, [SMALL]))[1] > 0
@@ -411,7 +431,7 @@ async def test_deadline_counts_while_waiting(large: LargeJson) -> None:
 async def test_idle_child_ends() -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, idle_s=0.0)
     await made.convert(Task.REQUEST, [SMALL])
-    while made.pid is not None:
+    while made.pids:
         await asyncio.sleep(0)
     await made.convert(Task.REQUEST, [SMALL])
     await asyncio.to_thread(made.close)
@@ -420,8 +440,8 @@ async def test_idle_child_ends() -> None:
 async def test_nothing_is_taken_once_it_is_closed() -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20)
     await made.convert(Task.REQUEST, [SMALL])
-    pid = made.pid
+    (pid,) = made.pids
     await asyncio.to_thread(made.close)
-    assert made.pid is None and pid is not None and not Path(f"/proc/{pid}").exists()
+    assert made.pids == [] and not Path(f"/proc/{pid}").exists()
     with pytest.raises(ServerStopping):
         made.submit(Task.REQUEST, [SMALL], None, lambda result: None)

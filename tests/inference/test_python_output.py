@@ -1,11 +1,16 @@
 """How much of what a model prints goes to the log."""
 
 import logging
+import os
+from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.engine.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, LogLimit, Output
+from oriel_wire.engine.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, LogLimit, Output, OutputPipe
+
+from ..waiting import until
 
 
 def test_a_second_has_its_share_and_the_rest_is_counted() -> None:
@@ -41,3 +46,24 @@ def test_every_line_is_said_or_counted(messages: list[tuple[int, str]]) -> None:
         total += lines
         taken += lines if said.take(level, text, 0.0) else 0
     assert total == taken + sum(int(text.split()[0]) for _, text in said.counted())
+
+
+async def test_a_megabyte_that_was_printed_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took sixteen turns of the loop, with a timer each: 50 MB that a service prints cost 250 ms of everybody."""
+    there, here = os.pipe()
+    lines, reads, read = list[str](), count(), os.read
+    pipe = OutputPipe(there, lines.append)
+    os.set_blocking(here, False)
+    assert os.write(here, b"x\n" * (1 << 19)) == 1 << 20
+
+    def counted(descriptor: int, size: int) -> bytes:
+        if descriptor == there:
+            next(reads)
+        return read(descriptor, size)
+
+    monkeypatch.setattr(os, "read", counted)
+    await until(lambda: len(lines) == MAX_LINES)
+    assert next(reads) == 1
+    pipe.close()
+    os.close(here)
+    assert lines[-1] == f"{(1 << 19) - MAX_LINES} lines left out"

@@ -1,14 +1,17 @@
-"""Converts large JSON in a child process, so that it does not hold up the event loop.
+"""Converts large JSON in child processes, so that it does not hold up the event loop.
 
 msgspec and base64 hold the interpreter's lock, even in a thread, so a body of 64 MiB, the largest allowed, would stall
 every other request for most of a second. So a long-lived child converts such a request into one with binary tensors,
-which is then handled like all others, and converts its binary answer into JSON. The child is started when first needed,
+which is then handled like all others, and converts its binary answer into JSON. A child is started when first needed,
 replaced when it dies or takes too long, and ended after a while without work.
 
-Jobs wait in the order of `oriel_policies.queue`, with the size of the text as the cost of a turn, so that no tenant and
-no tier takes the child from the others; when too much waits, `oriel_policies.shares` says which job makes room.
+One job runs at a time, and beside it one of a more urgent tier: a text of 64 MiB takes a child for seconds, so that a
+more urgent one would otherwise wait for it, and again with its answer for the next one. Jobs wait in the order of
+`oriel_policies.queue`, with the size of the text as the cost of a turn, so that no tenant and no tier takes the child
+from the others; when too much waits, `oriel_policies.shares` says which job makes room.
 
-Ownership: the event loop owns the queue and every `Job`; one thread owns the child, and gets one job at a time. A job
+Ownership: the event loop owns the queue and every `Job`; a `_Lane` has a thread that owns a child, and gets one job at
+a time. A job
 is answered exactly once, on the loop: by the thread's result, by its deadline or because it was displaced, and not at
 all once its caller has left. A job that is answered while it waits is not converted.
 """
@@ -39,6 +42,7 @@ __all__ = ["Converted", "LargeJson", "Task", "Then"]
 
 _log = logging.getLogger(__name__)
 
+LANES = 2
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 256 << 20
 MEMORY_BYTES = 4 << 30
@@ -56,10 +60,11 @@ Then = Callable[[Converted | InferenceError], None]
 class Job:
     """One conversion. `then` is None, and `parts` empty, once the job is answered or its caller has left."""
 
-    __slots__ = ("length", "parts", "size", "task", "then", "ticket", "timer")
+    __slots__ = ("band", "length", "parts", "size", "task", "then", "ticket", "timer")
 
-    def __init__(self, task: Task, parts: _Parts, length: int, then: Then) -> None:
+    def __init__(self, task: Task, parts: _Parts, length: int, then: Then, band: int) -> None:
         self.task = task
+        self.band = band
         self.parts = parts
         self.length = length
         self.size = sum(len(part) for part in parts)
@@ -69,11 +74,11 @@ class Job:
 
 
 class LargeJson:
-    """Owns the child and the jobs that wait for it. `submit` and its callbacks run on the loop. End with `close`.
+    """Owns the lanes and the jobs that wait for one. `submit` and its callbacks run on the loop. End with `close`.
 
     limit_bytes: of one request as binary data.
     max_waiting, max_waiting_bytes: jobs that wait; one that need not wait may be larger.
-    memory_bytes: address space of the child. timeout_s: for one job. idle_s: without work until the child is ended.
+    memory_bytes: address space of a child. timeout_s: for one job. idle_s: without work until a child is ended.
     """
 
     def __init__(
@@ -88,23 +93,16 @@ class LargeJson:
         idle_s: float = IDLE_S,
     ) -> None:
         self._clock = clock
-        self._limit_bytes = limit_bytes
-        self._memory_bytes = memory_bytes
-        self._timeout_s = timeout_s
-        self._idle_s = idle_s
         self._waiting = SlaQueue(max_items=max_waiting, max_bytes=max_waiting_bytes)
-        self._busy = False
-        self._queue: SimpleQueue[tuple[Job, _Parts] | None] = SimpleQueue()  # the next one for the thread
-        self._thread: threading.Thread | None = None
-        self._child: Child | None = None
-        self._closed = False
+        # A few seconds more than ours: a child ends itself only if this process is no longer there to kill it.
+        limits = (memory_bytes, int(timeout_s) + 5, limit_bytes)
+        self._lanes = [_Lane(self._ended_in_thread, limits, timeout_s, idle_s) for _ in range(LANES)]
         self.converted = 0  # jobs that succeeded
 
     @property
-    def pid(self) -> int | None:
-        """The child's process id while there is one."""
-        child = self._child
-        return None if child is None else child.pid
+    def pids(self) -> list[int]:
+        """The process ids of the children that there are."""
+        return [child.pid for lane in self._lanes if (child := lane.child) is not None]
 
     def submit(
         self,
@@ -123,11 +121,12 @@ class LargeJson:
         Returns the function to call when the caller leaves; `then` is not called after it.
         Raises QueueFull, ServerStopping.
         """
-        if self._closed:
+        if self._lanes[0].closed:
             raise ServerStopping
-        job = Job(task, parts, -1 if length is None else length, then)
+        job = Job(task, parts, -1 if length is None else length, then, band)
         displaced: list[Ticket] = []
-        if self._busy:
+        lane = self._lane(band)
+        if lane is None:
             until = self._clock.now() + _NO_DEADLINE_S if deadline is None else deadline
             cost = float(job.size + 1)
             ticket = Ticket(band=band, tenant=tenant, deadline=until, cost=cost, size_bytes=job.size, payload=job)
@@ -139,11 +138,8 @@ class LargeJson:
             job.timer = self._clock.call_at(deadline, lambda: self._finish(job, DeadlineExceeded("json")))
         for each in displaced:
             self._finish(each.payload, QueueFull("other large JSON took the place: send tensors as binary data"))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="oriel-large-json", daemon=True)
-            self._thread.start()
-        if not self._busy and (deadline is None or deadline > self._clock.now()):
-            self._run(job)
+        if lane is not None and (deadline is None or deadline > self._clock.now()):
+            lane.begin(job)
         return lambda: self._finish(job, None)
 
     async def convert(self, task: Task, parts: _Parts) -> Converted:
@@ -163,12 +159,11 @@ class LargeJson:
             leave()
 
     def close(self) -> None:
-        """Refuse the jobs that wait and end the child. Blocks for a moment."""
-        self._closed = True
-        self._kill()
-        self._queue.put(None)
-        if self._thread is not None:
-            self._thread.join(self._timeout_s)
+        """Refuse the jobs that wait and end the children. Blocks for a moment."""
+        for lane in self._lanes:
+            lane.close()
+        for lane in self._lanes:
+            lane.join()
 
     def _finish(self, job: Job, result: Converted | InferenceError | None) -> None:
         """Runs on the loop; the first call ends the job. result: None if the caller has left."""
@@ -184,37 +179,95 @@ class LargeJson:
         if result is not None:
             then(result)
 
-    def _run(self, job: Job) -> None:
-        self._busy = True
-        self._queue.put((job, job.parts))
+    def _lane(self, band: int) -> "_Lane | None":
+        """Return a lane for a job of this band; None while one of its band or of a more urgent one runs, or no lane is
+        free.
+        """
+        free = None
+        for lane in self._lanes:
+            if lane.job is None:
+                free = free or lane
+            elif lane.job.band <= band:
+                return None
+        return free
 
-    def _ended(self, job: Job, result: Converted | InferenceError) -> None:
-        """Runs on the loop; the thread has done a job, and gets the next one that can be in time."""
-        self._busy = False
+    def _ended_in_thread(self, lane: "_Lane", result: Converted | InferenceError) -> None:
+        self._clock.call_from_thread(lambda: self._ended(lane, result))
+
+    def _ended(self, lane: "_Lane", result: Converted | InferenceError) -> None:
+        """Runs on the loop; the lane has done its job, and the next ones that can be in time begin."""
+        job, lane.job = lane.job, None
+        assert job is not None
+        self.converted += not isinstance(result, InferenceError)
         self._finish(job, result)
-        while not self._busy and (ticket := self._waiting.pop()) is not None:
-            if self._closed:
+        while (ticket := self._waiting.peek()) is not None and (free := self._lane(ticket.band)) is not None:
+            self._waiting.pop()
+            if free.closed:
                 self._finish(ticket.payload, ServerStopping())
             elif ticket.deadline <= self._clock.now():
                 self._finish(ticket.payload, DeadlineExceeded("json"))
             else:
-                self._run(ticket.payload)
+                free.begin(ticket.payload)
+
+
+class _Lane:
+    """A thread and its child, which convert one job at a time. job: the one that runs; the loop's.
+
+    ended: called in the thread with the result of each job. limits: the child's arguments.
+    """
+
+    def __init__(
+        self,
+        ended: Callable[["_Lane", Converted | InferenceError], None],
+        limits: Sequence[int],
+        timeout_s: float,
+        idle_s: float,
+    ) -> None:
+        self._ended = ended
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._queue: SimpleQueue[tuple[Job, _Parts] | None] = SimpleQueue()  # the next one for the thread
+        self._thread: threading.Thread | None = None
+        self.child: Child | None = None
+        self.closed = False
+        self.job: Job | None = None
+
+    def begin(self, job: Job) -> None:
+        """Convert a job; the lane is free."""
+        self.job = job
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="oriel-large-json", daemon=True)
+            self._thread.start()
+        self._queue.put((job, job.parts))
+
+    def close(self) -> None:
+        """End the child, and the thread."""
+        self.closed = True
+        child = self.child
+        if child is not None:
+            child.kill()
+        self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not None:
+            self._thread.join(self._timeout_s)
 
     # The thread -------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
             try:
-                given = self._queue.get(timeout=self._idle_s if self._child is not None else None)
+                given = self._queue.get(timeout=self._idle_s if self.child is not None else None)
             except Empty:
                 self._end()
                 continue
             if given is None:
                 break
             job, parts = given
-            result = ServerStopping() if self._closed else self._convert(job, parts)
-            self._clock.call_from_thread(lambda job=job, result=result: self._ended(job, result))  # type: ignore[misc]
-            del given, job, parts, result  # not until the next one comes
+            self._ended(self, ServerStopping() if self.closed else self._convert(job, parts))
+            del given, job, parts  # not until the next one comes
         self._end()
 
     def _convert(self, job: Job, parts: _Parts) -> Converted | InferenceError:
@@ -232,30 +285,22 @@ class LargeJson:
         except OSError:
             _log.warning("the process that converts large JSON ended in the middle of a request")
             self._end()
-            return ServerStopping() if self._closed else BackendFailed("the process that converts large JSON ended")
+            return ServerStopping() if self.closed else BackendFailed("the process that converts large JSON ended")
         if code == Result.DONE:
-            self.converted += 1
             return pieces if job.task is Task.RESPONSE else [b"".join(pieces)], length
         text = b"".join(pieces).decode(errors="replace")
         return InvalidRequest(text) if code == Result.INVALID else RequestTooLarge(text)
 
     def _running(self) -> Child:
-        child = self._child
+        child = self.child
         if child is None or not child.running:
             self._end()
-            # A few seconds more than ours: the child ends itself only if this process is no longer there to kill it.
-            limits = (self._memory_bytes, int(self._timeout_s) + 5, self._limit_bytes)
-            child = self._child = Child(_CHILD, *map(str, limits))
-            if self._closed:
+            child = self.child = Child(_CHILD, *map(str, self._limits))
+            if self.closed:
                 child.kill()
         return child
 
-    def _kill(self) -> None:
-        child = self._child
-        if child is not None:
-            child.kill()
-
     def _end(self) -> None:
-        child, self._child = self._child, None
+        child, self.child = self.child, None
         if child is not None:
             child.end()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oriel_logic.errors import InputTooLarge, ParameterWrong
+from oriel_logic.openai import schema
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse, stops_of, texts_or_tokens
 
 UP, DOWN = math.inf, -math.inf
@@ -94,6 +95,45 @@ def test_an_array_has_131072_entries_and_a_body_4_mib() -> None:
     parse(body.ljust(4 << 20), ChatRequest)
     with pytest.raises(InputTooLarge, match="4194305"):
         parse(body.ljust((4 << 20) + 1), ChatRequest)
+
+
+MEGABYTES = 1 << 20
+HOSTILE = {
+    "token ids": b'"prompt":[' + b"1," * MEGABYTES + b"1]",
+    "lists of token ids": b'"prompt":[' + b"[1,1]," * (MEGABYTES // 2) + b"[1]]",
+    "lists": b'"prompt":[' + b"[1]," * (MEGABYTES // 2) + b"[1]]",
+    "texts": b'"prompt":[' + b'"",' * (MEGABYTES // 2) + b'""]',
+    "texts that end with a backslash": b'"prompt":[' + b'"\\\\",' * (MEGABYTES // 2) + b'""]',
+    "a text, then numbers": b'"prompt":["a,[\\"",' + b"1," * MEGABYTES + b"1]",
+    "fields": b'"metadata":{' + b",".join(b'"%x":1' % number for number in range(MEGABYTES // 4)) + b"}",
+    "without an end": b'"prompt":["' + b'",' * MEGABYTES,
+}
+
+
+@pytest.mark.parametrize("fields", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+    fields: bytes, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four megabytes of lists took half a second of the loop before they were refused."""
+    monkeypatch.setitem(schema._decoders, kind, None)
+    with pytest.raises(InputTooLarge, match="send several requests"):
+        parse(b'{"model":"m",%b}' % fields, kind)
+
+
+@pytest.mark.parametrize("text", [",[{" * MEGABYTES, '\\"' * (MEGABYTES // 2), ',\\"[' * (MEGABYTES // 2)])
+def test_what_is_in_a_text_is_no_value(text: str) -> None:
+    body = b'{"model":"m","prompt":%b}' % json.dumps(text).encode()
+    assert parse(body, CompletionRequest).prompt == text
+
+
+def test_as_many_values_as_are_taken_fit() -> None:
+    one, other = [1] * 131_072, [1] * 65_000
+    assert parse(json.dumps({"model": "m", "prompt": [one, one, other]}).encode(), CompletionRequest).prompt[1] == one
+    lists = b'{"model":"m","prompt":[%b]}' % b",".join([b"[1]"] * (schema.MAX_LISTS - 2))
+    assert len(parse(lists, CompletionRequest).prompt) == schema.MAX_LISTS - 2
+    with pytest.raises(InputTooLarge):
+        parse(lists.replace(b"[1]", b"[1],[1]", 1), CompletionRequest)
 
 
 @pytest.mark.parametrize(("marks", "taken"), [(32_767, True), (32_768, True), (32_769, False)])
