@@ -161,7 +161,7 @@ class _Call:
         if gate.demand is not None:
             gate.demand.arrived(self.tenant.tier.name, now)
         self._timer = self._gateway.clock.call_at(self._deadline, self._expired)
-        if gate.admission.enter():
+        if gate.admission.enter(self._target.sought, now):
             self.admitted()
             return
         try:
@@ -172,6 +172,7 @@ class _Call:
                 received_s=now,
                 deadline=self._deadline,
                 size_bytes=self._size_bytes,
+                model=self._target.sought,
             )
         except Refused as refused:
             self._turned_away()

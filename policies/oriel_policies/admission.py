@@ -1,13 +1,15 @@
 """Admission of calls to one pool: a bounded number of permits, and the SLA queue for calls that find none free.
 
 A permit is acquired by `enter`, or granted to a waiting call by `next_admitted`, and released by `leave`, exactly once.
-A new call never overtakes waiting ones: `enter` then refuses, and the caller has to `wait`.
+A new call never overtakes waiting ones: `enter` then refuses, and the caller has to `wait`. Calls of a model that has
+all the permits it may have (`model_share`) are held apart in the queue.
 """
 
 from collections import OrderedDict
 from math import ceil
 
 from oriel_policies.flows import Ticket
+from oriel_policies.model_share import ModelShares
 from oriel_policies.queue import Pushed, SlaQueue
 
 
@@ -43,40 +45,65 @@ class Charges:
 
 
 class Admission:
-    """The permits of one pool and the queue for them. limit: number of permits; inflight: permits in use."""
+    """The permits of one pool and the queue for them. limit: number of permits; inflight: permits in use.
 
-    __slots__ = ("_mean_s", "inflight", "limit", "queue")
+    Calls of model "" count for no model. now: monotonic seconds, see `SlaQueue.pop`.
+    """
+
+    __slots__ = ("_mean_s", "_shares", "inflight", "limit", "queue")
 
     def __init__(self, *, limit: int, queue: SlaQueue) -> None:
         self.limit = limit
         self.queue = queue
         self.inflight = 0
         self._mean_s = 0.0
+        self._shares = ModelShares()
 
-    def enter(self) -> bool:
-        """Acquire a permit if one is free and no call waits for it."""
-        if self.inflight < self.limit and not self.queue.items:
-            self.inflight += 1
-            return True
-        return False
+    def _allows(self, model: str, now: float) -> bool:
+        return not model or self._shares.allows(model, self.limit - self.inflight, self.limit, now)
+
+    def enter(self, model: str = "", now: float = 0.0) -> bool:
+        """Acquire a permit if one is free for the model and no call waits for it."""
+        queue = self.queue
+        if self.inflight >= self.limit or queue.items or model in queue.held or not self._allows(model, now):
+            return False
+        self.grant(model, now)
+        return True
 
     def wait(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue for a permit; see `SlaQueue.push`."""
         return self.queue.push(ticket)
 
     def next_admitted(self, now: float = 0.0) -> Ticket | None:
-        """The waiting ticket that is granted a permit now, or None. now: see `SlaQueue.pop`."""
+        """The waiting ticket that is granted a permit now, or None."""
+        queue = self.queue
         if self.inflight >= self.limit:
             return None
-        ticket = self.queue.pop(now)
-        if ticket is not None:
-            self.inflight += 1
-        return ticket
+        for model in list(queue.held):
+            if self._allows(model, now):
+                queue.let_go(model, now)
+        while (ticket := queue.peek(now)) is not None:
+            if self._allows(ticket.model, now):
+                self.grant(ticket.model, now)
+                return queue.pop(now)
+            queue.hold_next(now)
+        return None
 
-    def leave(self, held_s: float) -> None:
-        """Release a permit that was held for `held_s` seconds."""
-        self.inflight -= 1
+    def grant(self, model: str, now: float) -> None:
+        """Give a call a permit, however many its model has."""
+        if model:
+            self._shares.acquire(model, now)
+        self.inflight += 1
+
+    def leave(self, held_s: float, model: str = "", now: float = 0.0) -> None:
+        """Release a permit that a call of `model` held for `held_s` seconds."""
         self._mean_s += 0.05 * (held_s - self._mean_s)
+        self.decline(model, held_s, now)
+
+    def decline(self, model: str, held_s: float = 0.0, now: float = 0.0) -> None:
+        """Release a permit; one that was not used was held for 0.0 seconds."""
+        self.inflight -= 1
+        self._shares.release(model, held_s, now)
 
     def retry_after_s(self) -> int:
         """Whole seconds, 1 to 60, after which the queue has probably emptied."""

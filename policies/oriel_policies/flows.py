@@ -28,6 +28,7 @@ class Ticket(Holding):
     admitted: it was admitted by other bounds already, so it takes no room here.
     late_s: from this time on it cannot be answered in time, and goes behind the tickets of its flow that can.
     target_s: the longest time that such a call may take to be in time.
+    model: by which a permit is counted; "" if it is not. apart: whether the ticket is in `SlaQueue.held`.
     """
 
     __slots__ = (
@@ -38,7 +39,9 @@ class Ticket(Holding):
         "bytes",
         "cost",
         "deadline",
+        "apart",
         "late_s",
+        "model",
         "order",
         "rows",
         "size_bytes",
@@ -60,6 +63,7 @@ class Ticket(Holding):
         admitted: bool = False,
         late_s: float = inf,
         target_s: float = 0.0,
+        model: str = "",
     ) -> None:
         super().__init__(band, tenant, weight, payload)
         self.bytes: Holding | None = None
@@ -71,6 +75,8 @@ class Ticket(Holding):
         self.cost = cost
         self.size_bytes = size_bytes
         self.rows = rows
+        self.model = model
+        self.apart = False
         self._queued = False
         self._number = 0  # order of arrival in its queue
         self._flow: Flow | None = None
@@ -204,6 +210,7 @@ class Flow:
             self._by_deadline = _Heap([*self._tickets, ticket])
         self._tickets.push(ticket)
         self.waiting += 1
+        self.behind += ticket.order >= _BEHIND
 
     def head(self, now: float = 0.0) -> Ticket | None:
         """The next ticket by order; those that are late at `now` have been moved behind the others."""

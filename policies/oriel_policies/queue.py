@@ -17,6 +17,8 @@ Rules, in this order:
 Bounds: `max_items` and `max_bytes`, both shared by the rule of `oriel_policies.shares`: when full, an arriving ticket
 displaces the newest ones of the least urgent bands, or of the tenant of its own band that has most above its share;
 otherwise it is refused and nothing changes. Each band keeps `floor_share` of both from the others.
+Tickets whose model may have no permit now are kept apart (`held`) by `hold_next`, in a queue of the same order for each
+model, but within the same bounds; `let_go` returns one of them.
 A ticket that was `admitted` elsewhere takes no room, is never refused for it and never displaced.
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
@@ -113,7 +115,8 @@ def _number(ticket: Ticket) -> int:
 class SlaQueue:
     """Bounded queue of tickets in the order of this module's rules.
 
-    items: tickets. slots, bytes: the budgets of `max_items` and `max_bytes` over all bands, by `Ticket.size_bytes`.
+    items: tickets that are not held. held: the queues of those that are, by model.
+    slots, bytes: the budgets of `max_items` and `max_bytes` over all bands, by `Ticket.size_bytes`.
     floor_share: turns per turn earned by each band that is passed over, and its part of both bounds, 0 <= share < 1.
     """
 
@@ -122,19 +125,23 @@ class SlaQueue:
         self.bytes = Shares(max_bytes, floor_share=floor_share)
         self.floor_share = floor_share
         self.items = 0
+        self.held: dict[str, SlaQueue] = {}
         self._sequence = 0
         self._bands: dict[int, _Band] = {}
         self._waiting: list[int] = []  # numbers of the bands that hold tickets, most urgent first
         self._expiry = Expiry()
 
     def __len__(self) -> int:
-        return self.items
+        return self.items + sum([apart.items for apart in self.held.values()])
+
+    def _all(self, number: int) -> list[_Band]:
+        """The band of this number, and those of the tickets that are held."""
+        return [queue._bands[number] for queue in (self, *self.held.values()) if number in queue._bands]
 
     def waiting(self, band: int) -> list[Ticket]:
         """The tickets of `band` that take room, by arrival. O(n log n)."""
-        found = self._bands.get(band)
-        tickets = [each for flow in found.flows.values() for each in flow if not each.admitted] if found else []
-        return sorted(tickets, key=_number)
+        flows = [flow for each in self._all(band) for flow in each.flows.values()]
+        return sorted([ticket for flow in flows for ticket in flow if not ticket.admitted], key=_number)
 
     @property
     def size_bytes(self) -> int:
@@ -143,21 +150,21 @@ class SlaQueue:
 
     def depth(self, band: int) -> int:
         """Tickets that wait in `band`."""
-        found = self._bands.get(band)
-        return found.items if found else 0
+        return sum([each.items for each in self._all(band)])
 
     def depths(self) -> list[tuple[int, int, int]]:
         """(band, tickets, rows) of every band that has ever held one, most urgent first."""
-        return [(number, band.items, band.rows) for number, band in sorted(self._bands.items())]
+        bands = {number: self._all(number) for number in sorted(self._bands)}
+        return [(n, sum([each.items for each in of]), sum([each.rows for each in of])) for n, of in bands.items()]
 
     def rows_ahead(self, band: int) -> int:
-        """Rows that wait in `band` and in more urgent ones."""
+        """Rows that wait in `band` and in more urgent ones, and are not held."""
         return sum([self._bands[number].rows for number in self._waiting if number <= band])
 
-    def backlog(self, band: int, tenant: str) -> tuple[Backlog | None, int, int]:
+    def backlog(self, band: int, tenant: str, model: str = "") -> tuple[Backlog | None, int, int]:
         """The measured turns of this tenant in `band`, the number of its tickets that wait there, and how many of them
-        were found to be late."""
-        found = self._bands.get(band)
+        were found to be late; only those of `model` if some of its tickets are held."""
+        found = self.held.get(model, self)._bands.get(band)
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
@@ -186,14 +193,20 @@ class SlaQueue:
                 ticket.bytes = holding
                 displaced += [each.payload for each in losers]
                 for each in displaced:
-                    self._leave(each)
+                    self.remove(each)
             losers = self.slots.take(ticket, 1)
             if losers is None:
                 return Pushed.FULL, displaced
             for loser in losers:
                 assert isinstance(loser, Ticket)
-                self._leave(loser)
+                self.remove(loser)
                 displaced.append(loser)
+        self._sequence += 1
+        ticket._number = self._sequence
+        self._insert(ticket)
+        return Pushed.QUEUED, displaced
+
+    def _insert(self, ticket: Ticket) -> None:
         band = self._bands.get(ticket.band)
         if band is None:
             band = self._bands[ticket.band] = _Band(ticket.band)
@@ -205,9 +218,7 @@ class SlaQueue:
             if len(band.flows) > _IDLE_FLOWS + 2 * len(band.active):
                 band.forget_idle()
             flow = band.flows[ticket.tenant] = Flow()
-        self._sequence += 1
         ticket._queued = True
-        ticket._number = self._sequence
         ticket._flow = flow
         flow.push(ticket)
         self._expiry.watch(flow, ticket.deadline)
@@ -217,7 +228,32 @@ class SlaQueue:
         if flow.waiting == 1:
             flow.virtual = max(flow.virtual, band.virtual)
             band.enter(flow)
-        return Pushed.QUEUED, displaced
+
+    def hold_next(self, now: float = 0.0) -> None:
+        """Hold the ticket that `pop` would return now."""
+        band = self._choose()
+        assert band is not None
+        flow = band.next_flow()
+        ticket = flow.head(now)
+        assert ticket is not None
+        flow.take_head(ticket)
+        self._left(ticket, flow, band)
+        apart = self.held.get(ticket.model)
+        if apart is None:
+            apart = self.held[ticket.model] = SlaQueue(max_items=0, max_bytes=0, floor_share=self.floor_share)
+        ticket.apart = True
+        apart._insert(ticket)
+
+    def let_go(self, model: str, now: float = 0.0) -> None:
+        """Return the next of the tickets that are held of this model to the others."""
+        apart = self.held[model]
+        band = apart._choose()
+        assert band is not None
+        ticket = apart._take(band, band.next_flow(), now)
+        ticket.apart = False
+        if not apart.items:
+            del self.held[model]
+        self._insert(ticket)
 
     def peek(self, now: float = 0.0) -> Ticket | None:
         """The ticket that `pop` would return now."""
@@ -230,7 +266,7 @@ class SlaQueue:
         now: monotonic seconds, by which tickets are late and turns are timed; 0.0: neither.
         """
         band = self._choose()
-        return self._take(band, band.next_flow(), now) if band is not None else None
+        return self._free(self._take(band, band.next_flow(), now)) if band is not None else None
 
     def pop_other(self, band: int, tenants: Collection[str], now: float = 0.0) -> Ticket | None:
         """`pop` among the tickets that `others_wait` counts. If it is another ticket's turn, that ticket keeps it."""
@@ -245,7 +281,7 @@ class SlaQueue:
             these = [chosen.flows.get(tenant) for tenant in tenants]
             if flow in these:
                 flow = min([each for each in chosen.flows.values() if each.waiting and each not in these], key=_virtual)
-        return self._take(chosen, flow, now)
+        return self._free(self._take(chosen, flow, now))
 
     def _take(self, band: _Band, flow: Flow, now: float) -> Ticket:
         ticket = flow.head(now)
@@ -272,7 +308,11 @@ class SlaQueue:
         """Remove the ticket of a caller that left. False if it does not wait here."""
         if not ticket._queued:
             return False
-        self._leave(ticket)
+        queue = self.held[ticket.model] if ticket.apart else self
+        queue._leave(ticket)
+        if queue is not self and not queue.items:
+            del self.held[ticket.model]
+        self._free(ticket)
         return True
 
     def expire(self, now: float) -> list[Ticket]:
@@ -282,7 +322,7 @@ class SlaQueue:
             ticket = self._expiry.earliest()
             if ticket is None or ticket.deadline > now:
                 return expired
-            self._leave(ticket)
+            self.remove(ticket)
             expired.append(ticket)
 
     def next_deadline(self) -> float | None:
@@ -325,12 +365,16 @@ class SlaQueue:
         band.items -= 1
         band.rows -= ticket.rows
         self.items -= 1
+        if not band.items:
+            self._waiting.remove(band.number)
+            band.active.clear()
+            band.virtual = band.finish
+
+    def _free(self, ticket: Ticket) -> Ticket:
+        """Release the room of a ticket that has left."""
         if not ticket.admitted:
             self.slots.release(ticket)
             if ticket.bytes is not None:
                 self.bytes.release(ticket.bytes)
                 ticket.bytes = None  # breaks the cycle of references between the two
-        if not band.items:
-            self._waiting.remove(band.number)
-            band.active.clear()
-            band.virtual = band.finish
+        return ticket

@@ -85,7 +85,7 @@ def admin_app(
     def ready() -> tuple[bool, str]:
         if gateway.draining:
             gates = (*gateway.pools.values(), *gateway.left_pools)
-            calls = sum(gate.admission.inflight + gate.admission.queue.items for gate in gates)
+            calls = sum(gate.admission.inflight + len(gate.admission.queue) for gate in gates)
             return False, f"the gateway is shutting down, {calls} call(s) under way"
         return gateway.ready, "" if gateway.ready else "the gateway has not yet probed its upstreams"
 

@@ -145,7 +145,7 @@ class Call(Lifecycle):
             return
         if gate.cold_start is not None:
             self.shorten_hold(now)
-        if gate.admission.enter():
+        if gate.admission.enter(self.target.sought, now):
             self.permit_s = now
             self.state = SENDING
             self.send(now)
@@ -164,6 +164,7 @@ class Call(Lifecycle):
                 received_s=inf if self._trouble is not None and self._trouble.held else self.received_s,
                 deadline=self.deadline,
                 size_bytes=self.body_bytes,
+                model=self.target.sought,
             )
         except Refused as refused:
             self.refuse(refused)
@@ -199,8 +200,7 @@ class Call(Lifecycle):
 
     def departed(self) -> bool:
         """Return whether the client has closed behind bytes that were not read; then the call is over."""
-        client = self.client
-        if client is None or not client.departed:
+        if (client := self.client) is None or not client.departed:
             return False
         self._left_unseen()
         return True

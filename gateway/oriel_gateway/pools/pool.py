@@ -11,13 +11,14 @@ from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.pools.lendable import Lendable, Others, others_than
 from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.routing.targets import Target
 from oriel_policies.admission import Admission, Charges
 from oriel_policies.budget import RetryBudget
 from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
-from oriel_policies.exchanges import Exchange, Habits
+from oriel_policies.exchanges import Habits
 from oriel_policies.fallback import Prospect
 from oriel_policies.feasibility import PROBE, AnswerTimes, Verdict
 from oriel_policies.flows import Ticket
@@ -32,7 +33,6 @@ MOST_CHARGE: Final = 4.0
 SAMPLE_EVERY: Final = 4  # one answer in so many is a sample of how long such calls take
 MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
-_Others = tuple[int, frozenset[str]]  # a band, and the tenants of it that are left out
 
 
 class Waiter(Protocol):
@@ -49,27 +49,6 @@ class Waiter(Protocol):
 
     def displaced(self) -> None:
         """Another call has taken the place, by the rule of `oriel_policies.shares`."""
-
-
-class Lendable(Protocol):
-    """The permit of a stream that may be suspended so that another call can use it; see `lending.PermitLending`."""
-
-    tenant: Tenant
-    exchange: Exchange | None
-    rests: bool
-    pauses: bool
-
-    @property
-    def waits_for_client(self) -> bool: ...
-
-    @property
-    def silent(self) -> bool: ...
-
-    def suspend(self) -> None:
-        """Free the permit."""
-
-    def resume_at_work(self) -> None:
-        """Take the permit back."""
 
 
 class PoolGate:
@@ -241,7 +220,8 @@ class PoolGate:
         """Return what this pool can do for a call now. usable: whether an endpoint of its protocol is."""
         admission, band = self.admission, tenant.tier.band
         queues = admission.inflight >= admission.limit or bool(admission.queue.items)
-        backlog, waiting, _ = admission.queue.backlog(band, tenant.name)
+        queues = queues or target.sought in admission.queue.held
+        backlog, waiting, _ = admission.queue.backlog(band, tenant.name, target.sought)
         waits = queues and backlog is not None and waiting
         return Prospect(
             usable=usable,
@@ -256,18 +236,27 @@ class PoolGate:
         return self._late % PROBE == 0
 
     def join_queue(
-        self, waiter: Waiter, tenant: Tenant, target: Target, *, received_s: float, deadline: float, size_bytes: int
+        self,
+        waiter: Waiter,
+        tenant: Tenant,
+        target: Target,
+        *,
+        received_s: float,
+        deadline: float,
+        size_bytes: int,
+        model: str = "",
     ) -> Ticket:
         """Join the queue for a permit after `admission.enter` gave none; pass the ticket to `leave_queue` to stop
         waiting.
 
-        The target time of the tier orders calls of one tenant. Call `pump` when the ticket is stored. Raises Refused
-        QUEUE_FULL, or INFEASIBLE if the call would wait past its deadline.
+        model: by which the permit is counted; "" if it is counted already. The target time of the tier orders calls of
+        one tenant. Call `pump` when the ticket is stored. Raises Refused QUEUE_FULL, or INFEASIBLE if the call would
+        wait past its deadline.
         """
         admission, tier = self.admission, tenant.tier
         due = min(received_s + tier.target_s, deadline)
         times = self._times.get(target.work, _NO_TIMES)
-        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name)
+        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name, model)
         now = self._clock()
         # Most calls are far from being late; only the others need the whole estimate.
         if backlog is not None and waiting and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now:
@@ -295,6 +284,7 @@ class PoolGate:
             payload=waiter,
             late_s=due - times.likely_s,
             target_s=tier.target_s,
+            model=model,
         )
         outcome, displaced = admission.wait(ticket)
         if outcome is Pushed.FULL:
@@ -349,7 +339,8 @@ class PoolGate:
             else:  # the devices of the usable endpoints share the calls that have permits
                 devices = demand.capacity * max(len(self.endpoints.usable), len(self.grpc.usable), 1)
                 demand.answered(min(held_s, share_s * devices))
-        admission.leave(held_s)
+        now = self._clock()
+        admission.leave(held_s, target.sought, now)
         self.charges.learn(target.route, tenant.name, fair_s if messages == 1 else fair_s / messages)
         if good and size_bytes >= 0:
             self._answers = answers = self._answers + 1
@@ -357,23 +348,23 @@ class PoolGate:
                 self._time(target.work, size_bytes, held_s)
         if ticket is not None:
             admission.queue.settle(ticket, fair_s)
-        if admission.queue.items:
+        if (queue := admission.queue).items and not queue.held:  # else permits may be kept free for quicker models
             learned = self.learned
             if learned is not None:
                 if not self._full:
                     self._full = True
                     learned.calm()
                     admission.limit = learned.limit
-                if good is not None and learned.ended(held_s, self._clock(), good=good, late=late):
+                if good is not None and learned.ended(held_s, now, good=good, late=late):
                     admission.limit = learned.limit
                     self.wants_load_report = True
             self.pump()
         else:
             self._full = False
-            if self.learned is not None and self.learned.lowered:
-                self.learned.has_room(self._clock())
+            if self.learned is not None and self.learned.lowered and not queue.items:
+                self.learned.has_room(now)
                 admission.limit = self.learned.limit
-            if self.to_resume:
+            if self.to_resume or queue.held:
                 self.pump()
         return actual_s
 
@@ -396,7 +387,7 @@ class PoolGate:
     def pump(self) -> None:
         """Hand out the permits that are free."""
         admission = self.admission
-        if not (admission.queue.items or self.to_resume) or (
+        if not (admission.queue.items or admission.queue.held or self.to_resume) or (
             admission.inflight >= admission.limit and not self.lendable
         ):
             return
@@ -421,10 +412,10 @@ class PoolGate:
         """
         queue = self.admission.queue
         whole, mute = self._sets(self.admission.limit)
-        in_vain: set[_Others] = set()
+        in_vain: set[Others] = set()
         for lending in self.lendable:
             if not lending.rests:
-                others = _others(lending, whole, mute)
+                others = others_than(lending, whole, mute)
                 if others in in_vain:
                     continue
                 if not queue.others_wait(*others):
@@ -440,9 +431,9 @@ class PoolGate:
         """Return the call that may have a free permit while suspended ones are to be resumed; None if there is none."""
         admission = self.admission
         whole, mute = self._sets(admission.limit + 1)
-        for band, tenants in dict.fromkeys([_others(lending, whole, mute) for lending in self.to_resume]):
+        for band, tenants in dict.fromkeys([others_than(lending, whole, mute) for lending in self.to_resume]):
             if (ticket := admission.queue.pop_other(band, tenants, now)) is not None:
-                admission.inflight += 1
+                admission.grant(ticket.model, now)
                 return ticket
         return None
 
@@ -459,17 +450,17 @@ class PoolGate:
             return False, None
         return False, frozenset([lending.tenant.name for lending in (*silent, *self.to_resume)])
 
-    def release_unused_permit(self, ticket: Ticket | None) -> None:
+    def release_unused_permit(self, ticket: Ticket | None, model: str) -> None:
         """Release a permit that was not used because no endpoint was usable."""
-        self.decline_permit(ticket)
-        if self.to_resume:
+        self.decline_permit(ticket, model)
+        if self.to_resume or self.admission.queue.held:
             self.pump()
 
-    def decline_permit(self, ticket: Ticket | None) -> None:
+    def decline_permit(self, ticket: Ticket | None, model: str) -> None:
         """Release the permit from within `Waiter.admitted`; the loop that hands out permits continues with the next
         call.
         """
-        self.admission.inflight -= 1
+        self.admission.decline(model)
         if ticket is not None:
             self.admission.queue.settle(ticket, 0.0)
 
@@ -483,18 +474,3 @@ class PoolGate:
         gone: list[PoolEndpoint] = [*self.endpoints.gone(), *self.grpc.gone()]
         for endpoint in gone:
             await endpoint.close()
-
-
-def _others(lending: Lendable, whole: bool, mute: frozenset[str] | None) -> _Others:
-    """Return the calls that may have a stream's permit, as arguments of `SlaQueue.others_wait`.
-
-    Calls of a more urgent tier may always have it. Calls of other tenants of the same tier may have that of a silent
-    stream as well, if it is within the number of permits for them (`whole`), or else if they are not in `mute`.
-    """
-    tier, tenant = lending.tenant.tier, lending.tenant.name
-    between_answers = lending.waits_for_client and lending.exchange is not None and not lending.pauses
-    if not between_answers and (lending.waits_for_client or whole):
-        return tier.band, frozenset((tenant,))
-    if not between_answers and mute is not None:
-        return tier.band, mute
-    return tier.band - 1, frozenset()

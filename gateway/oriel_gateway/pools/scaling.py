@@ -123,7 +123,7 @@ class PoolPlan:
     def record(self, now: float) -> PoolRecord:
         """Return this gateway's share of the demand."""
         gate = self._gate
-        waiting = gate.admission.queue.items + gate.endpoints.parked + gate.grpc.parked
+        waiting = len(gate.admission.queue) + gate.endpoints.parked + gate.grpc.parked
         return self.counts.record(max(0, gate.calls - waiting), now)
 
     def read(self, others: Mapping[str, tuple[PoolRecord, float]], now: float) -> None:

@@ -88,7 +88,7 @@ def read(
     }
     gates = [*gateway.pools.values(), *gateway.left_pools]
     sections = {
-        "tiers": _tiers(gateway, [gate for gate in gates if gate.admission.queue.items], recent, kept, covers_s),
+        "tiers": _tiers(gateway, [gate for gate in gates if len(gate.admission.queue)], recent, kept, covers_s),
         "pools": _pools(gateway, gates, moment.now),
         "targets": _targets(gateway, recent, reports, covers_s),
         "tenants": _tenants(recent, covers_s),
@@ -142,7 +142,7 @@ def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict
         parked = gate.endpoints.parked + gate.grpc.parked
         known = len(gate.endpoints) + len(gate.grpc)
         usable = len(gate.endpoints.usable) + len(gate.grpc.usable)
-        return gate.admission.queue.items + parked, known - usable, gate.admission.inflight
+        return len(gate.admission.queue) + parked, known - usable, gate.admission.inflight
 
     for gate in nlargest(SECTIONS["pools"][1], gates, key=urgency):
         queue, tiers = gate.admission.queue, tiers_of(gateway, gate)

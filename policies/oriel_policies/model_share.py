@@ -1,0 +1,79 @@
+"""The permits of a pool that a slow model may have, so that the other models of the pool find one.
+
+A call of a slow model holds its permit so long that the next call of a quick one would wait for it, even if only the
+permits that nobody else wants are given to the slow model. So a model leaves as many permits free as the models that
+are several times quicker lately needed at once. It may always have its share: the permits divided by the number of
+models in use. A model whose calls end quickly, and one that is alone, may have all permits.
+"""
+
+RECENT_S = 10.0
+QUICK_S = 0.03
+SLOWER = 3.0
+MAX_MODELS = 64
+_ALPHA = 0.1
+
+
+class _Use:
+    """One model. count: its permits now; most, before: the most of them in this period and in the one before.
+
+    mean_s: how long a call holds a permit. ended_s: when the model released one last, or got its only one.
+    """
+
+    __slots__ = ("before", "count", "ended_s", "mean_s", "most")
+
+    def __init__(self) -> None:
+        self.count = self.most = self.before = 0
+        self.ended_s = self.mean_s = 0.0
+
+
+class ModelShares:
+    """The permits in use by model, of models that had one lately. A period is `RECENT_S` long.
+
+    At most `MAX_MODELS` are counted; others may have all permits meanwhile.
+    """
+
+    __slots__ = ("_turn_s", "_uses")
+
+    def __init__(self) -> None:
+        self._uses: dict[str, _Use] = {}
+        self._turn_s = 0.0  # when the next period begins
+
+    def allows(self, model: str, free: int, limit: int, now: float) -> bool:
+        """Return whether a call of the model may have one of the free permits, of `limit` in all."""
+        if now >= self._turn_s:
+            self._turn_s = now + RECENT_S
+            self._uses = {name: use for name, use in self._uses.items() if use.most}
+            for use in self._uses.values():
+                use.before, use.most = use.most, use.count
+        uses = self._uses
+        own = uses.get(model)
+        if own is None or not own.count or len(uses) == 1:
+            return True
+        pace_s = max(own.mean_s, now - own.ended_s)
+        if pace_s < QUICK_S or own.count < limit // len(uses):
+            return True
+        quicker = [use for use in uses.values() if use is not own and use.mean_s * SLOWER < pace_s]
+        return free > sum([max(use.most, use.before) - use.count for use in quicker])
+
+    def acquire(self, model: str, now: float) -> None:
+        """Count a permit that a call of the model got."""
+        use = self._uses.get(model)
+        if use is None:
+            if len(self._uses) >= MAX_MODELS:
+                return
+            use = self._uses[model] = _Use()
+        if not use.count:
+            use.ended_s = now
+        use.count += 1
+        if use.count > use.most:
+            use.most = use.count
+
+    def release(self, model: str, held_s: float, now: float) -> None:
+        """Count a permit that is free again. held_s: seconds that a call held it, 0.0 if it was not used."""
+        use = self._uses.get(model)
+        if use is None or not use.count:
+            return
+        use.count -= 1
+        if held_s:
+            use.ended_s = now
+            use.mean_s += (_ALPHA if use.mean_s else 1.0) * (held_s - use.mean_s)
