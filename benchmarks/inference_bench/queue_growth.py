@@ -17,11 +17,11 @@ from typing import Any
 
 from harness.cost import compare_depths
 from msgspec.structs import replace
+from tests.inference.manual_workers import ManualWorkers
 
 from oriel_inference.app import calm_collector
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import LoopClock
 from oriel_inference.dataplane import Completion, Dataplane
 from oriel_inference.lifecycle import ServingModel

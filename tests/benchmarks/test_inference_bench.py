@@ -23,11 +23,12 @@ from inference_bench.workloads import IN_PROCESS, Measured
 
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.http import decode_request
+
+from ..inference.manual_workers import ManualWorkers
 
 WRK = """Running 1s test @ http://127.0.0.1:1/
   Latency Distribution

@@ -9,7 +9,6 @@ from fake_backend import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import InferenceError, InvalidRequest
@@ -18,6 +17,8 @@ from oriel_policies.batch import BatchBounds, ServiceCurve
 from oriel_wire.context import CallContext
 from oriel_wire.trace import new_trace
 from oriel_wire.v2.messages import Array
+
+from .manual_workers import ManualWorkers
 
 X = TensorInfo(name="x", datatype="INT64", shape=(-1, -1))
 Y = TensorInfo(name="y", datatype="INT64", shape=(-1, -1))

@@ -10,7 +10,6 @@ from fake_backend import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.graph import check_flow, check_models
 from oriel_inference.ensembles.scheduler import Ensemble
@@ -23,6 +22,7 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 from . import models
 from .bench import Calls
 from .control_server import Served, times
+from .manual_workers import ManualWorkers
 
 Step = tuple[str, Mapping[str, str], Mapping[str, str]]
 

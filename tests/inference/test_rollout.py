@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.parts import judge
 from oriel_inference.ensembles.scheduler import Ensemble
@@ -25,6 +24,7 @@ from oriel_inference.rollout import Rollout
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from .ensembles import Step, ensemble, model, tensor
+from .manual_workers import ManualWorkers
 
 NAMES = "abcd"
 

@@ -40,10 +40,10 @@ from oriel_wire.h2.grpc import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     UNIMPLEMENTED,
-    MessageReader,
     encode_text,
     prefix,
 )
+from oriel_wire.h2.grpc_reader import MessageReader
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
@@ -169,6 +169,7 @@ class ScalerCall(Stream):
     __slots__ = (
         "_connection",
         "_full",
+        "_messages",
         "_method",
         "_plan",
         "_reader",
@@ -184,6 +185,7 @@ class ScalerCall(Stream):
         self._connection = connection
         self._scaler = scaler
         self._reader = MessageReader(MESSAGE_BYTES)
+        self._messages: list[bytes] = []
         self._method: Callable[[ScalerCall, bytes], Message | None] | None = None
         self._request: ScaledObjectRef | None = None
         self._plan: PoolPlan | None = None
@@ -212,10 +214,14 @@ class ScalerCall(Stream):
         reader = self._reader
         try:
             reader.feed(data)
-            if end or len(reader.ready) > 1:
-                if len(reader.ready) != 1 or reader.partial:
+            while (message := reader.next()) is not None:
+                if reader.compressed:
+                    raise BadMessage("a message is compressed, though none may be")
+                self._messages.append(bytes(message))
+            if end or len(self._messages) > 1:
+                if len(self._messages) != 1 or not reader.empty:
                     raise BadMessage("the method takes one message")
-                self._run(reader.ready.popleft())
+                self._run(self._messages.pop())
         except TooLarge as refusal:
             self.refuse(RESOURCE_EXHAUSTED, refusal.message)
         except BadMessage as refusal:

@@ -49,36 +49,59 @@ class _Periods:
         self.month: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
 
+class _Count:
+    """What some calls used, in the counters of the ledger but the rows, of which a gateway knows nothing."""
+
+    __slots__ = ("bytes_in", "bytes_out", "cpu_ns", "device_ns", "requests", "tokens_in", "tokens_out")
+
+    def __init__(self) -> None:
+        self.requests = self.device_ns = self.cpu_ns = self.bytes_in = self.bytes_out = 0
+        self.tokens_in = self.tokens_out = 0
+
+    def ended(self, bytes_in: int, bytes_out: int) -> None:
+        """Count a call."""
+        self.requests += 1
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+
+    def values(self, device_ns: int, cpu_ns: int) -> tuple[int, ...]:
+        """Return the numbers in the order of the counters of the ledger, with these times."""
+        sizes = (self.bytes_in, self.bytes_out, self.tokens_in, self.tokens_out)
+        return (self.requests, 0, device_ns, cpu_ns, *sizes)
+
+
 class _Sums:
-    """The calls of one tenant to one target within a batch: those whose answers reported what they used, and the
-    others, whose device time is estimated.
+    """The calls of one tenant to one target within a batch.
+
+    reported: those whose answers reported what they used. estimated: the others, whose device time is estimated, with
+    the tokens that the gateway itself read.
     """
 
-    __slots__ = (
-        *("tenant", "target", "reported", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out"),
-        *("device_class", "_others", "estimated", "estimated_in", "estimated_out", "estimated_ns"),
-        *("estimated_read", "estimated_written"),
-    )
+    __slots__ = ("_others", "device_class", "estimated", "reported", "target", "tenant")
 
     def __init__(self, tenant: Tenant, target: Target) -> None:
         self.tenant = tenant
         self.target = target
-        self.reported = self.bytes_in = self.bytes_out = self.device_ns = self.cpu_ns = 0
-        self.tokens_in = self.tokens_out = 0
-        self.device_class = ""  # of `device_ns`
+        self.reported = _Count()
+        self.estimated = _Count()
+        self.device_class = ""  # of `reported.device_ns`
         self._others: dict[str, int] = {}  # the device time of other classes
-        self.estimated = self.estimated_in = self.estimated_out = self.estimated_ns = 0
-        self.estimated_read = self.estimated_written = 0  # tokens, where the gateway itself read how many
 
-    def change_class(self, device_class: str) -> None:
-        """Count the device time of another class from now on."""
-        self._others = self.classes()
-        self.device_class = device_class
-        self.device_ns = self._others.pop(device_class, 0)
+    def charge(self, cost: Used, tokens: _Count) -> None:
+        """Count what a call cost, and its tokens in `tokens`."""
+        if cost.device_class != self.device_class:
+            self._others = self.classes()
+            self.device_class = cost.device_class
+            self.reported.device_ns = self._others.pop(cost.device_class, 0)
+        self.reported.device_ns += cost.device_ns
+        self.reported.cpu_ns += cost.cpu_ns
+        tokens.tokens_in += cost.tokens_in
+        tokens.tokens_out += cost.tokens_out
 
     def classes(self) -> dict[str, int]:
         """Return the device time by class."""
-        return {**self._others, self.device_class: self.device_ns} if self.device_ns else self._others
+        own_ns = self.reported.device_ns
+        return {**self._others, self.device_class: own_ns} if own_ns else self._others
 
 
 class Usage:
@@ -120,30 +143,19 @@ class Usage:
                 continue
             if tenant is not last_tenant or target is not last_target or sums is None:
                 last_tenant, last_target = tenant, target
-                sums = found.get((id(tenant), id(target)))
-                if sums is None:
-                    sums = found[id(tenant), id(target)] = _Sums(tenant, target)
+                sums = _sums_of(found, tenant, target)
             cost = parse_cost(used) if used else None
             if cost is None and sent_s and target.executes:
-                sums.estimated += 1
-                sums.estimated_in += bytes_in
-                sums.estimated_out += bytes_out
-                sums.estimated_ns += round((ended_s - sent_s) / max(1, beside) * 1e9)
+                estimated = sums.estimated
+                estimated.ended(bytes_in, bytes_out)
+                estimated.device_ns += round((ended_s - sent_s) / max(1, beside) * 1e9)
                 if used and (tokens := parse_tokens(used)) is not None:
-                    sums.estimated_read += tokens[0]
-                    sums.estimated_written += tokens[1]
+                    estimated.tokens_in += tokens[0]
+                    estimated.tokens_out += tokens[1]
                 continue
-            sums.reported += 1
-            sums.bytes_in += bytes_in
-            sums.bytes_out += bytes_out
-            if cost is None:
-                continue  # nothing was executed: a list, metadata, another call's answer
-            if cost.device_class != sums.device_class:
-                sums.change_class(cost.device_class)
-            sums.device_ns += cost.device_ns
-            sums.cpu_ns += cost.cpu_ns
-            sums.tokens_in += cost.tokens_in
-            sums.tokens_out += cost.tokens_out
+            sums.reported.ended(bytes_in, bytes_out)
+            if cost is not None:  # else nothing was executed: a list, metadata, another call's answer
+                sums.charge(cost, sums.reported)
         for each in found.values():
             if not each.tenant.caller:  # a model call of a service is charged with the service's own call
                 self._spend(each)
@@ -159,7 +171,7 @@ class Usage:
             if sums.device_class:
                 self._classes[sums.target.pool] = sums.device_class
             spending.add(tenant, _use_of(sums), self._day)
-        read, written = sums.tokens_in + sums.estimated_read, sums.tokens_out + sums.estimated_written
+        read, written = _tokens_of(sums)
         if read or written:
             self.tokens.count((tenant.name, sums.target.plan.name), "input", read)
             self.tokens.count((tenant.name, sums.target.plan.name), "output", written)
@@ -171,8 +183,7 @@ class Usage:
         target = sums.target
         name = target.name or target.route
         key = UsageKey(sums.tenant.name, sums.tenant.tier.name, name, target.version, "", "", CUT_OFF, target.kind)
-        requests, *_, bytes_in, bytes_out, tokens_in, tokens_out = _estimates(sums)
-        counted = (requests, 0, 0, sums.cpu_ns, bytes_in, bytes_out, tokens_in, tokens_out)
+        counted = sums.estimated.values(0, sums.reported.cpu_ns)
         self._seen.row(key).add(counted)
         classes = sums.classes()
         for device_class, device_ns in classes.items():
@@ -185,11 +196,8 @@ class Usage:
         name = target.name or target.route
         key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "", target.kind)
         classes = sums.classes()
-        used = (
-            *(sums.reported, 0, sum(classes.values()), sums.cpu_ns),
-            *(sums.bytes_in, sums.bytes_out, sums.tokens_in, sums.tokens_out),
-        )
-        for estimated, counted in ((False, used), (True, _estimates(sums))):
+        used = sums.reported.values(sum(classes.values()), sums.reported.cpu_ns)
+        for estimated, counted in ((False, used), (True, sums.estimated.values(sums.estimated.device_ns, 0))):
             if not counted[0]:
                 continue
             row = self._written.row(key)
@@ -371,12 +379,8 @@ def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[i
         own = not response_s and (outcome is _LEFT or (judged is not None and judged.result == "excused"))
         if not sent_s or tenant.caller or not (outcome is _LEFT or outcome is _LATE) or not (begun or own):
             continue
-        sums = found.get((id(tenant), id(target)))
-        if sums is None:
-            sums = found[id(tenant), id(target)] = _Sums(tenant, target)
-        sums.estimated += 1
-        sums.estimated_in += bytes_in
-        sums.estimated_out += bytes_out
+        sums = _sums_of(found, tenant, target)
+        sums.estimated.ended(bytes_in, bytes_out)
         cost = parse_cost(used) if used else None
         if cost is None or used.partition(";tin=")[0] == ANNOUNCED:
             tokens = (cost.tokens_in, cost.tokens_out) if cost is not None else parse_tokens(used) or (0, 0)
@@ -384,33 +388,28 @@ def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[i
             idles = (protocol == "grpc" and answered_s < ended_s) or not target.executes
             busy_ns = 0 if idles else round((ended_s - sent_s) / max(1, beside) * 1e9)
             cost = Used(busy_ns, 0, classes.get(target.pool, ""), *tokens)
-        if cost.device_class != sums.device_class:
-            sums.change_class(cost.device_class)
-        sums.device_ns += cost.device_ns
-        sums.cpu_ns += cost.cpu_ns
-        sums.estimated_read += cost.tokens_in
-        sums.estimated_written += cost.tokens_out
+        sums.charge(cost, sums.estimated)
     return found
 
 
-def _estimates(sums: _Sums) -> tuple[int, ...]:
-    """Return the estimates of some calls, in the order of the counters of the ledger."""
-    return (
-        *(sums.estimated, 0, sums.estimated_ns, 0, sums.estimated_in, sums.estimated_out),
-        *(sums.estimated_read, sums.estimated_written),
-    )
+def _sums_of(found: dict[tuple[int, int], _Sums], tenant: Tenant, target: Target) -> _Sums:
+    sums = found.get((id(tenant), id(target)))
+    if sums is None:
+        sums = found[id(tenant), id(target)] = _Sums(tenant, target)
+    return sums
+
+
+def _tokens_of(sums: _Sums) -> tuple[int, int]:
+    reported, estimated = sums.reported, sums.estimated
+    return reported.tokens_in + estimated.tokens_in, reported.tokens_out + estimated.tokens_out
 
 
 def _use_of(sums: _Sums) -> Use:
-    classes = dict(sums.classes())
-    classes[""] = classes.get("", 0) + sums.estimated_ns
-    return Use(
-        device_ns=classes,
-        cpu_ns=sums.cpu_ns,
-        bytes_out=sums.bytes_out + sums.estimated_out,
-        tokens_in=sums.tokens_in + sums.estimated_read,
-        tokens_out=sums.tokens_out + sums.estimated_written,
-    )
+    reported, estimated, classes = sums.reported, sums.estimated, dict(sums.classes())
+    classes[""] = classes.get("", 0) + estimated.device_ns
+    tokens_in, tokens_out = _tokens_of(sums)
+    sent = reported.bytes_out + estimated.bytes_out
+    return Use(device_ns=classes, cpu_ns=reported.cpu_ns, bytes_out=sent, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
 def _line(

@@ -98,23 +98,3 @@ class JobThreads:
             job()
         finally:
             self._threads.discard(threading.current_thread())
-
-
-class ManualWorkers:
-    """Test double: jobs wait in `jobs` until `run_next` or `run_all`."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def submit(self, job: Job) -> None:
-        self.jobs.append(job)
-
-    def let_begin(self) -> None:
-        pass
-
-    def run_next(self) -> None:
-        self.jobs.pop(0)()
-
-    def run_all(self) -> None:
-        while self.jobs:
-            self.run_next()

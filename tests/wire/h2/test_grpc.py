@@ -1,12 +1,10 @@
 """gRPC over HTTP/2: timeouts, texts, the status of an answer, and heads that give a field twice."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import LineMemo
 from oriel_wire.h2.grpc import (
     CODES,
@@ -16,7 +14,6 @@ from oriel_wire.h2.grpc import (
     UNAVAILABLE,
     UNIMPLEMENTED,
     UNKNOWN,
-    MessageReader,
     decode_text,
     encode_text,
     encode_timeout,
@@ -212,29 +209,3 @@ def test_the_head_of_an_answer_and_the_prefix_of_a_message() -> None:
     decoder = Decoder(max_list_bytes=1024, max_fields=10, memo=None)
     assert decoder.decode(HEAD) == [(b":status", b"200"), (b"content-type", b"application/grpc")]
     assert prefix(0x01020304) == b"\0\x01\x02\x03\x04" and len(prefix(0)) == PREFIX_BYTES
-
-
-# Messages ------------------------------------------------------------------------------------------------------------
-
-
-@given(messages=st.lists(st.binary(max_size=20), max_size=6), cuts=st.lists(st.integers(0, 150)), views=st.booleans())
-def test_messages_are_read_however_the_body_is_cut(messages: list[bytes], cuts: list[int], views: bool) -> None:
-    body = b"".join(prefix(len(each)) + each for each in messages)
-    ends = {0}
-    for each in messages:
-        ends.add(max(ends) + PREFIX_BYTES + len(each))
-    reader = MessageReader(20)
-    places = sorted({0, len(body), *(each for each in cuts if each < len(body))})
-    for start, end in pairwise(places):
-        reader.feed(memoryview(body)[start:end] if views else body[start:end])
-        assert reader.partial == (end not in ends)
-    assert list(reader.ready) == messages
-
-
-def test_messages_before_one_that_cannot_be_read_are_kept() -> None:
-    reader = MessageReader(2)
-    with pytest.raises(TooLarge, match="larger than 2 bytes"):
-        reader.feed(prefix(2) + b"ok" + prefix(3))
-    assert list(reader.ready) == [b"ok"]
-    with pytest.raises(BadMessage, match="compressed"):
-        MessageReader(2).feed(b"\1\0\0\0\0")

@@ -9,13 +9,15 @@ once more.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Final
 
 from oriel_wire.engine.h2_upstream import H2Endpoint, UpstreamStream
 from oriel_wire.errors import BadMessage, UpstreamBroken, UpstreamError, UpstreamUnread, WireError
-from oriel_wire.h2.grpc import OK, MessageReader, decode_text, encode_timeout, prefix, status_of
+from oriel_wire.h2.grpc import OK, decode_text, encode_timeout, prefix, status_of
+from oriel_wire.h2.grpc_reader import MessageReader
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
@@ -41,6 +43,7 @@ class GrpcCall:
         "_message",
         "_messages",
         "_over",
+        "_reader",
         "_retried",
         "_stream",
         "_waiter",
@@ -56,7 +59,8 @@ class GrpcCall:
         self._endpoint = endpoint
         self._block = block
         self._message = message
-        self._messages = MessageReader(max_message_bytes)
+        self._reader = MessageReader(max_message_bytes)
+        self._messages: deque[bytes] = deque()
         self._stream: UpstreamStream | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: WireError | None = None
@@ -67,7 +71,7 @@ class GrpcCall:
     @property
     def ready(self) -> bool:
         """Return whether `read` would return or raise at once."""
-        return self._over or bool(self._messages.ready)
+        return self._over or bool(self._messages)
 
     async def read(self) -> bytes | None:
         """Return the next message, or None when the server has ended the call.
@@ -75,7 +79,7 @@ class GrpcCall:
         Raises UpstreamUnreachable, UpstreamUnread (nothing was executed) or UpstreamBroken; TooLarge for a message of
         too many bytes, BadMessage for one that is compressed.
         """
-        waiting = self._messages.ready
+        waiting = self._messages
         while not waiting:
             if self._error is not None:
                 raise self._error
@@ -126,13 +130,17 @@ class GrpcCall:
         stream = self._stream
         assert stream is not None
         try:
-            self._messages.feed(data)
+            self._reader.feed(data)
+            while (message := self._reader.next()) is not None:
+                if self._reader.compressed:
+                    raise BadMessage("a message is compressed, though none may be")
+                self._messages.append(bytes(message))
         except BadMessage as error:
             self._stream = None
             stream.abandon()
             self._end(error)
             return
-        if self._messages.ready:
+        if self._messages:
             stream.pause()
             self._wake()
         stream.received(len(data))
@@ -145,7 +153,7 @@ class GrpcCall:
         self.code, text = status_of(head, trailers)
         self.text = decode_text(text)
         self.trailers = trailers
-        broken = self.code == OK and self._messages.partial
+        broken = self.code == OK and not self._reader.empty
         self._end(UpstreamBroken("the answer ended within a message") if broken else None)
 
     def _end(self, error: WireError | None) -> None:

@@ -6,11 +6,10 @@ unread.
 """
 
 import re
-from collections import deque
 from hashlib import sha256
 from typing import Final
 
-from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import Field, LineMemo
 from oriel_wire.h2.block_shapes import BlockShape
 from oriel_wire.h2.hpack import literal
@@ -35,7 +34,6 @@ __all__ = [
     "UNAVAILABLE",
     "UNIMPLEMENTED",
     "UNKNOWN",
-    "MessageReader",
     "RpcHead",
     "RpcShape",
     "decode_text",
@@ -310,53 +308,6 @@ def decode_text(value: bytes) -> str:
     if b"%" in value:
         value = _CODED.sub(lambda match: bytes((int(match[1], 16),)), value)
     return value.decode("utf-8", "replace")
-
-
-class MessageReader:
-    """Cuts a body of uncompressed messages into these, in memory of their length.
-
-    ready: whole messages that were not taken yet. max_bytes: of one message.
-    """
-
-    __slots__ = ("_max_bytes", "_missing", "_parts", "_prefix", "ready")
-
-    def __init__(self, max_bytes: int) -> None:
-        self.ready: deque[bytes] = deque()
-        self._max_bytes = max_bytes
-        self._prefix = b""
-        self._missing = -1  # bytes of the message; -1 until its prefix is whole
-        self._parts: list[bytes | memoryview] = []
-
-    @property
-    def partial(self) -> bool:
-        """Return whether a message has begun and not ended."""
-        return self._missing >= 0 or bool(self._prefix)
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """Read more of the body. Raises BadMessage for a compressed message and TooLarge for one of too many bytes."""
-        at = 0
-        size = len(data)
-        while at < size:
-            if self._missing < 0:
-                end = at + PREFIX_BYTES - len(self._prefix)
-                self._prefix += bytes(data[at:end])
-                at = end
-                if at > size:
-                    return
-                if self._prefix[0]:
-                    raise BadMessage("a message is compressed, though none may be")
-                self._missing = int.from_bytes(self._prefix[1:], "big")
-                if self._missing > self._max_bytes:
-                    raise TooLarge(f"larger than {self._max_bytes} bytes")
-                self._prefix = b""
-            part = data[at : at + self._missing]
-            at += self._missing
-            self._missing -= len(part)
-            self._parts.append(part)
-            if not self._missing:
-                self.ready.append(b"".join(self._parts))
-                self._parts.clear()
-                self._missing = -1
 
 
 def prefix(size: int) -> bytes:
