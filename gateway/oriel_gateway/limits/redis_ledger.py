@@ -43,86 +43,18 @@ CONNECT_S = 0.5
 GOODBYE_S = 0.1
 SILENT_S = 60.0
 MAX_CAUSE = 160  # characters of an error text of Redis
-_SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
+
+
+def _script(file: str) -> str:
+    return files("oriel_gateway.limits").joinpath(file).read_text()
+
+
+_SCRIPT = _script("ledger.lua")
 _SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # Redis knows the script by it
-_HELLO = """local time = redis.call('TIME')
-local now = time[1] + time[2] / 1000000
-local step, since, jump = tonumber(ARGV[7]), tonumber(ARGV[6]), 0
-local function read(text)
-  local cut = string.find(text, ':', 1, true)
-  return tonumber(string.sub(text, 1, cut - 1)), string.sub(text, cut + 1)
-end
-local own = redis.call('HGET', KEYS[1], ARGV[1])
-if own and since >= 0 then
-  jump = now - read(own) - since
-  if math.abs(jump) < step then jump = 0 end
-end
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:%.6f', now, ARGV[2]))
-local count, quiet, alone, all = 0, 0, 0, redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-  local heard, share = read(all[i + 1])
-  if all[i] ~= ARGV[1] and (jump ~= 0 or heard > now + step) then
-    heard = math.min(heard + jump, now)
-    redis.call('HSET', KEYS[1], all[i], string.format('%.3f:%s', heard, share))
-  end
-  local silent = now - heard
-  if silent > tonumber(ARGV[4]) then
-    redis.call('HDEL', KEYS[1], all[i])
-  else
-    count = count + 1
-    if silent > tonumber(ARGV[3]) and tonumber(share) < tonumber(ARGV[5]) then
-      quiet = quiet + 1
-      alone = alone + tonumber(share)
-    end
-  end
-end
-redis.call('EXPIRE', KEYS[1], ARGV[4])
-return {count, quiet, string.format('%.6f', alone)}"""
-_EXCHANGE = """local time = redis.call('TIME')
-local now = time[1] + time[2] / 1000000
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:', now) .. ARGV[2])
-local found, all = {}, redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-  local cut = string.find(all[i + 1], ':', 1, true)
-  local age, record = now - tonumber(string.sub(all[i + 1], 1, cut - 1)), string.sub(all[i + 1], cut + 1)
-  if age < -tonumber(ARGV[4]) then
-    redis.call('HSET', KEYS[1], all[i], string.format('%.3f:', now) .. record)
-  end
-  if age > tonumber(ARGV[3]) then
-    redis.call('HDEL', KEYS[1], all[i])
-  elseif all[i] ~= ARGV[1] then
-    found[#found + 1] = {all[i], string.format('%.3f', math.max(age, 0)), record}
-  end
-end
-redis.call('EXPIRE', KEYS[1], ARGV[3])
-if ARGV[5] == '1' then redis.pcall('PUBLISH', KEYS[1], ARGV[1]) end
-return found"""
-_LEAD = """local holder = redis.call('GET', KEYS[1])
-if not holder or holder == ARGV[1] then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-  if ARGV[3] ~= '' then redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[4]) end
-  holder = ARGV[1]
-end
-return {holder, redis.call('GET', KEYS[2]) or ''}"""
-_USE = """local sums, log, holder = KEYS[1], KEYS[2], ARGV[1]
-redis.call('HSETNX', sums, 'since', ARGV[4])
-if #ARGV > 5 and tonumber(ARGV[2]) > tonumber(redis.call('HGET', sums, '#' .. holder) or '0') then
-  for i = 6, #ARGV, 2 do redis.call('HINCRBY', sums, ARGV[i], ARGV[i + 1]) end
-  redis.call('HSET', sums, '#' .. holder, ARGV[2])
-  redis.call('XADD', log, 'MAXLEN', '~', 20000, '*', '#', holder, unpack(ARGV, 6))
-end
-redis.call('EXPIRE', sums, ARGV[5])
-redis.call('EXPIRE', log, ARGV[5])
-local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
-local place, found = last[1] and last[1][1] or '0-0', {}
-if ARGV[3] == '' then return {place, redis.call('HGETALL', sums)} end
-for _, entry in ipairs(redis.call('XRANGE', log, '(' .. ARGV[3], '+', 'COUNT', 1000)) do
-  place = entry[1]
-  if entry[2][2] ~= holder then
-    for i = 3, #entry[2] do found[#found + 1] = entry[2][i] end
-  end
-end
-return {place, found}"""
+_HELLO = _script("ledger_hello.lua")
+_EXCHANGE = _script("ledger_exchange.lua")
+_LEAD = _script("ledger_lead.lua")
+_USE = _script("ledger_use.lua")
 MONTH_S = 40 * 86400  # for this long the sums of a month are kept
 _FIELDS = 7
 # Error texts of Redis and Lua for a faulty record; any other text is a fault of the server.
