@@ -130,7 +130,7 @@ def _line(contestant: Mapping[str, Any], reference_ms: Mapping[int, float]) -> d
 
 def _table(lines: Sequence[Mapping[str, Any]], batches: Sequence[int]) -> list[str]:
     heading = ["VARIANT", "STATE", "PROVIDER", "ABSOLUTE", "RELATIVE", "TOP-1"]
-    heading += [f"{rows} ROW{'S' * (rows > 1)} MS" if rows else "RUN MS" for rows in batches]
+    heading += [*(f"{rows} ROW{'S' * (rows > 1)} MS" if rows else "RUN MS" for rows in batches), "REASON"]
     rows = [
         [
             each["name"],
@@ -139,13 +139,11 @@ def _table(lines: Sequence[Mapping[str, Any]], batches: Sequence[int]) -> list[s
             *("-" if each[key] is None else f"{each[key]:.3g}" for key in ("absolute", "relative")),
             "-" if each["top1"] is None else f"{each['top1']:.1%}",
             *(_time(each, size) for size in batches),
+            each["reason"],
         ]
         for each in lines
     ]
-    table = columns(heading, rows, right=range(3, len(heading)))
-    width = max(map(len, table))
-    reasons = ["REASON", *(each["reason"] for each in lines)]
-    return [f"{line:<{width}}  {reason}".rstrip() for line, reason in zip(table, reasons, strict=True)]
+    return columns(heading, rows, right=range(3, len(heading) - 1))
 
 
 def _time(line: Mapping[str, Any], rows: int) -> str:

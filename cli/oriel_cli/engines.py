@@ -141,7 +141,7 @@ def _ls(folder: Folder, args: argparse.Namespace) -> int:
     lines = [_line(folder, fingerprint, stored.get(fingerprint)) for fingerprint in _known(folder)]
     if not lines:
         return _print(args, lines, ["no artefacts"])
-    heading = ("FINGERPRINT", "MODEL", "COMPILER", "BYTES", "AGE", "STATE")
+    heading = ("FINGERPRINT", "MODEL", "COMPILER", "BYTES", "AGE", "STATE", "REASON")
     rows = [
         (
             each["fingerprint"][:SHOWN_DIGITS],
@@ -150,15 +150,11 @@ def _ls(folder: Folder, args: argparse.Namespace) -> int:
             each["bytes"] or "-",
             _age(each["used_s_ago"]),
             each["state"],
+            each["reason"],
         )
         for each in lines
     ]
-    table = columns(heading, rows, right=range(3, 5))
-    width = max(map(len, table))
-    reasons = ["REASON", *(each["reason"] for each in lines)]
-    return _print(
-        args, lines, [f"{line:<{width}}  {reason}".rstrip() for line, reason in zip(table, reasons, strict=True)]
-    )
+    return _print(args, lines, columns(heading, rows, right=range(3, 5)))
 
 
 def _build(folder: Folder, args: argparse.Namespace) -> int:

@@ -48,6 +48,14 @@ def read(where: str) -> Mapping[str, bytes]:
         raise CommandFailed(f"'{where}': {bad.reason}") from bad
 
 
+def snapshot_of(where: str) -> Snapshot:
+    """Compile the documents of a folder or an object store. Raises CommandFailed."""
+    try:
+        return compile_documents(read(where))
+    except BadDocument as bad:
+        raise CommandFailed(str(bad)) from bad
+
+
 async def _fetched(url: str) -> Mapping[str, bytes]:
     from oriel_gateway.app import mirror_of
     from oriel_gateway.documents.mirror import StoreFailed

@@ -127,12 +127,9 @@ def _ls(client: httpx.Client, args: argparse.Namespace) -> None:
     if not models:
         print("no models")
         return
-    rows = [[_text(each.get(key)) or "-" for key in ("name", "version", "state")] for each in models]
-    lines = columns(("MODEL", "VERSION", "STATE"), rows)
-    width = max(map(len, lines))
-    reasons = ["REASON", *(_text(each.get("reason")) for each in models)]
-    for line, reason in zip(lines, reasons, strict=True):
-        print(f"{line:<{width}}  {reason}".rstrip())
+    keys = ("name", "version", "state")
+    rows = [[*(_text(each.get(key)) or "-" for key in keys), _text(each.get("reason"))] for each in models]
+    print("\n".join(columns(("MODEL", "VERSION", "STATE", "REASON"), rows)))
 
 
 def _load(client: httpx.Client, args: argparse.Namespace) -> None:
@@ -166,7 +163,7 @@ def _placement(client: httpx.Client, args: argparse.Namespace) -> None:
         print("no pool with place_models = true" if not args.name else f"pool {args.name} does not place models")
     for name, pool in pools.items():
         print(f"{_text(name)}: {'this gateway decides' if pool['decides'] else 'another gateway decides'}")
-        heading = ("MODEL", "IN USE", "WORK", "BYTES", "LOADED ON", "SHALL BE ON")
+        heading = ("MODEL", "IN USE", "WORK", "BYTES", "LOADED ON", "SHALL BE ON", "WHY")
         rows = [
             [
                 _text(each["name"]),
@@ -175,13 +172,11 @@ def _placement(client: httpx.Client, args: argparse.Namespace) -> None:
                 each["bytes"] or "-",
                 _text(" ".join(each["loaded"])) or "-",
                 _text(" ".join(each["servers"])) or "-",
+                _text(each["why"]),
             ]
             for each in pool["models"]
         ]
-        lines = columns(heading, rows, right=range(2, 4))
-        width = max(map(len, lines))
-        for line, why in zip(lines, ["WHY", *(_text(each["why"]) for each in pool["models"])], strict=True):
-            print(f"{line:<{width}}  {why}".rstrip())
+        print("\n".join(columns(heading, rows, right=range(2, 4))))
         for step in pool["steps"]:
             print(f"now: {_text(step)}")
 

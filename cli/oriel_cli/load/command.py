@@ -81,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(as_text(document)))
         if args.json:
-            _write(Path(args.json), json.dumps(document) + "\n")
+            write(Path(args.json), json.dumps(document) + "\n")
     if args.record is not None:
-        _write(args.record, "".join(trace_lines(scenario, until_s=record.ran_s)))
+        write(args.record, "".join(trace_lines(scenario, until_s=record.ran_s)))
     if not args.no_plot:
-        _write(args.plot, as_html(document))
+        write(args.plot, as_html(document))
         print(f"\nplot: {args.plot}", file=sys.stderr)
     if record.interrupted:
         return EXIT_INTERRUPTED
@@ -101,9 +101,10 @@ def trace_lines(scenario: Scenario, *, until_s: float) -> Iterator[str]:
         yield f"{offset:.6f},{scenario.stream[stream].name}\n"
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Write a file. Raises CommandFailed."""
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as refused:
         raise CommandFailed(f"{path}: cannot be written ({refused.strerror})") from refused
 

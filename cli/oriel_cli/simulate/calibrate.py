@@ -33,6 +33,7 @@ import numpy as np
 from oriel_cli.closed_loop import Shot, drive
 from oriel_cli.errors import CommandFailed
 from oriel_cli.load.bodies import prepare
+from oriel_cli.load.command import write
 from oriel_cli.load.scenario import Stream, address
 from oriel_cli.simulate.profile import LoopMs, Profile, Size, mean_ms, spread_of
 from oriel_policies.batch import non_decreasing
@@ -84,10 +85,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except UpstreamError as error:
         raise CommandFailed(f"{args.url}: {error}") from error
-    try:
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(profile)) + b"\n")
-    except OSError as refused:
-        raise CommandFailed(f"{args.out}: cannot be written ({refused.strerror})") from refused
+    write(args.out, msgspec.json.format(msgspec.json.encode(profile)).decode() + "\n")
     print("\n".join(as_text(profile)))
     return 0
 

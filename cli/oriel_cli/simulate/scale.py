@@ -23,8 +23,6 @@ from oriel_cli.simulate.contestants import (
 from oriel_cli.simulate.hindsight import hindsight
 from oriel_cli.simulate.loads import MAX_CALLS, SYNTHETIC, Load, recorded, synthetic
 from oriel_cli.table import columns
-from oriel_policies.documents import compile_documents
-from oriel_policies.errors import BadDocument
 from oriel_policies.scaling import PoolScaling, TierScaling, Window
 
 BEST = "best in hindsight"
@@ -141,10 +139,7 @@ def _pool(args: argparse.Namespace) -> tuple[PoolScaling, Sequence[Window], Mapp
         return found, (), {}
     if not args.policies or not args.pool:
         raise CommandFailed("--policies and --pool go together")
-    try:
-        pool = compile_documents(explain.read(args.policies)).pools.get(args.pool)
-    except BadDocument as bad:
-        raise CommandFailed(str(bad)) from bad
+    pool = explain.snapshot_of(args.policies).pools.get(args.pool)
     if pool is None or pool.scaling is None:
         raise CommandFailed(f"--pool: the documents have no pool {args.pool[:64]!r} with a scaling table")
     table = pool.scaling

@@ -9,7 +9,7 @@ from typing import Any
 
 from oriel_cli import explain
 from oriel_cli.errors import CommandFailed
-from oriel_cli.load.command import scenario_of
+from oriel_cli.load.command import scenario_of, write
 from oriel_cli.load.report import as_document
 from oriel_cli.load.scenario import Scenario
 from oriel_cli.simulate.page import as_page
@@ -19,8 +19,7 @@ from oriel_cli.simulate.scale import begins
 from oriel_cli.simulate.used import as_text, used
 from oriel_cli.simulate.virtual import VirtualLoad, tenant_of
 from oriel_cli.usage.command import read_prices
-from oriel_policies.documents import Snapshot, compile_documents
-from oriel_policies.errors import BadDocument
+from oriel_policies.documents import Snapshot
 from oriel_policies.metering.prices import Price, price_at
 from oriel_wire.distribution import installed_version
 
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             raise CommandFailed("several profiles: give a scenario file, or --url http://host/v2/models/NAME/infer")
         args.url = f"http://simulated/v2/models/{next(iter(profiles))}/infer"
     scenario = scenario_of(args)
-    snapshot = None if args.policies is None else _snapshot(args.policies)
+    snapshot = None if args.policies is None else explain.snapshot_of(args.policies)
     if args.scale is not None:
         pool = None if snapshot is None else snapshot.pools.get(args.scale)
         if pool is None or pool.scaling is None:
@@ -108,10 +107,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(json.dumps(document) if args.json else "\n".join(as_text(document)))
     if args.html is not None:
-        try:
-            args.html.write_text(as_page(document))
-        except OSError as refused:
-            raise CommandFailed(f"{args.html}: cannot be written ({refused.strerror})") from refused
+        write(args.html, as_page(document))
     return 0
 
 
@@ -183,10 +179,3 @@ def _profiles(paths: Sequence[Path]) -> dict[str, Profile]:
             raise CommandFailed(f"{path}: there is another profile of model {profile.model!r}")
         found[profile.model] = profile
     return found
-
-
-def _snapshot(where: str) -> Snapshot:
-    try:
-        return compile_documents(explain.read(where))
-    except BadDocument as bad:
-        raise CommandFailed(str(bad)) from bad

@@ -15,7 +15,7 @@ from types import FrameType
 
 import uvloop
 
-from oriel_cli.errors import CommandFailed
+from oriel_cli.load.command import write
 from oriel_cli.tune.objective import BadObjective, Objective, checked, parse
 from oriel_cli.tune.options import Options
 from oriel_cli.tune.report import as_document, as_text
@@ -117,10 +117,7 @@ def run(args: argparse.Namespace) -> int:
     document = as_document(found, prices, today=today, version=installed_version())
     print(json.dumps(document) if args.json else "\n".join(as_text(document, found)))
     if args.patch is not None:
-        try:
-            args.patch.write_bytes(document["patch"].encode())
-        except OSError as refused:
-            raise CommandFailed(f"{args.patch}: cannot be written ({refused.strerror})") from refused
+        write(args.patch, document["patch"])
     return 0 if document["met"] else EXIT_NOT_MET
 
 
