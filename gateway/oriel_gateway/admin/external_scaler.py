@@ -14,6 +14,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from time import monotonic
@@ -22,14 +23,12 @@ from typing import Final
 from google.protobuf.message import DecodeError, Message
 
 from oriel_gateway.pools.scaling import PoolPlan, ScaledPools
-from oriel_wire.engine.h2_server import H2ServerConnection
+from oriel_wire.engine.grpc_port import Http2Front, PortCall, PortConnection
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.process import listen
-from oriel_wire.engine.server import ServerConnection
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage, StartFailed, TooLarge
-from oriel_wire.h1 import RequestHead
 from oriel_wire.h2.grpc import (
     DEADLINE_EXCEEDED,
     HEAD,
@@ -47,7 +46,7 @@ from oriel_wire.h2.grpc_reader import MessageReader
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
-from oriel_wire.h2.streams import ENDED, Stream
+from oriel_wire.h2.streams import ENDED
 from oriel_wire.v2.proto.external_scaler_pb2 import (
     GetMetricSpecResponse,
     GetMetricsRequest,
@@ -115,7 +114,8 @@ class ExternalScaler:
         sock = listen(host, port, "gateway scaler")
         self._server = server = HttpServer(LIMITS)
         tls = None if certificates is None else certificates.context
-        await server.open(lambda: _Front(server, self), sock, tls=tls)
+        front = partial(Http2Front, server, lambda _: ScalerConnection(server, self), lambda *_: _NO_HTTP1)
+        await server.open(front, sock, tls=tls)
         return server.port
 
     async def close(self) -> None:
@@ -163,8 +163,8 @@ class ExternalScaler:
         call.follow(request, self.plan_of(request))
 
 
-class ScalerCall(Stream):
-    """One call. Single writer: the loop. late_s: when it is given up unless its message has come."""
+class ScalerCall(PortCall):
+    """One call. Single writer: the loop."""
 
     __slots__ = (
         "_connection",
@@ -177,7 +177,6 @@ class ScalerCall(Stream):
         "_scaler",
         "_timer",
         "_woken",
-        "late_s",
     )
 
     def __init__(self, connection: "ScalerConnection", scaler: ExternalScaler) -> None:
@@ -192,10 +191,10 @@ class ScalerCall(Stream):
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
         self._full = False  # the peer has to read before it is sent more
-        self.late_s = monotonic() + LIMITS.head_timeout_s
+        self.ends_s = monotonic() + LIMITS.head_timeout_s
         scaler.calls.add(self)
 
-    def begin(self, fields: list[Field]) -> None:
+    def begin(self, fields: list[Field], now: float) -> None:
         """Judge the head."""
         given = dict(fields)
         self._method = self._scaler.methods.get(given.get(b":path", b""))
@@ -229,7 +228,7 @@ class ScalerCall(Stream):
 
     def _run(self, message: bytes) -> None:
         assert self._method is not None
-        self.late_s = inf
+        self.ends_s = inf
         try:
             answer = self._method(self, message)
         except _Refused as refusal:
@@ -298,6 +297,12 @@ class ScalerCall(Stream):
         data = message.SerializeToString()
         self._full = not self._connection.send_data(self, prefix(len(data)) + data, False)
 
+    def too_large(self, message: str) -> None:
+        self.refuse(RESOURCE_EXHAUSTED, message)
+
+    def give_up(self) -> None:
+        self.refuse(DEADLINE_EXCEEDED, "the message did not arrive in time")
+
     def room(self) -> None:
         """The client has read what it was sent."""
         self._full = False
@@ -322,14 +327,14 @@ class ScalerCall(Stream):
     def left(self) -> None:
         """Forget the call: it has ended, or the client has left."""
         self._scaler.calls.discard(self)
-        self.late_s = inf
+        self.ends_s = inf
         if self._timer is not None:
             self._timer.cancel()
         if self._plan is not None:
             self._plan.listeners.discard(self)
 
 
-class ScalerConnection(H2ServerConnection):
+class ScalerConnection(PortConnection):
     """One connection of the port."""
 
     __slots__ = ("_scaler",)
@@ -340,68 +345,6 @@ class ScalerConnection(H2ServerConnection):
 
     def new_stream(self, stream_id: int) -> ScalerCall:
         return ScalerCall(self, self._scaler)
-
-    def on_headers(self, stream: Stream, fields: list[Field], end: bool) -> None:
-        assert isinstance(stream, ScalerCall)
-        stream.begin(fields)
-        if end:
-            stream.received(b"", True)
-
-    def on_too_large(self, stream: Stream, end: bool) -> None:
-        assert isinstance(stream, ScalerCall)
-        stream.refuse(RESOURCE_EXHAUSTED, f"the metadata is larger than {self.limits.max_header_list_bytes} bytes")
-
-    def on_data(self, stream: Stream, data: bytes | memoryview, end: bool) -> None:
-        assert isinstance(stream, ScalerCall)
-        stream.received(data, end)
-
-    def on_trailers(self, stream: Stream, fields: list[Field]) -> None:
-        assert isinstance(stream, ScalerCall)
-        stream.received(b"", True)
-
-    def on_room(self, stream: Stream) -> None:
-        assert isinstance(stream, ScalerCall)
-        stream.room()
-
-    def on_reset(self, stream: Stream, code: int) -> None:
-        assert isinstance(stream, ScalerCall)
-        stream.left()
-
-    def sweep(self, now: float) -> None:
-        super().sweep(now)
-        for stream in list(self.streams.values()):
-            if isinstance(stream, ScalerCall) and now >= stream.late_s:
-                stream.refuse(DEADLINE_EXCEEDED, "the message did not arrive in time")
-
-
-class _Front(ServerConnection):
-    """A connection of which nothing was read yet: it is handed over if it begins with HTTP/2, and refused if not."""
-
-    __slots__ = ("_scaler",)
-
-    def __init__(self, server: HttpServer, scaler: ExternalScaler) -> None:
-        super().__init__(server)
-        self._scaler = scaler
-
-    def on_http2(self, data: bytes) -> bool:
-        ScalerConnection(self.server, self._scaler).take_over(self.transport, self.peer, self.peer_name, data)
-        return True
-
-    def on_head(self, head: RequestHead) -> None:
-        self.transport.write(_NO_HTTP1)
-        self.answered(close=True)
-
-    def on_data(self, data: bytes | memoryview) -> None:
-        """Do nothing: this is never called, because every head is refused."""
-
-    def on_end(self) -> None:
-        """Do nothing: this is never called, because every head is refused."""
-
-    def on_lost(self) -> None:
-        """Nothing is under way."""
-
-    def on_refused(self, status: int, message: str) -> None:
-        self.transport.write(_NO_HTTP1)
 
 
 def client_certificates(chain: Path, key: Path, authority: Path) -> Certificates:

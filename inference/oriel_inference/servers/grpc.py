@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported, UnknownModel
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc_call import MAX_CALLS, Body, GrpcCall, GrpcPort, Method
-from oriel_inference.servers.grpc_connection import Front
+from oriel_inference.servers.grpc_connection import GrpcConnection, refuse_http1
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.grpc_plans import CallPlans
 from oriel_inference.servers.health import HealthWatch, is_serving
@@ -23,6 +23,7 @@ from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
+from oriel_wire.engine.grpc_port import Http2Front
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.recall import KEEP_METHOD
@@ -205,7 +206,11 @@ async def serve_grpc(
     )
     server = HttpServer(HttpLimits())
     limits = H2Limits(max_age_s=max_age_s)
-    await server.open(lambda: Front(server, port, surface.peers, limits), sock)
+
+    def connection(front: Http2Front) -> GrpcConnection:
+        return GrpcConnection(server, port, limits, trusted=front.peer in surface.peers)
+
+    await server.open(lambda: Http2Front(server, connection, refuse_http1), sock)
     return server
 
 

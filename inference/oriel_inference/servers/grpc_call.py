@@ -26,13 +26,14 @@ from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc_plans import CallPlan, CallPlans
 from oriel_inference.servers.statuses import as_inference_error, grpc_status
 from oriel_wire.context import CallContext
+from oriel_wire.engine.grpc_port import PortCall
 from oriel_wire.engine.h2_server import H2ServerConnection
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RESOURCE_EXHAUSTED, encode_text, prefix
 from oriel_wire.h2.grpc_reader import MessageReader
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
-from oriel_wire.h2.streams import ENDED, Stream
+from oriel_wire.h2.streams import ENDED
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class GrpcPort:
     calls: int = 0
 
 
-class GrpcCall(Stream):
+class GrpcCall(PortCall):
     """One call. Single writer: the loop.
 
     plan, own, timeout_s: its metadata, see `CallPlans.read`. arrived_s: when its head arrived, monotonic.
@@ -133,7 +134,6 @@ class GrpcCall(Stream):
         "_reader",
         "_reading",
         "arrived_s",
-        "ends_s",
         "method",
         "on_leave",
         "on_room",
@@ -162,7 +162,6 @@ class GrpcCall(Stream):
         self.own: dict[str, str] = {}
         self.arrived_s = 0.0
         self.timeout_s: float | None = None
-        self.ends_s = inf
         self.on_leave: Callable[[], None] | None = None
         self.on_room: Callable[[], None] | None = None
 
@@ -384,6 +383,9 @@ class GrpcCall(Stream):
         self.refuse(BackendFailed("the server failed on this request"))
 
     # The client ------------------------------------------------------------------------------------------------
+
+    def too_large(self, message: str) -> None:
+        self.end_with(RESOURCE_EXHAUSTED, message, Outcome.TOO_LARGE)
 
     def room(self) -> None:
         """The client has read what `send` could not pass on."""
