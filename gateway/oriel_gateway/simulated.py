@@ -6,7 +6,7 @@ hedging, shadow copies, kept answers and fallback pools.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from oriel_gateway.core import learn_within_s
@@ -108,52 +108,27 @@ class SimulatedGateway:
         _Call(self, gate, target, grant, now, now + left_s, rows, size_bytes, end).begin()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Call:
     """A call from its permit or its place in the queue to its end. It is a `pools.pool.Waiter`."""
 
-    __slots__ = (
-        "_cancel",
-        "_deadline",
-        "_end",
-        "_gate",
-        "_gateway",
-        "_grant",
-        "_permit_s",
-        "_rows",
-        "_size_bytes",
-        "_target",
-        "_ticket",
-        "_timer",
-        "queued_s",
-        "tenant",
-    )
+    _gateway: SimulatedGateway
+    _gate: PoolGate
+    _target: Target
+    _grant: Grant | None
+    queued_s: float
+    _deadline: float
+    _rows: int
+    _size_bytes: int
+    _end: End | None
+    _ticket: Ticket | None = None
+    _permit_s: float = -1.0
+    _cancel: Cancel | None = None
+    _timer: Timer | None = None
+    tenant: Tenant = field(init=False)
 
-    def __init__(
-        self,
-        gateway: SimulatedGateway,
-        gate: PoolGate,
-        target: Target,
-        grant: Grant | None,
-        now: float,
-        deadline: float,
-        rows: int,
-        size_bytes: int,
-        end: End,
-    ) -> None:
-        self.tenant = target.tenant
-        self.queued_s = now
-        self._gateway = gateway
-        self._gate = gate
-        self._target = target
-        self._grant = grant
-        self._deadline = deadline
-        self._rows = rows
-        self._size_bytes = size_bytes
-        self._end: End | None = end
-        self._ticket: Ticket | None = None
-        self._permit_s = -1.0
-        self._cancel: Cancel | None = None
-        self._timer: Timer | None = None
+    def __post_init__(self) -> None:
+        self.tenant = self._target.tenant
 
     def begin(self) -> None:
         """Send the call on if a permit is free, else queue it."""

@@ -7,6 +7,7 @@ There is no task per request.
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 Emit = Callable[[InferResponse, Callable[[], None], bool], None]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Completion:
     """The outcome of a call.
 
@@ -36,24 +38,13 @@ class Completion:
     rows: rows of the call.
     """
 
-    __slots__ = ("answer", "error", "queued_s", "response", "rows", "serving")
-
-    def __init__(
-        self,
-        queued_s: float,
-        serving: ServingModel,
-        rows: int,
-        *,
-        response: InferResponse | None = None,
-        answer: Answer | None = None,
-        error: InferenceError | None = None,
-    ) -> None:
-        self.queued_s = queued_s
-        self.serving = serving
-        self.rows = rows
-        self.response = response
-        self.answer = answer
-        self.error = error
+    queued_s: float
+    serving: ServingModel
+    rows: int
+    _: KW_ONLY
+    response: InferResponse | None = None
+    answer: Answer | None = None
+    error: InferenceError | None = None
 
 
 def _nobody(_: Completion) -> None:

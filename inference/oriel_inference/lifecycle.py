@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
 from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.scheduler import Scheduler
@@ -21,6 +21,7 @@ ON_DEMAND = "available on demand: it is loaded by the first call for it"
 UNTRIED = "published untried: nothing has been executed yet, and no model_warmup is configured"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ServingModel:
     """One version that serves.
 
@@ -37,59 +38,38 @@ class ServingModel:
     sizes: device -> bytes that it occupies, as far as they are counted. Writer: the memory budget.
     """
 
-    __slots__ = (
-        "_answered_before",
-        "_tried",
-        "artefact",
-        "batcher",
-        "config",
-        "fitter",
-        "holds",
-        "identity",
-        "load_s",
-        "note",
-        "provider",
-        "recognises",
-        "sessions",
-        "sizes",
-        "spec",
-        "takes_requests",
-        "templates",
-        "version",
-        "wants_source",
-    )
+    spec: ModelSpec
+    config: pb.ModelConfig
+    batcher: Scheduler
+    sessions: Sequence[Session]
+    load_s: float
+    identity: str = ""
+    _: KW_ONLY
+    tried: InitVar[bool] = True
+    note: str = ""
+    _tried: bool = field(init=False)
+    _answered_before: int = field(init=False)
+    version: str = field(init=False)
+    provider: str = field(init=False)
+    takes_requests: bool = field(init=False)
+    wants_source: bool = field(init=False)
+    recognises: bool = field(init=False)
+    fitter: RequestFitter = field(init=False)
+    holds: int = field(default=0, init=False)
+    artefact: ArtefactLife | None = field(default=None, init=False)
+    sizes: dict[str, int] = field(default_factory=dict, init=False)
+    templates: Templates = field(default_factory=Templates, init=False)
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        config: pb.ModelConfig,
-        batcher: Scheduler,
-        sessions: Sequence[Session],
-        load_s: float,
-        identity: str = "",
-        *,
-        tried: bool = True,
-        note: str = "",
-    ) -> None:
+    def __post_init__(self, tried: bool) -> None:
+        spec, sessions = self.spec, self.sessions
         self._tried = tried
-        self.note = note
-        self._answered_before = 0 if tried else batcher.statistics.success.count
-        self.spec = spec
+        self._answered_before = 0 if tried else self.batcher.statistics.success.count
         self.version = str(spec.version)
-        self.config = config
-        self.batcher = batcher
-        self.sessions = sessions
         self.provider = sessions[0].provider if sessions else ""
         self.takes_requests = bool(sessions) and takes_requests(sessions[0])
         self.wants_source = self.takes_requests or bool(spec.steps)
-        self.fitter = RequestFitter(spec)
-        self.load_s = load_s
-        self.identity = identity
-        self.holds = 0
-        self.artefact: ArtefactLife | None = None
-        self.sizes: dict[str, int] = {}
         self.recognises = not spec.decoupled and not self.takes_requests
-        self.templates = Templates()
+        self.fitter = RequestFitter(spec)
 
     @property
     def is_leased(self) -> bool:

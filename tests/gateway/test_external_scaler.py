@@ -165,7 +165,7 @@ async def test_a_call_whose_message_does_not_come_is_given_up() -> None:
             call = all_of.operator.channel.stream_unary(PATH + "IsActive")(nothing())
             await until(lambda: all_of.scaler.calls)
             (begun,) = all_of.scaler.calls
-            begun.late_s = 0.0
+            begun.ends_s = 0.0
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert not all_of.scaler.calls
 

@@ -6,6 +6,7 @@ ticket first; then nothing more is said about it.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oriel_cli.load.answers import MAX_JUDGED_BYTES, Body, body_of, http_reason, shown, stream_fault
@@ -20,17 +21,15 @@ GOOD = Outcome("good")
 STREAM = f"/{v2_grpc.SERVICE}/ModelStreamInfer"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ticket:
     """One request under way. due_s, sent_s: monotonic seconds; phase: index; handle: the sender's own."""
 
-    __slots__ = ("due_s", "ended", "handle", "phase", "sent_s")
-
-    def __init__(self, phase: int, due_s: float, sent_s: float, ended: Callable[["Ticket", Outcome], None]) -> None:
-        self.phase = phase
-        self.due_s = due_s
-        self.sent_s = sent_s
-        self.ended = ended
-        self.handle: Any = None
+    phase: int
+    due_s: float
+    sent_s: float
+    ended: Callable[["Ticket", Outcome], None]
+    handle: Any = None
 
 
 class Sender(Protocol):

@@ -124,6 +124,7 @@ class Terms:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Grant:
     """The units that one call acquired from its meters. The call moves bytes on it and settles it, once.
 
@@ -131,43 +132,18 @@ class Grant:
     tokens: None for a call that reserves none.
     """
 
-    __slots__ = (
-        "_amounts",
-        "_limiter",
-        "_meters",
-        "_route",
-        "_since",
-        "_tenant",
-        "_terms",
-        "limited_s",
-        "over",
-        "ready",
-        "tokens",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        limiter: CostLearner,
-        meters: Sequence[Meter],
-        amounts: Amounts,
-        terms: Terms,
-        tenant: str,
-        route: str,
-        now: float,
-    ) -> None:
-        self._limiter = limiter
-        self._meters = meters
-        self._amounts = amounts
-        self._terms = terms
-        self._tenant = tenant
-        self._route = route
-        self._since = now
-        self.ready = True
-        self.over = False
-        self.limited_s = 0.0
-        self.tokens: TokenReading | None = None
-        self.waiter: Waiter | None = None
+    _limiter: CostLearner
+    _meters: Sequence[Meter]
+    _amounts: Amounts
+    _terms: Terms
+    _tenant: str
+    _route: str
+    _since: float
+    ready: bool = True
+    over: bool = False
+    limited_s: float = 0.0
+    tokens: TokenReading | None = None
+    waiter: Waiter | None = None
 
     @property
     def meters(self) -> Sequence[Meter]:

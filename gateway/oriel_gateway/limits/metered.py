@@ -45,6 +45,7 @@ class _Plan:
     even: bool
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Account:
     """One tenant's account of an allowance. Its meters outlive a reload of the documents, so that it forgives nothing.
 
@@ -52,21 +53,11 @@ class _Account:
     retired: meters whose bounds the documents do not have now; the next documents may have them again.
     """
 
-    __slots__ = ("allowance", "later", "meters", "plan", "retired")
-
-    def __init__(
-        self,
-        allowance: Allowance,
-        plan: _Plan,
-        meters: tuple[Meter, ...],
-        later: tuple[Meter, ...],
-        retired: tuple[Meter, ...],
-    ) -> None:
-        self.allowance = allowance
-        self.later = later
-        self.retired = retired
-        self.plan = plan
-        self.meters = meters
+    allowance: Allowance
+    plan: _Plan
+    meters: tuple[Meter, ...]
+    later: tuple[Meter, ...]
+    retired: tuple[Meter, ...]
 
     def all_meters(self) -> tuple[Meter, ...]:
         """Return every meter, also those that count nothing now."""

@@ -11,6 +11,7 @@ does both in its worker; an `async def` stage does small ones here, large ones a
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -127,30 +128,18 @@ class Pipeline:
             raise failed(error) from error
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Run:
     """One run of one service."""
 
-    __slots__ = ("_definition", "_limit_bytes", "_media", "_pieces", "_request", "_services", "context", "models")
-
-    def __init__(
-        self,
-        services: Services,
-        definition: Definition,
-        request: Request,
-        media: str,
-        context: Context,
-        models: BoundModels,
-        pieces: AsyncIterator[bytes] | None,
-        limit_bytes: int,
-    ) -> None:
-        self._services = services
-        self._definition = definition
-        self._request = request
-        self._media = media
-        self.context = context
-        self.models = models
-        self._pieces = pieces
-        self._limit_bytes = limit_bytes
+    _services: Services
+    _definition: Definition
+    _request: Request
+    _media: str
+    context: Context
+    models: BoundModels
+    _pieces: AsyncIterator[bytes] | None
+    _limit_bytes: int
 
     async def function(self) -> Reply:
         """Run a function, or a class's `predict`."""

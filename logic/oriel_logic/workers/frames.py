@@ -14,6 +14,7 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from io import BytesIO
 from itertools import accumulate
@@ -165,29 +166,19 @@ def offsets(sizes: Iterable[int]) -> list[int]:
     return [0, *accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Frame:
     """One received message. cpu_us: processor time the worker has spent on its job, 0 from the pool.
 
     descriptor: of the segment, -1 if there is none; the owner of the frame closes it.
     """
 
-    __slots__ = ("cpu_us", "descriptor", "in_segment", "kind", "payload", "sizes")
-
-    def __init__(
-        self,
-        kind: Kind,
-        cpu_us: int,
-        payload: bytes,
-        sizes: tuple[int, ...] = (),
-        descriptor: int = -1,
-        in_segment: bool = False,
-    ) -> None:
-        self.kind = kind
-        self.cpu_us = cpu_us
-        self.payload = payload
-        self.sizes = sizes
-        self.descriptor = descriptor
-        self.in_segment = in_segment
+    kind: Kind
+    cpu_us: int
+    payload: bytes
+    sizes: tuple[int, ...] = ()
+    descriptor: int = -1
+    in_segment: bool = False
 
 
 class Unframer:

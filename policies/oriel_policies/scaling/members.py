@@ -8,6 +8,7 @@ the sum is UNAVAILABLE: a gateway that sees only itself must not decide for all.
 """
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Final
 
@@ -25,16 +26,15 @@ class State(Enum):
     UNAVAILABLE = "unavailable"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Demand:
     """The demand for one pool over all gateways. total: the sum of the records. continuous: the whole window was seen
     and no member was lost in it, so that a change of rate inside the window is a change of demand."""
 
-    __slots__ = ("continuous", "state", "total")
-
-    def __init__(self, total: PoolRecord, state: State, *, continuous: bool) -> None:
-        self.total = total
-        self.state = state
-        self.continuous = continuous
+    total: PoolRecord
+    state: State
+    _: KW_ONLY
+    continuous: bool
 
 
 class Members:

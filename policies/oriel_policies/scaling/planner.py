@@ -15,6 +15,7 @@ nobody has seen a call since gateways were started, replicas that are there are 
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from math import inf, sqrt
 from typing import Final
 
@@ -32,32 +33,21 @@ _SLOT_S: Final = 5.0
 _NOTHING: Final[list[float]] = [0.0] * CLASSES
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Plan:
     """wanted: replicas, within the pool's bounds. active: the pool needs at least one (KEDA's IsActive). available:
     False if the records cannot be read: answer UNAVAILABLE, so that nothing is scaled. floor: the smallest number at
     this moment, whatever the calls need. keep_alive_s: how long an idle pool is kept active at present. rates: calls
     per second that are planned for, by tier. work: device-seconds per second of it, by tier; empty while unknown."""
 
-    __slots__ = ("active", "available", "floor", "keep_alive_s", "rates", "wanted", "work")
-
-    def __init__(
-        self,
-        wanted: int,
-        *,
-        active: bool,
-        available: bool,
-        floor: int,
-        keep_alive_s: float,
-        rates: dict[str, float],
-        work: dict[str, float],
-    ) -> None:
-        self.wanted = wanted
-        self.active = active
-        self.available = available
-        self.floor = floor
-        self.keep_alive_s = keep_alive_s
-        self.rates = rates
-        self.work = work
+    wanted: int
+    _: KW_ONLY
+    active: bool
+    available: bool
+    floor: int
+    keep_alive_s: float
+    rates: dict[str, float]
+    work: dict[str, float]
 
 
 class _Largest:

@@ -16,6 +16,7 @@ replicas may be paid: a tier of weight 0 uses what is there.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, erfc, exp, floor, pi, sqrt
 from typing import Final
 
@@ -84,16 +85,14 @@ class TierScaling:
         self.weight = weight
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TierLoad:
     """The load of one tier. backlog: waiting calls, see `TierRecord`; rate: expected calls per second."""
 
-    __slots__ = ("backlog", "rate", "service", "tier")
-
-    def __init__(self, tier: TierScaling, service: ServiceTime, backlog: Sequence[float], rate: float) -> None:
-        self.tier = tier
-        self.service = service
-        self.backlog = backlog
-        self.rate = rate
+    tier: TierScaling
+    service: ServiceTime
+    backlog: Sequence[float]
+    rate: float
 
 
 def replicas_wanted(
