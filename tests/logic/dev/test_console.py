@@ -1,7 +1,6 @@
 """What `oriel logic dev` prints for the author of a service."""
 
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,7 +69,6 @@ def failing(path: Path, source: str) -> BaseException:
     raise AssertionError
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the carets")
 def test_a_traceback_is_of_their_own_files(tmp_path: Path) -> None:
     error = failing(tmp_path / "mine.py", "def inner():\n    fail()\ninner()\n")
     text = TracebackOfOwnFiles(tmp_path).format(record(error))
