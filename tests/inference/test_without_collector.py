@@ -30,6 +30,7 @@ LENGTH = {"inference-header-content-length": str(len(HEAD))}
 Ask = Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
 KINDS: dict[str, tuple[int, Ask]] = {
     "JSON": (200, lambda client: client.post(INFER, json=ONES)),
+    "large JSON": (200, lambda client: client.post(INFER, content=json.dumps(ONES).encode() + b" " * 2_000_000)),
     "binary": (200, lambda client: client.post(INFER, content=BINARY, headers=LENGTH)),
     "generate": (200, lambda client: client.post("/v2/models/words/generate", json={"text_input": "one"})),
     "events": (200, lambda client: client.post("/v2/models/words/generate_stream", json={"text_input": "one two"})),

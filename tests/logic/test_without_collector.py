@@ -8,6 +8,7 @@ import pytest
 from ..uncollected import left_by
 
 SERVICES = """
+    import asyncio
     from collections.abc import AsyncIterator, Iterator
 
     from oriel_logic import Refused, Request, batched, service
@@ -48,6 +49,11 @@ SERVICES = """
     async def counts(upto: int) -> AsyncIterator[int]:
         for each in range(upto):
             yield each
+
+    @service
+    async def stays(upto: int) -> AsyncIterator[int]:
+        yield upto
+        await asyncio.sleep(3600)  # unlike an event, known to the loop
 
     @service
     def counts_inside(upto: int) -> Iterator[int]:
@@ -115,5 +121,5 @@ async def test_a_reader_who_leaves_a_stream_leaves_nothing_in_cycles(stack: Any,
 
 
 async def left_a_stream(client: httpx.AsyncClient) -> None:
-    async with client.stream("POST", "/v1/services/counts", json={"upto": 100_000}) as answer:
+    async with client.stream("POST", "/v1/services/stays", json={"upto": 1}) as answer:
         await anext(answer.aiter_bytes())

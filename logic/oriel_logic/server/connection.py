@@ -165,6 +165,7 @@ class ServiceConnection(ServerConnection):
             if self._task is task:
                 self._task = self._body = None
                 self._release()
+            task = None  # which keeps the traceback of its cancellation, and that this frame
 
     async def _stream(self, reply: Reply) -> None:
         assert reply.pieces is not None
