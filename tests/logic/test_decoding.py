@@ -339,6 +339,7 @@ def test_whatever_comes_is_read_or_refused(
         (plain, request("text=%ff", FORM), "percent-encoded UTF-8"),
         (plain, request('{"text": "a"}', JSON, "top=4"), "'top' stands in the URL beside a JSON body"),
         (seen, request(b""), "the body is empty: send application/json, image/png, image/jpeg or multipart/form-data"),
+        (seen, request(b"", "image/png"), "the body is empty: send application/json, image/png"),
         (whole, request(b"", JSON), "the body is empty: send application/json"),
         (rows, request('{"rows": [[1e39]]}', JSON), "takes float32 values, a given value is larger than"),
         (rows, request('{"rows": [[1, null]]}', JSON), "takes numbers or booleans"),

@@ -90,8 +90,7 @@ class Reader:
             begin()
         media = self._media(request)
         if media == JSON and self._reads_json:
-            if not request.body and self._needs_a_body:
-                raise Refused(f"the body is empty: send {self._kinds()}")
+            self._refuse_if_empty(request)
             if request.query:
                 self._refuse_in_query(request.query)
             body = request.body or b"{}"
@@ -106,9 +105,15 @@ class Reader:
             return self._from_lead(tensors.decode(request.body, request.headers), request)
         lead = self._lead
         if lead is not None and self._takes(lead, media):
+            if lead.form in (Form.IMAGE, Form.AUDIO, Form.ARRAY):  # a text and bytes may be empty
+                self._refuse_if_empty(request)
             value = request.text() if lead.form is Form.TEXT else from_bytes(lead.form, request.body)
             return self._from_lead(value, request)
         raise self._unsupported(request)
+
+    def _refuse_if_empty(self, request: Request) -> None:
+        if not request.body and self._needs_a_body:
+            raise Refused(f"the body is empty: send {self._kinds()}")
 
     def streamed(self, request: Request, pieces: AsyncIterator[bytes], limit_bytes: int) -> AsyncIterator[Any]:
         """Yield the values of an input stream that is the whole body. Raises MediaUnsupported."""
