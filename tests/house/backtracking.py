@@ -14,6 +14,8 @@ from typing import Any
 
 MANY = 40  # a repetition that is bounded below this costs a constant
 _ODD = "\x00\n"  # what most patterns do not expect at their end
+# As numbers: a member of `re.RegexFlag` looks itself up in each `&`.
+_MULTILINE, _DOTALL, _IGNORECASE = int(re.MULTILINE), int(re.DOTALL), int(re.IGNORECASE)
 _MOST = 10  # texts that are made of one place of a pattern
 
 Node = tuple[Any, Any]
@@ -24,6 +26,18 @@ class TooManySteps(Exception):
     """The matcher was stopped."""
 
 
+class Takes(dict[str, bool]):
+    """Whether a node for one character takes a character; each is judged once."""
+
+    def __init__(self, kind: Any, value: Any, flags: int) -> None:
+        self.node = kind, value, flags
+
+    def __missing__(self, character: str) -> bool:
+        kind, value, flags = self.node
+        found = self[character] = fits(kind, value, character, flags)
+        return found
+
+
 @lru_cache(4)
 def parsed(pattern: str | bytes, flags: int) -> tuple[list[Node], int]:
     """A pattern as Python reads it, with its flags."""
@@ -31,16 +45,42 @@ def parsed(pattern: str | bytes, flags: int) -> tuple[list[Node], int]:
     return list(tree), tree.state.flags
 
 
+@lru_cache(4)
+def prepared(pattern: str | bytes, flags: int) -> tuple[list[Node], int]:
+    """The same for the matcher: a node for one character is `(None, Takes)`, and what has an inside has lists there."""
+    tree, flags = parsed(pattern, flags)
+
+    def inside(nodes: Any) -> list[Node]:
+        return [prepare(*node) for node in nodes]
+
+    def prepare(kind: Any, value: Any) -> Node:
+        if Matcher.single(kind):
+            return None, Takes(kind, value, flags)
+        if kind is op.SUBPATTERN:
+            return kind, (value[0], inside(value[3]))
+        if kind is op.BRANCH:
+            return kind, [inside(each) for each in value[1]]
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+            return kind, (value[0], value[1], inside(value[2]))
+        if kind in (op.ASSERT, op.ASSERT_NOT):
+            direction, inner = value
+            assert direction in (1, -1)
+            return kind, (0 if direction == 1 else inner.getwidth()[0], inside(inner))
+        return kind, inside(value) if kind is op.ATOMIC_GROUP else value
+
+    return inside(tree), flags
+
+
 class Matcher:
     """Tries one pattern on one text. text: one character per code."""
 
     def __init__(self, pattern: str | bytes, flags: int, text: str, most: int) -> None:
-        self.tree, self.flags = parsed(pattern, flags)
+        self.tree, self.flags = prepared(pattern, flags)
         self.text, self.steps, self.most = text, 0, most
         self.groups: dict[int, tuple[int, int]] = {}
 
-    def step(self) -> None:
-        self.steps += 1
+    def step(self, count: int = 1) -> None:
+        self.steps += count
         if self.steps > self.most:
             raise TooManySteps
 
@@ -58,17 +98,26 @@ class Matcher:
         return self.steps
 
     def sequence(self, nodes: list[Node], index: int, at: int, then: Next) -> bool:
-        if index == len(nodes):
+        size, text = len(nodes), self.text
+        while index < size and nodes[index][0] is None:
+            self.steps += 1
+            if at >= len(text) or not nodes[index][1][text[at]]:
+                return False
+            index, at = index + 1, at + 1
+        if self.steps > self.most:
+            raise TooManySteps
+        if index == size:
             return then(at)
         kind, value = nodes[index]
+        index += 1
 
         def rest(end: int) -> bool:
-            return self.sequence(nodes, index + 1, end, then)
+            return self.sequence(nodes, index, end, then)
 
-        if self.single(kind):
-            return self.one(kind, value, at) and rest(at + 1)
+        if index == size:
+            rest = then
         if kind is op.SUBPATTERN:
-            group, _, _, inner = value
+            group, inner = value
 
             def closed(end: int) -> bool:
                 before = self.groups.get(group)
@@ -79,46 +128,48 @@ class Matcher:
                     self.groups[group] = before
                 return False
 
-            return self.sequence(list(inner), 0, at, closed)
+            return self.sequence(inner, 0, at, closed)
         if kind is op.BRANCH:
-            return any(self.sequence(list(each), 0, at, rest) for each in value[1])
+            return any(self.sequence(each, 0, at, rest) for each in value)
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
             return self.repeat(kind, value, at, rest)
         if kind is op.AT:
             self.step()
             return self.position(value, at) and rest(at)
         if kind in (op.ASSERT, op.ASSERT_NOT):
-            direction, inner = value
-            assert direction in (1, -1)
-            from_here = at if direction == 1 else at - inner.getwidth()[0]
-            found = from_here >= 0 and self.sequence(list(inner), 0, from_here, lambda _: True)
+            width, inner = value
+            found = at >= width and self.sequence(inner, 0, at - width, lambda _: True)
             return found == (kind is op.ASSERT) and rest(at)
         if kind is op.ATOMIC_GROUP:
             ends: list[int] = []
-            return self.sequence(list(value), 0, at, lambda end: ends.append(end) or True) and rest(ends[0])
+            return self.sequence(value, 0, at, lambda end: ends.append(end) or True) and rest(ends[0])
         assert kind is op.GROUPREF, kind
         start, end = self.groups.get(value, (0, 0))
-        size = end - start
-        self.steps += size
-        return self.text[start:end] == self.text[at : at + size] and rest(at + size)
+        self.steps += end - start
+        return text[start:end] == text[at : at + end - start] and rest(at + end - start)
 
     def repeat(self, kind: Any, value: Any, at: int, rest: Next) -> bool:
-        least, most, inner = value
-        nodes = list(inner)
-        if len(nodes) == 1 and self.single(nodes[0][0]):
-            end, limit = at, len(self.text) if most is op.MAXREPEAT else min(len(self.text), at + most)
+        least, most, nodes = value
+        if len(nodes) == 1 and nodes[0][0] is None:
+            takes, text = nodes[0][1], self.text
+            end, limit = at, len(text) if most is op.MAXREPEAT else min(len(text), at + most)
             if kind is op.MIN_REPEAT:
                 while True:
                     if end - at >= least and rest(end):
                         return True
-                    if end >= limit or not self.one(*nodes[0], end):
+                    self.step(end < limit)
+                    if end >= limit or not takes[text[end]]:
                         return False
                     end += 1
-            while end < limit and self.one(*nodes[0], end):
+            while end < limit and takes[text[end]]:
                 end += 1
+            self.step(end - at + (end < limit))
             if kind is op.POSSESSIVE_REPEAT:
                 return end - at >= least and rest(end)
-            return any(rest(each) for each in range(end, at + least - 1, -1))
+            for each in range(end, at + least - 1, -1):
+                if rest(each):
+                    return True
+            return False
 
         def again(count: int, start: int) -> Next:
             def more(end: int) -> bool:
@@ -140,12 +191,8 @@ class Matcher:
     def single(kind: Any) -> bool:
         return kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN)
 
-    def one(self, kind: Any, value: Any, at: int) -> bool:
-        self.step()
-        return at < len(self.text) and fits(kind, value, self.text[at], self.flags)
-
     def position(self, where: Any, at: int) -> bool:
-        text, lines = self.text, self.flags & re.MULTILINE
+        text, lines = self.text, self.flags & _MULTILINE
         if where in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
             return at == 0 or (where is op.AT_BEGINNING and bool(lines) and text[at - 1] == "\n")
         if where is op.AT_END_STRING:
@@ -159,8 +206,8 @@ class Matcher:
 def fits(kind: Any, value: Any, character: str, flags: int) -> bool:
     """Whether a node for one character takes this one."""
     if kind is op.ANY:
-        return bool(flags & re.DOTALL) or character != "\n"
-    cases = {character, character.lower(), character.upper()} if flags & re.IGNORECASE else {character}
+        return bool(flags & _DOTALL) or character != "\n"
+    cases = {character, character.lower(), character.upper()} if flags & _IGNORECASE else {character}
     codes = {ord(each) for each in cases if len(each) == 1}
     if kind is op.LITERAL:
         return value in codes
