@@ -15,7 +15,7 @@ async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int, events: bool 
     events: split as server-sent events: a CR alone ends a line too, and a byte order mark before the first is dropped.
     Raises InputTooLarge past `limit_bytes` for the stream or MAX_LINE_BYTES for one line.
     """
-    rest = b""
+    rest = bytearray()  # of a line, each byte of which is looked at once
     total = 0
     may_have_mark, after_cr = events, False
     async for piece in pieces:
@@ -28,7 +28,11 @@ async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int, events: bool 
                 piece = piece.removeprefix(b"\n")  # the line has ended with the CR
             after_cr = ends_in_cr
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *whole, rest = (rest + piece).split(b"\n")
+        whole: list[bytes] = []
+        if b"\n" in piece:
+            *whole, piece = (bytes(rest) + piece).split(b"\n")
+            rest.clear()
+        rest += piece
         for each in whole:
             if len(each) > MAX_LINE_BYTES:
                 raise line_too_long()
@@ -38,7 +42,7 @@ async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int, events: bool 
         if len(rest) > MAX_LINE_BYTES:
             raise line_too_long()
     if rest:
-        yield rest.removesuffix(b"\r")
+        yield bytes(rest).removesuffix(b"\r")
 
 
 def line_too_long() -> InputTooLarge:

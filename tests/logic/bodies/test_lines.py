@@ -1,5 +1,7 @@
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from types import coroutine
 from typing import Any
 
 import msgspec
@@ -8,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_logic.bodies import lines as module
+from oriel_logic.bodies.decoding import pairs
 from oriel_logic.bodies.json import decode
 from oriel_logic.bodies.lines import MAX_LINE_BYTES, error_event, event, items, line, lines
 from oriel_logic.errors import InputTooLarge, Refused
+
+from ...steps import linear
 
 VALUES = st.lists(
     st.recursive(st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3)), max_size=6
@@ -85,3 +90,39 @@ async def test_a_bad_item_is_named_by_its_place() -> None:
 
 def test_an_error_is_an_event_of_its_own_name() -> None:
     assert error_event(b'{"error":{}}') == b'event: error\ndata: {"error":{}}\n\n'
+
+
+@pytest.mark.parametrize("events", [False, True])
+@pytest.mark.parametrize("begin", [b"", b"data: ", b"data: x\n", b"\r"])
+def test_a_line_that_never_ends_takes_steps_by_its_bytes(events: bool, begin: bytes) -> None:
+    """All of it was copied and searched again with each piece."""
+
+    @coroutine
+    def pause() -> Iterator[None]:
+        yield
+
+    async def pieces(body: bytes) -> AsyncIterator[bytes]:
+        for at in range(len(body)):
+            await pause()
+            yield body[at : at + 1]
+
+    async def read(size: int) -> None:
+        async for _ in lines(pieces(begin + b"x" * size), limit_bytes=1 << 20, events=events):
+            pass
+
+    def work(size: int) -> None:
+        reading = read(size)
+        with suppress(StopIteration):
+            while True:
+                reading.send(None)
+
+    linear(work, (1000, 2000, 4000), copies=True)
+
+
+@pytest.mark.parametrize("text", ["a=1&", "a=1&b=2&", "%41", "a", "&", "="])
+def test_a_query_takes_steps_by_its_length(text: str) -> None:
+    def work(size: int) -> None:
+        with suppress(Refused):  # of too many fields
+            pairs(text * size)
+
+    linear(work, (200, 400, 800))

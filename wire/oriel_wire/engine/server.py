@@ -49,7 +49,7 @@ class ServerConnection(ServerHooks):
 
     __slots__ = (
         "_body_since_due",
-        "_buffer",
+        *("_buffer", "_searched"),
         "_decoder",
         "_drained",
         "_kept",
@@ -82,7 +82,8 @@ class ServerConnection(ServerHooks):
         self.late_s = 0.0  # how long they lay unread because the loop did not poll
         self.head: RequestHead | None = None
         self.peer = self.peer_name = ""
-        self._buffer = b""  # bytes of the next request, from `_start` on
+        self._buffer: bytes | bytearray = b""  # bytes of the next request, from `_start` on
+        self._searched = 0  # so many of them are a head that has begun and has not ended
         self._new = True  # no head has been read
         self._kept = 0  # bytes of `_buffer` that the server counts
         self._start = self._left = self._body_since_due = self._drained = 0
@@ -159,8 +160,10 @@ class ServerConnection(ServerHooks):
             if now >= self._pulse.fresh_until and not self._judge_age(now):
                 return
             if self._buffer:
-                data = self._buffer[self._start :] + data
-                self._buffer = b""
+                if self._searched and self._goes_on(data):
+                    return
+                data = bytes(self._buffer[self._start :]) + data
+                self._buffer, self._searched = b"", 0
             self._read_head(data, 0)
         elif state == BODY:
             self._read_body(data)
@@ -258,10 +261,21 @@ class ServerConnection(ServerHooks):
 
     def _next(self) -> None:
         if self.state == HEAD and self._buffer and not self._stalled_at:
-            data, self._buffer, self.arrived_s, self.late_s = self._buffer, b"", monotonic(), 0.0
+            data, self._buffer, self._searched = bytes(self._buffer), b"", 0
+            self.arrived_s, self.late_s = monotonic(), 0.0
             if self._kept:
                 self._count_kept(0)
             self._read_head(data, self._start)
+
+    def _goes_on(self, data: bytes) -> bool:
+        """Add to a head that has begun, looking at each byte once; False: it may end with `data`, or is wrong."""
+        joined = bytes(self._buffer[-3:]) + data
+        bare = b"\n" in data and b"\n" in joined.lstrip(b"\n").replace(b"\r\n", b"")
+        if bare or b"\r\n\r\n" in joined or self._searched + len(data) > self.limits.max_head_bytes:
+            return False
+        self._buffer += data
+        self._searched += len(data)
+        return True
 
     def _read_head(self, data: bytes, start: int) -> None:
         """Parse the head that begins at `start`; the bytes behind it stay in `data`, uncopied."""
@@ -280,7 +294,7 @@ class ServerConnection(ServerHooks):
                 return
             if data:
                 self.due = min(self.due, monotonic() + limits.head_timeout_s)
-            self._buffer, self._start = data, 0
+            self._buffer, self._start, self._searched = bytearray(data), 0, len(data)
             return
         if self._new and data.startswith(_PREFACE) and not self.server.secure and self._hand_over(data):
             return
@@ -412,7 +426,10 @@ class ServerConnection(ServerHooks):
             self.on_end()
 
     def _hold(self, data: bytes) -> None:
-        self._buffer, self._start = self._buffer[self._start :] + data, 0
+        if self._start or not isinstance(self._buffer, bytearray):
+            self._buffer, self._start = bytearray(self._buffer[self._start :]), 0
+        self._buffer += data
+        self._searched = 0
         if len(self._buffer) > self.limits.max_head_bytes and not self._paused:
             self._paused = True
             self.transport.pause_reading()

@@ -63,7 +63,7 @@ class UpstreamConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_buffer",
+        *("_buffer", "_wanted"),
         "_decoder",
         "_head_only",
         "_in_body",
@@ -90,7 +90,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.request_bytes = 0
         self.idle_since = 0.0
         self._unread = False
-        self._buffer = b""
+        self._buffer: bytes | bytearray = b""  # an answer that has begun: its head, or a short error
+        self._wanted = 0  # bytes of this error; 0: the head has not ended
         self._in_body = False
         self._interim = 0
         self._left = 0
@@ -168,9 +169,13 @@ class UpstreamConnection(asyncio.Protocol):
         if sink is None:  # an upstream that sends without a request is out of step
             self.transport.abort()
             return
-        if self._buffer:
-            data = self._buffer + data
-            self._buffer = b""
+        if buffer := self._buffer:
+            ends = max(0, len(buffer) - 3)  # before it no head ends
+            buffer += data
+            incomplete = len(buffer) < self._wanted if self._wanted else buffer.find(b"\r\n\r\n", ends) < 0
+            if incomplete and len(buffer) <= _MAX_HEAD and _VERSION.startswith(bytes(buffer[: len(_VERSION)])):
+                return
+            data, self._buffer, self._wanted = bytes(buffer), b"", 0
         while True:
             stop = data.find(b"\r\n\r\n")
             if stop < 0 or stop > _MAX_HEAD:
@@ -180,7 +185,7 @@ class UpstreamConnection(asyncio.Protocol):
                 if not _VERSION.startswith(data[: len(_VERSION)]):  # the bytes so far cannot become HTTP/1
                     self._break("the upstream does not speak HTTP/1")
                     return
-                self._buffer = data
+                self._buffer = bytearray(data)
                 return
             memo, block = self.endpoint.memo, data[:stop]
             try:
@@ -222,9 +227,8 @@ class UpstreamConnection(asyncio.Protocol):
             sink.response(head, rest, True)
             return
         if head.status >= 400 and length <= _WHOLE_ERROR:
-            self._buffer = (
-                data  # the receiver needs the reason in the body as well, which often comes in a later packet
-            )
+            # the receiver needs the reason in the body as well, which often comes in a later packet
+            self._buffer, self._wanted = bytearray(data), stop + 4 + length
             return
         self._left = length - size
         self._in_body = True
