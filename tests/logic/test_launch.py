@@ -16,6 +16,7 @@ import pytest
 
 from oriel_logic.errors import ServiceBroken
 from oriel_logic.loading.sources import handler_files
+from oriel_logic.services.context import Work
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext
@@ -65,7 +66,7 @@ async def pool_with(services: Callable[..., Path]) -> AsyncIterator[Callable[...
 
 async def value(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> Any:
     reference = f"function:oriel_services.jobs:{name}"
-    return (await pool.call(reference, arguments, call=call, stage=name)).value
+    return (await pool.call(Work(reference, arguments, call, name))).value
 
 
 async def test_a_bare_environment_runs_workers_and_sees_nothing_of_ours(

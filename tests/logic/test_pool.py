@@ -22,6 +22,7 @@ from oriel_logic.errors import (
     Saturated,
     WorkerDied,
 )
+from oriel_logic.services.context import Work
 from oriel_logic.workers import keeper
 from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.context import CallContext
@@ -57,7 +58,7 @@ def submit(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> "
 
 
 async def value(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> Any:
-    return (await pool.call(ref(name), arguments, call=call, stage=name)).value
+    return (await pool.call(Work(ref(name), arguments, call, name))).value
 
 
 async def settled() -> None:
@@ -239,7 +240,7 @@ async def test_a_crash_loses_only_its_own_job(pool: PoolMaker, call: CallMaker) 
 async def test_a_job_over_its_own_time_is_killed_and_says_so(pool: PoolMaker, call: CallMaker, gate: str) -> None:
     made = await pool()
     with pytest.raises(HandlerTimedOut, match=r"0\.05 s in its stage 'hold'"):
-        await made.call(ref("hold"), (gate,), call=call(), stage="hold", run_s=0.05)
+        await made.call(Work(ref("hold"), (gate,), call(), "hold", run_s=0.05))
     assert await value(made, call(), "echo", "next") == "next"
     assert made.tally.killed == {"time_limit": 1}
 
@@ -267,9 +268,9 @@ async def test_a_coroutine_that_nobody_waits_for_ends_and_its_worker_lives(pool:
 async def test_a_job_over_its_memory_says_so_and_the_next_has_a_new_process(pool: PoolMaker, call: CallMaker) -> None:
     made = await pool()
     before = made.pids
-    assert (await made.call(ref("greedy"), (20,), call=call(), stage="pre", memory_mb=50)).value == 20 << 20
+    assert (await made.call(Work(ref("greedy"), (20,), call(), "pre", memory_mb=50))).value == 20 << 20
     with pytest.raises(MemoryExceeded, match="in its stage 'pre'"):
-        await made.call(ref("greedy"), (100,), call=call(), stage="pre", memory_mb=50)
+        await made.call(Work(ref("greedy"), (100,), call(), "pre", memory_mb=50))
     assert await value(made, call(), "greedy", 100) == 100 << 20, "without a limit there is none"
     assert before[0] not in made.pids
 
@@ -301,7 +302,7 @@ class Doubling:
 async def test_a_plain_function_calls_models_of_its_request(pool: PoolMaker, call: CallMaker) -> None:
     made = await pool()
     array = np.arange(100_000)
-    done = await made.call(ref("asks"), (array,), call=call(), stage="work", models=Doubling())
+    done = await made.call(Work(ref("asks"), (array,), call(), "work", models=Doubling()))
     assert (done.value[0] == array * 2).all() and done.value[1:] == ("gold", True)
     # The worker may still be starting, which is reported as a wait.
     assert [name for name, _, _ in done.stages if name != "wait"] == ["asking"]
@@ -310,25 +311,25 @@ async def test_a_plain_function_calls_models_of_its_request(pool: PoolMaker, cal
 async def test_a_coroutine_calls_several_models_at_once(pool: PoolMaker, call: CallMaker) -> None:
     """In a row they would wait for one another for ever."""
     made = await pool()
-    done = await made.call(ref("asks_at_once"), (), call=call(), stage="work", models=Doubling(at_once=5))
+    done = await made.call(Work(ref("asks_at_once"), (), call(), "work", models=Doubling(at_once=5)))
     assert done.value == [0, 2, 4, 6, 8]
 
 
 async def test_a_models_refusal_passes_through_a_worker_as_it_is(pool: PoolMaker, call: CallMaker) -> None:
     made = await pool()
     with pytest.raises(ModelBusy, match="full") as caught:
-        await made.call(ref("asks"), ("refuse",), call=call(), stage="work", models=Doubling())
+        await made.call(Work(ref("asks"), ("refuse",), call(), "work", models=Doubling()))
     assert caught.value.retry_after_s == 2.0 and caught.value.too_many
     with pytest.raises(HandlerFailed):
-        await made.call(ref("asks_wrongly"), (), call=call(), stage="work", models=Doubling())
+        await made.call(Work(ref("asks_wrongly"), (), call(), "work", models=Doubling()))
     with pytest.raises(HandlerFailed):
-        await made.call(ref("asks"), (1,), call=call(), stage="work")
+        await made.call(Work(ref("asks"), (1,), call(), "work"))
 
 
 async def test_a_caller_that_leaves_ends_the_call_of_a_model(pool: PoolMaker, call: CallMaker) -> None:
     made, models = await pool(grace_min_s=PATIENT_S), Doubling()
     before = made.pids
-    task = asyncio.create_task(made.call(ref("asks"), ("stuck",), call=call(), stage="work", models=models))
+    task = asyncio.create_task(made.call(Work(ref("asks"), ("stuck",), call(), "work", models=models)))
     await models.stuck.wait()
     task.cancel()
     assert await value(made, call(), "echo", "next") == "next"
@@ -339,7 +340,7 @@ async def test_a_caller_that_leaves_ends_the_call_of_a_model(pool: PoolMaker, ca
 
 
 def stream(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> AsyncIterator[Any]:
-    return pool.stream(ref(name), arguments, call=call, stage=name)
+    return pool.stream(Work(ref(name), arguments, call, name))
 
 
 @pytest.mark.parametrize("name", ["count", "acount"])

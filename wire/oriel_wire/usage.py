@@ -57,20 +57,10 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     def name(self) -> tuple[str, ...]:
         """Return the fields in which lines must agree to be added up."""
-        return (
-            self.kind,
-            self.minute,
-            self.unit,
-            self.tenant,
-            self.tier,
-            self.target,
-            self.version,
-            self.device,
-            self.device_class,
-            self.why,
-            self.target_kind,
-            str(self.estimated),
-        )
+        return tuple(str(getattr(self, name)) for name in _NAMES)
+
+
+_NAMES = UsageLine.__struct_fields__[: UsageLine.__struct_fields__.index(COUNTERS[0])]
 
 
 @dataclass(slots=True)

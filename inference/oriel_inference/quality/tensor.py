@@ -5,7 +5,7 @@ choice of values that a new reference is made from.
 import math
 from array import array
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -54,17 +54,8 @@ class _Slot:
     entropy: float = 0.0
 
     def add(self, other: "_Slot") -> None:
-        self.bins = self.bins + other.bins
-        self.classes += other.classes
-        self.odd += other.odd
-        self.rows += other.rows
-        self.values += other.values
-        self.finite += other.finite
-        self.total += other.total
-        self.squares += other.squares
-        self.classified += other.classified
-        self.confidence += other.confidence
-        self.entropy += other.entropy
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from oriel_logic.observe.stages import Ledger, Stage
@@ -23,31 +24,27 @@ class Finished(Protocol):
     def stages(self) -> Sequence[tuple[str, float, float]]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work for a worker: the referenced function and its arguments. stage: its name in errors.
+
+    models: answers the model calls of the job. run_s, memory_mb: the service's own limits.
+    """
+
+    reference: str
+    arguments: Sequence[Any]
+    call: CallContext
+    stage: str
+    models: Any = None
+    run_s: float | None = None
+    memory_mb: int = 0
+
+
 class Workers(Protocol):
     """The part of `workers.pool.WorkerPool` that a context needs."""
 
-    async def call(
-        self,
-        reference: str,
-        arguments: Sequence[Any],
-        *,
-        call: CallContext,
-        stage: str,
-        models: Any = None,
-        run_s: float | None = None,
-        memory_mb: int = 0,
-    ) -> Finished: ...
-    def stream(
-        self,
-        reference: str,
-        arguments: Sequence[Any],
-        *,
-        call: CallContext,
-        stage: str,
-        models: Any = None,
-        run_s: float | None = None,
-        memory_mb: int = 0,
-    ) -> AsyncIterator[Any]: ...
+    async def call(self, work: Work) -> Finished: ...
+    def stream(self, work: Work) -> AsyncIterator[Any]: ...
     async def batched(
         self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str
     ) -> Finished: ...
@@ -130,7 +127,7 @@ class Context:
         `memory_mb`.
         """
         with self._ledger.stage(stage) as timed:
-            done = await self._workers.call(reference, arguments, call=self._call, stage=timed.name, **terms)
+            done = await self._workers.call(Work(reference, arguments, self._call, timed.name, **terms))
             return self._accounted(done, timed)
 
     def _accounted(self, done: Finished, timed: Stage) -> Any:
@@ -144,4 +141,4 @@ class Context:
 
     def stream(self, reference: str, arguments: Sequence[Any], stage: str, **terms: Any) -> AsyncIterator[Any]:
         """Yield the pieces of a generator that runs in a worker; see `work`."""
-        return self._workers.stream(reference, arguments, call=self._call, stage=stage, **terms)
+        return self._workers.stream(Work(reference, arguments, self._call, stage, **terms))

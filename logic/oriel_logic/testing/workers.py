@@ -2,11 +2,12 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
 from oriel_logic.errors import HandlerFailed, LogicError
 from oriel_logic.services.batching import BatchLimits, rows_in, split
+from oriel_logic.services.context import Work
 from oriel_logic.services.serving import Services
 from oriel_logic.workers.frames import Terms
 from oriel_logic.workers.job import Done
@@ -29,23 +30,13 @@ class ThreadWorkers:
         self._clock = clock
         self.tally = Tally()
 
-    async def call(
-        self,
-        reference: str,
-        arguments: Sequence[Any],
-        *,
-        call: CallContext,
-        stage: str,
-        models: Any = None,
-        run_s: float | None = None,
-        memory_mb: int = 0,
-    ) -> Done:
+    async def call(self, work: Work) -> Done:
         try:
-            value = await self._begin(reference, arguments, call, models)
+            value = await self._begin(work)
         except LogicError:
             raise
         except Exception as error:
-            raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
+            raise HandlerFailed(f"the service failed in its stage '{work.stage}'") from error
         return Done(value, 0)
 
     async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
@@ -53,22 +44,12 @@ class ThreadWorkers:
         count = rows_in(rows)
         if not count:
             return Done([], 0)
-        done = await self.call(reference, (rows,), call=call, stage=stage)
+        done = await self.call(Work(reference, (rows,), call, stage))
         return Done(split(done.value, [count])[0], 0)
 
-    async def stream(
-        self,
-        reference: str,
-        arguments: Sequence[Any],
-        *,
-        call: CallContext,
-        stage: str,
-        models: Any = None,
-        run_s: float | None = None,
-        memory_mb: int = 0,
-    ) -> AsyncIterator[Any]:
+    async def stream(self, work: Work) -> AsyncIterator[Any]:
         try:
-            pieces = await self._begin(reference, arguments, call, models)
+            pieces = await self._begin(work)
             if isinstance(pieces, Iterator):
                 while (piece := await asyncio.to_thread(next, pieces, END)) is not END:
                     yield piece
@@ -78,19 +59,19 @@ class ThreadWorkers:
         except LogicError:
             raise
         except Exception as error:
-            raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
+            raise HandlerFailed(f"the service failed in its stage '{work.stage}'") from error
 
     async def close(self) -> None:
         """Do nothing: threads need no clean-up."""
 
-    async def _begin(self, reference: str, arguments: Sequence[Any], call: CallContext, models: Any) -> Any:
-        function = self._services.resolve(reference)
+    async def _begin(self, work: Work) -> Any:
+        function, arguments, call = self._services.resolve(work.reference), work.arguments, work.call
         wanted = injected(function, len(arguments))
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         terms = Terms(request_id=call.request_id, deadline=call.deadline, tier=call.tier, tenant=call.tenant)
         given: dict[str, Any] = {}
         if "models" in wanted:
-            given["models"] = models if is_async else BlockingModels(models, asyncio.get_running_loop())
+            given["models"] = work.models if is_async else BlockingModels(work.models, asyncio.get_running_loop())
         if "ctx" in wanted:
             given["ctx"] = (ClockedAsyncContext if is_async else ClockedContext)(terms, self._clock)
         if is_async:

@@ -12,19 +12,19 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
 from oriel_logic.services.batching import BatchLimits, WrongRows, group_of, rows_in, size_of
+from oriel_logic.services.context import Work
 from oriel_logic.workers.batcher import Batcher
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, Terms, pack
 from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.keeper import Keeper
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.long_jobs import LongJobs
-from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.segments import drop, unpack
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.worker import NOTHING, Worker
@@ -150,51 +150,25 @@ class WorkerPool:
             self._job(ticket).fail(WorkerDied("the server is stopping"))
         await self._keeper.close()
 
-    async def call(
-        self,
-        reference: str,
-        arguments: Sequence[Any],
-        *,
-        call: CallContext,
-        stage: str,
-        models: ModelCalls | None = None,
-        run_s: float | None = None,
-        memory_mb: int = 0,
-    ) -> Done:
+    async def call(self, work: Work) -> Done:
         """Run the referenced function in a worker.
 
-        models: answers the job's model calls.
-        run_s, memory_mb: the service's own limits, see `worker` and `memory`.
+        Its limits are described in `worker` and `memory`.
         Raises DeadlineExceeded (before or while it waits), Saturated, WorkerDied, HandlerTimedOut, MemoryExceeded,
         HandlerFailed, or the Refused that the function raised.
         Cancelled: the job leaves the queue, or, if it has started, the worker is notified and the answer dropped.
         """
-        terms = terms_of(call, memory_mb)
-        packed = self._packed((reference, tuple(arguments), terms), stage)
-        job = self._job_of(reference, packed, call, stage, models=models, run_s=run_s)
-        return await self.submit(job)
+        return await self.submit(self._job_of(work, self._packed_work(work)))
 
-    async def stream(
-        self,
-        reference: str,
-        arguments: Sequence[Any],
-        *,
-        call: CallContext,
-        stage: str,
-        models: ModelCalls | None = None,
-        run_s: float | None = None,
-        memory_mb: int = 0,
-    ) -> AsyncIterator[Any]:
+    async def stream(self, work: Work) -> AsyncIterator[Any]:
         """Yield the pieces of the referenced generator, which runs at most a few pieces ahead of its reader.
 
         The deadline bounds the first piece, `stream_idle_s` each later one.
         Raises what `call` raises, also after some pieces.
         Cancelled or closed: the generator is closed.
         """
-        terms = terms_of(call, memory_mb, streams=True)
-        packed = self._packed((reference, tuple(arguments), terms), stage)
         pieces = Pieces()
-        job = self._job_of(reference, packed, call, stage, models=models, run_s=run_s, pieces=pieces)
+        job = self._job_of(work, self._packed_work(work, streams=True), pieces)
         self._push(job)
         try:
             while (frame := await pieces.next()) is not None:
@@ -248,7 +222,7 @@ class WorkerPool:
                 return None
             return self._packed((reference, tuple(rows), terms_of(call, 0)._replace(is_batch=True)), stage)
 
-        job = self._job_of(reference, NOTHING, call, stage, models=None, run_s=None)
+        job = self._job_of(Work(reference, (), call, stage), NOTHING)
         job.prepare = prepare
         job.may_repeat = False  # its rows have been collected
         job.ticket.deadline = deadline
@@ -369,34 +343,29 @@ class WorkerPool:
         except Exception as error:  # whatever pickling a user's value raises
             raise HandlerFailed(f"the arguments of stage '{stage}' cannot travel to a worker process") from error
 
-    def _job_of(
-        self,
-        reference: str,
-        packed: Packed,
-        call: CallContext,
-        stage: str,
-        *,
-        models: ModelCalls | None,
-        run_s: float | None,
-        pieces: Pieces | None = None,
-    ) -> Job:
+    def _packed_work(self, work: Work, *, streams: bool = False) -> Packed:
+        terms = terms_of(work.call, work.memory_mb, streams=streams)
+        return self._packed((work.reference, tuple(work.arguments), terms), work.stage)
+
+    def _job_of(self, work: Work, packed: Packed, pieces: Pieces | None = None) -> Job:
+        call = work.call
         ticket = Ticket(
             band=call.band,
             tenant=call.tenant,
             deadline=call.deadline,
-            cost=self._costs_ms.get(reference, FIRST_COST_MS),
+            cost=self._costs_ms.get(work.reference, FIRST_COST_MS),
             size_bytes=packed.size_bytes,
         )
         ticket.payload = job = Job(
-            reference=reference,
-            stage=stage,
+            reference=work.reference,
+            stage=work.stage,
             request_id=call.request_id,
             prepare=lambda: packed,
             ticket=ticket,
             future=asyncio.get_running_loop().create_future(),
             queued_s=self._clock(),
-            run_s=run_s,
-            models=models,
+            run_s=work.run_s,
+            models=work.models,
             pieces=pieces,
         )
         return job

@@ -41,33 +41,18 @@ SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
-def _method(name: str, response: str = "") -> tuple[type[Message], type[Message]]:
-    return getattr(v2_pb2, f"{name}Request"), getattr(v2_pb2, f"{response or name}Response")
-
-
-# method name -> (request class, response class)
+# method name -> (request class, response class); the messages of a stream are those of `ModelInfer`
 METHODS: Mapping[str, tuple[type[Message], type[Message]]] = MappingProxyType(
     {
-        "ServerLive": _method("ServerLive"),
-        "ServerReady": _method("ServerReady"),
-        "ModelReady": _method("ModelReady"),
-        "ServerMetadata": _method("ServerMetadata"),
-        "ModelMetadata": _method("ModelMetadata"),
-        "ModelInfer": _method("ModelInfer"),
-        "ModelStreamInfer": _method("ModelInfer", "ModelStreamInfer"),
-        "ModelConfig": _method("ModelConfig"),
-        "ModelStatistics": _method("ModelStatistics"),
-        "RepositoryIndex": _method("RepositoryIndex"),
-        "RepositoryModelLoad": _method("RepositoryModelLoad"),
-        "RepositoryModelUnload": _method("RepositoryModelUnload"),
-        "SystemSharedMemoryStatus": _method("SystemSharedMemoryStatus"),
-        "SystemSharedMemoryRegister": _method("SystemSharedMemoryRegister"),
-        "SystemSharedMemoryUnregister": _method("SystemSharedMemoryUnregister"),
-        "CudaSharedMemoryStatus": _method("CudaSharedMemoryStatus"),
-        "CudaSharedMemoryRegister": _method("CudaSharedMemoryRegister"),
-        "CudaSharedMemoryUnregister": _method("CudaSharedMemoryUnregister"),
-        "TraceSetting": _method("TraceSetting"),
-        "LogSettings": _method("LogSettings"),
+        name: (getattr(v2_pb2, f"{name.replace('Stream', '')}Request"), getattr(v2_pb2, f"{name}Response"))
+        for name in (
+            *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"),
+            *("ModelStreamInfer", "ModelConfig", "ModelStatistics"),
+            *("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+            *("SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
+            *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+            *("TraceSetting", "LogSettings"),
+        )
     }
 )
 
