@@ -11,10 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from oriel_gateway.identity.named_models import JUDGED_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_QUOTES, STATE_BYTES
+from oriel_gateway.identity.named_models import JUDGED_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_QUOTES
 from oriel_policies.documents import compile_documents
 
-from .documents import changed
 from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, digest, documents, gateway, upstream
 
 OPENAI = [
@@ -466,50 +465,3 @@ async def test_the_openai_client_in_front_of_a_server_of_others(up: Upstream) ->
             )
         with pytest.raises(openai.NotFoundError):
             await everything.files.create(file=("a.jsonl", b'{"body": {"model": "big-70b"}}\n'), purpose="batch")
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ('"previous_response_id": "resp_1"', "previous_response_id"),
-        ('"Previous_Re\\u0073ponse_ID": "resp_1"', "Previous_Response_ID"),
-        ('"conversation": {"id": "conv_1"}', "conversation"),
-        ('"prompt": {"id": "pmpt_1"}', "prompt"),
-        ('"input": [{"type": "item_reference", "id": "msg_1"}]', "input"),
-        ('"input": [{"type": "item\\u005freference", "id": "msg_1"}]', "input"),
-        ('"previous_response_id": "resp_1", "previous_response_id": null', None),
-        ('"previous_response_id": null, "input": "about previous_response_id and item_reference"', None),
-        ('"input": [{"role": "user", "content": "item_reference"}]', None),
-    ],
-)
-@pytest.mark.parametrize("key", ["one", GOLD])
-async def test_what_is_stored_on_a_shared_server_cannot_be_named(
-    up: Upstream, key: str, more: str, param: str | None
-) -> None:
-    body = f"{{{SMALL}, {more}}}".encode()
-    headers = "content-type: application/json\r\n"
-    async with gateway(documents([up.port], extra=one('services = ["*"]'))) as (port, _), Client(port) as client:
-        reply = await client.ask("/v1/responses", body, key=key, headers=headers)
-        if param is None:
-            assert reply.status == 200
-            sent = json.loads(up.seen[0].body)
-            assert "previous_response_id" not in sent, "one reader keeps the first of two, another the last"
-        else:
-            error = json.loads(reply.body)["error"]
-            assert (reply.status, error["param"], error["code"], up.seen) == (400, param, "stored_state", [])
-    allowed = changed(
-        documents([up.port], extra=one('services = ["*"]')), 'service = "*"', 'service = "*"\nstored_state = true'
-    )
-    async with gateway(allowed) as (port, _), Client(port) as client:
-        up.seen.clear()
-        assert (await client.ask("/v1/responses", body, key=GOLD, headers=headers)).status == 200
-        assert up.seen[0].body == body, "the operator says that the server may be asked for it"
-
-
-async def test_a_body_of_responses_is_judged_within_bounds(up: Upstream) -> None:
-    files = changed(documents([up.port]), "max_body_bytes = 1000000", "max_body_bytes = 20000000")
-    async with gateway(files) as (port, _), Client(port) as client:
-        assert (await client.ask("/v1/responses", b'{"input": "' + b"a" * STATE_BYTES + b'"}')).status == 413
-        assert (await client.ask("/v1/responses", b"")).status == 400
-        assert (await client.ask("/v1/responses", b'{"input": ' + b"[" * 100_000)).status == 400
-        assert (await client.ask("/v1/responses", b'{"input": [' + b"[]," * 100_000 + b"1]}")).status == 200

@@ -26,9 +26,12 @@ JUDGED_BYTES = 4 * 1024 * 1024  # the most bytes of a JSON body
 MAX_QUOTES = 65_536  # the most unescaped quotes in a JSON body; a text or a key has two
 MAX_BRACKETS = 65_536  # the most opening brackets and braces in a JSON body
 MAX_DEPTH = 64  # the most levels of lists and objects in a JSON body
+TOOLS_BYTES = 1024 * 1024  # the most bytes of the tools in a JSON body
 MAX_PARTS = 256  # the most parts of a form
 STATE_BYTES = 8 * 1024 * 1024  # the most bytes of a body of `/v1/responses` whose state is judged
 _STATE = frozenset({"previous_response_id", "conversation", "prompt"})  # members that name what is stored
+_LABELS = frozenset({"id", "type", "status", "role", "object"})  # members of an item that are not its content
+_EMPTY = (b"null", b'""', b"[]", b"{}")
 _PART_HEAD_BYTES = 4096
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){0,3}\Z")
 _NAMES_MODELS = ("model", "lora", "adapter", "fallback")
@@ -44,7 +47,8 @@ _KEY = re.compile(
 _LISTS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 _as_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_as_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_as_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_as_text = msgspec.json.Decoder(str).decode
 _as_any = msgspec.json.Decoder().decode
 
 
@@ -96,35 +100,56 @@ def judge_body(head: RequestHead, form: str, body: bytes, tenant: Tenant) -> str
     return name
 
 
-def without_state(body: bytes) -> bytes | None:
-    """Check that a body of `/v1/responses` names nothing that an earlier call, perhaps another tenant's, has stored.
+def without_state(body: bytes, *, judged: bool) -> bytes:
+    """Return a body of `/v1/responses` as it is sent on: it names nothing that an earlier call, perhaps another
+    tenant's, has stored.
 
-    Returns the body to send in its place, None for this one: members that are null are left out, because readers differ
-    in what one that is there twice means. Raises Refused.
+    Readers differ in the letter case of names and in the meaning of members that are there twice. So names that are one
+    in small letters are refused, only the last of equal members is sent on, and none that is null and names what is
+    stored. judged: `judge_body` has taken it. Raises Refused.
     """
     if len(body) > STATE_BYTES:
-        raise Refused(Outcome.TOO_LARGE, f"a body of this path has at most {STATE_BYTES} bytes here")
+        raise _too_large(STATE_BYTES)
+    stored: list[str] = []
+    sent: dict[str, object] = {}
     try:
+        if not judged:
+            _plain(body)
         fields = _as_object(body)
-        items = _as_list(fields["input"]) if bytes(fields.get("input", b""))[:1] == b"[" else []
-        references = [each for each in items if _is_reference(each)]
+        for spelled, (name, raw) in zip(fields, _caseless(fields).items(), strict=True):
+            if name in _STATE:
+                stored += [spelled] if bytes(raw) != b"null" else []
+            elif name == "input" and bytes(raw)[:1] in b"[{":
+                sent[spelled] = items = _as_objects(raw)
+                stored += [spelled] if any(map(_is_reference, items)) else []
+            else:
+                sent[spelled] = raw
     except (ValueError, RecursionError):
-        message = "the body is not one JSON object in UTF-8" if body else "the body is empty"
-        raise Refused(Outcome.INVALID_REQUEST, message) from None
-    found = {name for name in fields if name.casefold() in _STATE}
-    named = [name for name in found if bytes(fields[name]) != b"null"]
-    if named or references:
-        name = min(named, default="input")
-        message = f"'{name}' names what is stored on a server that others use too: send the content itself"
-        raise Refused(Outcome.INVALID_REQUEST, message, more={"param": name, "code": "stored_state"})
-    return msgspec.json.encode({name: raw for name, raw in fields.items() if name not in found}) if found else None
+        message = "the body is not a JSON object in UTF-8 whose `input` is a text or a list of objects"
+        raise Refused(Outcome.INVALID_REQUEST, message if body else "the body is empty") from None
+    if stored:
+        message = f"'{stored[0]}' names what is stored on a server that others use too: send the content itself"
+        raise Refused(Outcome.INVALID_REQUEST, message, more={"param": stored[0], "code": "stored_state"})
+    return msgspec.json.encode(sent)
 
 
-def _is_reference(item: msgspec.Raw) -> bool:
-    if b"item_reference" not in (data := bytes(item)) and b"\\u" not in data:
-        return False
-    value = _as_any(item)
-    return isinstance(value, dict) and value.get("type") == "item_reference"
+def _caseless(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """Return the members of an object by their names in small letters. Raises Refused if two names are one then."""
+    caseless = {name.casefold(): raw for name, raw in fields.items()}
+    if len(caseless) != len(fields):
+        raise Refused(Outcome.INVALID_REQUEST, "two members of one object differ in the case of letters only")
+    return caseless
+
+
+def _is_reference(fields: dict[str, msgspec.Raw]) -> bool:
+    """Return whether an item names one that is stored: by its type, or by an id without content of its own."""
+    item = _caseless(fields)
+    raw = item.get("type")
+    kind = _as_text(raw).casefold() if raw is not None and bytes(raw)[:1] == b'"' else ""
+    if kind == "item_reference" or "id" not in item or bytes(item["id"]) == b"null":
+        return kind == "item_reference"
+    filled = {name for name, raw in item.items() if bytes(raw).translate(None, b" \t\r\n") not in _EMPTY}
+    return not filled - _LABELS or (not kind and "content" not in filled)
 
 
 def naming_another(body: bytes, model: str) -> bytes | None:
@@ -168,39 +193,53 @@ def _seen(raw: msgspec.Raw, tenant: Tenant) -> bytes | None:
     return msgspec.json.encode(fields)
 
 
-def _object(body: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+def _object(body: bytes) -> dict[str, msgspec.Raw]:
     """Return the fields of a JSON object that has at most one `model`. Raises Refused."""
-    data = bytes(body)
-    if len(data) > JUDGED_BYTES:
+    if len(body) > JUDGED_BYTES:
         raise _too_large()
     try:
-        if not data.isascii():
-            data.decode("utf-8")
-        _check_extent(data)
-        fields = _as_object(data)
+        if not body.isascii():
+            body.decode("utf-8")
+        _check_depth(plain := _plain(body))
+        fields = _as_object(body)
+        _check_names([fields], plain, [fields if plain is body else _as_object(plain)])
     except (ValueError, RecursionError):
-        raise _refused("the body is not one JSON object in UTF-8" if data else "the body is empty") from None
-    for name in fields:
-        if name != "model" and any(map(name.casefold().__contains__, _NAMES_MODELS)):
-            raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
-    # Each key `model` is this object's or lies within one of its values; a decoder keeps the last of equal keys.
-    if len(_KEY.findall(data)) != ("model" in fields) + sum(len(_KEY.findall(raw)) for raw in fields.values()):
-        raise _refused("the field `model` is there more than once")
+        raise _refused("the body is not one JSON object in UTF-8" if body else "the body is empty") from None
     return fields
 
 
-def _check_extent(data: bytes) -> None:
-    """Raise Refused for JSON with too many texts or lists, and ValueError if it is nested deeper than MAX_DEPTH.
+def _check_names(objects: list[dict[str, msgspec.Raw]], text: bytes, found: list[dict[str, msgspec.Raw]]) -> None:
+    """Refuse objects that have `model` more than once, or other fields named after models.
 
-    Parsers differ in how deep they go.
+    text: their JSON without escaped quotes and backslashes, for which a search takes too long.
+    found: the objects of this text.
+    """
+    names = [name for fields in objects for name in fields if name != "model"]
+    if any(map("\n".join(names).casefold().__contains__, _NAMES_MODELS)):
+        name = next((name for name in names if any(map(name.casefold().__contains__, _NAMES_MODELS))), "")
+        raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
+    # Each key `model` is an object's own or lies within one of its values; a decoder keeps the last of equal keys.
+    own, values = sum(["model" in fields for fields in found]), [raw for fields in found for raw in fields.values()]
+    if len(_KEY.findall(text)) != own + len(_KEY.findall(b",".join(values))):
+        raise _refused("the field `model` is there more than once")
+
+
+def _plain(data: bytes) -> bytes:
+    """Return a JSON text without escaped quotes and backslashes. Raises Refused if it has too many texts or lists."""
+    # Left to right a run of backslashes pairs up from its start: what remains before a quote escapes it.
+    escapes = b"\\" in data and len(data) <= JUDGED_BYTES  # in a larger text each quote counts, because this takes time
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else data
+    if plain.count(b'"') > MAX_QUOTES or data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+        raise _too_large()
+    return plain
+
+
+def _check_depth(plain: bytes) -> None:
+    """Raise ValueError if a text without escapes is nested deeper than MAX_DEPTH: parsers differ in how deep they go.
+
     Exact for valid JSON. It needs no numpy, unlike `oriel_wire.v2.depth`, which takes larger texts.
     """
-    # Left to right a run of backslashes pairs up from its start: what remains before a quote escapes it.
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-    opened = data.count(b"[") + data.count(b"{")
-    if plain.count(b'"') > MAX_QUOTES or opened > MAX_BRACKETS:
-        raise _too_large()
-    if opened <= MAX_DEPTH:
+    if plain.count(b"[") + plain.count(b"{") <= MAX_DEPTH:
         return
     rest = b"".join(plain.split(b'"')[::2]).translate(_LISTS, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):  # each time all innermost lists go
@@ -211,20 +250,25 @@ def _check_extent(data: bytes) -> None:
 
 def _judge_tools(raw: msgspec.Raw, tenant: Tenant) -> None:
     """Check tools that run on a model of their own (`image_generation`) and name it."""
+    if len(data := bytes(raw)) > TOOLS_BYTES:
+        raise Refused(Outcome.TOO_LARGE, f"this key's `tools` have at most {TOOLS_BYTES} bytes")
     try:
-        tools = _as_list(raw)
+        tools, plain = _as_objects(data), _plain(data)
+        _check_names(tools, plain, tools if plain is data else _as_objects(plain))
     except (ValueError, RecursionError):
-        raise _refused("`tools` is not a list") from None
+        raise _refused("`tools` is not a list of objects") from None
     for tool in tools:
-        if (named := _object(tool).get("model")) is not None:
-            _check(_text(named), tenant)
+        if "model" in tool:
+            _check(_text(tool["model"]), tenant)
 
 
 def _text(raw: msgspec.Raw) -> str:
-    name = _as_any(raw)
-    if not isinstance(name, str) or not name:
-        raise _refused("`model` has to be a name")
-    return name
+    try:
+        if name := _as_text(raw):
+            return name
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    raise _refused("`model` has to be a name")
 
 
 def _named_in_form(body: bytes, boundary: bytes) -> str | None:
@@ -286,7 +330,8 @@ def _refused(message: str) -> Refused:
     return Refused(Outcome.INVALID_REQUEST, message, more={"param": "model"})
 
 
-def _too_large() -> Refused:
-    message = f"of this key's calls the body is read for its model: at most {JUDGED_BYTES} bytes of JSON, with"
-    bounds = f"{MAX_QUOTES // 2} keys and texts and {MAX_BRACKETS} lists and objects"
-    return Refused(Outcome.TOO_LARGE, f"{message} at most {bounds}")
+def _too_large(most: int = JUDGED_BYTES) -> Refused:
+    """Build the refusal of a JSON body. most: the most bytes that it may have."""
+    bounds = f"at most {MAX_QUOTES // 2} keys and texts and {MAX_BRACKETS} lists and objects"
+    message = f"the body is read for its model or for what is stored: at most {most} bytes of JSON, with {bounds}"
+    return Refused(Outcome.TOO_LARGE, message)

@@ -27,7 +27,7 @@ from oriel_wire.context import with_tokens
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
 # msgspec.defstruct and not a class statement: this module is compiled, and a Struct makes its classes by itself.
-_decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", Any, None)])).decode
+_decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", str | None, None)])).decode
 
 
 def attach(call: Call, routing: RoutingState, *, streaming: bool = False) -> None:
@@ -136,10 +136,11 @@ class Extras:
         target, routing = call.target, self._routing
         if target.stateless or target.names in ("json", "form"):
             try:
-                if target.stateless and (sent := without_state(call.body())) is not None:
-                    call._body, call.body_bytes = sent, len(sent)
                 if target.names:
                     self.model = judge_body(call.head, target.names, call.body(), call.tenant)[:MAX_NAME]
+                if target.stateless:
+                    call._body = sent = without_state(call.body(), judged=bool(target.names))
+                    call.body_bytes = len(sent)
             except Refused as refused:
                 call.refuse(refused)
                 return False
