@@ -1,11 +1,13 @@
 """No kind of request leaves objects that only the garbage collector can free, for which it would stop all requests."""
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
 from ..uncollected import left_by
+from ..waiting import until
 
 SERVICES = """
     import asyncio
@@ -54,6 +56,10 @@ SERVICES = """
     async def stays(upto: int) -> AsyncIterator[int]:
         yield upto
         await asyncio.sleep(3600)  # unlike an event, known to the loop
+
+    @service
+    async def waits(request: Request) -> dict:
+        await asyncio.sleep(3600)
 
     @service
     def counts_inside(upto: int) -> Iterator[int]:
@@ -114,12 +120,26 @@ async def test_a_request_leaves_nothing_in_cycles(stack: Any, services: Any, kin
     assert await left_by(ask) == {}
 
 
-async def test_a_reader_who_leaves_a_stream_leaves_nothing_in_cycles(stack: Any, services: Any) -> None:
+@pytest.mark.parametrize("kind", ["stays", "waits", "asks", "asks_inside"])
+async def test_a_caller_who_leaves_leaves_nothing_in_cycles(
+    stack: Any, services: Any, inference: Any, kind: str
+) -> None:
     logic = await stack(services(kinds=SERVICES))
-    await left_a_stream(logic.client)
-    assert await left_by(lambda: left_a_stream(logic.client)) == {}
+    inference.hold = True
+    envelope, base = logic.unit.envelope, logic.client.base_url
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
+            asked = asyncio.ensure_future(first_of(client, kind))
+            if kind == "stays":
+                await asked
+            await until(lambda: envelope.in_flight)
+            asked.cancel()
+        await until(lambda: not envelope.in_flight)
+
+    assert await left_by(leave) == {}
 
 
-async def left_a_stream(client: httpx.AsyncClient) -> None:
-    async with client.stream("POST", "/v1/services/stays", json={"upto": 1}) as answer:
+async def first_of(client: httpx.AsyncClient, kind: str) -> None:
+    async with client.stream("POST", f"/v1/services/{kind}", json={"upto": 1}) as answer:
         await anext(answer.aiter_bytes())

@@ -321,7 +321,9 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._handle.cancel()
-        if self.is_past and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+        is_late = self.is_past and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
+        del self._task  # which keeps the traceback of its cancellation, and that this object
+        if is_late:
             raise TimeoutError from error
 
     def _end(self) -> None:
