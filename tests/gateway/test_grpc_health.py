@@ -1,6 +1,7 @@
 """`grpc.health.v1.Health` of the gateway: without a key, about the gateway itself and nothing else."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -72,6 +73,33 @@ async def test_a_watcher_of_an_unknown_service_is_told_so_and_stays() -> None:
         assert len(core.health_watches.open) == 1
         call.cancel()
         await until(lambda: not core.health_watches.open)
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_a_call_whose_message_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Nobody needs a key for one: calls without a message must not fill the gateway's places."""
+    monkeypatch.setattr(grpc_health, "MESSAGE_S", 0.05)
+    async with stack(Backend()) as (address, core), aio.insecure_channel(address) as channel, asyncio.timeout(60):
+        call = channel.stream_unary(f"/grpc.health.v1.Health/{method}")(nothing())
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: not any(front.requests_open for front in core.fronts))
+
+
+async def test_a_connection_has_few_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_health, "MAX_OF_A_CONNECTION", 1)
+    async with stack(Backend()) as (address, core), aio.insecure_channel(address) as channel, asyncio.timeout(60):
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        for _ in range(2):  # the place is free again once its stream has ended
+            call = watch(asked(""))
+            await call.read()
+            assert await watch(asked("")).code() is grpc.StatusCode.UNAVAILABLE
+            call.cancel()
+            await until(lambda: not core.health_watches.open)
 
 
 async def test_watchers_without_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

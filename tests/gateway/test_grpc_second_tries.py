@@ -340,7 +340,7 @@ async def test_a_server_that_leaves_while_a_stream_waits_for_its_connection_is_n
 
 async def test_a_broken_model_takes_no_other_model_of_its_server_out_of_service() -> None:
     async with house(servers=1, probed=True) as it:
-        it.servers[0].states = ["READY", "UNAVAILABLE"]
+        it.servers[0].states = [*["READY"] * 9000, "UNAVAILABLE"]
         await until(lambda: it.these[0].reach is Reach.READY)
         assert await it.infer() == "OK"
         it.servers[0].states = ["UNAVAILABLE"]

@@ -406,6 +406,32 @@ async def test_requests_that_share_a_connection_with_unknown_senders_are_answere
         assert client.errors == [NO_ERROR, ENHANCE_YOUR_CALM] and len(up.seen) == 1
 
 
+OWN = {
+    "a page": (b"GET", b"/v2/health/ready"),
+    "a preflight": (b"OPTIONS", INFER.encode()),
+    "a refusal": (b"GET", b"/nothing"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+async def test_an_answered_request_that_never_ends_is_reset(name: str) -> None:
+    """Nobody needs a key for these: requests without an end must not fill the gateway's places."""
+    method, path = OWN[name]
+    head = [(b":method", method), (b":scheme", b"http"), (b":authority", b"x"), (b":path", path)]
+    if name == "a preflight":
+        head += [(b"origin", b"https://a"), (b"access-control-request-method", b"POST")]
+    async with (
+        upstream() as up,
+        gateway(documents([up.port], extra=CORS)) as (port, core),
+        raw_client(port) as client,
+    ):
+        client.writer.write(frame(HEADERS, END_HEADERS, 1, block(head)))
+        while 1 not in client.ended:
+            assert await client.read()
+        (front,) = core.fronts
+        await until(lambda: not front.requests_open)
+
+
 # Turns ---------------------------------------------------------------------------------------------------------------
 
 

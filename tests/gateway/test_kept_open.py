@@ -111,7 +111,7 @@ async def test_so_is_a_refusal_of_the_gateway(up: Upstream) -> None:
         event = json.loads((await rest(client)).removeprefix(b"data: "))
         assert event["error"]["reason"] == "deadline_exceeded"
         (decided,) = core.records.decisions.where()
-        assert decided.outcome == "deadline_exceeded"
+        assert (decided.outcome, decided.status) == ("deadline_exceeded", 200)
 
 
 async def test_an_answer_that_is_no_stream_is_cut_if_it_is_not_whole(up: Upstream) -> None:
@@ -140,3 +140,15 @@ async def test_over_http2_it_is_the_same(up: Upstream) -> None:
                 if found.count(COMMENT) >= 2:
                     late.go.set()
             assert found.replace(COMMENT, b"") == b"data: 1\n\n"
+
+
+async def test_a_request_for_the_head_gets_no_comments(up: Upstream) -> None:
+    """They would be a body, which the next answer of the connection would be taken for."""
+    up.answer = late = Late(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 40\r\n\r\n")
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        client.send("/v2/models/digits", b"", method="HEAD", headers="accept: text/event-stream\r\n")
+        await until(lambda: up.seen)
+        rounds = core.keep_alive.rounds
+        await until(lambda: core.keep_alive.rounds > rounds + 2)
+        late.go.set()
+        assert b"content-length: 40" in await client.reader.readuntil(b"\r\n\r\n")

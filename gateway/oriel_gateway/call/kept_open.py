@@ -92,7 +92,13 @@ class KeepAlive:
 def wants_events(call: Call) -> bool:
     """Return whether a waiting call asks for a stream of events, which it alone gets."""
     target, head = call.target, call.head
-    if call.protocol != "http" or call.client is None or call.receiver is not None or target.keepable:
+    if (
+        call.protocol != "http"
+        or call.client is None
+        or call.receiver is not None
+        or target.keepable
+        or target.head_only
+    ):
         return False
     if call.client.http_version == "1.1" and not head.line.minor:
         return False
@@ -113,6 +119,7 @@ def _comment(call: Call) -> None:
     stream, start = call.stream, b""
     if stream is None:
         stream = call.stream = AnswerStream(call.received_s)
+        call.status = 200
         stream.events, stream.rechunk, stream.close = Events(), client.http_version != "2", client.must_close
         lines = [b"HTTP/1.1 200 OK", b"content-type: text/event-stream; charset=utf-8"]
         lines += [f"{name}: {value}".encode() for name, value in UNBUFFERED]

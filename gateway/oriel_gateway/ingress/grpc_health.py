@@ -25,7 +25,9 @@ __all__ = ["MAX_REQUEST_BYTES", "MAX_WATCHES", "HealthCall", "answered_here"]
 
 _TRUE: Final = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
 MAX_REQUEST_BYTES: Final = 1024
-MAX_WATCHES: Final = 256  # of one gateway at once, since nobody needs a key for one
+MAX_WATCHES: Final = 1024  # of one gateway at once, since nobody needs a key for one
+MAX_OF_A_CONNECTION: Final = 4
+MESSAGE_S: Final = 10.0  # for the request's message to come
 
 
 class Caller(Protocol):
@@ -59,7 +61,7 @@ def answered_here(caller: Caller, path: bytes, mark: Mark, end: bool) -> bool:
 class HealthCall:
     """One call of `Check` or `Watch`: handles what comes on the stream of `caller` until it is over."""
 
-    __slots__ = ("_caller", "_data", "_mark", "_service", "_watch", "_watches")
+    __slots__ = ("_caller", "_data", "_late", "_mark", "_service", "_watch", "_watches")
 
     def __init__(self, caller: Caller, watches: bool, mark: Mark) -> None:
         self._caller = caller
@@ -68,6 +70,12 @@ class HealthCall:
         self._data = b""
         self._service = ""
         self._watch: Watch | None = None
+        self._late = get_running_loop().call_later(MESSAGE_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self.left()
+        message = f"the message of a health check did not come within {MESSAGE_S:g} s"
+        self._caller.turn_away(Refused(Outcome.DEADLINE_EXCEEDED, message))
 
     def came(self, data: bytes | memoryview, end: bool) -> None:
         """Bytes of the request came."""
@@ -92,8 +100,14 @@ class HealthCall:
             raise Refused(Outcome.ENCODING_UNSUPPORTED, "send a health check without compression")
         self._service = HealthCheckRequest.FromString(message).service
         if self._watches:
+            connection = caller.connection
+            assert isinstance(connection, PublicConnection)
+            if connection.watches >= MAX_OF_A_CONNECTION:
+                raise Refused(Outcome.QUEUE_FULL, f"a connection has at most {MAX_OF_A_CONNECTION} health watches")
             if len(gateway.health_watches.open) >= MAX_WATCHES:
                 raise Refused(Outcome.QUEUE_FULL, f"{MAX_WATCHES} watch the health of this gateway already")
+            self._late.cancel()
+            connection.watches += 1
             caller.connection.send_headers(_stream(caller), HEAD, False)
             self._watch = Watch(gateway.health_watches, self._status, self._send, self._end)
         elif (status := self._status()) == SERVICE_UNKNOWN:
@@ -131,8 +145,12 @@ class HealthCall:
     def left(self) -> None:
         """The call is over: whatever still comes on the stream is ignored."""
         self._caller.other = None
+        self._late.cancel()
         if self._watch is not None:
             self._watch.leave()
+            self._watch = None
+            assert isinstance(self._caller.connection, PublicConnection)
+            self._caller.connection.watches -= 1
 
 
 def _answer(caller: Caller, message: bytes, mark: Mark) -> None:

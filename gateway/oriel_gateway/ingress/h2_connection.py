@@ -27,17 +27,18 @@ class Begun(Protocol):
 class PublicConnection(H2ServerConnection):
     """A connection of the gateway's clients. begun: calls whose metadata came with the bytes that are being read.
 
-    web: of gRPC-Web; see `ingress.grpc_web`.
+    watches: streams of `Health/Watch`. web: of gRPC-Web; see `ingress.grpc_web`.
     """
 
     web: ClassVar[bool] = False
 
-    __slots__ = ("_gated", "_rank", "_urgent_s", "begun", "gateway")
+    __slots__ = ("_gated", "_rank", "_urgent_s", "begun", "gateway", "watches")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server, LIMITS)
         self.gateway = gateway
         self.begun: list[Begun] = []
+        self.watches = 0
         self._rank = 0  # rank of its latest request while the loop was behind
         self._urgent_s = 0.0  # when its latest request of rank 0 came
         self._gated = False  # whether it is not read until its turn has come

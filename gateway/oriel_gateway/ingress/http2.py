@@ -85,6 +85,7 @@ class Http2Client:
                 page = own_page(head, gateway, server.memo)
                 connection.unwanted(unpaid_bytes(head, page))
                 self._write(page_answer(page, head, mark, server.date_line, close=False))
+                self.answered(close=False)
                 return
             key = gateway.identify_fields(head.credentials, server.memo)
             tenant = key.tenant
@@ -158,6 +159,7 @@ class Http2Client:
             return False
         mark = gateway.mark(head.request_id, None, None)
         self._write(preflight_answer(self.cors, gateway.snapshot, head, mark, server.date_line, close=False))
+        self.answered(close=False)
         return True
 
     def _count_unknown(self, fields: list[HeaderField]) -> None:

@@ -6,7 +6,7 @@ from copy import copy
 from enum import StrEnum
 from time import monotonic
 
-from oriel_gateway.pools.http_probe import CONNECTED, INDEX, UNREACHABLE, HttpProbe, states_in
+from oriel_gateway.pools.http_probe import CONNECTED, INDEX, MAX_INDEX_BYTES, UNREACHABLE, HttpProbe, states_in
 from oriel_policies.documents import Pool
 from oriel_policies.ejection import SUSPECT_S, Ejection, Record
 from oriel_policies.picking import PeakEwma
@@ -121,7 +121,7 @@ class HttpEndpoint(Endpoint, EndpointState):
         )
         EndpointState.__init__(self, address, pool)
         self.prober = Endpoint(
-            *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=64 * 1024, memo=self.memo
+            *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=MAX_INDEX_BYTES, memo=self.memo
         )
 
     def probe(
@@ -138,7 +138,7 @@ class HttpEndpoint(Endpoint, EndpointState):
                     self.prober,
                     INDEX,
                     timeout_s,
-                    lambda status: done(None if status is None else self.reach_by(states_in(index.body))),
+                    lambda _: done(self.reach_by(states_in(index.body))),
                 )
             else:
                 done(_reach(status, path))

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from oriel_gateway.pools.endpoint_state import EndpointState, Reach
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
+from oriel_gateway.pools.http_probe import MAX_INDEX_BYTES
 from oriel_policies.documents import Pool
 from oriel_wire.engine.discovery import Address
 from oriel_wire.engine.h2_upstream import H2Endpoint
@@ -64,9 +65,9 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
 
         GrpcProbe(self, _SERVER_READY, b"", timeout_s, ended)
 
-    def _by_index(self, index: "Found") -> Reach | None:
+    def _by_index(self, index: "Found") -> Reach:
         if not isinstance(index, tuple) or index[0].status != 200:
-            return None if index is None else Reach.NOT_READY
+            return Reach.NOT_READY
         try:
             models = v2_pb2.RepositoryIndexResponse.FromString(index[1]).models
         except DecodeError:
@@ -93,7 +94,7 @@ Found = tuple[GrpcAnswer, bytes] | UpstreamError | None
 class GrpcProbe:
     """One call of our own; a ResponseSink. done: called once."""
 
-    __slots__ = ("_done", "_endpoint", "_exchange", "_message", "_path", "_timeout_s", "_timer")
+    __slots__ = ("_data", "_done", "_endpoint", "_exchange", "_message", "_path", "_timeout_s", "_timer")
 
     def __init__(
         self, endpoint: GrpcEndpoint, path: bytes, message: bytes, timeout_s: float, done: Callable[[Found], None]
@@ -104,6 +105,7 @@ class GrpcProbe:
         self._timeout_s = timeout_s
         self._done: Callable[[Found], None] | None = done
         self._exchange: GrpcExchange | None = None
+        self._data = bytearray()
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
         exchange = endpoint.begin(self, monotonic())
         if exchange is not None:
@@ -116,12 +118,18 @@ class GrpcProbe:
         connection.send(block, prefix(len(self._message)) + self._message, True)
 
     def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
+        self.response_data(data, False)
         if complete:
-            self._exchange = None
-        self._end((head, data))
+            self.ended(head)
 
     def response_data(self, data: bytes, complete: bool) -> None:
-        """Do nothing. It is never called: the answer is whole, or the probe has ended."""
+        self._data += data
+        if len(self._data) > MAX_INDEX_BYTES:
+            self._end(None)
+
+    def ended(self, answer: GrpcAnswer) -> None:
+        self._exchange = None
+        self._end((answer, bytes(self._data)))
 
     def failed(self, error: UpstreamError) -> None:
         self._exchange = None

@@ -16,6 +16,7 @@ from oriel_wire.h1_response import ResponseHead
 CONNECTED = 0
 UNREACHABLE = -1
 INDEX: Final = "/v2/repository/index"
+MAX_INDEX_BYTES: Final = 4 * 1024 * 1024  # the index of 10,000 models has 1 MB
 
 
 class HttpProbe:
@@ -44,7 +45,7 @@ class HttpProbe:
         verb, length = ("POST", b"\r\ncontent-length: 0") if path == INDEX else ("GET", b"")
         head = f"{verb} {path} HTTP/1.1\r\n".encode("ascii") + prober.host_line + length + b"\r\n\r\n"
         self._request = head if path else b""
-        self.body: bytes | None = b"" if path == INDEX else None
+        self.body = bytearray() if path == INDEX else None
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
         self._fresh = not path
         self._attempt: asyncio.TimerHandle | None = None
@@ -115,8 +116,8 @@ class _Listed(msgspec.Struct):
 _decode = msgspec.json.Decoder(list[_Listed]).decode
 
 
-def states_in(index: bytes | None) -> set[str]:
-    """Return the states of the models in an answer to INDEX; empty if it is none."""
+def states_in(index: bytearray | None) -> set[str]:
+    """Return the states of the models in an answer to INDEX; empty if it is none, or did not come whole."""
     try:
         return {each.state for each in _decode(index or b"[]")}
     except msgspec.MsgspecError:
