@@ -271,6 +271,23 @@ async def test_a_client_that_vanishes_resets_its_streams(ours: tuple[HttpServer,
     assert server.connections == set()
 
 
+async def test_nothing_is_left_to_do_for_a_connection_that_was_lost_between_two_turns(
+    ours: tuple[HttpServer, App],
+) -> None:
+    """The loop went on with its requests for ever, at the cost of a whole core."""
+    server, app = ours
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(ECHO)
+    connection = await only(app)
+    connection.data_received(b"".join([head(stream_id, b"/hold") for stream_id in range(3, 2003, 2)]))
+    assert connection.unhandled
+    connection.transport.abort()
+    writer.close()
+    await until(lambda: connection.closed)
+    await until(lambda: not connection.unhandled)
+    assert not server.requests_open
+
+
 async def test_an_idle_connection_makes_room_for_another_client() -> None:
     server, app = await serve(HttpLimits(max_connections=1))
     idle = await library_client(server.port)

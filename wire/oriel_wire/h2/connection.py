@@ -118,6 +118,7 @@ class H2Connection(HeaderBlocks):
         """
         self.now = now
         if self.closed:
+            self._later = b""
             return
         self._begun = 0
         if self._later:
