@@ -48,6 +48,7 @@ from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.metrics_config import first_response_buckets
 from oriel_inference.repository.outline import HOST, gpu_name
+from oriel_inference.rollout import LoadTools
 from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
@@ -221,11 +222,7 @@ async def open_unit(
     if settings.gpu_memory_bytes:
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
     spans = sink if sink is not None else open_sink("inference")
-    control = ModelControl(
-        catalog,
-        stores,
-        mode=settings.control_mode,
-        poll_s=settings.poll_s,
+    tools = LoadTools(
         find_backend=backend_of,
         make_scheduler=make_scheduler,
         cores=settings.cores,
@@ -235,6 +232,13 @@ async def open_unit(
         defaults=settings.load_defaults,
         load_threads=settings.load_threads,
         devices=devices,
+    )
+    control = ModelControl(
+        catalog,
+        stores,
+        tools,
+        mode=settings.control_mode,
+        poll_s=settings.poll_s,
         clock=clock,
         memory=ModelMemory(budgets, young_s=settings.young_s, young_loads=settings.young_loads),
         used_bytes=lambda: _used_bytes(budgets),

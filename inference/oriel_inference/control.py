@@ -29,9 +29,6 @@ from typing import Any
 
 from oriel_inference.artefacts.keeper import ArtefactKeeper
 from oriel_inference.artefacts.records import ArtefactSettings
-from oriel_inference.backends import Backend
-from oriel_inference.batching.device import Devices
-from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.clock import Clock
 from oriel_inference.errors import (
     ControlRefused,
@@ -45,12 +42,9 @@ from oriel_inference.errors import (
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
 from oriel_inference.loader import Loader
 from oriel_inference.model import ModelState
-from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation
-from oriel_inference.repository.defaults import LoadDefaults
-from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.scan import Found, Repositories, Repository
-from oriel_inference.rollout import LoadFailures, Rollout
+from oriel_inference.rollout import LoadFailures, LoadTools, Rollout
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.model_memory import ModelMemory
@@ -69,8 +63,7 @@ class ModelControl:
 
     mode: "none", "poll", "explicit" or "demand".
     poll_s: time between polls.
-    leave_s: how long a version that is replaced may take to finish its requests.
-    devices: the server's. memory: the budgets of memory.
+    memory: the budgets of memory.
     used_bytes: returns device -> bytes in use there now; blocks.
     max_items, max_bytes: bounds of the calls that wait for one model to be loaded.
     artefacts: None makes no compiled artefacts, whatever configurations ask for.
@@ -80,17 +73,10 @@ class ModelControl:
         self,
         catalog: Catalog,
         stores: Sequence[ModelStore],
+        tools: LoadTools,
         *,
         mode: str,
         poll_s: float,
-        find_backend: Callable[[str], Backend],
-        make_scheduler: Callable[[LoadedVersion], Scheduler],
-        cores: int,
-        leave_s: float,
-        check: CheckPool | None,
-        defaults: LoadDefaults | None = None,
-        load_threads: int = 0,
-        devices: Devices | None = None,
         clock: Clock,
         memory: ModelMemory,
         used_bytes: Callable[[], Mapping[str, int]],
@@ -104,24 +90,12 @@ class ModelControl:
         self._mode = mode
         self._poll_s = poll_s
         self._settle_s = min(SETTLE_S, poll_s / 4)
-        self._check = check
+        self._check = tools.check
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._requested: set[str] = set()
         self._replaced: set[str] = set()  # models on demand that were loaded with a configuration of a request
-        self._rollout = Rollout(
-            catalog,
-            find_backend=find_backend,
-            make_scheduler=make_scheduler,
-            cores=cores,
-            leave_s=leave_s,
-            check=check,
-            spawn=self.spawn,
-            defaults=defaults,
-            load_threads=load_threads,
-            devices=devices,
-            published=self._published,
-        )
+        self._rollout = Rollout(catalog, tools, spawn=self.spawn, published=self._published)
         self._loader = Loader(
             catalog,
             self._repositories,
@@ -129,7 +103,7 @@ class ModelControl:
             mode=mode,
             clock=clock,
             spawn=self.spawn,
-            find_backend=find_backend,
+            find_backend=tools.find_backend,
             memory=memory,
             used_bytes=used_bytes,
             max_items=max_items,

@@ -18,6 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -72,44 +73,47 @@ class LoadFailures:
         self.counts[key] += 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTools:
+    """The means of a server to load versions.
+
+    leave_s: how long a version that leaves may take to finish its requests.
+    load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
+    devices: the server's.
+    """
+
+    find_backend: Callable[[str], Backend]
+    make_scheduler: Callable[[LoadedVersion], Scheduler]
+    cores: int
+    leave_s: float
+    check: CheckPool | None
+    defaults: LoadDefaults = field(default_factory=LoadDefaults)
+    load_threads: int = 0
+    devices: Devices = field(default_factory=Devices)
+
+
 class Rollout:
     """Loads, publishes and closes versions.
 
     spawn: starts a task that ends with the server.
-    leave_s: how long a version that leaves may take to finish its requests.
-    load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
-    devices: the server's.
     published: called for each new version that serves and whose configuration asks for a compiled artefact.
     """
 
     def __init__(
         self,
         catalog: Catalog,
+        tools: LoadTools,
         *,
-        find_backend: Callable[[str], Backend],
-        make_scheduler: Callable[[LoadedVersion], Scheduler],
-        cores: int,
-        leave_s: float,
-        check: CheckPool | None,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        defaults: LoadDefaults | None = None,
-        load_threads: int = 0,
-        devices: Devices | None = None,
         published: Callable[[ServingModel, Compilation], None] | None = None,
     ) -> None:
         self._published = published
-        self._devices = devices or Devices()
         self._catalog = catalog
-        self._find_backend = find_backend
-        self._make_scheduler = make_scheduler
-        self._cores = cores
-        self._leave_s = leave_s
-        self._check = check
+        self._tools = tools
         self._spawn = spawn
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # One file that hangs must not stop all loads, not even on one core.
-        self._slots = LoadSlots(min(MAX_SLOTS, load_threads or max(2, cores)))
-        self._defaults = defaults or LoadDefaults()
+        self._slots = LoadSlots(min(MAX_SLOTS, tools.load_threads or max(2, tools.cores)))
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
         self._closing: dict[ServingModel, asyncio.Task[None]] = {}
@@ -145,14 +149,14 @@ class Rollout:
                 loading = Loading(
                     stores[0],
                     name,
-                    find_backend=self._find_backend,
-                    cores=self._cores,
+                    find_backend=self._tools.find_backend,
+                    cores=self._tools.cores,
                     models=models,
-                    check=self._check,
+                    check=self._tools.check,
                     override=override,
                     have=have,
-                    defaults=self._defaults,
-                    devices=self._devices,
+                    defaults=self._tools.defaults,
+                    devices=self._tools.devices,
                     slot=slot.taken,
                     reserve=reserve,
                 )
@@ -233,7 +237,7 @@ class Rollout:
         return ServingModel(
             loaded.spec,
             loaded.config,
-            self._make_scheduler(loaded),
+            self._tools.make_scheduler(loaded),
             loaded.sessions,
             load_s,
             loaded.identity,
@@ -243,8 +247,8 @@ class Rollout:
 
     def _end_check_later(self) -> None:
         self._last_load = time.monotonic()
-        if self._check is not None and not self._catalog.loading:
-            self._spawn(self._end_check(self._check, self._last_load))
+        if self._tools.check is not None and not self._catalog.loading:
+            self._spawn(self._end_check(self._tools.check, self._last_load))
 
     async def _end_check(self, check: CheckPool, since: float) -> None:
         await asyncio.sleep(CHECK_IDLE_S)
@@ -420,7 +424,7 @@ class Rollout:
     async def _finish(self, serving: ServingModel) -> None:
         """Close a version when its last request has ended. A batch that hangs keeps its session."""
         batcher = serving.batcher
-        ends = time.monotonic() + self._leave_s
+        ends = time.monotonic() + self._tools.leave_s
         while batcher.pending or batcher.running or serving.holds:
             if time.monotonic() >= ends:
                 break

@@ -20,7 +20,7 @@ from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.model import ModelSpec, ModelState
 from oriel_inference.repository.load import LoadedVersion, Loading
-from oriel_inference.rollout import Rollout
+from oriel_inference.rollout import LoadTools, Rollout
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from .ensembles import Step, ensemble, model, tensor
@@ -63,11 +63,13 @@ class Room:
 
         self.rollout = Rollout(
             self.catalog,
-            find_backend=lambda name: None,  # type: ignore[arg-type, return-value]
-            make_scheduler=make,
-            cores=2,
-            leave_s=1.0,
-            check=None,
+            LoadTools(
+                find_backend=lambda name: None,  # type: ignore[arg-type, return-value]
+                make_scheduler=make,
+                cores=2,
+                leave_s=1.0,
+                check=None,
+            ),
             spawn=self.spawn,
         )
 
