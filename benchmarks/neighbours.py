@@ -9,6 +9,7 @@ bad-rows          one caller whose rows fail, in the same batches
 large-bodies      one body of 60 MiB: JSON, binary, gzip, a load request with a file
 on-demand         thirty models called by Zipf's law on a server with memory for seven
 hostile-requests  275 attacks on the inference server, one after the other
+hostile           attacks by tenants with small limits on a gateway, a logic and an inference server
 """
 
 from harness.cases import run
@@ -21,6 +22,7 @@ CASES = {
     "large-bodies": "inference_bench.large_bodies",
     "on-demand": "inference_bench.on_demand",
     "hostile-requests": "inference_bench.hostile_requests",
+    "hostile": "gateway_bench.hostile",
 }
 
 if __name__ == "__main__":

@@ -61,6 +61,16 @@ async def test_a_message_that_comes_byte_by_byte_takes_steps_by_its_bytes(path: 
         assert idle(core) and not core.pools["p"].held_bytes
 
 
+async def test_four_kilobytes_that_are_64_as_fields_are_read_once() -> None:
+    """Their 400 frames were 26 MB of fields, which took the gateway more than three seconds."""
+    start = b"\x01" + (65_000).to_bytes(4, "big") + bomb(64_000)
+    body = start + b"\x00\x00\x00\xff\xff" * ((4300 - len(start)) // 5)
+    async with stack(Backend()) as (address, core):
+        answer, counted = await in_single_bytes(address, INFER, body, BRONZE)
+        assert b"bad_request" in answer and counted < 300_000
+        assert idle(core) and not core.pools["p"].held_bytes
+
+
 @pytest.mark.parametrize("kind", ["application/grpc", "application/grpc-web-text"])
 @pytest.mark.parametrize("first", [b"\x0a\xfa\xff\x03", b"\x12\xfa\xff\x03", b"\x3a\xfa\xff\x03"])
 async def test_a_first_field_longer_than_what_is_read_for_the_name_is_refused_at_once(kind: str, first: bytes) -> None:

@@ -167,6 +167,8 @@ ESCAPES = r"\\\\ \" "
         (f'{{{SMALL}, "fallbacks": ["big-70b"]}}', 400, "may name a model"),
         (f'{{{SMALL}, "lora_path": "big"}}', 400, "may name a model"),
         (f'{{{SMALL}, "Fallbac\\u212as": "big"}}', 400, "may name a model"),
+        (f'{{{SMALL}, "{"x" * 256}": 1}}', 200, ""),
+        (f'{{{SMALL}, "{"x" * 257}": 1}}', 400, "may name a model"),
         (f'{{{SMALL}, "tools": [{{"type": "image_generation", "model": "big-70b"}}]}}', 404, "big-70b"),
         (f'{{{SMALL}, "tools": [{{"model": "small-2"}}, {{"model": "big", "model": "small-1"}}]}}', 400, TWICE),
         (f'{{{SMALL}, "tools": "big"}}', 400, "not a list"),

@@ -27,6 +27,7 @@ MAX_QUOTES = 65_536  # the most unescaped quotes in a JSON body; a text or a key
 MAX_BRACKETS = 65_536  # the most opening brackets and braces in a JSON body
 MAX_DEPTH = 64  # the most levels of lists and objects in a JSON body
 TOOLS_BYTES = 1024 * 1024  # the most bytes of the tools in a JSON body
+MAX_FIELD = 256  # the most characters of a field's name
 MAX_PARTS = 256  # the most parts of a form
 STATE_BYTES = 8 * 1024 * 1024  # the most bytes of a body of `/v1/responses` whose state is judged
 _STATE = frozenset({"previous_response_id", "conversation", "prompt"})  # members that name what is stored
@@ -215,8 +216,10 @@ def _check_names(objects: list[dict[str, msgspec.Raw]], text: bytes, found: list
     found: the objects of this text.
     """
     names = [name for fields in objects for name in fields if name != "model"]
-    if any(map("\n".join(names).casefold().__contains__, _NAMES_MODELS)):
-        name = next((name for name in names if any(map(name.casefold().__contains__, _NAMES_MODELS))), "")
+    long = [name for name in names if len(name) > MAX_FIELD]
+    if long or any(map("\n".join(names).casefold().__contains__, _NAMES_MODELS)):
+        named = [name for name in names if any(map(name.casefold().__contains__, _NAMES_MODELS))]
+        name = next(iter(long or named), "")
         raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
     # Each key `model` is an object's own or lies within one of its values; a decoder keeps the last of equal keys.
     own, values = sum(["model" in fields for fields in found]), [raw for fields in found for raw in fields.values()]

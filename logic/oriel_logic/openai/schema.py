@@ -28,6 +28,7 @@ MAX_MARKS = 32_768  # unescaped quotes, opening braces and brackets of a body th
 MAX_NUMBERS = 327_680
 MAX_QUOTES = 131_072
 MAX_LISTS = 65_536
+MAX_SENTENCE = 4096  # characters of an error that names a field as it was sent; of a longer one the middle is left out
 FIELD = re.compile(r"field `([^`]*)`")
 
 Count = Annotated[int, Meta(ge=1)]
@@ -140,7 +141,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     try:
         request = _decoded(body, kind)
     except msgspec.ValidationError as error:
-        raise wrong(with_values(error, kind)) from error
+        text = with_values(error, kind)
+        raise wrong(text if len(text) <= MAX_SENTENCE else text[:1024] + text[-1024:]) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParameterWrong(f"the body is not valid JSON: {error}" if body.strip() else "the body is empty") from error
     except RecursionError as error:
@@ -170,6 +172,8 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        if len(str(error)) > MAX_SENTENCE:
+            raise
         if body.count(b'"') - body.count(b'\\"') + body.count(b"{") + body.count(b"[") > MAX_MARKS:
             raise
         try:
