@@ -30,6 +30,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.http import decode_request
 
+from ..waiting import until
 from . import models
 from .clients import client_of
 
@@ -342,6 +343,16 @@ async def test_a_text_that_is_being_converted_holds_up_none_of_a_more_urgent_tie
         assert begun.results == waiting.results == [] and len(large.pids) == 2
     os.kill(pid, signal.SIGCONT)
     assert isinstance(await begun.one(), tuple) and isinstance(await waiting.one(), tuple)
+
+
+async def test_a_long_text_of_a_lower_tier_prepares_the_process_for_a_more_urgent_one(large: LargeJson) -> None:
+    """The first urgent text waited for the start of an interpreter."""
+    for band, count in ((0, 1), (2, 2)):
+        waits = Waits()
+        large.submit(Task.REQUEST, [SMALL, b" " * (9 << 20)], None, waits.then, band=band)
+        assert isinstance(await waits.one(), tuple)
+        await until(lambda count=count: len(large.pids) == count)  # type: ignore[misc]
+        assert large.converted == count
 
 
 async def test_a_tenant_that_fills_what_may_wait_makes_room_for_others() -> None:

@@ -21,6 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from oriel_inference.clock import Clock, Timer
@@ -43,6 +44,7 @@ __all__ = ["Converted", "LargeJson", "Task", "Then"]
 _log = logging.getLogger(__name__)
 
 LANES = 2
+LONG_BYTES = 8 << 20  # of a text that takes so long that a more urgent one probably comes meanwhile
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 256 << 20
 MEMORY_BYTES = 4 << 30
@@ -139,7 +141,7 @@ class LargeJson:
         for each in displaced:
             self._finish(each.payload, QueueFull("other large JSON took the place: send tensors as binary data"))
         if lane is not None and (deadline is None or deadline > self._clock.now()):
-            lane.begin(job)
+            self._begin(lane, job)
         return lambda: self._finish(job, None)
 
     async def convert(self, task: Task, parts: _Parts) -> Converted:
@@ -207,7 +209,13 @@ class LargeJson:
             elif ticket.deadline <= self._clock.now():
                 self._finish(ticket.payload, DeadlineExceeded("json"))
             else:
-                free.begin(ticket.payload)
+                self._begin(free, ticket.payload)
+
+    def _begin(self, lane: "_Lane", job: Job) -> None:
+        lane.begin(job)
+        if job.band and job.size > LONG_BYTES:
+            for other in self._lanes:
+                other.prepare()
 
 
 class _Lane:
@@ -227,7 +235,8 @@ class _Lane:
         self._limits = limits
         self._timeout_s = timeout_s
         self._idle_s = idle_s
-        self._queue: SimpleQueue[tuple[Job, _Parts] | None] = SimpleQueue()  # the next one for the thread
+        # the next one for the thread; without parts it only starts the child, after None it ends
+        self._queue: SimpleQueue[tuple[Job | None, _Parts] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.child: Child | None = None
         self.closed = False
@@ -236,10 +245,18 @@ class _Lane:
     def begin(self, job: Job) -> None:
         """Convert a job; the lane is free."""
         self.job = job
+        self._put(job, job.parts)
+
+    def prepare(self) -> None:
+        """Start the child if the lane is free and has none."""
+        if self.job is None and self.child is None:
+            self._put(None, ())
+
+    def _put(self, job: Job | None, parts: _Parts) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="oriel-large-json", daemon=True)
             self._thread.start()
-        self._queue.put((job, job.parts))
+        self._queue.put((job, parts))
 
     def close(self) -> None:
         """End the child, and the thread."""
@@ -266,7 +283,11 @@ class _Lane:
             if given is None:
                 break
             job, parts = given
-            self._ended(self, ServerStopping() if self.closed else self._convert(job, parts))
+            if job is None:
+                with suppress(OSError):
+                    self._running()
+            else:
+                self._ended(self, ServerStopping() if self.closed else self._convert(job, parts))
             del given, job, parts  # not until the next one comes
         self._end()
 
