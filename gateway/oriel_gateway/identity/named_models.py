@@ -218,8 +218,8 @@ def _check_names(objects: list[dict[str, msgspec.Raw]], text: bytes, found: list
     names = [name for fields in objects for name in fields if name != "model"]
     long = [name for name in names if len(name) > MAX_FIELD]
     if long or any(map("\n".join(names).casefold().__contains__, _NAMES_MODELS)):
-        named = [name for name in names if any(map(name.casefold().__contains__, _NAMES_MODELS))]
-        name = next(iter(long or named), "")
+        named = long or [name for name in names if any(map(name.casefold().__contains__, _NAMES_MODELS))]
+        name = next(iter(named), "")
         raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
     # Each key `model` is an object's own or lies within one of its values; a decoder keeps the last of equal keys.
     own, values = sum(["model" in fields for fields in found]), [raw for fields in found for raw in fields.values()]
