@@ -147,7 +147,6 @@ class _Call:
                 received_s=now,
                 deadline=self._deadline,
                 size_bytes=self._size_bytes,
-                model=self._target.sought,
             )
         except Refused as refused:
             self._turned_away()

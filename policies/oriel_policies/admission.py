@@ -12,6 +12,8 @@ from oriel_policies.flows import Ticket
 from oriel_policies.model_share import ModelShares
 from oriel_policies.queue import Pushed, SlaQueue
 
+_ENOUGH = 1 << 30  # free permits
+
 
 class Charges:
     """Estimated charge per (route, tenant): exponentially weighted mean of what earlier calls cost, in seconds.
@@ -59,15 +61,14 @@ class Admission:
         self._mean_s = 0.0
         self._shares = ModelShares()
 
-    def _allows(self, model: str, now: float) -> bool:
-        return not model or self._shares.allows(model, self.limit - self.inflight, self.limit, now)
-
     def enter(self, model: str = "", now: float = 0.0) -> bool:
         """Acquire a permit if one is free for the model and no call waits for it."""
-        queue = self.queue
-        if self.inflight >= self.limit or queue.items or model in queue.held or not self._allows(model, now):
+        queue, free = self.queue, self.limit - self.inflight
+        if free <= 0 or queue.items or model in queue.held:
             return False
-        self.grant(model, now)
+        if model and not self._shares.acquire(model, free, self.limit, now):
+            return False
+        self.inflight += 1
         return True
 
     def wait(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
@@ -80,11 +81,11 @@ class Admission:
         if self.inflight >= self.limit:
             return None
         for model in list(queue.held):
-            if self._allows(model, now):
+            if self._shares.allows(model, self.limit - self.inflight, self.limit, now):
                 queue.let_go(model, now)
         while (ticket := queue.peek(now)) is not None:
-            if self._allows(ticket.model, now):
-                self.grant(ticket.model, now)
+            if not ticket.model or self._shares.acquire(ticket.model, self.limit - self.inflight, self.limit, now):
+                self.inflight += 1
                 return queue.pop(now)
             queue.hold_next(now)
         return None
@@ -92,18 +93,20 @@ class Admission:
     def grant(self, model: str, now: float) -> None:
         """Give a call a permit, however many its model has."""
         if model:
-            self._shares.acquire(model, now)
+            self._shares.acquire(model, _ENOUGH, 0, now)
         self.inflight += 1
 
     def leave(self, held_s: float, model: str = "", now: float = 0.0) -> None:
         """Release a permit that a call of `model` held for `held_s` seconds."""
-        self._mean_s += 0.05 * (held_s - self._mean_s)
-        self.decline(model, held_s, now)
-
-    def decline(self, model: str, held_s: float = 0.0, now: float = 0.0) -> None:
-        """Release a permit; one that was not used was held for 0.0 seconds."""
         self.inflight -= 1
-        self._shares.release(model, held_s, now)
+        self._mean_s += 0.05 * (held_s - self._mean_s)
+        if model:
+            self._shares.release(model, held_s, now)
+
+    def decline(self, model: str) -> None:
+        """Release a permit that was not used."""
+        self.inflight -= 1
+        self._shares.release(model, 0.0, 0.0)
 
     def retry_after_s(self) -> int:
         """Whole seconds, 1 to 60, after which the queue has probably emptied."""

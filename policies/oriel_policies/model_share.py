@@ -55,18 +55,21 @@ class ModelShares:
         quicker = [use for use in uses.values() if use is not own and use.mean_s * SLOWER < pace_s]
         return free > sum([max(use.most, use.before) - use.count for use in quicker])
 
-    def acquire(self, model: str, now: float) -> None:
-        """Count a permit that a call of the model got."""
+    def acquire(self, model: str, free: int, limit: int, now: float) -> bool:
+        """Count a permit for a call of the model if `allows` does."""
+        if (now >= self._turn_s or len(self._uses) > 1) and not self.allows(model, free, limit, now):
+            return False
         use = self._uses.get(model)
         if use is None:
             if len(self._uses) >= MAX_MODELS:
-                return
+                return True
             use = self._uses[model] = _Use()
         if not use.count:
             use.ended_s = now
-        use.count += 1
-        if use.count > use.most:
-            use.most = use.count
+        use.count = count = use.count + 1
+        if count > use.most:
+            use.most = count
+        return True
 
     def release(self, model: str, held_s: float, now: float) -> None:
         """Count a permit that is free again. held_s: seconds that a call held it, 0.0 if it was not used."""

@@ -30,6 +30,7 @@ from oriel_gateway.observe.decisions import NOT_REACHED, Decided, Decisions
 from oriel_gateway.observe.objectives import Judged, result_of
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import Reach
+from oriel_gateway.pools.model_locations import ABSENT_S
 from oriel_policies.documents import compile_documents
 from oriel_policies.ejection import Cause
 from oriel_wire.errors import StartFailed
@@ -391,11 +392,15 @@ async def test_ejected_servers_and_those_that_come_and_go_are_named() -> None:
         for _ in range(3):
             for reach in (Reach.READY, Reach.NOT_READY):
                 these.note_reach(these[1], reach)
+        these.withhold(these[2], "slow", Cause.LATENCY, monotonic())
         named = ["p: 127.0.0.1:1 is ejected (stuck)", "p: 127.0.0.1:2 was lost 3 times in the last minute"]
+        named.append("p: 127.0.0.1:3 gets no calls for 1 of its models, as 'slow'")
         assert json.loads(Source(core).snapshot())["troubles"] == named
         transport = httpx.ASGITransport(admin_app(core))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as admin:
             assert (await admin.get("/decisions")).json()["troubles"] == named
+            assert 'oriel_gateway_models_withheld{pool="p"} 1.0' in (await admin.get("/metrics")).text
+        assert these[2].withheld(monotonic() + ABSENT_S) == {}
 
 
 async def test_a_ledger_that_does_not_answer_is_named() -> None:

@@ -131,13 +131,12 @@ def test_no_permit_is_lost_or_kept_from_a_model_that_no_other_needs(steps: list[
 
 def test_a_slow_model_leaves_what_a_quicker_one_needed_lately() -> None:
     shares, now = ModelShares(), 100.0
-    shares.allows("quick", 8, 8, now)
     for _ in range(3):
-        shares.acquire("quick", now)
+        assert shares.acquire("quick", 8, 8, now)
     for _ in range(3):
         shares.release("quick", 0.01, now)
     for _ in range(4):
-        shares.acquire("slow", now)
+        assert shares.acquire("slow", 8, 8, now)
     assert shares.allows("slow", 4, 8, now + 0.02), "nothing shows yet that it is slow"
     assert shares.allows("slow", 4, 8, now + 0.04) and not shares.allows("slow", 3, 8, now + 0.04)
     assert shares.allows("slow", 1, 10, now + 0.04), "it has less than its share"
@@ -149,7 +148,7 @@ def test_a_slow_model_leaves_what_a_quicker_one_needed_lately() -> None:
 def test_what_is_known_of_models_is_bounded() -> None:
     shares = ModelShares()
     for n in range(MAX_MODELS + 9):
-        shares.acquire(f"m{n}", 1.0)
+        assert shares.acquire(f"m{n}", 8, 8, 1.0)
     assert len(shares._uses) == MAX_MODELS
     for n in range(MAX_MODELS + 9):
         shares.release(f"m{n}", 0.01, 1.0)

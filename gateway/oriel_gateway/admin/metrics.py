@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import time
+from time import monotonic, time
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -146,6 +146,9 @@ class GatewayCollector(Collector):
             for name, gate in self._gateway.pools.items()
             for cause in Cause
         ]
+        now = monotonic()
+        withheld = self._by_pool(lambda gate: sum(len(each.withheld(now)) for each in (*gate.endpoints, *gate.grpc)))
+        yield gauge("oriel_gateway_models_withheld", "Models that an endpoint gets no calls for.", "pool", withheld)
         yield counter("oriel_gateway_ejections", "Endpoints left alone for a while.", "pool cause", ejected)
 
     def _scaling(self) -> Iterator[Metric]:

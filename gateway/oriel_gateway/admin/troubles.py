@@ -1,4 +1,7 @@
-"""Names servers that are ejected or come and go, and a limiter that is away, for console, `oriel top`, `/decisions`."""
+"""Names servers in trouble and a limiter that is away, for console, `oriel top` and `/decisions`.
+
+A server is in trouble if it is ejected, gets no calls for some of its models, or comes and goes.
+"""
 
 from itertools import islice
 from time import monotonic
@@ -31,7 +34,7 @@ def troubles(gateway: Gateway) -> list[str]:
     ]
     found += islice(servers, MOST)
     if len(servers) > MOST:
-        found.append(f"{len(servers) - MOST} more servers are ejected or come and go")
+        found.append(f"{len(servers) - MOST} more servers are ejected, get no calls for a model, or come and go")
     return found
 
 
@@ -39,4 +42,6 @@ def _trouble(member: EndpointState, now: float) -> str:
     cause = member.ejection.cause
     lost = [at for at in member.lost_s if now - at < FLAPS_WITHIN_S]
     flaps = f"was lost {len(lost)} times in the last minute" if len(lost) >= FLAPS else ""
-    return " and ".join(filter(None, (f"is ejected ({cause.value})" if cause is not None else "", flaps)))
+    withheld = member.withheld(now)
+    models = f"gets no calls for {len(withheld)} of its models, as {next(iter(withheld))!r}" if withheld else ""
+    return " and ".join(filter(None, (f"is ejected ({cause.value})" if cause is not None else "", flaps, models)))

@@ -102,7 +102,7 @@ class Call(Lifecycle):
                 stream = self.stream
                 if stream is None:
                     stream = self.stream = AnswerStream()
-                stream.client_reads(writable, self.gate, self.tenant)
+                stream.client_reads(writable, self.gate, self.tenant, self.target.sought)
 
     # Admission -------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,6 @@ class Call(Lifecycle):
                 received_s=inf if self._trouble is not None and self._trouble.held else self.received_s,
                 deadline=self.deadline,
                 size_bytes=self.body_bytes,
-                model=self.target.sought,
             )
         except Refused as refused:
             self.refuse(refused)

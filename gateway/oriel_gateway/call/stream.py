@@ -40,11 +40,11 @@ class AnswerStream:
         """Return when an unbounded stream has been silent, or gone on, for too long."""
         return min(self.data_s + tier.stream_idle_s, response_s + tier.stream_max_s)
 
-    def client_reads(self, reads: bool, gate: PoolGate, tenant: Tenant) -> None:
+    def client_reads(self, reads: bool, gate: PoolGate, tenant: Tenant, model: str) -> None:
         """The client stopped or resumed reading: others may have the permit meanwhile."""
         lending = self.lending
         if lending is None:
-            lending = self.lending = PermitLending(gate, tenant)
+            lending = self.lending = PermitLending(gate, tenant, model=model)
         if reads:
             lending.resume()
         else:

@@ -39,6 +39,7 @@ class EndpointState:
     outstanding: requests under way.
     record: of all its answers.
     records: the same by model, for up to `MAX_RECORDS` of them; with one model its record is `record` itself.
+    withheld_until: models whose calls go to other endpoints, and until when.
     trial: answers that are missing until the endpoint is trusted again after an ejection; 0 if it is trusted.
     doubted_s: the time until which the endpoint is suspected to be dying.
     leaving: whether the discovery does not name the address any more.
@@ -56,6 +57,7 @@ class EndpointState:
         self.record = Record()
         self.records: dict[str, Record] = {}
         self.ejection = Ejection()
+        self.withheld_until: dict[str, float] = {}
         # Calls that are held for a server which is ready have to wait for its first probe.
         self.reach = Reach.UNREACHABLE if pool.scaling is not None and pool.probe else Reach.UNKNOWN
         self.trial = 0
@@ -82,6 +84,10 @@ class EndpointState:
                 del records[next(iter(records))]
             records[model] = Record() if records else self.record
         return records[model]
+
+    def withheld(self, now: float) -> dict[str, float]:
+        """Return the models whose calls go to other endpoints now, and until when."""
+        return {model: until_s for model, until_s in self.withheld_until.items() if until_s > now}
 
     def reads_index(self) -> bool:
         """Return whether a server that is not ready is asked for the states of its models, now and not just before."""

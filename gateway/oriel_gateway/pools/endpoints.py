@@ -21,7 +21,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.pools.model_locations import ModelLocations
+from oriel_gateway.pools.model_locations import ABSENT_S, ModelLocations
 from oriel_gateway.routing.sticky import StickyChoice
 from oriel_policies.documents import Tenant
 from oriel_policies.ejection import ERROR_RATE, MIN_ANSWERS, SUSPECT_S, Cause, Record, most_ejected
@@ -198,6 +198,7 @@ class EndpointSet(Generic[E]):
         record = endpoint.record_of(model)
         record.answers, record.broken = MIN_ANSWERS - 1, 0  # its next answer decides
         _log.warning("%s:%d gets no calls for model %r for a while: %s", *endpoint.address, model, cause.value)
+        endpoint.withheld_until = endpoint.withheld(now) | {model: now + ABSENT_S}
         self.model_locations.note_denied(endpoint, model, now)
 
     def restore(self, endpoint: E, now: float) -> None:

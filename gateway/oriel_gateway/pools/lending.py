@@ -42,6 +42,7 @@ class PermitLending:
     suspended: whether other calls use the permit now.
     rests: whether the stream rests, see the module's head.
     pauses: whether the stream rests, or its client has sent the next message while the server may still answer.
+    model: by which its permit is counted.
     ticket: the queue's ticket of the turn in which the stream has the permit; None if it did not queue for it.
     charged_s: what the tenant was charged for turns that are over.
     """
@@ -60,6 +61,7 @@ class PermitLending:
         "_turn_s",
         "charged_s",
         "exchange",
+        "model",
         "pauses",
         "rests",
         "suspended",
@@ -68,9 +70,15 @@ class PermitLending:
     )
 
     def __init__(
-        self, gate: PoolGate, tenant: Tenant, exchange: Exchange | None = None, ticket: Ticket | None = None
+        self,
+        gate: PoolGate,
+        tenant: Tenant,
+        exchange: Exchange | None = None,
+        ticket: Ticket | None = None,
+        model: str = "",
     ) -> None:
         self._gate = gate
+        self.model = model
         self.tenant = tenant
         self.exchange = exchange
         self.ticket = ticket
@@ -135,7 +143,7 @@ class PermitLending:
         self.rests = self.pauses = False
         self._gate.lendable.pop(self, None)
         if self.suspended:
-            self._gate.admission.inflight += 1
+            self._gate.admission.grant(self.model, monotonic())
             self.resumed()
 
     def message_sent(self) -> None:
@@ -162,11 +170,11 @@ class PermitLending:
             self._settle(share_s)
         else:
             gate.to_resume[self] = None
-        gate.admission.inflight -= 1
+        gate.admission.decline(self.model)
 
     def resume_at_work(self) -> None:
         """Return the permit to a silent stream; it may be suspended again."""
-        self._gate.admission.inflight += 1
+        self._gate.admission.grant(self.model, monotonic())
         self.resumed()
         self._gate.lendable[self] = None
 
@@ -218,7 +226,7 @@ class PermitLending:
                 self._let_others_first()
             elif exchange.ends and self._contended():
                 await self._wait_for_rest(exchange)
-        if self.suspended_at_rest and not gate.admission.enter():
+        if self.suspended_at_rest and not gate.admission.enter(self.model, monotonic()):
             await self._queue_for_permit(tenant, target, size_bytes)
         elif self.suspended_at_rest:
             self.resumed()
@@ -335,7 +343,7 @@ class _QueuedMessage:
             ticket, self.ticket = self.ticket, None
             self._lending.resumed(ticket)
         else:  # an answer has just taken the permit back
-            self._gate.admission.inflight -= 1
+            self._gate.admission.decline(self._lending.model)
 
     def displaced(self) -> None:
         if not self.permit.done():

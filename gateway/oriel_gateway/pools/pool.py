@@ -236,27 +236,18 @@ class PoolGate:
         return self._late % PROBE == 0
 
     def join_queue(
-        self,
-        waiter: Waiter,
-        tenant: Tenant,
-        target: Target,
-        *,
-        received_s: float,
-        deadline: float,
-        size_bytes: int,
-        model: str = "",
+        self, waiter: Waiter, tenant: Tenant, target: Target, *, received_s: float, deadline: float, size_bytes: int
     ) -> Ticket:
         """Join the queue for a permit after `admission.enter` gave none; pass the ticket to `leave_queue` to stop
         waiting.
 
-        model: by which the permit is counted; "" if it is counted already. The target time of the tier orders calls of
-        one tenant. Call `pump` when the ticket is stored. Raises Refused QUEUE_FULL, or INFEASIBLE if the call would
-        wait past its deadline.
+        The target time of the tier orders calls of one tenant. Call `pump` when the ticket is stored. Raises Refused
+        QUEUE_FULL, or INFEASIBLE if the call would wait past its deadline.
         """
         admission, tier = self.admission, tenant.tier
         due = min(received_s + tier.target_s, deadline)
         times = self._times.get(target.work, _NO_TIMES)
-        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name, model)
+        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name, target.sought)
         now = self._clock()
         # Most calls are far from being late; only the others need the whole estimate.
         if backlog is not None and waiting and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now:
@@ -284,7 +275,7 @@ class PoolGate:
             payload=waiter,
             late_s=due - times.likely_s,
             target_s=tier.target_s,
-            model=model,
+            model=target.sought,
         )
         outcome, displaced = admission.wait(ticket)
         if outcome is Pushed.FULL:
