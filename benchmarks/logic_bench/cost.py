@@ -113,7 +113,7 @@ async def measure(args: argparse.Namespace) -> None:
     budget, peers = BodyBudget(64 << 20), TrustedPeers(settings.trusted_peers)
     connections = []
     for _ in range(args.connections):
-        connection = ServiceConnection(front, unit.envelope, peers, budget)
+        connection = ServiceConnection(front, unit.envelope, peers, budget, local=False)
         connection.connection_made(Transport())
         connections.append(connection)
     requests = repeat(request())
