@@ -318,17 +318,23 @@ class SlaQueue:
     def expire(self, now: float) -> list[Ticket]:
         """Remove and return the tickets whose deadline is at or before `now`, earliest first."""
         expired: list[Ticket] = []
-        while True:
-            ticket = self._expiry.earliest()
-            if ticket is None or ticket.deadline > now:
-                return expired
+        while (ticket := self._earliest()) is not None and ticket.deadline <= now:
             self.remove(ticket)
             expired.append(ticket)
+        return expired
 
     def next_deadline(self) -> float | None:
         """Return when `expire` has to be called next, in absolute seconds; None when nothing waits."""
-        ticket = self._expiry.earliest()
+        ticket = self._earliest()
         return ticket.deadline if ticket else None
+
+    def _earliest(self) -> Ticket | None:
+        first = self._expiry.earliest()
+        for apart in self.held.values():
+            other = apart._expiry.earliest()
+            if other is not None and (first is None or other.deadline < first.deadline):
+                first = other
+        return first
 
     def settle(self, ticket: Ticket, actual_cost: float) -> None:
         """Correct the charge of a popped ticket from its estimate to `actual_cost`. Call it at most once."""

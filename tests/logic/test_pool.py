@@ -24,6 +24,7 @@ from oriel_logic.errors import (
 )
 from oriel_logic.services.context import Work
 from oriel_logic.workers import keeper
+from oriel_logic.workers.long_jobs import LONG_S
 from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.context import CallContext
 
@@ -207,6 +208,89 @@ async def test_a_more_urgent_job_displaces_the_newest_of_the_lowest_band(
         await bronze
     await released(gate)
     assert await asyncio.gather(busy, gold) == ["open", "gold"]
+
+
+class Hours:
+    """A clock that is put forward by hand."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return monotonic() + self.ahead_s
+
+
+async def test_a_tenant_whose_jobs_are_long_never_holds_the_last_worker(
+    pool: PoolMaker, call: CallMaker, gate: str
+) -> None:
+    """Its jobs are short on average, because another tenant calls the same service with short ones."""
+    clock = Hours()
+    made = await pool(workers=2, clock=clock)
+    hog, gold = call(band=2, tenant="hog", deadline=monotonic() + 3600), call(deadline=monotonic() + 3600)
+    assert await value(made, gold, "echo", "short") == "short"
+    held = [submit(made, hog, "hold", gate)]
+    await settled()
+    clock.ahead_s += LONG_S
+    held += [submit(made, hog, "hold", gate) for _ in range(3)]
+    await settled()
+    for waiting in (3, 2, 1):
+        assert (made.busy, made.waiting) == (1, waiting)
+        for _ in range(20):
+            assert await value(made, gold, "echo", "short") == "short"
+        assert await value(made, call(band=3, tenant="late", deadline=gold.deadline), "echo", "last") == "last"
+        clock.ahead_s += LONG_S
+        await released(gate)
+        await until(lambda left=waiting: made.waiting == left - 1)  # type: ignore[misc]
+    held[-1].cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+
+
+async def test_an_urgent_tenant_with_a_long_job_passes_long_jobs_of_others(
+    pool: PoolMaker, call: CallMaker, gate: str
+) -> None:
+    clock = Hours()
+    made = await pool(workers=2, clock=clock)
+    late = monotonic() + 3600
+    assert await value(made, call(tenant="third"), "echo", "short") == "short"
+    for band, tenant in ((2, "hog"), (0, "gold")):
+        long = submit(made, call(band=band, tenant=tenant, deadline=late), "hold", gate)
+        await settled()
+        clock.ahead_s += LONG_S
+        await released(gate)
+        await long
+    hog = submit(made, call(band=2, tenant="hog", deadline=late), "hold", gate)
+    await settled()
+    like = [submit(made, call(band=band, tenant="hog", deadline=late), "echo", "long") for band in (2, 3)]
+    await settled()
+    assert (made.busy, made.waiting) == (1, 2)
+    assert await value(made, call(tenant="gold", deadline=late), "echo", "first") == "first"
+    like[0].cancel()
+    late_call = submit(made, call(band=2, tenant="hog", deadline=clock() + 60), "echo", "too late")
+    await settled()
+    clock.ahead_s += 61
+    made.expire()
+    with pytest.raises(DeadlineExceeded):
+        await late_call
+    assert made.waiting == 1
+    await released(gate)
+    assert await asyncio.gather(hog, like[1]) == ["open", "long"]
+
+
+async def test_a_tenant_with_long_jobs_has_all_workers_if_nobody_else_calls(
+    pool: PoolMaker, call: CallMaker, gate: str, tmp_path: Path
+) -> None:
+    clock = Hours()
+    made = await pool(workers=2, clock=clock)
+    gates = [gate, str(tmp_path / "another")]
+    os.mkfifo(gates[1])
+    for _ in range(3):
+        held = [submit(made, call(tenant="hog", deadline=monotonic() + 3600), "hold", each) for each in gates]
+        await settled()
+        clock.ahead_s += LONG_S
+        assert (made.busy, made.waiting) == (2, 0)
+        for each in gates:
+            await released(each)
+        await asyncio.gather(*held)
 
 
 async def test_a_job_that_overruns_its_deadline_by_far_is_killed(pool: PoolMaker, call: CallMaker, gate: str) -> None:

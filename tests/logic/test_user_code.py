@@ -151,7 +151,7 @@ async def test_slow_services_leave_a_worker_to_quick_ones(stack: Any, services: 
     logic = await stack(services(slow=SLOW), workers=2)
     pool = logic.unit.pool
     assert (await logic.post("quick")).status_code == 200
-    pool._long._ran["service:slow"] = (1.0, pool._clock())  # seconds of its runs so far
+    pool._long._long["", "service:slow"] = pool._clock()  # a job of it has been long
     async with asyncio.TaskGroup() as group:
         slow = [group.create_task(logic.post("slow", str(gate).encode())) for _ in range(3)]
         await until(lambda: pool.waiting == 2)

@@ -83,7 +83,6 @@ class Job:
     run_s: bound on its run time.
     models: answers its model calls.
     pieces: set if it is a stream.
-    is_long: see `long_jobs`.
     may_repeat: whether another worker gets it if one cannot even begin with it.
     """
 
@@ -100,8 +99,12 @@ class Job:
     started: bool = field(default=False)
     worker: Runner | None = None
     began_s: float = 0.0
-    is_long: bool = False
     may_repeat: bool = True
+
+    @property
+    def service(self) -> str:
+        """The service or file that the code belongs to."""
+        return self.reference.rpartition(":")[0]
 
     def fail(self, error: LogicError) -> None:
         if not self.future.done():

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 FIRST_COST_MS = 5.0
 COST_SHARE = 0.2  # weight of the newest sample in the moving average
 MAX_BATCHERS = 64
+HELD = "long"  # where the queue holds the jobs that wait by the rule of `long_jobs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +84,8 @@ class WorkerPool:
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.tally = Tally()
         self._batchers: dict[tuple[str, tuple[Any, ...]], Batcher] = {}
-        bounds = {"max_items": limits.max_waiting, "max_bytes": limits.max_waiting_bytes}
-        self._queue = SlaQueue(**bounds)
-        self._long = LongJobs(
-            limits.workers,
-            SlaQueue(**bounds),
-            lambda: [worker.job for worker in self._workers.values() if worker.job is not None],
-        )
+        self._queue = SlaQueue(max_items=limits.max_waiting, max_bytes=limits.max_waiting_bytes)
+        self._long = LongJobs()
         self._costs_ms: dict[str, float] = {}
         self._workers = self._keeper.workers
         self._idle: list[Worker] = []
@@ -100,7 +97,7 @@ class WorkerPool:
     @property
     def waiting(self) -> int:
         """The number of jobs in the queue, and of calls that wait for a batch."""
-        return len(self._queue) + len(self._long.queue) + sum([each.waiting for each in self._batchers.values()])
+        return len(self._queue) + sum([each.waiting for each in self._batchers.values()])
 
     @property
     def busy(self) -> int:
@@ -146,7 +143,7 @@ class WorkerPool:
             self._timer.cancel()
         for batcher in self._batchers.values():
             batcher.close()
-        while (ticket := self._queue.pop() or self._long.queue.pop()) is not None:
+        for ticket in self._queue.expire(inf):
             self._job(ticket).fail(WorkerDied("the server is stopping"))
         await self._keeper.close()
 
@@ -239,11 +236,9 @@ class WorkerPool:
     def _push(self, job: Job) -> None:
         if job.ticket.deadline <= self._clock():
             raise DeadlineExceeded(job.stage)
-        queue = self._long.queue if self._long.holds_back(job, self._clock()) else self._queue
-        outcome, displaced = queue.push(job.ticket)
+        outcome, displaced = self._queue.push(job.ticket)
         self.tally.dropped["displaced"] += len(displaced)
         for ticket in displaced:
-            self._long.left(self._job(ticket))
             self._job(ticket).fail(Saturated("displaced by a more urgent request", retry_after_s=1.0))
         if outcome is Pushed.FULL:
             raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
@@ -253,9 +248,7 @@ class WorkerPool:
     def _leave(self, job: Job) -> None:
         """Remove a job whose caller has its answer or has left, and undo the circle of job and ticket."""
         if not job.started:
-            queue = self._long.queue if self._long.holds(job) else self._queue
-            self.tally.dropped["left"] += queue.remove(job.ticket)
-            self._long.left(job)
+            self.tally.dropped["left"] += self._queue.remove(job.ticket)
         elif job.worker is not None:
             job.future.cancel()
             job.worker.abandon(job)
@@ -264,10 +257,8 @@ class WorkerPool:
     def expire(self) -> None:
         """Fail every queued job whose deadline has passed; called by the pool's own timer."""
         self._timer = None
-        now = self._clock()
-        for ticket in (*self._queue.expire(now), *self._long.queue.expire(now)):
+        for ticket in self._queue.expire(self._clock()):
             job = self._job(ticket)
-            self._long.left(job)
             job.fail(DeadlineExceeded(job.stage))
             self.tally.dropped["expired"] += 1
         self._arm()
@@ -306,7 +297,7 @@ class WorkerPool:
         if broken and frame.kind is Kind.UNFIT and job.may_repeat and not job.future.done():
             drop(frame)
             job.may_repeat, job.started = False, False
-            self._long.rejoins(job)
+            job.ticket = _queued_again(job.ticket)
             self._queue.push(job.ticket)
             self._arm()
         else:
@@ -333,7 +324,7 @@ class WorkerPool:
     def _count(self, worker: Worker, job: Job) -> None:
         now = self._clock()
         self.tally.busy_s += now - worker.began_s
-        self._long.ran(job, now - worker.began_s, now)
+        self._long.ended(job, now - worker.began_s, now)
 
     def _packed(self, value: Any, stage: str) -> Packed:
         try:
@@ -376,14 +367,21 @@ class WorkerPool:
         return ticket.payload
 
     def _dispatch(self) -> None:
-        while (released := self._long.release()) is not None:
-            self._queue.push(released.ticket)
-        while self._idle and self.busy < self._limits.workers:
-            ticket = self._queue.pop()
+        queue, most = self._queue, self._limits.workers
+        while self._idle and len(running := [each.job for each in self._workers.values() if each.job]) < most:
+            now = self._clock()
+            is_last = 0 < len(running) == most - 1 and self._long.fill(running, now)
+            if HELD in queue.held and not is_last:
+                queue.let_go(HELD)
+            ticket = queue.peek()
             if ticket is None:
                 return
-            job, now = self._job(ticket), self._clock()
-            self._long.left(job)
+            job = self._job(ticket)
+            if is_last and self._long.waits(job, running, now):
+                ticket.model = HELD
+                queue.hold_next()
+                continue
+            queue.pop()
             if ticket.deadline <= now:
                 self._queue.settle(ticket, 0.0)
                 job.fail(DeadlineExceeded(job.stage))
@@ -413,10 +411,10 @@ class WorkerPool:
         return True
 
     def _arm(self) -> None:
-        due = [at for queue in (self._queue, self._long.queue) if (at := queue.next_deadline()) is not None]
-        if not due:
+        due = self._queue.next_deadline()
+        if due is None:
             return
-        delay_s = max(0.0, min(due) - self._clock())
+        delay_s = max(0.0, due - self._clock())
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             if self._timer.when() <= loop.time() + delay_s:
@@ -444,3 +442,17 @@ class WorkerPool:
 
 def terms_of(call: CallContext, memory_mb: int, *, streams: bool = False) -> Terms:
     return Terms(streams, memory_mb, call.request_id, call.deadline, call.tier, call.tenant)
+
+
+def _queued_again(ticket: Ticket) -> Ticket:
+    """Return a ticket like one that has left its queue. It was counted there, so it joins whatever the bounds are."""
+    return Ticket(
+        band=ticket.band,
+        tenant=ticket.tenant,
+        deadline=ticket.deadline,
+        cost=ticket.cost,
+        weight=ticket.weight,
+        size_bytes=ticket.size_bytes,
+        payload=ticket.payload,
+        admitted=True,
+    )

@@ -136,7 +136,7 @@ class Worker:
         if kind is Kind.RESULT or kind is Kind.REFUSED:
             self.failed.clear()
             return False
-        self.failed.append(job.reference.rpartition(":")[0])
+        self.failed.append(job.service)
         several = len(self.failed) >= FAILURES and len(set(self.failed)) > 1
         return several or (kind is Kind.UNFIT and self.answered > 1)
 
